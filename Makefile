@@ -1,0 +1,61 @@
+# Two commands do it all with only python3 and make: `make serve` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+SEEDS ?= 200
+
+# Each set-up installs its own section of requirements.lock, hashes checked, and leaves a stamp that holds
+# until the lock or the project's metadata changes. What an earlier stamp brought is not installed again.
+BIN := $(VENV)/bin
+SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: serve test lint types format lock trial-power trial-kill trial-sim trials clean
+
+serve: $(VENV)/.serve
+	@exec $(BIN)/brokers serve $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The long proofs. Each prints what it did and fails when a promise broke.
+trial-power: $(VENV)/.test
+	$(BIN)/python -m tests.trials.power $(ARGS)
+
+trial-kill: $(VENV)/.test
+	$(BIN)/python -m tests.trials.kill $(ARGS)
+
+trial-sim: $(VENV)/.test
+	$(BIN)/python -m tests.trials.sim --seeds $(SEEDS) $(ARGS)
+
+trials: trial-power trial-kill trial-sim
+
+lock:
+	.ci/lock
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.serve: requirements.lock pyproject.toml
+	@.ci/python-check "$(PYTHON)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(call SECTION,serve) > $(VENV)/serve.txt
+	@$(PIP) install --require-hashes -r $(VENV)/serve.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve requirements.lock
+	@$(call SECTION,test) > $(VENV)/test.txt
+	@$(PIP) install --require-hashes -r $(VENV)/serve.txt -r $(VENV)/test.txt
+	@touch $@

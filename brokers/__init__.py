@@ -1,0 +1,1 @@
+"""The host: one process, one trio nursery, every protocol that is installed."""

@@ -1,0 +1,187 @@
+"""The HTTP application of operating: health, status, metrics, and verbs that no wire protocol has.
+
+It is served on the control socket, and can be served on any other listener as it is.
+
+| request | answer |
+|---|---|
+| GET /livez | 200 while the process runs its loop |
+| GET /readyz | 200, or 503 and the reason: starting, draining, a protocol down, the store read-only |
+| GET /status | JSON: what runs, on which addresses, and how the store is |
+| GET /metrics | Prometheus text |
+| GET /verbs | JSON: the administrative verbs of all protocols |
+| POST /<protocol>/<verb> | runs one; arguments and result are JSON. 409 and {"error"} where it refuses |
+| POST /backup {"target"} | a consistent copy of the live data folder |
+"""
+
+import json
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from brokers import metrics
+from brokers.render import json_value
+from shared.errors import BrokerError
+from shared.metrics import Sample
+from shared.plug import Verb
+
+BODY_BYTES_MAX = 1 << 20
+"""Arguments are a few words; a body above this is refused before it is held."""
+
+
+class Operated(Protocol):
+    """What can be operated: the host, as seen from here."""
+
+    def unready(self) -> str | None:
+        """Why it should not be sent work now; None where it should."""
+
+    def status(self) -> Mapping[str, Any]:
+        """What runs, in values that JSON has."""
+
+    def samples(self) -> Sequence[Sample]:
+        """All metrics, read now."""
+
+    def verbs(self) -> Mapping[tuple[str, str], Verb]:
+        """By protocol and name."""
+
+    async def backup(self, target: Path) -> Any:
+        """Copy the live data folder to `target`. Raises BrokerError and OSError."""
+
+
+def application(host: Operated) -> Starlette:
+    """The ASGI application over `host`."""
+
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        reason = host.unready()
+        return PlainTextResponse(f"{reason or 'ok'}\n", 503 if reason else 200)
+
+    async def status(_: Request) -> Response:
+        return _json(host.status())
+
+    async def scrape(_: Request) -> Response:
+        # Read here, where nothing changes meanwhile; written out in a thread of Starlette's, since with many
+        # series that takes longer than any peer should wait.
+        text = await run_in_threadpool(metrics.render, host.samples())
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    async def verbs(_: Request) -> Response:
+        listed = [
+            {"protocol": protocol, "verb": name, "summary": verb.summary}
+            for (protocol, name), verb in sorted(host.verbs().items())
+        ]
+        return _json(listed)
+
+    async def call(request: Request) -> Response:
+        protocol, name = request.path_params["protocol"], request.path_params["verb"]
+        verb = host.verbs().get((protocol, name))
+        if verb is None:
+            raise HTTPException(404, f"no protocol that runs here has {protocol} {name}")
+        return _json(await verb.call(await _arguments(request)))
+
+    async def backup(request: Request) -> Response:
+        target = (await _arguments(request)).get("target")
+        if not isinstance(target, str) or not Path(target).is_absolute():
+            raise HTTPException(400, "target: an absolute path is needed")
+        return _json(await host.backup(Path(target)))
+
+    return Starlette(
+        routes=[
+            Route("/livez", livez),
+            Route("/readyz", readyz),
+            Route("/status", status),
+            Route("/metrics", scrape),
+            Route("/verbs", verbs),
+            Route("/backup", backup, methods=["POST"]),
+            Route("/{protocol}/{verb}", call, methods=["POST"]),
+        ],
+        exception_handlers={
+            BrokerError: _refused,
+            OSError: _failed,
+            HTTPException: _wrong,
+            ClientDisconnect: _gone,
+        },
+    )
+
+
+async def serve(
+    host: Operated,
+    listening: socket.socket,
+    log: structlog.stdlib.BoundLogger,
+    *,
+    task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve the application on a listening socket until cancelled; the socket is closed then."""
+    config = Config()
+    config.accesslog = None
+    config.errorlog = logging.getLogger("brokers.admin")
+    config.include_server_header = False
+    context = WorkerContext(None)
+    app = ASGIWrapper(application(host))  # type: ignore[arg-type]  # an ASGI application by Starlette's types
+
+    async def connection(stream: trio.SocketStream) -> None:
+        # Not hypercorn's own accept loop: in that, an error that a malformed request (an upgrade to HTTP/2
+        # with bad settings) brings out of its parsers ends the server, and here that would be the host.
+        try:
+            await TCPServer(app, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
+        except* Exception as group:
+            log.warning("control connection failed", error=repr(group.exceptions[0]))
+            await trio.aclose_forcefully(stream)
+
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+    await trio.serve_listeners(connection, [listener], task_status=task_status)
+
+
+async def _arguments(request: Request) -> Mapping[str, Any]:
+    body = bytearray()
+    async with aclosing(request.stream()) as parts:
+        async for part in parts:
+            body += part
+            if len(body) > BODY_BYTES_MAX:
+                raise HTTPException(413, f"arguments above {BODY_BYTES_MAX} bytes")
+    try:
+        arguments = json.loads(body or b"{}")
+    except ValueError:
+        raise HTTPException(400, "the body is not JSON") from None
+    if not isinstance(arguments, dict):
+        raise HTTPException(400, "the body is not a JSON object")
+    return arguments
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value, default=json_value), media_type="application/json")
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 409)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 500)
+
+
+async def _wrong(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code)
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=400)  # nobody is there to read it

@@ -1,0 +1,277 @@
+"""`brokers bench net`: what the network layer answers by itself, with an echo for a protocol and no disk.
+
+The same echo is served twice, each time by a process of its own: by the poll driver, and by a trio task for
+each connection, which is how one would write it first. The load comes from this process: clients in a
+closed loop, each sending its next request when it has its answer. Rounds of both alternate, so that a noisy
+machine is noisy to both, and the median round counts.
+"""
+
+import os
+import select
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Literal
+
+import attrs
+import structlog
+import trio
+from cyclopts import Parameter
+
+from shared.net.admission import raise_file_limit
+from shared.net.connection import Connection
+from shared.net.network import Network
+from shared.net.settings import NetSettings
+
+REQUEST = b"x" * 100
+ANSWER_BYTES_MAX = 4096
+WARM_UP_SECONDS_MAX = 0.2
+
+Driver = Literal["poll", "task"]
+DRIVERS: tuple[Driver, ...] = ("poll", "task")
+
+
+@attrs.frozen
+class EchoRow:
+    """One driver with so many clients. `ratio`: of its rate to that of a task for each connection.
+
+    `cpu_us_per_request`: of the server's process (None where the system does not say): the figure that a
+    noisy machine disturbs least.
+    """
+
+    driver: Driver
+    clients: int
+    requests_per_second: int
+    round_trip_median_us: float
+    round_trip_p99_us: float
+    cpu_us_per_request: float | None
+    ratio: float
+
+
+@attrs.frozen
+class IdleRow:
+    """What idle connections cost: memory of the server's process, and the round trip of one busy client."""
+
+    driver: Driver
+    idle_connections: int
+    bytes_each: int
+    round_trip_p99_us: float
+    round_trip_p99_us_without: float
+
+
+def bench(
+    *,
+    clients: Annotated[int, Parameter(help="Clients in a closed loop; one alone is measured too.")] = 50,
+    seconds: Annotated[float, Parameter(help="Length of a round.")] = 1.0,
+    rounds: Annotated[int, Parameter(help="Rounds of each driver; the median counts.")] = 3,
+    idle: Annotated[int, Parameter(help="Measure so many idle connections instead.")] = 0,
+    json: Annotated[bool, Parameter(help="JSON, one object a line, instead of text.", negative="")] = False,
+) -> Sequence[EchoRow] | Sequence[IdleRow]:
+    """Measure the poll driver against a task for each connection.
+
+    An echo of 100 bytes, without a protocol or a disk: what a connection and a
+    request cost before any work is done.
+    """
+    if idle:
+        return [measure_idle(driver, idle, seconds) for driver in DRIVERS]
+    return run(clients=clients, seconds=seconds, rounds=rounds)
+
+
+def run(*, clients: int = 50, seconds: float = 1.0, rounds: int = 3) -> list[EchoRow]:
+    """A row for each driver with `clients`, then for each with one."""
+    rows = []
+    with serving("poll") as poll, serving("task") as task:
+        for count in (clients, 1):
+            taken: dict[Driver, list[_Load]] = {"poll": [], "task": []}
+            for _ in range(rounds):
+                taken["poll"].append(_load(poll, count, seconds))
+                taken["task"].append(_load(task, count, seconds))
+            medians = {driver: _middle(loads) for driver, loads in taken.items()}
+            for driver, load in medians.items():
+                rows.append(
+                    EchoRow(
+                        driver,
+                        count,
+                        round(load.rate),
+                        round(load.median_us, 1),
+                        round(load.p99_us, 1),
+                        load.cpu_us and round(load.cpu_us, 2),
+                        round(load.rate / medians["task"].rate, 2),
+                    )
+                )
+    return rows
+
+
+def measure_idle(driver: Driver, count: int, seconds: float) -> IdleRow:
+    """Open `count` connections that stay silent, beside one that is busy."""
+    raise_file_limit()
+    with serving(driver) as server:
+        before = _middle([_load(server, 1, seconds) for _ in range(3)])
+        bytes_before = server.resident_bytes()
+        idle = []
+        try:
+            for _ in range(count):
+                idle.append(socket.create_connection(("127.0.0.1", server.port)))
+            for sock in idle:  # accepted, served, and silent from now on
+                sock.send(REQUEST)
+            for sock in idle:
+                sock.recv(ANSWER_BYTES_MAX)
+            bytes_after = server.resident_bytes()
+            beside = _middle([_load(server, 1, seconds) for _ in range(3)])
+        finally:
+            for sock in idle:
+                sock.close()
+    return IdleRow(
+        driver,
+        count,
+        round((bytes_after - bytes_before) / count),
+        round(beside.p99_us, 1),
+        round(before.p99_us, 1),
+    )
+
+
+@attrs.frozen
+class _Load:
+    """One round: answers per second, the server's CPU for each, and the round trips of the first client."""
+
+    rate: float
+    cpu_us: float | None
+    median_us: float
+    p99_us: float
+
+
+def _middle(loads: Sequence[_Load]) -> _Load:
+    return sorted(loads, key=lambda load: load.rate)[len(loads) // 2]
+
+
+def _load(server: "_Server", clients: int, seconds: float) -> _Load:
+    """Keep one request of each client under way for `seconds`; the client is bare system calls."""
+    sockets = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(clients)]
+    poll = select.poll()
+    by_fd = {}
+    for sock in sockets:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        poll.register(sock, select.POLLIN)
+        by_fd[sock.fileno()] = (sock.recv, sock.send)
+    first = sockets[0].fileno()
+    trips: list[float] = []
+    for sock in sockets:
+        sock.send(REQUEST)
+    sent = perf_counter()
+    measured_from = sent + min(WARM_UP_SECONDS_MAX, seconds / 5)
+    ends = measured_from + seconds
+    answers = 0
+    cpu_before = None
+    now = sent
+    while now < ends:
+        ready = poll.poll(1000)
+        for fd, _ in ready:
+            receive, send = by_fd[fd]
+            receive(ANSWER_BYTES_MAX)
+            if fd == first:
+                now = perf_counter()
+                trips.append(now - sent)
+                sent = now
+            send(REQUEST)
+        now = perf_counter()
+        if now > measured_from:
+            answers += len(ready)
+        else:
+            trips.clear()
+            cpu_before = server.cpu_seconds()
+    cpu_after = server.cpu_seconds()
+    for sock in sockets:
+        sock.close()
+    cuts = statistics.quantiles(trips, n=100) if len(trips) > 1 else [0.0] * 99
+    cpu_us = None if cpu_before is None or cpu_after is None else (cpu_after - cpu_before) / answers * 1e6
+    return _Load(answers / (now - measured_from), cpu_us, cuts[49] * 1e6, cuts[98] * 1e6)
+
+
+# The servers.
+
+
+@attrs.frozen
+class _Server:
+    port: int
+    pid: int
+
+    def cpu_seconds(self) -> float | None:
+        """Spent so far, from Linux's scheduler statistics."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[0]) / 1e9
+        except OSError:
+            return None
+
+    def resident_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def serving(driver: Driver) -> Iterator[_Server]:
+    """A process that echoes on a free port of loopback."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "brokers.bench.net", driver],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield _Server(int(process.stdout.readline()), process.pid)
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+class Echo:
+    """The smallest session."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def receive(self, data: bytes) -> None:
+        self._connection.write(data)
+
+    def receive_eof(self) -> None:
+        self._connection.finish()
+
+    def on_deadline(self, now: float) -> None:
+        """None is ever set."""
+
+    def connection_lost(self) -> None:
+        """Nothing is held."""
+
+
+async def _serve_polled() -> None:
+    log = structlog.stdlib.get_logger()
+    group = Network(NetSettings()).group("echo", after_round=lambda: None, log=log)
+    ((_, port),) = group.bind_tcp("echo", "127.0.0.1", 0, Echo)
+    print(port, flush=True)
+    await group.serve()
+
+
+async def _serve_with_tasks() -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=4096)
+    print(listener.socket.getsockname()[1], flush=True)
+    raise_file_limit()
+    await trio.serve_listeners(_echo, [listener])
+
+
+async def _echo(stream: trio.SocketStream) -> None:
+    try:
+        while data := await stream.receive_some(65536):
+            await stream.send_all(data)
+    except trio.BrokenResourceError:
+        pass
+
+
+if __name__ == "__main__":
+    trio.run({"poll": _serve_polled, "task": _serve_with_tasks}[sys.argv[1]])

@@ -1,0 +1,129 @@
+"""The command line: the host's own verbs and those of every installed protocol.
+
+Starting must be quick, for completion and for scripts that produce one message a call: protocols' commands
+are imported when they are called, and what serving needs only when something is served.
+"""
+
+import importlib.metadata
+import inspect
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from cyclopts import App, CycloptsError
+
+from brokers import operating, plugs
+from brokers.commands import add_commands
+from brokers.errors import ExitCode, exit_code
+from brokers.escape import escape
+from brokers.flags import ServeCommand
+from brokers.render import Outcome, Output
+from shared.errors import BrokerError
+
+_HELP = """Message brokers: several protocols, one process, one data folder."""
+
+_EXAMPLES = """Examples:
+
+    brokers serve                      every protocol, on its usual port
+    brokers serve --port logmq=0       on a port that the system picks
+    brokers status                     what is running here
+    brokers config show                every setting, and where it comes from
+    source <(brokers completion bash)  complete all of this"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do what the command line says; returns the exit code. A user's mistake is a line, not a traceback."""
+    try:
+        return _run(arguments)
+    except BaseException as error:
+        leaves = list(_leaves(error))
+        if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+            return ExitCode.INTERRUPTED
+        if any(isinstance(leaf, BrokenPipeError) for leaf in leaves):
+            # Whoever read our output has left (`| head`): nothing more to say, and not to stderr either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
+        if not all(isinstance(leaf, BrokerError | OSError) for leaf in leaves):
+            raise
+        for line in dict.fromkeys(line for leaf in leaves for line in _said(leaf).splitlines()):
+            print(f"brokers: {escape(line)}", file=sys.stderr)
+        return max(map(exit_code, leaves))
+
+
+def root(arguments: Sequence[str] = ()) -> App:
+    """The whole tree of commands."""
+    app = App(
+        name="brokers",
+        help=_HELP,
+        help_epilogue=_EXAMPLES,
+        help_format="plaintext",
+        version=lambda: importlib.metadata.version("brokers"),
+    )
+    add_commands(app, root)
+    for name in plugs.names():
+        if name not in plugs.OWN_VERBS:
+            # Its own help for the one that is called; a line that costs no import for the others.
+            called = arguments[:1] == [name]
+            app.command(f"brokers.plug_apps:{name}", name=name, help=None if called else plugs.summary(name))
+    return app
+
+
+def _run(arguments: Sequence[str]) -> int:
+    app = root(arguments)
+    try:
+        command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        print(f"brokers: {' '.join(str(error).split())}", file=sys.stderr)
+        return ExitCode.USAGE
+    result = command(*bound.args, **bound.kwargs)
+    if isinstance(result, ServeCommand):
+        from brokers.serving import serve
+
+        return serve(result)
+    output = Output(as_json=bool(bound.arguments.get("json")))
+    if inspect.iscoroutine(result) or isinstance(result, AsyncIterable):
+        import trio
+
+        result = trio.run(_finish, result, output)
+    code = int(ExitCode.OK)
+    if _is_for_the_server(result):
+        result = operating.ask(result)
+    if isinstance(result, Outcome):
+        result, code = result.shown, result.code
+    output.show(result)
+    return code
+
+
+def _is_for_the_server(result: Any) -> bool:
+    # Where this is not imported yet nobody can have made one, and it is too heavy to import for nothing.
+    plug = sys.modules.get("shared.plug")
+    return plug is not None and isinstance(result, plug.VerbRequest)
+
+
+async def _finish(result: Any, output: Output) -> Any:
+    """Await what is async, and show rows as they come; returns what is left to show."""
+    if inspect.iscoroutine(result):
+        result = await result
+    if isinstance(result, AsyncGenerator):
+        async with aclosing(result):  # or an early end leaves its connections to the collector
+            return await output.stream(result)
+    if isinstance(result, AsyncIterable):
+        return await output.stream(result)
+    return result
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,120 @@
+"""The host's own verbs. Each returns what it found; `cli` shows it.
+
+What a verb needs is imported inside it, so that no command pays for another's libraries.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from brokers import operating, storing
+from brokers.flags import Flag, ServeCommand, port_flags, with_host_flags
+from brokers.operating import Json
+
+if TYPE_CHECKING:
+    from brokers.config import Config
+
+ConfigFile = Annotated[Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).")]
+BENCH_HELP = "Measure this machine: the network layer, or a protocol's server."
+
+
+def add_commands(app: App, root: Callable[[], App]) -> None:
+    """Put the host's verbs into `app`; `root` makes the whole tree, for completion scripts."""
+    app.command(with_host_flags(serve), help_epilogue=_SERVE_EXAMPLES)
+    app.command(_config_app())
+    operating.add_commands(app)
+    storing.add_commands(app)
+    app.command("brokers.bench.cli:app", name="bench", help=BENCH_HELP)
+    app.command(completion(root), name="completion", help_epilogue=_COMPLETION_EXAMPLES)
+
+
+def serve(
+    *,
+    enable: Annotated[str | None, Parameter(help="Protocols to serve: all, or names with commas.")] = None,
+    port: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Bind a protocol to this port; 0 picks one. Repeatable.", negative="", show_default=False
+        ),
+    ] = (),
+) -> ServeCommand:
+    """Serve protocols until told to stop.
+
+    SIGTERM, SIGINT, or the line "exit" on standard input drain and end it, with
+    exit code 0; a second SIGINT ends it at once. Settings come from flags, else
+    BROKERS_<SECTION>_<KEY>, else the file, else defaults. The addresses that were
+    bound are printed on standard error once all are ready.
+    """
+    chosen = [Flag(("serve", "enable"), enable, "--enable")] if enable is not None else []
+    return ServeCommand(flags=(*chosen, *port_flags(port)))
+
+
+_SERVE_EXAMPLES = """Examples:
+
+    brokers serve
+    brokers serve --enable logmq --port logmq=9000 --data-dir /srv/brokers
+    brokers serve --config brokers.toml --ready-file /run/brokers.json
+    BROKERS_LOGMQ_PORT=0 brokers serve --durability interval:50ms"""
+
+
+def _config_app() -> App:
+    app = App(
+        name="config",
+        help="Check settings, or show them.",
+        help_epilogue="Examples:\n\n    brokers config show\n    brokers config check --config brokers.toml",
+        help_format="plaintext",
+    )
+
+    @app.command(help_epilogue="Examples:\n\n    brokers config check --config brokers.toml")
+    def check(*, config: ConfigFile = None) -> str:
+        """Read the settings as serving would, and say what is wrong with them (exit 78)."""
+        settings = settings_of(config)
+        return f"{len(settings.shown(human=True))} settings are in order"
+
+    @app.command(
+        help_epilogue="Examples:\n\n    brokers config show --config brokers.toml\n"
+        "    brokers config show --json | jq 'select(.source != \"default\")'"
+    )
+    def show(*, config: ConfigFile = None, json: Json = False) -> Sequence[Any]:
+        """List every setting, its value, and where that comes from."""
+        settings = settings_of(config)
+        return settings.shown(human=not json)
+
+    return app
+
+
+def settings_of(file: Path | None) -> "Config":
+    """The settings as serving would read them; a plug that does not work is told on standard error."""
+    import sys
+
+    from brokers import plugs
+    from brokers.config import load
+
+    working, broken = plugs.load_all()
+    for error in broken.values():
+        print(f"brokers: {error}", file=sys.stderr)
+    return load(working, file=file, environ=os.environ, broken=tuple(broken))
+
+
+def completion(root: Callable[[], App]) -> Callable[..., str]:
+    def completion(shell: Literal["bash", "zsh", "fish"]) -> str:
+        """Print a completion script for a shell.
+
+        Parameters
+        ----------
+        shell
+            The shell that is to complete.
+        """
+        return root().generate_completion(prog_name="brokers", shell=shell)
+
+    return completion
+
+
+_COMPLETION_EXAMPLES = """Examples:
+
+    source <(brokers completion bash)
+    brokers completion zsh > ~/.zsh/completions/_brokers
+    brokers completion fish > ~/.config/fish/completions/brokers.fish"""

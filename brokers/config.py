@@ -1,0 +1,181 @@
+"""Settings: flags over `BROKERS_<SECTION>_<KEY>` over a TOML file over defaults.
+
+Each section is a settings class that stands beside the code it configures; the protocols' come with their
+plugs. Everything that is wrong is reported at once, with the nearest name that would have been right.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from brokers.errors import InvalidSettings, Problem, nearest
+from brokers.flags import Flag
+from brokers.settings import ServeSettings
+from brokers.structure import (
+    Given,
+    Key,
+    build,
+    environment_keys,
+    flatten,
+    leaves,
+    plain,
+    written,
+)
+from shared.net.settings import NetSettings, TlsSettings
+from shared.plug import Plug
+from shared.storage.settings import StorageSettings
+
+FILE_VARIABLE = "BROKERS_CONFIG"
+"""The environment's word for `--config`."""
+
+OWN_SECTIONS: Mapping[str, type[Any]] = {
+    "serve": ServeSettings,
+    "net": NetSettings,
+    "tls": TlsSettings,
+    "storage": StorageSettings,
+}
+
+# Kubernetes gives every pod these for a Service that is called `brokers`; they are not ours.
+_SERVICE_LINK = re.compile(r"BROKERS_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_(TCP|UDP)(_.*)?)?)")
+
+
+@attrs.frozen
+class Shown:
+    """One setting as `config show` lists it."""
+
+    setting: str
+    value: Any
+    source: str
+
+
+@attrs.frozen
+class Config:
+    """All sections, valid, and where each value came from. `protocols`: by plug, its own settings."""
+
+    serve: ServeSettings
+    net: NetSettings
+    tls: TlsSettings
+    storage: StorageSettings
+    protocols: Mapping[str, Any]
+    sources: Mapping[Key, str]
+
+    def shown(self, *, human: bool) -> list[Shown]:
+        """Every setting in order of section; `human` writes sizes and durations with their units."""
+        own = {name: getattr(self, name) for name in OWN_SECTIONS}
+        return [
+            Shown(written(key), plain(value, field, human=human), self.sources.get(key, "default"))
+            for name, section in {**own, **self.protocols}.items()
+            for key, value, field in leaves(section, (name,))
+        ]
+
+
+def load(
+    plugs: Sequence[Plug],
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Iterable[Flag] = (),
+    broken: Sequence[str] = (),
+) -> Config:
+    """Read everything that was given and check it. Raises InvalidSettings with all that is wrong.
+
+    What is said to a protocol in `broken` is passed over: it was told already why that one does not work.
+    """
+    protocols = {plug.name: plug.settings for plug in plugs}
+    sections = {**OWN_SECTIONS, **protocols}
+    file = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
+    problems: list[Problem] = []
+    given: dict[Key, Given] = {}
+    ranks: dict[Key, int] = {}
+    layers = (
+        _from_file(file, sections, broken) if file else (),
+        _from_environment(environ, sections, broken),
+        _from_flags(flags, sections),
+    )
+    for rank, layer in enumerate(layers):
+        for leaf in layer:
+            if isinstance(leaf, Problem):
+                problems.append(leaf)
+            else:
+                given[leaf[0]], ranks[leaf[0]] = leaf[1], rank
+    built = {name: build(settings, (name,), given, problems) for name, settings in OWN_SECTIONS.items()}
+    if not problems:
+        _spread_durability(given, ranks, protocols)
+    built |= {name: build(settings, (name,), given, problems) for name, settings in protocols.items()}
+    if problems:
+        raise InvalidSettings(tuple(problems))
+    return Config(
+        **{name: built[name] for name in OWN_SECTIONS},
+        protocols={name: built[name] for name in protocols},
+        sources={key: value.source for key, value in given.items()},
+    )
+
+
+def _from_file(
+    path: Path, sections: Mapping[str, type[Any]], broken: Sequence[str]
+) -> Iterator[tuple[Key, Given] | Problem]:
+    source = str(path)
+    try:
+        tables = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        yield Problem(source, f"cannot be read: {error.strerror}")
+    except UnicodeDecodeError as error:
+        yield Problem(source, f"is not UTF-8 at byte {error.start}")
+    except tomllib.TOMLDecodeError as error:
+        yield Problem(source, f"is not TOML: {error}")
+    else:
+        known = {name: table for name, table in tables.items() if name not in broken}
+        yield from flatten(known, sections, source)
+
+
+def _from_environment(
+    environ: Mapping[str, str], sections: Mapping[str, type[Any]], broken: Sequence[str]
+) -> Iterator[tuple[Key, Given] | Problem]:
+    known = {_variable(*key): key for key in environment_keys(sections)}
+    passed_over = tuple(_variable(name, "") for name in broken)
+    for name, value in environ.items():
+        if not name.startswith("BROKERS_") or name == FILE_VARIABLE:
+            continue
+        if _SERVICE_LINK.fullmatch(name) or name.startswith(passed_over):
+            continue
+        if name in known:
+            yield known[name], Given(value, name, words=True)
+        else:
+            meant = nearest(name, list(known))
+            yield Problem(name, "unknown variable" + (f"; did you mean {meant}?" if meant else ""))
+
+
+def _variable(*key: str) -> str:
+    return f"BROKERS_{'_'.join(key)}".upper().replace("-", "_")
+
+
+def _from_flags(
+    flags: Iterable[Flag], sections: Mapping[str, type[Any]]
+) -> Iterator[tuple[Key, Given] | Problem]:
+    known = set(environment_keys(sections))
+    for flag in flags:
+        if flag.key in known:
+            yield flag.key, Given(flag.value, flag.source, words=isinstance(flag.value, str))
+        else:
+            meant = nearest(flag.key[0], list(sections))
+            hint = f"; did you mean {meant}?" if meant and meant != flag.key[0] else ""
+            yield Problem(written(flag.key), f"no such setting{hint}", flag.source)
+
+
+def _spread_durability(
+    given: dict[Key, Given], ranks: Mapping[Key, int], protocols: Mapping[str, type[Any]]
+) -> None:
+    """Let `serve.durability` stand for every protocol that was told nothing of its own, or less loudly.
+
+    What a topic's or queue's own table says stays: it is more particular than any flag.
+    """
+    ours: Key = ("serve", "durability")
+    if ours not in given:
+        return
+    for key in environment_keys(protocols):
+        if len(key) == 2 and key[1] == "durability" and ranks.get(key, -1) < ranks[ours]:
+            given[key] = attrs.evolve(given[ours], source=f"serve.durability, {given[ours].source}")

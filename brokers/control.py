@@ -1,0 +1,116 @@
+"""The control socket, `<data>/control.sock`: HTTP to the process that serves a data folder.
+
+A socket's path may have about a hundred bytes, a data folder's any number. Where the path is longer, it is
+reached through a handle of its folder (`/proc/self/fd/<n>/control.sock`), which is short wherever it points.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from brokers.errors import ExitCode, Refusal
+
+NAME = "control.sock"
+PATH_BYTES_MAX = 100
+"""sun_path has 108 bytes on Linux and 104 on macOS and the BSDs, the final NUL included."""
+
+
+def listen(folder: Path) -> socket.socket:
+    """The listening socket, for its owner alone (0600), in place of one that a killed process left behind.
+
+    The caller holds the folder's lock, so nobody listens on the old one. Raises OSError.
+    """
+    (folder / NAME).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(
+            OSError
+        ):  # Linux takes the file's mode from here; elsewhere chmod below does
+            os.fchmod(listener.fileno(), 0o600)
+        with _address(folder) as address:
+            listener.bind(address)
+        os.chmod(folder / NAME, 0o600)
+        listener.listen(16)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def remove(folder: Path) -> None:
+    """Take the socket's name away at a clean end."""
+    with contextlib.suppress(OSError):
+        (folder / NAME).unlink()
+
+
+def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """Ask the process that serves `folder`: its JSON answer, or its text where it is not JSON.
+
+    Raises Refusal: UNAVAILABLE where none serves it, FAILED with the server's own words where it says no.
+    """
+    with contextlib.closing(_Connection(folder)) as connection:
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
+            response = connection.getresponse()
+            answer = response.read()
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise Refusal(
+                f"no server is running on the data folder {folder} (start one with: brokers serve)",
+                ExitCode.UNAVAILABLE,
+            ) from None
+        except PermissionError:
+            raise Refusal(f"{folder / NAME} belongs to another user", ExitCode.UNAVAILABLE) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise Refusal(
+                f"the server on {folder} went away before it answered ({error or type(error).__name__})",
+                ExitCode.UNAVAILABLE,
+            ) from None
+    is_json = response.headers.get_content_type() == "application/json"
+    result = json.loads(answer) if is_json else answer.decode()
+    if response.status >= 400:
+        said = result.get("error") if isinstance(result, dict) else None
+        raise Refusal(said or f"the server answered {response.status} {response.reason}")
+    return result
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over the socket in a folder. No timeout: a backup takes as long as it takes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("brokers")
+        self._folder = folder
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with _address(self._folder) as address:
+            self.sock.connect(address)
+
+
+@contextlib.contextmanager
+def _address(folder: Path) -> Iterator[str]:
+    """A path of the socket in `folder` that fits a socket address."""
+    plain = str(folder / NAME)
+    if len(os.fsencode(plain)) <= PATH_BYTES_MAX:
+        yield plain
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        near = f"/proc/self/fd/{handle}"
+        # Without /proc (macOS, some containers) there is no short way to say where the folder is.
+        if not (os.path.exists(near) and stat.S_ISDIR(os.stat(near).st_mode)):
+            raise Refusal(
+                f"{plain} is too long for a socket ({PATH_BYTES_MAX} bytes here): use a data folder with a "
+                "shorter path",
+                ExitCode.DATA_FOLDER,
+            )
+        yield f"{near}/{NAME}"
+    finally:
+        os.close(handle)

@@ -1,0 +1,92 @@
+"""How this program ends: exit codes, and errors that say which.
+
+The numbers above 2 are those of BSD's sysexits.h, which init systems and shells know.
+"""
+
+import difflib
+import enum
+from collections.abc import Sequence
+
+import attrs
+
+from shared.errors import BrokerError, ConfigError, StoreFormat, StoreInUse
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    FAILED = 1
+    """The work could not be done (a final sync that failed, a refused request)."""
+    USAGE = 2
+    UNAVAILABLE = 69
+    """The verb needs a running server, and none runs."""
+    DATA_FOLDER = 73
+    """Locked by another process, not writable, or written by a newer version."""
+    CONFIGURATION = 78
+    """A setting, or an address to bind, cannot be used."""
+    INTERRUPTED = 130
+
+
+@attrs.define(eq=False)
+class Refusal(BrokerError):
+    """The end of a command in one clear line; never a traceback."""
+
+    text: str
+    code: ExitCode = ExitCode.FAILED
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@attrs.frozen
+class Problem:
+    """One setting that cannot be used; `source` is a file, a variable or a flag."""
+
+    key: str
+    text: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.text}" + (f" ({self.source})" if self.source else "")
+
+
+@attrs.define(eq=False)
+class InvalidSettings(BrokerError):
+    """Every problem that was found, so that one run shows them all."""
+
+    problems: tuple[Problem, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+    @property
+    def code(self) -> ExitCode:
+        """USAGE where only flags are at fault, else CONFIGURATION."""
+        flags = all(problem.source.startswith("--") for problem in self.problems)
+        return ExitCode.USAGE if flags else ExitCode.CONFIGURATION
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The code for an error that ended a command.
+
+    A refused connection means here that the server a verb needs is not running.
+    """
+    if isinstance(error, Refusal | InvalidSettings):
+        return error.code
+    if isinstance(error, ConfigError):
+        return ExitCode.CONFIGURATION
+    if isinstance(error, StoreInUse | StoreFormat):
+        return ExitCode.DATA_FOLDER
+    return ExitCode.UNAVAILABLE if _is_refused(error) else ExitCode.FAILED
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """A refused connection, or what a client made of one: of several, or with other words."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_refused, error.exceptions))
+    return isinstance(error, ConnectionRefusedError) or (error is not None and _is_refused(error.__cause__))
+
+
+def nearest(name: str, names: Sequence[str]) -> str | None:
+    """The one among `names` that was probably meant."""
+    found = difflib.get_close_matches(name, names, n=1)
+    return found[0] if found else None

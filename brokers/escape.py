@@ -1,0 +1,48 @@
+"""Making peers' bytes harmless to read: in a log, on a terminal.
+
+A name with a newline in it must not forge a log line, one with an escape sequence must not repaint a
+terminal, and one with a bidirectional mark must not show its letters in another order than it has them.
+"""
+
+import re
+
+NAME_MAX = 256
+"""Characters of one value that a log line shows; longer ones are cut (PROMISES: names cut at 256)."""
+
+# C0 and C1 controls and DEL; soft hyphen and zero-width characters; the bidirectional marks, embeddings,
+# overrides and isolates; line and paragraph separators; tags; surrogates, which cannot be written at all.
+_HARMFUL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
+_HARMFUL_OR_BACKSLASH = re.compile(f"{_HARMFUL.pattern[:-1]}\\\\]")
+
+
+def escape(text: str) -> str:
+    """`text` with everything invisible or misleading as `\\n`, `\\x1b`, `\\u202e`; the rest as it is."""
+    return _HARMFUL.sub(_code, text)
+
+
+def escape_name(value: str | bytes) -> str:
+    """A peer's name on one line, at most NAME_MAX characters of it; backslashes doubled, so unambiguous.
+
+    Bytes are read as UTF-8, others than that shown as `\\xff`; more of them than a name has are a payload,
+    of which only the size is told.
+    """
+    if isinstance(value, bytes):
+        if len(value) > 4 * NAME_MAX:
+            return f"<{len(value)} bytes>"
+        value = value.decode(errors="surrogateescape")
+    cut = "…" if len(value) > NAME_MAX else ""
+    return _HARMFUL_OR_BACKSLASH.sub(_code, value[:NAME_MAX]) + cut
+
+
+def _code(match: "re.Match[str]") -> str:
+    character = match[0]
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # surrogateescape: a byte that was not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}.get(character)
+    if short:
+        return short
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

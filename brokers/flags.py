@@ -1,0 +1,118 @@
+"""The flags of serving, once for `brokers serve` and once for every protocol's own `serve`.
+
+They carry text to where settings are read (`config.load`), so a value is checked in one place however it
+was given.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import attrs
+from cyclopts import Parameter
+
+from brokers.errors import InvalidSettings, Problem
+
+if TYPE_CHECKING:
+    from shared.plug import ServeRequest
+
+# Settings' names here are those of `[serve]`; `config` and `ready_file` are flags alone.
+HOST_FLAGS: Mapping[str, Any] = {
+    "config": Annotated[Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).")],
+    "host": Annotated[str | None, Parameter(help="Address to bind; 127.0.0.1 unless set.")],
+    "data_dir": Annotated[Path | None, Parameter(help="The data folder; ./data unless set.")],
+    "durability": Annotated[
+        str | None,
+        Parameter(help="When a write is acknowledged: always (it is on disk), interval:50ms, or none."),
+    ],
+    "log_level": Annotated[
+        Literal["debug", "info", "warning", "error"] | None, Parameter(help="Least to log.")
+    ],
+    "log_format": Annotated[Literal["text", "json"] | None, Parameter(help="Form of the log lines.")],
+    "insecure": Annotated[
+        bool | None,
+        Parameter(help="Allow plain text on addresses that other machines reach.", negative=""),
+    ],
+    "ready_file": Annotated[
+        Path | None, Parameter(help="Write the bound addresses here, as JSON, once all are ready.")
+    ],
+}
+
+
+@attrs.frozen
+class Flag:
+    """A setting given on the command line; `source` is the flag as it was written (`--port`)."""
+
+    key: tuple[str, ...]
+    value: Any
+    source: str
+
+
+@attrs.frozen
+class ServeCommand:
+    """What to serve, as the command line has it: settings given, but not yet read."""
+
+    config: Path | None = None
+    ready_file: Path | None = None
+    flags: tuple[Flag, ...] = ()
+
+
+def port_flags(ports: Iterable[str]) -> Iterator[Flag]:
+    """`--port PROTO=PORT` as settings. Raises InvalidSettings."""
+    for text in ports:
+        protocol, equals, port = text.partition("=")
+        if not (equals and protocol and port):
+            raise InvalidSettings(
+                (Problem("--port", f"{text!r} is not PROTOCOL=PORT, as logmq=8080", "--port"),)
+            )
+        yield Flag((protocol, "port"), port, "--port")
+
+
+def with_host_flags(verb: Callable[..., Any]) -> Callable[..., ServeCommand]:
+    """A `serve` verb with the host's flags beside its own (its own win where both have one).
+
+    The verb returns a ServeCommand, or a protocol's ServeRequest.
+    """
+    own = inspect.signature(verb, eval_str=True)
+    host = {name: kind for name, kind in HOST_FLAGS.items() if name not in own.parameters}
+
+    @functools.wraps(verb)
+    def serve(*arguments: Any, **keywords: Any) -> ServeCommand:
+        given = {name: keywords.pop(name, None) for name in host}
+        result = verb(*arguments, **keywords)
+        command = result if isinstance(result, ServeCommand) else _requested(result)
+        settings = tuple(
+            Flag(
+                ("serve", name),
+                str(value).lower() if value is True else str(value),
+                f"--{name}".replace("_", "-"),
+            )
+            for name, value in given.items()
+            if value is not None and name not in ("config", "ready_file")
+        )
+        return attrs.evolve(
+            command,
+            config=given.get("config"),
+            ready_file=given.get("ready_file"),
+            flags=settings + command.flags,
+        )
+
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in host.items()
+    ]
+    parameters = [*own.parameters.values(), *added]
+    serve.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return serve
+
+
+def _requested(request: "ServeRequest") -> ServeCommand:
+    flags = [Flag(("serve", "enable"), request.protocol, f"brokers {request.protocol} serve")]
+    for section, settings in request.settings.items():
+        for name, value in settings.items():
+            if value is not None:
+                flags.append(Flag((section, name), value, f"--{name}".replace("_", "-")))
+    return ServeCommand(flags=tuple(flags))

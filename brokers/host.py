@@ -1,0 +1,181 @@
+"""The host: one store, one control socket, and every protocol under a supervisor of its own.
+
+    the process's nursery
+      store.run                 commits, checkpoints, retention
+      the control socket        health, status, metrics, verbs
+      a Part per protocol       its listeners, connections and background work
+
+All endpoints are bound before any is served, and a failure up to there ends the start. Afterwards a protocol
+that crashes is logged, counted and started anew with back-off; the others do not notice. A stop drains:
+nothing new is accepted, waits end, what is owed is sent, then everything is synced.
+"""
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from brokers import admin, control, metrics
+from brokers.config import Config
+from brokers.errors import ExitCode, Refusal
+from brokers.part import Bound, Part
+from shared.metrics import Sample
+from shared.net.network import Network
+from shared.plug import Plug, Verb
+from shared.storage.store import Store
+from shared.storage.tools.live_backup import backup_files
+
+
+class Host:
+    """Everything that is served. `run` once; `stop` ends it, cleanly."""
+
+    def __init__(self, plugs: Sequence[Plug], config: Config, log: structlog.stdlib.BoundLogger) -> None:
+        self._plugs = plugs
+        self._config = config
+        self._log = log
+        self._stop = trio.Event()
+        self._started = time.monotonic()
+        self._parts: list[Part] = []
+        self._ready = False
+        self._store: Store | None = None
+        self._network = Network(config.net)
+
+    def stop(self) -> None:
+        """Begin to drain; `run` returns when all is done."""
+        self._stop.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    async def run(
+        self, *, task_status: "trio.TaskStatus[Sequence[Bound]]" = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve until `stop`; reports what was bound once everything is.
+
+        Raises Refusal and ConfigError where it cannot start, StoreError where the last sync failed.
+        """
+        folder = self._config.serve.data_dir
+        store = self._store = await self._open_store(folder)
+        try:
+            with self._control_socket(folder) as listener:
+                await self._serve(store, listener, task_status)
+        finally:
+            control.remove(folder)
+            # Whatever ended us: what was written is synced, and the lock released. Only the disk may keep us.
+            with trio.CancelScope(shield=True):
+                await store.close()
+            self._log.info("stopped")
+
+    async def _serve(
+        self,
+        store: Store,
+        listener: socket.socket,
+        task_status: "trio.TaskStatus[Sequence[Bound]]",
+    ) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(store.run)
+                await nursery.start(admin.serve, self, listener, self._log)
+                self._parts = [self._part(plug, store) for plug in self._plugs]
+                for part in self._parts:
+                    await part.open()
+                for part in self._parts:
+                    await nursery.start(part.run)
+                self._ready = True
+                task_status.started([bound for part in self._parts for bound in part.bound])
+                await self._stop.wait()
+                await self._drain()
+                nursery.cancel_scope.cancel()
+        finally:
+            for part in self._parts:
+                part.close()
+
+    def _part(self, plug: Plug, store: Store) -> Part:
+        settings = self._config.protocols[plug.name]
+        return Part(plug, settings, self._config, store, self._network, self._log.bind(protocol=plug.name))
+
+    async def _open_store(self, folder: Path) -> Store:
+        try:
+            return await Store.open(folder, self._config.storage)
+        except OSError as error:
+            where = error.filename or folder
+            raise Refusal(f"data folder {where}: {error.strerror}", ExitCode.DATA_FOLDER) from error
+
+    def _control_socket(self, folder: Path) -> socket.socket:
+        try:
+            return control.listen(folder)
+        except OSError as error:
+            raise Refusal(f"control socket in {folder}: {error.strerror}", ExitCode.DATA_FOLDER) from error
+
+    async def _drain(self) -> None:
+        """Stop accepting, let every protocol finish what it owes, for as long as settings allow."""
+        seconds = self._config.serve.drain_seconds
+        with trio.move_on_after(seconds) as deadline:
+            async with trio.open_nursery() as nursery:
+                for part in self._parts:
+                    part.stop_accepting()
+                for part in self._parts:
+                    nursery.start_soon(part.drain)
+        if deadline.cancelled_caught:
+            left = sum(part.connections for part in self._parts)
+            self._log.warning("drain took too long", seconds=seconds, connections_closed=left)
+
+    # What can be asked over the control socket (`admin.Operated`).
+
+    def unready(self) -> str | None:
+        if self.stopping:
+            return "draining"
+        if not self._ready or self._store is None:
+            return "starting"
+        if self._store.read_only is not None:
+            return f"the store is read-only: {self._store.read_only}"
+        down = [part.name for part in self._parts if part.state != "serving"]
+        return f"restarting: {', '.join(down)}" if down else None
+
+    def status(self) -> Mapping[str, Any]:
+        reason = self.unready()
+        assert self._store is not None
+        return {
+            "state": "ready" if reason is None else "not ready",
+            "reason": reason,
+            "version": version("brokers"),
+            "pid": os.getpid(),
+            "uptime_seconds": round(self._uptime(), 3),
+            "data_dir": str(self._config.serve.data_dir.absolute()),
+            "protocols": [part.status() for part in self._parts],
+            "store": attrs.asdict(self._store.statistics()),
+        }
+
+    def samples(self) -> Sequence[Sample]:
+        return list(self._samples())
+
+    def verbs(self) -> Mapping[tuple[str, str], Verb]:
+        return {(part.name, verb.name): verb for part in self._parts for verb in part.admin_verbs}
+
+    async def backup(self, target: Path) -> Any:
+        assert self._store is not None
+        folder = self._config.serve.data_dir
+        return await backup_files(self._store, folder, target, now_ms=time.time_ns() // 1_000_000)
+
+    def _uptime(self) -> float:
+        return time.monotonic() - self._started
+
+    def _samples(self) -> Iterator[Sample]:
+        labels = (("version", version("brokers")), ("python", platform.python_version()))
+        yield Sample("build_info", 1, "What runs.", "gauge", labels)
+        yield Sample("uptime_seconds", self._uptime(), "Since the process started.", "gauge")
+        yield Sample("ready", self.unready() is None, "1: takes work; 0: see /readyz.", "gauge")
+        if self._store is not None:
+            yield from metrics.store_samples(self._store.statistics())
+        yield from self._network.samples()
+        for part in self._parts:
+            yield from part.samples()

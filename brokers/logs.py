@@ -1,0 +1,149 @@
+"""Log lines on standard error: text for people, JSON for machines.
+
+    2026-03-01T09:30:00.125Z info    listening  protocol=logmq address=127.0.0.1:8080
+
+Values come from peers as often as from us, so all are escaped and cut here, once, on the way out; no caller
+has to remember. Payloads are never logged: bytes longer than any name are shown as their size.
+"""
+
+import json
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import structlog
+
+from brokers.escape import escape, escape_name
+
+if TYPE_CHECKING:
+    from brokers.settings import LogFormat, LogLevel
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_PLAIN = (bool, int, float, type(None))
+
+
+def configure(
+    level: "LogLevel", form: "LogFormat", stream: TextIO | None = None
+) -> structlog.stdlib.BoundLogger:
+    """Set up logging for the process and return the logger to bind names to.
+
+    What libraries say through `logging` at WARNING and above comes out the same way.
+    """
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            _stamp,
+            _flatten_exception,
+            _harmless,
+            _json if form == "json" else _text,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=_Lines(stream or sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    log = cast(structlog.stdlib.BoundLogger, structlog.get_logger())
+    logging.basicConfig(handlers=[_Forward(log)], level=max(logging.WARNING, _LEVELS[level]), force=True)
+    return log
+
+
+def unfiltered() -> structlog.stdlib.BoundLogger:
+    """A logger for what is said at any level: where we listen."""
+    everything = structlog.make_filtering_bound_logger(logging.NOTSET)
+    return cast(structlog.stdlib.BoundLogger, structlog.wrap_logger(None, wrapper_class=everything))
+
+
+class _Lines:
+    """Whole lines to a stream, from any thread. A log that cannot be written stops nobody."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def __call__(self, *_: Any) -> "_Lines":
+        return self
+
+    def msg(self, text: str) -> None:
+        with self._lock:
+            try:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):  # its reader is gone, or it is closed
+                pass
+
+    debug = info = warning = error = critical = exception = msg
+
+
+class _Forward(logging.Handler):
+    def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
+Event = MutableMapping[str, Any]
+
+
+def _stamp(_: Any, __: str, event: Event) -> Event:
+    now = datetime.now(UTC)
+    event["time"] = f"{now:%Y-%m-%dT%H:%M:%S}.{now.microsecond // 1000:03d}Z"
+    return event
+
+
+def _flatten_exception(_: Any, __: str, event: Event) -> Event:
+    error = event.pop("exc_info", None)
+    if error is True:
+        error = sys.exc_info()[1]
+    elif isinstance(error, tuple):
+        error = error[1]
+    if isinstance(error, BaseException):
+        event["traceback"] = "".join(traceback.format_exception(error))
+    return event
+
+
+def _harmless(_: Any, __: str, event: Event) -> Event:
+    trace = event.pop("traceback", None)
+    event = {escape_name(str(name)): _value(value) for name, value in event.items()}
+    if trace is not None:
+        event["traceback"] = [escape(line) for line in trace.rstrip("\n").split("\n")]
+    return event
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, str | bytes):
+        return escape_name(value)
+    if isinstance(value, bytearray | memoryview):
+        return escape_name(bytes(value))
+    if isinstance(value, Mapping):
+        return {escape_name(str(name)): _value(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_value(inner) for inner in value]
+    return escape_name(str(value))
+
+
+def _json(_: Any, __: str, event: Event) -> str:
+    return json.dumps({"time": event.pop("time"), "level": event.pop("level"), **event})
+
+
+def _text(_: Any, __: str, event: Event) -> str:
+    trace = event.pop("traceback", ())
+    head = f"{event.pop('time')} {event.pop('level'):<7} {event.pop('event')}"
+    fields = " ".join(f"{name}={_word(value)}" for name, value in event.items())
+    # Indented and barred: whatever an error's text holds, it cannot pass for a log line of its own.
+    return "\n".join([f"{head}  {fields}" if fields else head, *(f"  | {line}" for line in trace)])
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else str(value)
+    if text and not any(character in ' "=' for character in text):
+        return text
+    return '"' + text.replace('"', '\\"') + '"'

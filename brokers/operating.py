@@ -1,0 +1,185 @@
+"""Verbs that ask the running server, over its control socket: status, metrics, call, backup."""
+
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from brokers.errors import ExitCode, Refusal
+from brokers.render import Outcome, Several, json_value, progress
+
+if TYPE_CHECKING:
+    from shared.plug import VerbRequest
+
+DataDir = Annotated[
+    Path | None,
+    Parameter(help="The data folder; else BROKERS_SERVE_DATA_DIR, else that of BROKERS_CONFIG, else ./data."),
+]
+Json = Annotated[
+    bool, Parameter(help="JSON, one object a line, instead of text.", negative="", show_default=False)
+]
+
+
+def add_commands(app: App) -> None:
+    """Put these verbs into `app`."""
+    app.command(status, help_epilogue=_STATUS_EXAMPLES)
+    app.command(metrics, help_epilogue="Examples:\n\n    brokers metrics | grep brokers_connections")
+    app.command(call, help_epilogue=_CALL_EXAMPLES)
+    app.command(backup, help_epilogue=_BACKUP_EXAMPLES)
+
+
+def data_folder(given: Path | None) -> Path:
+    """The folder that a verb is about, as `brokers serve` with the same environment would take it.
+
+    The full settings are not read: that needs every protocol's module, and a health check runs every few
+    seconds. Raises Refusal.
+    """
+    if given is not None:
+        return given
+    if said := os.environ.get("BROKERS_SERVE_DATA_DIR"):
+        return Path(said).expanduser()
+    if file := os.environ.get("BROKERS_CONFIG"):
+        try:
+            serve = tomllib.loads(Path(file).read_text()).get("serve", {})
+            return Path(serve.get("data_dir", "data")).expanduser()
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise Refusal(f"{file}: {error} (BROKERS_CONFIG)", ExitCode.CONFIGURATION) from None
+    return Path("data")
+
+
+def status(*, data_dir: DataDir = None, json: Json = False) -> Outcome:
+    """Show what runs on a data folder.
+
+    State, addresses, connections, and how the store is. The exit code is 0 where
+    it is ready, 1 where it is not (starting, draining, read-only, a protocol down),
+    69 where no server runs.
+    """
+    from brokers import control
+
+    found = control.request(data_folder(data_dir), "GET", "/status")
+    code = ExitCode.OK if found["state"] == "ready" else ExitCode.FAILED
+    if json:
+        return Outcome(found, code)
+    found = dict(found)
+    protocols = found.pop("protocols")
+    store = found.pop("store")
+    return Outcome(Several((found, protocols, store)), code)
+
+
+_STATUS_EXAMPLES = """Examples:
+
+    brokers status
+    brokers status --data-dir /var/lib/brokers --json | jq .state"""
+
+
+def metrics(*, data_dir: DataDir = None) -> str:
+    """Print the running server's metrics, as Prometheus reads them."""
+    from brokers import control
+
+    return str(control.request(data_folder(data_dir), "GET", "/metrics"))
+
+
+def call(
+    protocol: Annotated[str | None, Parameter(help="A protocol that the server runs.")] = None,
+    verb: Annotated[str | None, Parameter(help="One of its administrative verbs.")] = None,
+    *arguments: Annotated[str, Parameter(help="KEY=VALUE; a value that is JSON is taken as such.")],
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> Any:
+    """Call a protocol's administrative verb; without one, list them.
+
+    These have no word on the protocol's wire; they go over the control socket.
+    """
+    from brokers import control
+
+    folder = data_folder(data_dir)
+    if protocol is None or verb is None:
+        listed = control.request(folder, "GET", "/verbs")
+        return [each for each in listed if protocol in (None, each["protocol"])]
+    return control.request(folder, "POST", f"/{protocol}/{verb}", _keyed(arguments))
+
+
+_CALL_EXAMPLES = """Examples:
+
+    brokers call
+    brokers call logmq VERB topic=orders"""
+
+
+def ask(request: "VerbRequest") -> Any:
+    """Call an administrative verb for a protocol's own command; None is no argument. Raises Refusal."""
+    from brokers import control
+
+    arguments = {name: value for name, value in request.arguments.items() if value is not None}
+    folder = data_folder(request.data_dir)
+    return control.request(folder, "POST", f"/{request.protocol}/{request.verb}", arguments)
+
+
+def _keyed(arguments: Sequence[str]) -> dict[str, Any]:
+    from json import loads
+
+    keyed: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not (equals and key):
+            raise Refusal(f"{argument!r} is not KEY=VALUE", ExitCode.USAGE)
+        try:
+            keyed[key] = loads(value)
+        except ValueError:
+            keyed[key] = value
+    return keyed
+
+
+def backup(
+    target: Annotated[Path, Parameter(help="A folder that does not exist yet, or is empty.")],
+    *,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> Any:
+    """Copy a data folder, while it is served or not.
+
+    The copy is consistent and checked; `brokers restore` makes a data folder of it
+    again.
+    """
+    from brokers import control
+
+    folder = data_folder(data_dir)
+    with progress(f"backing up {folder}"):
+        try:
+            report = control.request(folder, "POST", "/backup", {"target": str(target.absolute())})
+        except Refusal as error:
+            if error.code != ExitCode.UNAVAILABLE or not folder.is_dir():
+                raise
+            report = _cold_backup(folder, target)
+    return copied(report, json)
+
+
+def _cold_backup(folder: Path, target: Path) -> Any:
+    """Copy a folder that nobody serves. Raises StoreInUse where somebody does, and only starts or stops."""
+    from time import time_ns
+
+    from shared.storage.tools.backup import backup as copy
+
+    return copy(folder, target, now_ms=time_ns() // 1_000_000)
+
+
+def copied(report: Any, json: bool) -> Outcome:
+    """A BackupReport, or its JSON, as a backup or a restore shows it. Exit code 1: there is damage in it."""
+    from json import dumps, loads
+
+    report = loads(dumps(report, default=json_value))
+    check = report.pop("check")
+    damaged = any(finding["severity"] == "damage" for finding in check["findings"])
+    code = ExitCode.FAILED if damaged else ExitCode.OK
+    summary = {**report, "logs": check["logs"], "records": check["records"], "damaged": damaged}
+    if json:
+        return Outcome({**summary, "findings": check["findings"]}, code)
+    return Outcome(Several((*filter(None, [check["findings"]]), summary)), code)
+
+
+_BACKUP_EXAMPLES = """Examples:
+
+    brokers backup /backups/2026-03-01
+    brokers backup --data-dir /var/lib/brokers /backups/today"""

@@ -1,0 +1,54 @@
+"""The commands of installed protocols, one module attribute a protocol, made when asked for.
+
+cyclopts imports a command from `"module:attribute"` when it is called; `"brokers.plug_apps:logmq"` lets it do
+so for protocols that this package does not know by name.
+"""
+
+import importlib
+from typing import Any
+
+from cyclopts import App
+
+from brokers import plugs
+from brokers.errors import Refusal
+from brokers.flags import with_host_flags
+
+
+def __getattr__(name: str) -> App:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    try:
+        return _app(name)
+    except Refusal as error:
+        # A command that says so: a list of commands or a completion must not fail for one of them.
+        return _broken(name, error)
+
+
+def _app(name: str) -> App:
+    plug = plugs.load(name)
+    module, _, attribute = plug.verbs.partition(":")
+    try:
+        app = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise Refusal(f"the commands of protocol {name!r} cannot be used: {plugs.said(error)}") from None
+    if not isinstance(app, App) or app.name != (name,):
+        raise Refusal(
+            f"the commands of protocol {name!r} cannot be used: {plug.verbs} is no App of that name"
+        )
+    if app.help_epilogue is None:
+        app.help_epilogue = ""  # else it would show the host's examples
+    if "serve" in app:
+        serve = app["serve"]
+        if serve.default_command is not None:
+            serve.default_command = with_host_flags(serve.default_command)
+    return app
+
+
+def _broken(name: str, error: Refusal) -> App:
+    app = App(name=name, help=str(error), help_epilogue="", help_format="plaintext")
+
+    @app.default
+    def refuse(*_: str) -> Any:
+        raise error
+
+    return app

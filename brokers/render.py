@@ -1,0 +1,217 @@
+"""What verbs return, shown: the only formatter.
+
+A verb returns what it found and never prints:
+
+- None: nothing to show; `str`: a line (or several); `bytes`: raw bytes, as they are;
+- one mapping or attrs object: its fields, one a line;
+- a sequence of them: the rows of a table; an iterator or async iterator: rows as they come;
+- `Several` results: one after the other, a blank line between;
+- `Outcome`: a result, and the exit code to end with.
+
+On a terminal a table is drawn and whatever could harm the terminal is escaped; elsewhere columns are aligned
+plain text, for grep and awk; with `--json` each row is one JSON object a line, for jq, streams included.
+Bytes in a row are text where they are UTF-8; in JSON others become `{"base64": "..."}`.
+"""
+
+import base64
+import enum
+import json
+import sys
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import attrs
+
+from brokers.escape import escape
+
+Row = Mapping[str, Any]
+
+
+@attrs.frozen
+class Several:
+    """Results to show one after the other; not for JSON, where a verb returns one object."""
+
+    results: tuple[Any, ...]
+
+
+@attrs.frozen
+class Outcome:
+    """A result that is shown, and the exit code beside it."""
+
+    shown: Any
+    code: int
+
+
+class Output:
+    """Where a command's results go. `as_json`: what `--json` asks for."""
+
+    def __init__(self, stream: TextIO | None = None, *, as_json: bool = False) -> None:
+        self._stream = stream or sys.stdout
+        self._json = as_json
+        self._terminal = self._stream.isatty()
+
+    def show(self, result: Any) -> None:
+        """Show anything but an async iterable."""
+        if result is None:
+            return
+        if isinstance(result, Several):
+            for number, each in enumerate(result.results):
+                if number:
+                    self._line("")
+                self.show(each)
+        elif isinstance(result, bytes):
+            self._stream.flush()
+            self._stream.buffer.write(result)
+            self._stream.buffer.flush()
+        elif isinstance(result, str):
+            self._line(self._json_text(result) if self._json else self._safe(result))
+        elif (row := _row(result)) is not None:
+            self._line(self._json_text(row)) if self._json else self._record(row)
+        elif isinstance(result, Iterator) or (self._json and isinstance(result, Iterable)):
+            for item in result:
+                self._next(item)
+        elif isinstance(result, Iterable):
+            self._table([{"value": item} if (row := _row(item)) is None else row for item in result])
+        else:
+            self._line(self._json_text(result) if self._json else self._safe(str(result)))
+        self._stream.flush()
+
+    async def stream(self, rows: AsyncIterable[Any]) -> None:
+        """Show rows one by one, each flushed: somebody is watching, or a pipe is waiting."""
+        async for item in rows:
+            self._next(item)
+            self._stream.flush()
+
+    def _next(self, item: Any) -> None:
+        """One row of many, the number of which nobody knows yet."""
+        row = _row(item)
+        if self._json:
+            self._line(self._json_text(item if row is None else row))
+        elif row is None:
+            self.show(item)
+        else:
+            self._line("  ".join(escape(_cell(value)) for value in row.values()))
+
+    def _line(self, text: str) -> None:
+        self._stream.write(text if text.endswith("\n") else text + "\n")
+
+    def _json_text(self, value: Any) -> str:
+        return json.dumps(value, default=json_value, ensure_ascii=self._terminal)
+
+    def _safe(self, text: str) -> str:
+        if not self._terminal:
+            return text
+        return "\n".join(escape(line) for line in text.split("\n"))
+
+    def _record(self, row: Row) -> None:
+        width = max((len(name) for name in row), default=0)
+        for name, value in row.items():
+            self._line(f"{name:<{width}}  {self._safe(_cell(value))}")
+
+    def _table(self, rows: Sequence[Row]) -> None:
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        if not columns:
+            return
+        right = {name for name in columns if all(_is_number(row.get(name)) for row in rows)}
+        cells = [[escape(_cell(row.get(name))) for name in columns] for row in rows]
+        if self._terminal:
+            self._drawn(columns, right, cells)
+            return
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        for line in (columns, *cells):
+            parts = (
+                text.rjust(width) if name in right else text.ljust(width)
+                for name, text, width in zip(columns, line, widths, strict=True)
+            )
+            self._line("  ".join(parts).rstrip())
+
+    def _drawn(self, columns: Sequence[str], right: set[str], cells: Iterable[Sequence[str]]) -> None:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in columns:
+            table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        for line in cells:
+            table.add_row(*map(Text, line))  # Text: a "[" of a peer's is no markup
+        Console(file=self._stream).print(table)
+
+
+@contextmanager
+def progress(what: str, total: int | None = None, stream: TextIO | None = None) -> Iterator[Any]:
+    """A progress bar on standard error, on a terminal only; gives a function that takes how much is done."""
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        yield lambda done, total=None: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=Console(file=stream),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(what, total=total)
+
+        def update(done: int, total: int | None = None) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield update
+
+
+def _row(item: Any) -> Row | None:
+    """A mapping or attrs object as a row; None for what is neither."""
+    if isinstance(item, Mapping):
+        return {str(name): value for name, value in item.items()}
+    if attrs.has(type(item)):
+        return {field.name: getattr(item, field.name) for field in attrs.fields(type(item))}
+    return None
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, enum.Enum):
+        return _cell(value.value)
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={_cell(inner)}" for name, inner in value.items())
+    if (row := _row(value)) is not None:
+        return _cell(row)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_cell, value))
+    return str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def json_value(value: Any) -> Any:
+    """What JSON has instead of a value that it does not have: for `json.dumps(default=...)`."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, enum.Enum):
+        return value.value
+    row = _row(value)
+    if row is not None:
+        return row
+    if isinstance(value, Iterable):
+        return list(value)
+    return str(value)  # a path, a time

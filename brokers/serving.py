@@ -1,0 +1,171 @@
+"""`brokers serve` as a process: settings read, signals and standard input heard, readiness told.
+
+What it serves is `host`'s; this module is what an operator and an init system see of it.
+"""
+
+import contextlib
+import errno
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from brokers import logs, plugs
+from brokers.config import Config, load
+from brokers.errors import ExitCode, Refusal
+from brokers.flags import ServeCommand
+from brokers.host import Host
+from brokers.part import Bound
+from shared.plug import Plug
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def serve(command: ServeCommand) -> int:
+    """Serve until told to stop; the exit code. Raises BrokerError, in words for a user, where it cannot."""
+    _claim_standard_descriptors()
+    working, broken = plugs.load_all()
+    for error in broken.values():
+        print(f"brokers: {error}", file=sys.stderr)
+    config = load(working, file=command.config, environ=os.environ, flags=command.flags, broken=tuple(broken))
+    enabled_by = config.sources.get(("serve", "enable"), "default")
+    chosen = plugs.enabled(config.serve.enable, working, enabled_by)
+    if not chosen:
+        raise Refusal("no protocol is installed that could be served", ExitCode.CONFIGURATION)
+    log = logs.configure(config.serve.log_level, config.serve.log_format)
+    trio.run(_serve, chosen, config, command.ready_file, log)
+    return ExitCode.OK
+
+
+async def _serve(
+    chosen: Sequence[Plug], config: Config, ready_file: Path | None, log: structlog.stdlib.BoundLogger
+) -> None:
+    host = Host(chosen, config, log)
+    # A nohup stays one: what the caller had ignored is not taken from it.
+    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    with trio.open_signal_receiver(*heard) as signals:
+        _hear_standard_input()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_obey, signals, host, log)
+            _forget(ready_file)  # of an earlier run: nobody may take it for ours
+            try:
+                async with trio.open_nursery() as running:
+                    _tell_ready(await running.start(host.run), config, ready_file)
+            finally:
+                _forget(ready_file)
+            nursery.cancel_scope.cancel()
+
+
+async def _obey(signals: AsyncIterator[int], host: Host, log: structlog.stdlib.BoundLogger) -> None:
+    async for number in signals:
+        if host.stopping:
+            if number == signal.SIGINT:
+                log.warning("stopped at once", signal="SIGINT")
+                os._exit(ExitCode.INTERRUPTED)
+        else:
+            log.info("stopping", signal=signal.Signals(number).name)
+            _notify("STOPPING=1")
+            host.stop()
+
+
+def _tell_ready(bound: Sequence[Bound], config: Config, ready_file: Path | None) -> None:
+    """Say where we listen, to people and to programs, at any log level."""
+    # What was made to get here lives until the end: the collector need not walk it in the middle of serving.
+    gc.collect()
+    gc.freeze()
+    tell = logs.unfiltered()
+    for each in bound:
+        tell.info(
+            "listening",
+            protocol=each.protocol,
+            address=each.address,
+            **({"transport": "udp"} if each.transport == "udp" else {}),
+            **({"tls": True} if each.tls else {}),
+        )
+    if ready_file is not None:
+        _write_whole(
+            ready_file,
+            {
+                "pid": os.getpid(),
+                "data_dir": str(config.serve.data_dir.absolute()),
+                "addresses": [attrs.asdict(each) for each in bound],
+            },
+        )
+    tell.info("ready", data_dir=str(config.serve.data_dir), pid=os.getpid())
+    _notify("READY=1")
+
+
+def _write_whole(path: Path, value: Mapping[str, Any]) -> None:
+    """Put JSON there in one step: whoever finds the file finds all of it. Raises Refusal."""
+    near = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        near.write_text(json.dumps(value) + "\n")
+        near.replace(path)
+    except OSError as error:
+        near.unlink(missing_ok=True)
+        raise Refusal(f"--ready-file {path}: {error.strerror}", ExitCode.USAGE) from None
+
+
+def _forget(ready_file: Path | None) -> None:
+    if ready_file is not None:
+        with contextlib.suppress(OSError):
+            ready_file.unlink()
+
+
+def _notify(state: str) -> None:
+    """Tell systemd, where it started us as `Type=notify` (sd_notify(3)); nobody else asks."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+
+
+def _hear_standard_input() -> None:
+    """Let the line `exit` stop us as SIGTERM does. The end of the input, or none at all, does not."""
+    if sys.stdin is None:
+        return
+    # Put in the background of a terminal, we must not be stopped for reading from it: reads fail instead.
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+    threading.Thread(target=_read_standard_input, name="standard input", daemon=True).start()
+
+
+def _read_standard_input() -> None:
+    # A plain thread and os.read: nothing can cancel a read from a terminal, and a thread that holds the lock
+    # of sys.stdin would abort the interpreter at its end.
+    line = b""
+    while True:
+        try:
+            data = os.read(0, 4096)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                return
+            time.sleep(1)  # in the background of our terminal: perhaps not for ever
+            continue
+        if not data:
+            return
+        *lines, line = (line + data).split(b"\n")
+        line = line[-4096:]
+        if any(each.strip() == b"exit" for each in lines):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _claim_standard_descriptors() -> None:
+    """Fill closed standard descriptors: else a data file could become number 2, and hear our complaints."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # for as long as the process lives

@@ -1,0 +1,35 @@
+"""The host's own settings: the section `[serve]`."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import validators
+
+from shared.storage.settings import Durability
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
+
+def _not_empty(_: Any, field: "attrs.Attribute[Any]", value: tuple[str, ...]) -> None:
+    if not value:
+        raise ValueError("name at least one protocol, or all")
+
+
+@attrs.frozen
+class ServeSettings:
+    """What `brokers serve` does, apart from any protocol."""
+
+    enable: tuple[str, ...] = attrs.field(default=("all",), validator=_not_empty)
+    host: str = attrs.field(default="127.0.0.1", validator=validators.min_len(1))
+    data_dir: Path = Path("data")
+    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
+    """For every protocol whose own section says nothing else."""
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+    drain_seconds: float = attrs.field(default=10.0, validator=[validators.ge(0), validators.le(3600)])
+    """How long a stop waits for what is owed. 10 s: what PROMISES allows, and within the 10 s that
+    container runtimes and the 90 s that systemd give before they kill."""
+    insecure: bool = False
+    """Allow plain text on addresses that other machines reach."""

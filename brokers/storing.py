@@ -1,0 +1,160 @@
+"""Verbs that read or mend data folders themselves, no server needed: fsck, log, restore."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from brokers.errors import ExitCode, Refusal
+from brokers.operating import DataDir, Json, copied, data_folder
+from brokers.render import Outcome, Several, progress
+
+Namespace = Annotated[str, Parameter(help="The log's namespace: the folder it is in, as logmq.")]
+_REPAIR = (
+    "Put right what can be: rebuild lost indexes (marked unverified), move what no log owns aside. Damaged "
+    "data is never deleted."
+)
+Name = Annotated[str, Parameter(help="The log's name, as a LogMQ topic's.")]
+
+
+def add_commands(app: App) -> None:
+    """Put these verbs into `app`."""
+    app.command(fsck, help_epilogue=_FSCK_EXAMPLES)
+    app.command(restore, help_epilogue=_RESTORE_EXAMPLES)
+    log = App(
+        name="log",
+        help="Look into the logs of a data folder; a server may be running.",
+        help_epilogue="Examples:\n\n    brokers log ls\n    brokers log dump logmq orders",
+        help_format="plaintext",
+    )
+    log.command(ls, help_epilogue="Examples:\n\n    brokers log ls --json | jq -s 'map(.records) | add'")
+    log.command(dump, help_epilogue=_DUMP_EXAMPLES)
+    log.command(
+        verify, help_epilogue="Examples:\n\n    brokers log verify\n    brokers log verify logmq orders"
+    )
+    app.command(log)
+
+
+def fsck(
+    *,
+    repair: Annotated[bool, Parameter(help=_REPAIR, negative="", show_default=False)] = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> Outcome:
+    """Check a data folder that no server uses.
+
+    Everything is read, and what is wrong is told. Exit code 1: data is damaged.
+    """
+    folder = _there(data_folder(data_dir))
+    with progress(f"checking {folder}"):
+        if repair:
+            from shared.storage.tools.repair import repair as mend
+
+            report = mend(folder)
+        else:
+            from shared.storage.tools.fsck import check
+
+            report = check(folder)
+    code = ExitCode.OK if report.ok else ExitCode.FAILED
+    if json:
+        return Outcome(report, code)
+    sums = {
+        "folder": folder,
+        "logs": report.logs,
+        "records": report.records,
+        "bytes_read": report.bytes_read,
+        "result": "in order" if report.ok else "damaged",
+    }
+    repairs = [{"repair": text} for text in report.repairs]
+    return Outcome(Several((*filter(None, (report.findings, repairs)), sums)), code)
+
+
+_FSCK_EXAMPLES = """Examples:
+
+    brokers fsck
+    brokers fsck --repair --data-dir /var/lib/brokers"""
+
+
+def ls(*, data_dir: DataDir = None, json: Json = False) -> Any:
+    """List every log: its offsets, records, and room on disk."""
+    from shared.storage.tools.logs import log_ls
+
+    return log_ls(_there(data_folder(data_dir)))
+
+
+def dump(
+    namespace: Namespace,
+    name: Name,
+    *,
+    start: Annotated[int, Parameter(name="--from", help="First offset.", show_default=False)] = 0,
+    stop: Annotated[int | None, Parameter(name="--to", help="Offset to stop before.")] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> Iterator[Any]:
+    """Print a log's records.
+
+    Each with its offset, a time it is no later than, and its payload. Exit code 1: a
+    part of the log is damaged (it is told where, and the rest follows).
+    """
+    from shared.storage.tools.logs import DamagedRow, log_dump
+
+    damaged = 0
+    for row in log_dump(_there(data_folder(data_dir)), namespace, name, start, stop):
+        damaged += isinstance(row, DamagedRow)
+        yield row
+    if damaged:
+        raise Refusal(f"{damaged} ranges of {namespace}/{name} are damaged")
+
+
+_DUMP_EXAMPLES = """Examples:
+
+    brokers log dump logmq orders
+    brokers log dump logmq orders --from 1048576 --json | jq -r .payload"""
+
+
+def verify(
+    namespace: Annotated[str | None, Parameter(help="Only logs of this namespace.")] = None,
+    name: Annotated[str | None, Parameter(help="Only this log.")] = None,
+    *,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> Outcome:
+    """Check every byte of the logs against their CRCs. Exit code 1: a part is damaged."""
+    from shared.storage.tools.logs import log_verify
+
+    with progress("verifying") as update:
+        rows = []
+        for row in log_verify(_there(data_folder(data_dir)), namespace, name):
+            rows.append(row)
+            update(len(rows))
+    return Outcome(rows, ExitCode.OK if all(row.ok for row in rows) else ExitCode.FAILED)
+
+
+def restore(
+    source: Annotated[Path, Parameter(help="A backup, as `brokers backup` made it.")],
+    *,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> Outcome:
+    """Make a data folder from a backup.
+
+    It must not exist yet, or be empty. Every file is checked on the way.
+    """
+    from shared.storage.tools.backup import restore as put_back
+
+    folder = data_folder(data_dir)
+    with progress(f"restoring {folder}"):
+        report = put_back(_there(source), folder)
+    return copied(report, json)
+
+
+_RESTORE_EXAMPLES = """Examples:
+
+    brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers"""
+
+
+def _there(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise Refusal(f"there is no folder {folder}", ExitCode.DATA_FOLDER)
+    return folder

@@ -1,0 +1,287 @@
+"""A client's side of the wire: answers, in the order of the requests, out of a stream of bytes. No I/O.
+
+Each request that was sent has an `Answer` that knows its shape. `take` gets the bytes received so far and
+where the answer begins; it returns where it ends, or -1 while it is not all there.
+
+Source: PROTOCOL.md, "Replies".
+"""
+
+from collections.abc import Callable
+
+import attrs
+
+from logmq.runs import HEADER_BYTES
+from logmq.wire import NUMBER_MAX
+from shared.errors import BrokerError, RemoteProtocolError
+
+LINE_BYTES_MAX = 64 * 1024
+"""Of any line but MESSAGE: the longest, HELP's, has less than 1 KiB."""
+BODY_BYTES_MAX = 64 * 1024 * 1024
+"""Of a chunk or message: the protocol's own limit."""
+
+Buffer = bytes | bytearray
+
+
+@attrs.define(eq=False)
+class LogmqError(BrokerError):
+    """The server refused a request. `code`: SYNTAX, NO_TOPIC, ...; see PROTOCOL.md."""
+
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.text}"
+
+
+@attrs.frozen
+class Record:
+    """One message and its place; `next_offset` is the place of the one after it."""
+
+    offset: int
+    payload: bytes = attrs.field(repr=lambda payload: f"<{len(payload)} bytes>")
+
+    @property
+    def next_offset(self) -> int:
+        return self.offset + HEADER_BYTES + len(self.payload)
+
+
+@attrs.frozen
+class Topic:
+    """A row of TOPICS, or the answer to OFFSETS: first kept offset, end of what is visible."""
+
+    name: str
+    first: int
+    end: int
+
+
+@attrs.frozen
+class Mark:
+    """A row of MARKS. `crc32c`: of the raw log bytes; `unix_ms`: when the first record was written."""
+
+    offset: int
+    length: int
+    records: int
+    crc32c: int
+    unix_ms: int
+
+
+class Answer:
+    """Awaited; `told` is called once it is complete: `error` is set, or `result`."""
+
+    __slots__ = ("done", "error", "result", "told")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.result: object = None
+        self.error: BrokerError | None = None
+        self.told: Callable[[], None] | None = None
+
+    def take(self, data: Buffer, at: int) -> int:
+        raise NotImplementedError
+
+    def fail(self, error: BrokerError) -> None:
+        """It will not come."""
+        self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self.done = True
+        if self.told is not None:
+            self.told()
+
+
+class LineAnswer(Answer):
+    """One line, beginning with `word`, then numbers; the result is a tuple of them."""
+
+    __slots__ = ("_numbers", "_word")
+
+    def __init__(self, word: bytes, numbers: int) -> None:
+        super().__init__()
+        self._word = word
+        self._numbers = numbers
+
+    def take(self, data: Buffer, at: int) -> int:
+        line, end = _line(data, at)
+        if line is None:
+            return -1
+        self.error = _refused(line)
+        if self.error is None:
+            self.result = _fields(line, self._word, self._numbers)
+        self._finish()
+        return end
+
+
+class OffsetsAnswer(Answer):
+    """`OK <offset>` for each of `count` requests in a row; a refused one has its LogmqError instead."""
+
+    __slots__ = ("_missing", "offsets")
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._missing = count
+        self.offsets: list[int | LogmqError] = []
+        self.result = self.offsets
+
+    def take(self, data: Buffer, at: int) -> int:
+        while self._missing:
+            line, end = _line(data, at)
+            if line is None:
+                return at if at else -1
+            at = end
+            refused = _refused(line)
+            self.offsets.append(_fields(line, b"OK", 1)[0] if refused is None else refused)
+            self._missing -= 1
+        self._finish()
+        return at
+
+
+class RecordAnswer(Answer):
+    """`MESSAGE ...` or `EOF`; the result is a Record or None."""
+
+    __slots__ = ()
+
+    def take(self, data: Buffer, at: int) -> int:
+        if not data.startswith(b"MESSAGE ", at):
+            line, end = _line(data, at)
+            if line is None:
+                return -1
+            self.error = _refused(line)
+            if self.error is None and line != b"EOF":
+                raise _garbled(line)
+        else:
+            record, end = take_message(data, at)
+            if record is None:
+                return -1
+            self.result = record
+        self._finish()
+        return end
+
+
+class ChunkAnswer(Answer):
+    """`CHUNK ...` and its bytes, or `EOF`; the result is (offset, bytes), no bytes at the end."""
+
+    __slots__ = ("_offset",)
+
+    def __init__(self, offset: int) -> None:
+        super().__init__()
+        self._offset = offset
+
+    def take(self, data: Buffer, at: int) -> int:
+        line, end = _line(data, at)
+        if line is None:
+            return -1
+        self.error = _refused(line)
+        if self.error is None:
+            if line == b"EOF":
+                self.result = (self._offset, b"")
+            else:
+                offset, length, following = _fields(line, b"CHUNK", 3)
+                if following != offset + length or length > BODY_BYTES_MAX:
+                    raise _garbled(line)
+                if len(data) < end + length:
+                    return -1
+                self.result = (offset, bytes(memoryview(data)[end : end + length]))
+                end += length
+        self._finish()
+        return end
+
+
+class RowsAnswer(Answer):
+    """Lines until `END`; `row` makes something of each."""
+
+    __slots__ = ("_row", "rows")
+
+    def __init__(self, row: Callable[[bytes], object]) -> None:
+        super().__init__()
+        self._row = row
+        self.rows: list[object] = []
+        self.result = self.rows
+
+    def take(self, data: Buffer, at: int) -> int:
+        while True:
+            line, end = _line(data, at)
+            if line is None:
+                return at if at else -1
+            at = end
+            self.error = _refused(line)
+            if self.error is not None or line == b"END":
+                self._finish()
+                return at
+            self.rows.append(self._row(line))
+
+
+def topic_row(line: bytes) -> Topic:
+    word, _, rest = line.partition(b" ")
+    name, _, numbers = rest.partition(b" ")
+    first, end = _fields(word + b" " + numbers, b"TOPIC", 2)
+    return Topic(name.decode("ascii", "replace"), first, end)
+
+
+def mark_row(line: bytes) -> Mark:
+    return Mark(*_fields(line, b"MARK", 5))
+
+
+def take_message(data: Buffer, at: int) -> tuple[Record | None, int]:
+    """A MESSAGE line at `at` and the position behind it; None while it is not all there."""
+    line_end = data.find(b"\n", at, at + LINE_BYTES_MAX)
+    second = data.find(b" ", at + len("MESSAGE "), at + LINE_BYTES_MAX)
+    head_end = data.find(b" ", second + 1, at + LINE_BYTES_MAX) if second >= 0 else -1
+    if head_end < 0 or 0 <= line_end < head_end:  # "MESSAGE <offset> <length> " is not whole
+        if line_end >= 0 or len(data) - at > LINE_BYTES_MAX:
+            raise _garbled(bytes(data[at : at + 100]))
+        return None, at
+    offset, length = _fields(bytes(data[at:head_end]), b"MESSAGE", 2)
+    if length > BODY_BYTES_MAX:
+        raise _garbled(bytes(data[at:head_end]))
+    start = head_end + 1
+    end = start + length
+    if len(data) <= end:
+        return None, at
+    if data[end] != 10:
+        raise _garbled(bytes(data[at:head_end]))
+    return Record(offset, bytes(data[start:end])), end + 1
+
+
+def records_of(data: bytes, offset: int) -> list[Record]:
+    """The records of a chunk that begins at `offset`."""
+    records, at, size = [], 0, len(data)
+    while at < size:
+        start = at + HEADER_BYTES
+        end = start + int.from_bytes(data[at:start], "big")
+        if end > size:
+            raise RemoteProtocolError(f"a chunk at offset {offset} that is not whole records")
+        records.append(Record(offset + at, data[start:end]))
+        at = end
+    return records
+
+
+def _line(data: Buffer, at: int) -> tuple[bytes | None, int]:
+    end = data.find(b"\n", at)
+    if end < 0:
+        if len(data) - at > LINE_BYTES_MAX:
+            raise _garbled(bytes(data[at : at + 100]))
+        return None, at
+    return bytes(data[at:end]), end + 1
+
+
+def _refused(line: bytes) -> LogmqError | None:
+    if not line.startswith(b"ERR "):
+        return None
+    code, _, text = line[4:].decode("utf-8", "replace").partition(" ")
+    return LogmqError(code, text)
+
+
+def _fields(line: bytes, word: bytes, count: int) -> tuple[int, ...]:
+    first, *fields = line.split(b" ")
+    if first != word or len(fields) != count or not all(field.isdigit() for field in fields):
+        raise _garbled(line)
+    if any(len(field) > 19 for field in fields):
+        raise _garbled(line)
+    numbers = tuple(map(int, fields))
+    if numbers and max(numbers) > NUMBER_MAX:
+        raise _garbled(line)
+    return numbers
+
+
+def _garbled(line: bytes) -> RemoteProtocolError:
+    return RemoteProtocolError(f"the server's answer is not LogMQ's: {line[:100]!r}")

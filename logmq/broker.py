@@ -1,0 +1,38 @@
+"""What all connections share: topics, groups, writers, counts."""
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from logmq.counts import Counts
+from logmq.groups import Groups
+from logmq.settings import LogmqSettings
+from logmq.topics import Topics
+from logmq.windows import Windows
+from logmq.writers import Writers
+from shared.storage.store import Store
+
+if TYPE_CHECKING:
+    from logmq.session import Session
+
+
+@attrs.define(eq=False)
+class Broker:
+    """One LogMQ, without its sockets."""
+
+    store: Store
+    settings: LogmqSettings
+    topics: Topics
+    groups: Groups
+    writers: Writers
+    counts: Counts = attrs.field(factory=Counts)
+    windows: Windows = attrs.field(factory=Windows)
+    sessions: "set[Session]" = attrs.field(factory=set)
+    draining: bool = False
+    """The server stops: nothing waits any more."""
+
+    def drain(self) -> None:
+        """End every wait, answer what is owed, close."""
+        self.draining = True
+        for session in tuple(self.sessions):
+            session.drain()

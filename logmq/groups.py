@@ -1,0 +1,119 @@
+"""Groups' committed offsets, in a table of the store.
+
+Keys carry the log's id, which is never used again: what a deleted topic leaves behind can never be taken for
+a commit to its successor. Such leftovers (of a crash between the two steps of a DELETE) go at the
+next start.
+"""
+
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from logmq.wire import Code, Refusal
+from shared.storage.store import Log, Ticket
+from shared.storage.table import Table
+
+_ID_BYTES = 8
+_OFFSET_BYTES = 8
+
+
+@attrs.frozen
+class Committed:
+    """One group's place in one topic."""
+
+    group: str
+    topic: str
+    offset: int
+    end: int
+
+    @property
+    def behind_bytes(self) -> int:
+        return max(0, self.end - self.offset)
+
+
+class Groups:
+    """Committed offsets by group and log."""
+
+    def __init__(self, table: Table, commits_max: int) -> None:
+        self._table = table
+        self._commits_max = commits_max
+        self._by_log: dict[int, set[bytes]] = {}
+        self._count = 0
+        self._unsynced: dict[bytes, Ticket] = {}
+        for key, _ in table.items():
+            self._remember(key)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def committed(self, group: str, log: Log) -> tuple[int, Ticket | None] | None:
+        """The offset, and the ticket to wait for before it is told (None: it is durable)."""
+        key = _key(group, log)
+        value = self._table.get(key)
+        return None if value is None else (int.from_bytes(value, "big"), self._unsynced.get(key))
+
+    def commit(self, group: str, log: Log, offset: int) -> Ticket:
+        """Raises Refusal (LIMIT) and StoreError."""
+        key = _key(group, log)
+        if self._table.get(key) is None and self._count >= self._commits_max:
+            raise Refusal(Code.LIMIT, f"there are commits_max = {self._commits_max} commits already")
+        ticket = self._table.put(key, offset.to_bytes(_OFFSET_BYTES, "big"))
+        self._remember(key)
+        self._unsynced[key] = ticket
+        ticket.when_done(lambda done: self._written(key, done))
+        return ticket
+
+    def forget(self, log_id: int) -> None:
+        """The log is deleted. Raises StoreError."""
+        keys = self._by_log.pop(log_id, set())
+        self._count -= len(keys)
+        for key in keys:
+            self._table.delete(key)
+
+    def all(self, logs: Callable[[int], Log | None]) -> Iterator[Committed]:
+        """Every commit, by topic and group."""
+        rows = []
+        for key, value in self._table.items():
+            log = logs(_log_id(key))
+            if log is not None:
+                offset = int.from_bytes(value, "big")
+                rows.append(Committed(key[_ID_BYTES:].decode(), log.name, offset, log.visible))
+        return iter(sorted(rows, key=lambda row: (row.topic, row.group)))
+
+    def repair(self, logs: Callable[[int], Log | None]) -> tuple[int, list[Committed]]:
+        """At start: drop commits of deleted logs, and bring back those past the end of a log.
+
+        A log in mode `interval` or `none` may have lost a suffix in a power cut. Returns how many were
+        dropped, and which were past the end, as they were. Raises StoreError.
+        """
+        dropped, past = 0, []
+        for log_id in list(self._by_log):
+            log = logs(log_id)
+            if log is None:
+                dropped += len(self._by_log[log_id])
+                self.forget(log_id)
+                continue
+            for key in self._by_log[log_id]:
+                offset = int.from_bytes(self._table[key], "big")
+                if offset > log.visible:
+                    past.append(Committed(key[_ID_BYTES:].decode(), log.name, offset, log.visible))
+                    self._table.put(key, log.visible.to_bytes(_OFFSET_BYTES, "big"))
+        return dropped, past
+
+    def _written(self, key: bytes, ticket: Ticket) -> None:
+        if self._unsynced.get(key) is ticket:
+            del self._unsynced[key]
+
+    def _remember(self, key: bytes) -> None:
+        keys = self._by_log.setdefault(_log_id(key), set())
+        if key not in keys:
+            keys.add(key)
+            self._count += 1
+
+
+def _key(group: str, log: Log) -> bytes:
+    return log.id.to_bytes(_ID_BYTES, "big") + group.encode()
+
+
+def _log_id(key: bytes) -> int:
+    return int.from_bytes(key[:_ID_BYTES], "big")

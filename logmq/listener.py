@@ -1,0 +1,130 @@
+"""The service: LogMQ on a store, as the host runs it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from logmq.broker import Broker
+from logmq.groups import Groups
+from logmq.session import Session
+from logmq.settings import LogmqSettings
+from logmq.topics import Topics
+from logmq.writers import Writers
+from shared.metrics import Sample
+from shared.net.connection import Connection
+from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.storage.settings import Retention
+from shared.storage.table import Table
+
+NAMESPACE = "logmq"
+TABLES = "logmq-tables"
+"""Apart from the topics, whose names are the users'."""
+
+
+async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
+    """Load topics, groups and writers, and put right what a crash left. Raises StoreError."""
+    store, log = context.store, context.log
+    namespace = store.namespace(
+        NAMESPACE,
+        settings.durability,
+        plain_names=True,
+        retention=Retention(settings.retention_bytes or None, settings.retention_ms or None),
+    )
+    tables = store.namespace(TABLES, settings.durability)
+    broker = Broker(
+        store=store,
+        settings=settings,
+        topics=Topics(namespace, settings),
+        groups=Groups(await Table.open(tables, "groups"), settings.commits_max),
+        writers=Writers(store, await Table.open(tables, "writers"), writers_max=settings.writers_max),
+    )
+    if store.read_only is None:
+        by_id = broker.topics.by_id()
+        dropped, past = broker.groups.repair(by_id.get)
+        forgotten = broker.writers.repair(by_id.get)
+        if dropped or forgotten:
+            log.info("logmq forgot what deleted topics left", commits=dropped, writers=forgotten)
+        for row in past:
+            log.warning(
+                "logmq group was past the end of its topic, which has lost a suffix",
+                group=row.group,
+                topic=row.topic,
+                offset=row.offset,
+                end=row.end,
+            )
+    return broker
+
+
+class LogmqService:
+    """LogMQ on its one endpoint."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
+            TcpEndpoint("logmq", broker.settings.port, self._open_session, pushes=True),
+        )
+        self.admin_verbs: Sequence[Verb] = (Verb("groups", "every group's committed offsets", self._groups),)
+
+    async def run(self) -> None:
+        """Nothing runs beside the connections."""
+
+    def drain(self) -> None:
+        self._broker.drain()
+
+    def samples(self) -> Iterable[Sample]:
+        broker, counts = self._broker, self._broker.counts
+        for name, value, help_ in (
+            ("messages_produced_total", counts.messages_in, "Messages written by PRODUCE, APPEND and BATCH."),
+            ("produced_bytes_total", counts.bytes_in, "Bytes written, record headers included."),
+            ("messages_consumed_total", counts.messages_consumed, "Messages read by CONSUME."),
+            ("fetched_bytes_total", counts.bytes_fetched, "Log bytes read by FETCH."),
+            ("tailed_bytes_total", counts.bytes_tailed, "Bytes sent by TAIL, all readers together."),
+            (
+                "batches_repeated_total",
+                counts.batches_repeated,
+                "BATCH requests answered, but not written again.",
+            ),
+            (
+                "tails_fallen_behind_total",
+                counts.tails_fallen_behind,
+                "TAIL readers that left the shared feed.",
+            ),
+            ("requests_too_late_total", counts.too_late, "Lines and bodies that did not come in time."),
+        ):
+            yield Sample(f"logmq_{name}", value, help_)
+        for code, refused in sorted(counts.refusals.items()):
+            yield Sample(
+                "logmq_requests_refused_total",
+                refused,
+                "Requests answered with ERR.",
+                labels=(("code", code),),
+            )
+        for name, value, help_ in (
+            ("topics", len(broker.topics), "Topics."),
+            ("commits", len(broker.groups), "Committed offsets of groups."),
+            ("writers", len(broker.writers), "BATCH writers remembered."),
+            ("tails", counts.tails, "TAIL readers."),
+            ("fetches_waiting", counts.fetches_waiting, "FETCH requests that wait."),
+        ):
+            yield Sample(f"logmq_{name}", value, help_, kind="gauge")
+
+    def _open_session(self, connection: Connection) -> Session:
+        return Session(connection, self._broker)
+
+    async def _groups(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """`topic`, `group`: only theirs."""
+        topic, group = arguments.get("topic"), arguments.get("group")
+        return [
+            {
+                "group": row.group,
+                "topic": row.topic,
+                "offset": row.offset,
+                "end": row.end,
+                "behind_bytes": row.behind_bytes,
+            }
+            for row in self._broker.groups.all(self._broker.topics.by_id().get)
+            if topic in (None, row.topic) and group in (None, row.group)
+        ]
+
+
+async def open_service(context: Context, settings: LogmqSettings) -> LogmqService:
+    return LogmqService(await open_broker(context, settings))

@@ -1,0 +1,183 @@
+"""Runs: many PRODUCE lines to records, many records to MESSAGE lines, in a few calls for all of them.
+
+Nearly every byte that LogMQ moves passes here. A loop over messages costs half a microsecond each before it
+has done anything; splitting, joining and formatting whole runs costs a fifth of that. Each function says what
+makes its short cut exact, and is tested against the plain loop.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, islice
+
+HEADER_BYTES = 4
+_HEADERS = [size.to_bytes(HEADER_BYTES, "big") for size in range(4097)]
+_LENGTHS = [HEADER_BYTES + size for size in range(4097)]
+_SAME_LEAST = 4
+"""Records of one size are handled all at once from this many on; below, finding out costs more."""
+
+Lengths = int | Sequence[int]
+"""Of a run's records, header included: one for each, or one for all of them where they are the same."""
+
+
+def produced(lines: bytes, word: bytes, separator: bytes, size_max: int) -> tuple[bytes, int, Lengths] | None:
+    """Records, their count and lengths, of whole PRODUCE lines that all begin with `word`; else None.
+
+    `word`: `PRODUCE <topic> `, with which `lines` begins; `separator`: LF and `word`. None too where a line
+    ends in CR LF or a message is above `size_max`: whatever needs a closer look. `lines` ends in LF.
+    """
+    messages = lines[len(word) : -1].split(separator)
+    count = len(messages)
+    if count == 1:
+        message = messages[0]
+        size = len(message)
+        if size > size_max or b"\n" in message or message[-1:] == b"\r":
+            return None
+        return size.to_bytes(HEADER_BYTES, "big") + message, 1, HEADER_BYTES + size
+    if b"\r" in lines:
+        return None
+    stride = len(word) + len(messages[0]) + 1
+    if count * stride == len(lines) and lines[stride - 1 :: stride] == b"\n" * count:
+        # With no further LF in any message these are all the line ends, so the lines have one length; each
+        # separator holds an LF, so all but the first line begin with `word`, as the first does.
+        size = len(messages[0])
+        header = size.to_bytes(HEADER_BYTES, "big")
+        records = header + header.join(messages)
+        if size > size_max or _hold_lf(records, messages):
+            return None
+        return records, count, HEADER_BYTES + size
+    records, lengths = encode(messages)
+    if max(lengths) - HEADER_BYTES > size_max or _hold_lf(records, messages):
+        return None
+    return records, count, lengths
+
+
+def appended(data: bytes, word: bytes, size: int) -> tuple[bytes, int]:
+    """Records of the APPEND requests at the front of `data` that are alike, and how many those are.
+
+    `word`: the first one's line, its end included, with which `data` begins; `size`: of its message. Requests
+    of one length stand at multiples of it; where the bytes there are the same line, whatever the messages
+    hold, that is what they are. (b"", 0) where not all that is whole is such a run.
+    """
+    stride = len(word) + size
+    count = len(data) // stride
+    if count < _SAME_LEAST:
+        return b"", 0
+    end = count * stride
+    for place in range(len(word)):
+        if data[place:end:stride] != word[place : place + 1] * count:
+            return b"", 0
+    header = size.to_bytes(HEADER_BYTES, "big")
+    messages = [data[start : start + size] for start in range(len(word), end + 1, stride)][:count]
+    return header + header.join(messages), count
+
+
+def encode(messages: Sequence[bytes]) -> tuple[bytes, list[int]]:
+    """The records of `messages`, and their lengths, headers included."""
+    sizes = list(map(len, messages))
+    try:
+        headers = list(map(_HEADERS.__getitem__, sizes))
+        lengths = list(map(_LENGTHS.__getitem__, sizes))
+    except IndexError:
+        headers = [size.to_bytes(HEADER_BYTES, "big") for size in sizes]
+        lengths = [HEADER_BYTES + size for size in sizes]
+    parts = [b""] * (2 * len(sizes))
+    parts[::2] = headers
+    parts[1::2] = messages
+    return b"".join(parts), lengths
+
+
+def ok_lines(first: int, count: int, lengths: Lengths) -> bytes:
+    """`OK <offset>` for each of `count` records, the first of which stands at `first`."""
+    if isinstance(lengths, int):
+        if count == 1:
+            return b"OK %d\n" % first
+        return (b"OK %d\n" * count) % tuple(range(first, first + count * lengths, lengths))
+    offsets = tuple(accumulate(lengths, initial=first))
+    return (b"OK %d\n" * count) % offsets[:count]
+
+
+def message_lines(records: bytes, offset: int) -> bytes:
+    """A MESSAGE line for each of `records`, whole ones, the first of which stands at `offset`."""
+    size = int.from_bytes(records[:HEADER_BYTES], "big")
+    length = HEADER_BYTES + size
+    count = _same(records, length)
+    if count:
+        end = len(records)
+        fields: list[int | bytes] = [b""] * (2 * count)
+        fields[::2] = range(offset, offset + end, length)
+        fields[1::2] = [records[at + HEADER_BYTES : at + length] for at in range(0, end, length)]
+        return (b"MESSAGE %%d %d %%b\n" % size * count) % tuple(fields)
+    parts: list[int | bytes] = []
+    at, end, from_bytes = 0, len(records), int.from_bytes
+    while at < end:
+        start = at + HEADER_BYTES
+        size = from_bytes(records[at:start], "big")
+        parts += (offset + at, size, records[start : start + size])
+        at = start + size
+    return (b"MESSAGE %d %d %b\n" * (len(parts) // 3)) % tuple(parts)
+
+
+def record_count(data: bytes, size_max: int) -> int | None:
+    """How many records `data` is made of; None if it is not whole records, or one is above `size_max`."""
+    end = len(data)
+    if end < HEADER_BYTES:
+        return None
+    size = int.from_bytes(data[:HEADER_BYTES], "big")
+    if size <= size_max and (count := _same(data, HEADER_BYTES + size)):
+        return count
+    at = count = 0
+    while at + HEADER_BYTES <= end:
+        size = int.from_bytes(data[at : at + HEADER_BYTES], "big")
+        if size > size_max:
+            return None
+        at += HEADER_BYTES + size
+        count += 1
+    return count if at == end else None
+
+
+def consumed(
+    offsets: Sequence[int], start: int, records: bytes, at: int, first: int, length: int
+) -> tuple[int, int]:
+    """How many of `offsets[start:]`, from the front, ask for one record after the other; where those end.
+
+    `records[at:]` are whole records from offset `first` on; `length` is that of each, or 0 where they differ
+    (`same_length`). Returns a count and a position in `records`.
+    """
+    end = len(records)
+    if length:
+        most = min(len(offsets) - start, (end - at) // length)
+        if list(offsets[start : start + most]) == list(range(first, first + most * length, length)):
+            return most, at + most * length
+    base = first - at
+    count = 0
+    for offset in islice(offsets, start, None):
+        if offset != base + at or at >= end:
+            break
+        at += HEADER_BYTES + int.from_bytes(records[at : at + HEADER_BYTES], "big")
+        count += 1
+    return count, at
+
+
+def same_length(records: bytes) -> int:
+    """The length of each of `records`, whole ones, if all have the same and there are several; else 0."""
+    length = HEADER_BYTES + int.from_bytes(records[:HEADER_BYTES], "big")
+    return length if _same(records, length) else 0
+
+
+def _hold_lf(records: bytes, messages: Sequence[bytes]) -> bool:
+    """Whether any of the messages holds an LF. Headers may: only then are the messages looked at apart."""
+    return b"\n" in records and b"\n" in b"".join(messages)
+
+
+def _same(records: bytes, length: int) -> int:
+    """The number of records if all of them are `length` bytes, header included, and there are some; else 0.
+
+    If the header at 0 says so, and the bytes at every multiple of `length` are the same header, then each
+    record ends where the next one's header stands, whatever else the payloads hold.
+    """
+    count, rest = divmod(len(records), length)
+    if rest or count < _SAME_LEAST:
+        return 0
+    for byte in range(HEADER_BYTES):
+        if records[byte::length] != records[byte : byte + 1] * count:
+            return 0
+    return count

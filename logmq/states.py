@@ -1,0 +1,91 @@
+"""What a LogMQ connection is doing, and what may happen then: the table behind the diagram in PROTOCOL.md.
+
+What the table leaves out: requests that answer at once change no state, and the session holds its input back
+without a state of its own while an answer, the disk or the peer keeps it waiting (stops, below).
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+# Why input is held back. Bits: several may hold at once.
+STOP_TURN = 1  # an earlier answer has to leave first
+STOP_READ = 2  # a read is under way
+STOP_OWED = 4  # too many answers wait
+STOP_OUTBOX = 8  # the peer does not take its answers
+STOP_STORE = 16  # the disk is behind
+STOP_OTHERS = 32  # other connections have their turn
+
+
+class State(Enum):
+    REQUESTS = "a request's line is expected"
+    BODY = "the bytes of an APPEND or BATCH are coming"
+    SKIPPED_BODY = "the bytes of a refused APPEND or BATCH are thrown away"
+    SKIPPED_LINE = "the rest of a line is thrown away"
+    TAIL = "records are sent as they become visible"
+    ENDING = "what is owed is sent, then the connection closes"
+
+
+class Event(Enum):
+    BODY_ANNOUNCED = "APPEND or BATCH"
+    BODY_COMPLETE = "the last byte"
+    BODY_REFUSED = "APPEND or BATCH that is refused"
+    BODY_TOO_LARGE = "a body above 64 MiB"
+    BODY_SKIPPED = "its last byte"
+    LINE_TOO_LONG = "a line above the limit"
+    LINE_END = "the line's end"
+    TAIL_BEGINS = "TAIL"
+    TAIL_STOPPED = "any line"
+    TAIL_REFUSED = "DELETE of the topic, a bad offset"
+    TAIL_REFUSED_IN_LINE = "the same, amid a line"
+    QUIT = "QUIT"
+    INPUT_ENDS = "end of input, drain"
+    TOO_LATE = "deadline"
+
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    State.REQUESTS: {
+        Event.BODY_ANNOUNCED: State.BODY,
+        Event.BODY_REFUSED: State.SKIPPED_BODY,
+        Event.BODY_TOO_LARGE: State.ENDING,
+        Event.LINE_TOO_LONG: State.SKIPPED_LINE,
+        Event.TAIL_BEGINS: State.TAIL,
+        Event.QUIT: State.ENDING,
+        Event.INPUT_ENDS: State.ENDING,
+        Event.TOO_LATE: State.ENDING,
+    },
+    State.BODY: {
+        Event.BODY_COMPLETE: State.REQUESTS,
+        Event.INPUT_ENDS: State.ENDING,
+        Event.TOO_LATE: State.ENDING,
+    },
+    State.SKIPPED_BODY: {
+        Event.BODY_SKIPPED: State.REQUESTS,
+        Event.INPUT_ENDS: State.ENDING,
+        Event.TOO_LATE: State.ENDING,
+    },
+    State.SKIPPED_LINE: {
+        Event.LINE_END: State.REQUESTS,
+        Event.INPUT_ENDS: State.ENDING,
+        Event.TOO_LATE: State.ENDING,
+    },
+    State.TAIL: {
+        Event.TAIL_STOPPED: State.REQUESTS,
+        Event.TAIL_REFUSED: State.REQUESTS,
+        Event.TAIL_REFUSED_IN_LINE: State.SKIPPED_LINE,
+        Event.INPUT_ENDS: State.ENDING,
+        Event.TOO_LATE: State.ENDING,
+    },
+    State.ENDING: {},
+}
+
+
+def diagram() -> Iterator[str]:
+    """The table as Mermaid's lines, for PROTOCOL.md."""
+    yield "stateDiagram-v2"
+    for state in State:
+        yield f"    {state.name} : {state.name}<br/>{state.value}"
+    yield f"    [*] --> {State.REQUESTS.name}"
+    for state, moves in TRANSITIONS.items():
+        for event, after in moves.items():
+            yield f"    {state.name} --> {after.name} : {event.value}"
+    yield f"    {State.ENDING.name} --> [*]"

@@ -1,0 +1,102 @@
+"""Topics: logs of the namespace `logmq`, made at their first write, and who waits for them."""
+
+from logmq.feeds import Feed
+from logmq.readers import Waiting
+from logmq.settings import LogmqSettings
+from logmq.wire import Code, Refusal, no_topic, refusal_for, topic_untrusted
+from shared.errors import StoreError
+from shared.storage.store import Log, Namespace, Ticket
+
+
+class Topics:
+    """All topics by name."""
+
+    def __init__(self, namespace: Namespace, settings: LogmqSettings) -> None:
+        self._namespace = namespace
+        self._settings = settings
+        self.known: dict[bytes, Log] = {}
+        """Names as they come from the wire, once they have been checked; some of those may be deleted."""
+        self._feeds: dict[Log, Feed] = {}
+        self._waiting: dict[str, dict[Waiting, None]] = {}
+        for name, log in namespace.logs.items():
+            log.retention = settings.retention(name)
+
+    def __len__(self) -> int:
+        return len(self._namespace.logs)
+
+    def names(self) -> list[str]:
+        """Sorted."""
+        return sorted(self._namespace.logs)
+
+    def by_id(self) -> dict[int, Log]:
+        return {log.id: log for log in self._namespace.logs.values()}
+
+    def find(self, name: str) -> Log | None:
+        return self._namespace.logs.get(name)
+
+    def find_untrusted(self, topic: bytes) -> Log | None:
+        """The topic that a request names, None if there is none. Raises Refusal (BAD_TOPIC)."""
+        log = self.known.get(topic)
+        if log is not None and not log.deleted:
+            return log
+        log = self._namespace.logs.get(topic_untrusted(topic))
+        if log is not None:
+            self.known[topic] = log
+        return log
+
+    def existing_untrusted(self, topic: bytes) -> Log:
+        """The same, for requests that need one. Raises Refusal (BAD_TOPIC, NO_TOPIC)."""
+        log = self.find_untrusted(topic)
+        if log is None:
+            raise no_topic(topic.decode())
+        return log
+
+    def writable_untrusted(self, topic: bytes) -> Log:
+        """The same, made if it is not there. Raises Refusal (BAD_TOPIC, LIMIT, STORAGE)."""
+        log = self.known.get(topic)
+        if log is not None and not log.deleted:
+            return log
+        log = self.find_untrusted(topic)
+        if log is None:
+            log = self._create(topic.decode())
+            self.known[topic] = log
+        return log
+
+    def delete(self, log: Log) -> Ticket:
+        """End a topic: its readers are told, its name is free. Raises StoreError."""
+        self.known.pop(log.name.encode(), None)
+        return self._namespace.delete(log.name)
+
+    def feed(self, log: Log) -> Feed:
+        """Where readers of `log` wait for its news."""
+        feed = self._feeds.get(log)
+        if feed is None:
+            feed = self._feeds[log] = Feed(log, self._unwatched)
+        return feed
+
+    def await_topic(self, name: str, waiting: Waiting) -> None:
+        """Tell `waiting` once, when the topic is made."""
+        self._waiting.setdefault(name, {})[waiting] = None
+
+    def forget_waiting(self, name: str, waiting: Waiting) -> None:
+        """Harmless where it does not wait."""
+        those = self._waiting.get(name)
+        if those is not None:
+            those.pop(waiting, None)
+            if not those:
+                del self._waiting[name]
+
+    def _create(self, name: str) -> Log:
+        if len(self) >= self._settings.topics_max:
+            raise Refusal(Code.LIMIT, f"there are topics_max = {self._settings.topics_max} topics already")
+        try:
+            log, _ = self._namespace.create(name, self._settings.for_topic(name).durability)
+        except StoreError as error:
+            raise refusal_for(error) from None
+        log.retention = self._settings.retention(name)
+        for waiting in self._waiting.pop(name, ()):
+            waiting.appeared(log)
+        return log
+
+    def _unwatched(self, feed: Feed) -> None:
+        del self._feeds[feed.log]

@@ -1,0 +1,328 @@
+"""`brokers logmq ...`: the protocol's own commands. Each returns what it found; the host shows it."""
+
+import errno
+import os
+import ssl
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import trio
+from cyclopts import App, Parameter
+
+from logmq.client import Client, LogmqError, Record, Unreachable, connect
+from shared.errors import ConfigError
+from shared.plug import ServeRequest, VerbRequest
+from shared.progress import counting
+
+READ_BYTES = 256 * 1024
+
+app = App(
+    name="logmq",
+    help="A log of records on disk for each topic, read by offset.",
+    help_epilogue="""Examples:
+
+    brokers logmq serve
+    brokers logmq produce orders hello
+    brokers logmq consume orders
+    brokers logmq tail orders --json | jq .message""",
+    help_format="plaintext",
+)
+
+
+def _flag(help_: str) -> Parameter:
+    return Parameter(help=help_, negative="", show_default=False)
+
+
+Json = Annotated[bool, _flag("JSON, one object a line, instead of text.")]
+Topic = Annotated[str, Parameter(help="A topic.")]
+From = Annotated[
+    str | None, Parameter(name="--from", help="An offset, first (kept), or end.", show_default=False)
+]
+Max = Annotated[int | None, Parameter(name="--max", help="Stop after so many messages.")]
+Offsets = Annotated[bool, _flag("Show each message's offset beside it.")]
+
+
+@Parameter(name="*")
+@attrs.frozen
+class Server:
+    """Where the server is."""
+
+    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1"
+    port: Annotated[int, Parameter(help="Its port.", env_var="BROKERS_LOGMQ_PORT")] = 8080
+    tls: Annotated[bool, _flag("Speak TLS.")] = False
+    ca: Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")] = None
+    certificate: Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")] = None
+    key: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Client]:
+        """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
+        try:
+            async with connect(self.host, self.port, ssl_context=self._ssl_context()) as client:
+                yield client
+        except Unreachable as error:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
+
+    def _ssl_context(self) -> ssl.SSLContext | None:
+        if not (self.tls or self.ca or self.certificate):
+            return None
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.certificate is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+LOCAL = Server()
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers logmq serve
+    brokers logmq serve --port 0 --data-dir /var/lib/logmq"""
+)
+def serve(
+    *,
+    port: Annotated[int | None, Parameter(help="Bind this port (8080 unless set); 0 picks one.")] = None,
+) -> ServeRequest:
+    """Serve LogMQ alone, until SIGTERM, SIGINT or the line "exit"."""
+    return ServeRequest("logmq", {"logmq": {"port": port}})
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers logmq produce orders hello "a second one"
+    seq 1000000 | brokers logmq produce numbers --json"""
+)
+async def produce(
+    topic: Topic,
+    /,
+    *messages: Annotated[str, Parameter(help="Messages; without any, each line of standard input is one.")],
+    server: Server = LOCAL,
+    json: Json = False,
+) -> Sequence[Mapping[str, Any]] | Mapping[str, Any]:
+    """Write messages to a topic; it is made if it is not there.
+
+    Shows the offset of each message given as an argument. Of standard input it
+    shows how many lines there were and where they stand; these are written once
+    and in order, also where the connection is lost on the way.
+    """
+    async with server.connect() as client:
+        if messages:
+            offsets = await client.produce_many(topic, map(os.fsencode, messages))
+            return [{"topic": topic, "offset": offset} for offset in offsets]
+        return await _produce_lines(client, topic)
+
+
+async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
+    first: int | None = None
+    last: int | None = None
+    done = size = 0
+    with counting("messages") as update:
+
+        def told(_: int, offsets: Sequence[int]) -> None:
+            nonlocal first, last, done
+            first = offsets[0] if first is None else first
+            last = offsets[-1]
+            done += len(offsets)
+            update(done, size)
+
+        async with client.producer(topic, told=told) as producer:
+            async for line in _lines(trio.wrap_file(sys.stdin.buffer)):
+                size += len(line)
+                await producer.send(line)
+    return {"topic": topic, "messages": done, "first": first, "last": last}
+
+
+async def _lines(file: Any) -> AsyncIterator[bytes]:
+    """Lines as they come, without their ends; the last may lack one."""
+    rest = b""
+    while data := await file.read1(READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r")
+    if rest:
+        yield rest
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers logmq consume orders
+    brokers logmq consume orders --from 128 --max 10 --offsets
+    brokers logmq consume orders --group billing --commit --follow"""
+)
+async def consume(
+    topic: Topic,
+    /,
+    *,
+    from_: From = None,
+    max_: Max = None,
+    group: Annotated[str | None, Parameter(help="Begin where this group has committed.")] = None,
+    commit: Annotated[bool, _flag("Commit the group's offset once shown.")] = False,
+    follow: Annotated[bool, _flag("Wait for more at the end.")] = False,
+    offsets: Offsets = False,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> AsyncIterable[Any]:
+    """Show a topic's messages, one a line, to its end.
+
+    Begins at the first that is kept, unless --from or --group say otherwise.
+    """
+    if commit and group is None:
+        raise ConfigError("--commit", "needs a --group whose offset it is")
+
+    async def shown() -> AsyncIterator[Any]:
+        left = max_
+        async with server.connect() as client, AsyncExitStack() as stack:
+            # With --follow the client's next FETCH waits, and holds up what is asked behind it.
+            beside = await stack.enter_async_context(server.connect()) if commit and follow else client
+            start = await _start(client, topic, from_, group, missing=0 if follow else None)
+            records = client.records(topic, start, follow=follow)
+            while (left is None or left > 0) and (chunk := await records.chunk()):
+                if left is not None:
+                    chunk = chunk[:left]
+                    left -= len(chunk)
+                for item in _shown(chunk, json=json, offsets=offsets):
+                    yield item
+                if commit and group is not None:
+                    await beside.commit(group, topic, chunk[-1].next_offset)
+
+    return shown()
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers logmq tail orders
+    brokers logmq tail orders --from first --json"""
+)
+async def tail(
+    topic: Topic,
+    /,
+    *,
+    from_: From = None,
+    max_: Max = None,
+    offsets: Offsets = False,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> AsyncIterable[Any]:
+    """Show messages as they are written, from the end on, until interrupted."""
+
+    async def shown() -> AsyncIterator[Any]:
+        left = max_
+        async with server.connect() as client:
+            start = await _start(client, topic, from_ or "end", None, missing=0)
+            async with client.tail(topic, start) as records:
+                while left is None or left > 0:
+                    for item in _shown([await anext(records)], json=json, offsets=offsets):
+                        yield item
+                    if left is not None:
+                        left -= 1
+
+    return shown()
+
+
+@app.command(
+    help_epilogue="Examples:\n\n    brokers logmq topics\n    brokers logmq topics --json | jq .topic"
+)
+async def topics(*, server: Server = LOCAL, json: Json = False) -> Sequence[Mapping[str, Any]]:
+    """List the topics: the first offset that is kept, the end, and the bytes between."""
+    async with server.connect() as client:
+        return [
+            {"topic": row.name, "first": row.first, "end": row.end, "bytes": row.end - row.first}
+            for row in await client.topics()
+        ]
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers logmq offsets orders")
+async def offsets(topic: Topic, /, *, server: Server = LOCAL, json: Json = False) -> Mapping[str, Any]:
+    """Show a topic's first offset that is kept, and its end."""
+    async with server.connect() as client:
+        found = await client.offsets(topic)
+    return {"topic": topic, "first": found.first, "end": found.end}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers logmq seek orders 2026-01-31T12:00
+    brokers logmq consume orders --from $(brokers logmq seek orders 1769860800000 --json | jq .offset)"""
+)
+async def seek(
+    topic: Topic,
+    when: Annotated[str, Parameter(help="Unix milliseconds, or an ISO time (local unless it says).")],
+    /,
+    *,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Find the offset of the first message at or after a time."""
+    try:
+        unix_ms = int(when) if when.isdigit() else int(datetime.fromisoformat(when).timestamp() * 1000)
+    except ValueError:
+        raise ConfigError("WHEN", f"{when!r} is neither Unix milliseconds nor an ISO time") from None
+    async with server.connect() as client:
+        return {"topic": topic, "offset": await client.seek(topic, max(unix_ms, 0))}
+
+
+@app.command(
+    help_epilogue="Examples:\n\n    brokers logmq groups\n    brokers logmq groups --topic orders --json"
+)
+def groups(
+    *,
+    topic: Annotated[str | None, Parameter(help="Only of this topic.")] = None,
+    group: Annotated[str | None, Parameter(help="Only of this group.")] = None,
+    data_dir: Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)] = None,
+    json: Json = False,
+) -> VerbRequest:
+    """List what groups have committed, and how far they are behind.
+
+    The wire has no word for it: the server is asked over the control socket in
+    its data folder.
+    """
+    return VerbRequest("logmq", "groups", {"topic": topic, "group": group}, data_dir)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers logmq delete orders")
+async def delete(topic: Topic, /, *, server: Server = LOCAL, json: Json = False) -> Mapping[str, Any]:
+    """End a topic: its messages, its groups' offsets and its writers go for good."""
+    async with server.connect() as client:
+        await client.delete(topic)
+    return {"topic": topic, "deleted": True}
+
+
+async def _start(
+    client: Client, topic: str, said: str | None, group: str | None, *, missing: int | None
+) -> int:
+    """The offset to begin at; `missing`: that of a topic that is not there (None: an error)."""
+    if said is not None and said.isdigit():
+        return int(said)
+    if said not in (None, "first", "end"):
+        raise ConfigError("--from", f"{said!r} is neither an offset nor first or end")
+    try:
+        found = await client.offsets(topic)
+        if said is None and group is not None:
+            committed = await client.committed(group, topic)
+            if committed is not None:
+                return max(committed, found.first)  # what retention has dropped is not there to be shown
+    except LogmqError as error:
+        if error.code == "NO_TOPIC" and missing is not None:
+            return missing
+        raise
+    return found.end if said == "end" else found.first
+
+
+def _shown(records: Sequence[Record], *, json: bool, offsets: bool) -> Sequence[Any]:
+    """Records as the host shows them: rows, lines on a terminal, or just their bytes."""
+    if json or offsets:
+        return [{"offset": record.offset, "message": record.payload} for record in records]
+    if sys.stdout.isatty():
+        return [record.payload.decode(errors="backslashreplace") for record in records]
+    return [b"".join(record.payload + b"\n" for record in records)]

@@ -1,0 +1,112 @@
+"""BATCH writers: which batches were written, so that one that is sent again is not written again.
+
+Of each writer to a topic the newest `WINDOW` batches are remembered, each in the slot `seq % WINDOW`, as a
+record of a table that is appended in one piece with the batch's data: after a crash both are there or
+neither. A batch whose slot holds its own seq was written already, and gets the answer it got then; one whose
+slot holds a higher seq is too old to tell, and is refused rather than written twice.
+
+At most `writers_max` writers are remembered; a new one beyond that takes the place of the one that has been
+silent longest, whose repetitions would then be written as new. After a restart nobody has spoken yet, and
+the order is that of the table.
+"""
+
+from collections.abc import Callable
+
+from logmq.wire import Code, Refusal
+from shared.storage.store import Log, Store, Ticket
+from shared.storage.table import Table
+
+WINDOW = 128
+"""How many batches a writer may have unanswered and still send again. (No setting: slots go by it.)"""
+_SLOT_BYTES = 2
+_PREFIX_BYTES = 8  # the log's id
+
+
+class Writers:
+    """What every writer has written lately."""
+
+    def __init__(self, store: Store, table: Table, *, writers_max: int) -> None:
+        self._store = store
+        self._table = table
+        self._writers_max = writers_max
+        self._slots: dict[bytes, set[bytes]] = {}
+        """By writer (log id and name): the keys of its slots in use. The longest silent writer is first."""
+        self._unsynced: dict[bytes, Ticket] = {}
+        for key, _ in table.items():
+            self._slots.setdefault(_writer_of(key), set()).add(key)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def write(
+        self, log: Log, writer: str, seq: int, records: bytes, count: int
+    ) -> tuple[int, Ticket | None, bool]:
+        """Append a batch, unless it was written before.
+
+        Returns the offset of its first record, the ticket to wait for (None: it is durable already), and
+        whether it was written now. Raises Refusal (LIMIT) for a seq that is too old to tell, and StoreError.
+        """
+        owner = log.id.to_bytes(_PREFIX_BYTES, "big") + writer.encode()
+        key = _key(owner, seq % WINDOW)
+        remembered = self._table.get(key)
+        if remembered is not None:
+            last, offset = int.from_bytes(remembered[:8], "big"), int.from_bytes(remembered[8:], "big")
+            if last == seq:
+                self._touch(owner)
+                return offset, self._unsynced.get(key), False
+            if last > seq:
+                raise Refusal(
+                    Code.LIMIT,
+                    f"seq {seq} of writer {writer} is too old to tell whether it was written: {last} was, "
+                    f"and the newest {WINDOW} are remembered",
+                )
+        offset = log.end
+        entry = self._table.put_record(key, seq.to_bytes(8, "big") + offset.to_bytes(8, "big"))
+        offsets, ticket = self._store.append_all([(log, records, count), entry])
+        assert offsets[0] == offset, "a batch went elsewhere than to the end of its log"
+        self._touch(owner).add(key)
+        self._unsynced[key] = ticket
+        ticket.when_done(lambda done: self._written(key, done))
+        self._make_room()
+        return offset, ticket, True
+
+    def forget(self, log_id: int) -> None:
+        """The log is deleted. Raises StoreError."""
+        prefix = log_id.to_bytes(_PREFIX_BYTES, "big")
+        for owner in [owner for owner in self._slots if owner.startswith(prefix)]:
+            self._forget_writer(owner)
+
+    def repair(self, logs: Callable[[int], Log | None]) -> int:
+        """At start: drop the writers of deleted logs; how many that were. Raises StoreError."""
+        gone = [owner for owner in self._slots if logs(int.from_bytes(owner[:_PREFIX_BYTES], "big")) is None]
+        for owner in gone:
+            self._forget_writer(owner)
+        return len(gone)
+
+    def _touch(self, owner: bytes) -> set[bytes]:
+        """Its slots; it is the last one to be forgotten now."""
+        slots = self._slots.pop(owner, None)
+        if slots is None:
+            slots = set()
+        self._slots[owner] = slots
+        return slots
+
+    def _make_room(self) -> None:
+        while len(self._slots) > self._writers_max:
+            self._forget_writer(next(iter(self._slots)))
+
+    def _forget_writer(self, owner: bytes) -> None:
+        for key in self._slots.pop(owner):
+            self._table.delete(key)
+
+    def _written(self, key: bytes, ticket: Ticket) -> None:
+        if self._unsynced.get(key) is ticket:
+            del self._unsynced[key]
+
+
+def _key(owner: bytes, slot: int) -> bytes:
+    return owner + slot.to_bytes(_SLOT_BYTES, "big")
+
+
+def _writer_of(key: bytes) -> bytes:
+    return key[:-_SLOT_BYTES]

@@ -1,0 +1,142 @@
+"""For the tests of any protocol: a connection to drive a session by hand, and a server without sockets."""
+
+import math
+
+import structlog
+import trio
+
+from shared.net.admission import Admission
+from shared.net.connection import Connection
+from shared.net.counters import NetCounters
+from shared.net.outbox import FileRange, Outbox, OutboxBudget, Policy
+from shared.net.rounds import AfterRound, OpenSession, Rounds
+from shared.net.settings import NetSettings
+from shared.net.stream import StreamDriver
+
+
+class MemoryConnection(Connection):
+    """A connection whose peer reads only when the test calls `taken`.
+
+    Between calls the outbox grows as it does towards a peer that does not read, so backpressure shows
+    without a socket. `now` is set by the test; `deadline` is what the session asked for with `wake_at`.
+    `finished` and `aborted` (the reason) say how the session ended it; `reading` is False while the
+    session, or a full outbox under the wait policy, holds input back.
+    """
+
+    __slots__ = ("_now", "aborted", "deadline", "finished")
+
+    def __init__(
+        self,
+        *,
+        peer: str = "127.0.0.1:1",
+        now: float = 0.0,
+        bound: int = 1 << 20,
+        policy: Policy = Policy.WAIT,
+    ) -> None:
+        super().__init__(peer, Outbox(bound, policy))
+        self._dirty = True
+        self._now = now
+        self.deadline = math.inf
+        self.finished = False
+        self.aborted: str | None = None
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self._now = now
+
+    @property
+    def reading(self) -> bool:
+        return self._reading
+
+    def taken(self) -> bytes:
+        """Everything written since the last call, as the peer would read it, files' bytes included.
+
+        What `on_drained` brings about is part of it.
+        """
+        parts: list[bytes | memoryview] = []
+        outbox = self.outbox
+        while outbox.chunks:
+            first = outbox.chunks[0]
+            data = first.read(1 << 20) if isinstance(first, FileRange) else first
+            outbox.advance(len(data))
+            parts.append(data)
+            if self._above and outbox.size * 2 <= outbox.bound:
+                self._above = False
+                if self.on_drained is not None:
+                    self.on_drained()
+        return b"".join(parts)
+
+    def finish(self) -> None:
+        self.finished = self._mute = True
+        self.deadline = math.inf
+
+    def abort(self, reason: str) -> None:
+        self.aborted = reason
+        self.closed = self._mute = True
+        self.deadline = math.inf
+        self.outbox.clear()
+
+    def wake_at(self, deadline: float) -> None:
+        if not self._mute:
+            self.deadline = deadline
+
+    def _press(self) -> None:
+        self._apply_policy()
+
+
+class StreamServer:
+    """Serves sessions over streams that a test makes (memory streams, lockstep ones).
+
+    `run` until cancelled, and `serve` each stream in a task of its own:
+
+        server = StreamServer()
+        await nursery.start(server.run)
+        near, far = trio.testing.memory_stream_pair()
+        nursery.start_soon(server.serve, far, open_session)
+    """
+
+    def __init__(
+        self,
+        settings: NetSettings | None = None,
+        *,
+        after_round: AfterRound = lambda: None,
+        log: structlog.stdlib.BoundLogger | None = None,
+        outboxes_bytes_max: int = 1 << 30,
+    ) -> None:
+        settings = settings or NetSettings()
+        self.counters = NetCounters()
+        self.rounds = Rounds(
+            settings=settings,
+            admission=Admission(settings),
+            budget=OutboxBudget(outboxes_bytes_max),
+            counters=self.counters,
+            after_round=after_round,
+            log=log or structlog.stdlib.get_logger(),
+        )
+        self._driver = StreamDriver(self.rounds)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; then every connection is closed."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.rounds.watch_deadlines)
+                await nursery.start(self._driver.run)
+                task_status.started()
+        finally:
+            self.rounds.close_all("shutdown")
+
+    async def serve(
+        self,
+        stream: trio.abc.Stream,
+        open_session: OpenSession,
+        *,
+        peer: str = "memory",
+        pushes: bool = False,
+    ) -> None:
+        """Serve one stream to its end, and close it."""
+        assert self.rounds.admission.admit("") is None
+        await self._driver.serve(stream, peer, "", open_session, pushes)

@@ -1,0 +1,103 @@
+"""Every error that this project raises on purpose, under one root."""
+
+import attrs
+
+
+class BrokerError(Exception):
+    """The root. What is not one of these is a bug, and is logged with its traceback."""
+
+
+@attrs.define(eq=False)
+class RemoteProtocolError(BrokerError):
+    """The peer broke its protocol: send `reply` (may be empty), then close that connection, and only that."""
+
+    text: str
+    reply: bytes = b""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class LocalProtocolError(BrokerError):
+    """We called a protocol's code wrongly: a bug on this side."""
+
+
+@attrs.define(eq=False)
+class LimitExceeded(BrokerError):
+    """A bound was met; `limit` names the setting, `got` is what was asked for."""
+
+    limit: str
+    got: int
+
+    def __str__(self) -> str:
+        return f"{self.limit} exceeded: {self.got}"
+
+
+@attrs.define(eq=False)
+class ConfigError(BrokerError):
+    """A setting is unknown or not usable; `key` is written as in TOML (`logmq.port`)."""
+
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.text}"
+
+
+class StoreError(BrokerError):
+    """The storage core could not do what was asked; nothing was acknowledged."""
+
+
+class StoreReadOnly(StoreError):
+    """A sync failed or a write could not be taken back: no more writes until a restart."""
+
+
+class StoreFull(StoreError):
+    """The file system is short of space: writing stops, reading goes on."""
+
+
+class StoreClosed(StoreError):
+    """The store is shut; the log handle outlived it."""
+
+
+class StoreInUse(StoreError):
+    """Another process holds the data folder."""
+
+
+class StoreFormat(StoreError):
+    """The data folder was written by a newer version, or is not ours."""
+
+
+class LogDeleted(StoreError):
+    """The log was deleted; a log made later under its name is another log."""
+
+
+@attrs.define(eq=False)
+class OutOfRange(StoreError):
+    """The offset lies below the first one kept."""
+
+    first: int
+
+    def __str__(self) -> str:
+        return f"the first kept offset is {self.first}"
+
+
+@attrs.define(eq=False)
+class NotARecord(StoreError):
+    """The offset is not the start of a record; `below` is the nearest one that is."""
+
+    below: int
+
+    def __str__(self) -> str:
+        return f"not the start of a record; the nearest below is {self.below}"
+
+
+@attrs.define(eq=False)
+class CorruptRecord(StoreError):
+    """The bytes at `offset` of `path` are not those that were written (their CRC differs)."""
+
+    path: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"damaged bytes in {self.path} at offset {self.offset}"

@@ -1,0 +1,1 @@
+"""The only place that touches sockets: listeners, the two drivers, outboxes, datagrams."""

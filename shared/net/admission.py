@@ -1,0 +1,103 @@
+"""Who may connect: the process's caps, the descriptors kept back, and the memory for all outboxes."""
+
+import ipaddress
+import os
+import resource
+from pathlib import Path
+
+from shared.net.settings import NetSettings
+
+DESCRIPTORS_KEPT_BACK = 500
+"""For logs, journal segments, cold reads and the administrator: a flood of connections may not take these."""
+
+
+def raise_file_limit() -> int:
+    """Raise the soft limit on open files to the hard one; returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):  # macOS: the hard limit may be "infinity", which it then refuses
+            return soft
+    return hard
+
+
+def memory_bytes() -> int:
+    """What this process may use: the machine's memory, or less where a control group says so (v2, then
+    v1)."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in _cgroup_limits():
+        total = min(total, limit)
+    return total
+
+
+def _cgroup_limits() -> list[int]:
+    """The memory limits of our control group and of those above it."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    limits = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = Path("/sys/fs/cgroup"), "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            try:
+                limits.append(int((place / name).read_text()))
+            except (OSError, ValueError):  # not there (a namespace hides it), or "max"
+                pass
+            if place == root:
+                break
+    return limits
+
+
+class Admission:
+    """Counts open connections, in all and by address, against the caps. Loopback has no cap of its own."""
+
+    def __init__(self, settings: NetSettings) -> None:
+        self.connections_max = max(
+            1, min(settings.connections_max, raise_file_limit() - DESCRIPTORS_KEPT_BACK)
+        )
+        self.per_address_max = settings.connections_per_address_max
+        self.connections = 0
+        self._by_address: dict[str, int] = {}
+
+    def admit(self, host: str) -> str | None:
+        """Count a connection from `host` (numeric, or "" for a local socket); or the cap that refuses it."""
+        if self.connections >= self.connections_max:
+            return "connections_max"
+        if key := _address_key(host):
+            open_now = self._by_address.get(key, 0)
+            if open_now >= self.per_address_max:
+                return "connections_per_address_max"
+            self._by_address[key] = open_now + 1
+        self.connections += 1
+        return None
+
+    def leave(self, host: str) -> None:
+        """A connection that was admitted has closed."""
+        self.connections -= 1
+        if key := _address_key(host):
+            left = self._by_address[key] - 1
+            if left:
+                self._by_address[key] = left
+            else:
+                del self._by_address[key]
+
+
+def _address_key(host: str) -> str:
+    """What the cap counts by: the address; for IPv6 its /64, as one peer has all of it; "" for loopback."""
+    if host.startswith("127.") or host in ("", "::1"):
+        return ""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return _address_key(str(address.ipv4_mapped))
+    return address.exploded[:19]

@@ -1,0 +1,154 @@
+"""The contract between a protocol's session and the drivers: bytes in, bytes out, one deadline.
+
+A `Session` is sans-IO: the driver calls it, it calls its `Connection`, and neither waits. The same session
+runs under the poll driver, the stream driver and, in tests, over a `shared.checks.MemoryConnection`.
+
+All of it runs in the trio thread. `receive` and `on_deadline` are never entered while another call into the
+same session is under way, and `connection_lost` never from inside a call of the session's own.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from shared.net.outbox import FileRange, Outbox, Policy
+
+
+class Session(Protocol):
+    """What a protocol supplies for one connection."""
+
+    def receive(self, data: bytes) -> None:
+        """Apply everything whole in `data`; answers go to `connection.write`.
+
+        `RemoteProtocolError`: its reply is sent, then the connection is finished. Any other exception is a
+        bug in the session: it is logged with its traceback and counted, and closes this connection only.
+        """
+
+    def receive_eof(self) -> None:
+        """The peer has sent all. What is owed is still answered; then the session calls `finish`."""
+
+    def on_deadline(self, now: float) -> None:
+        """The deadline set by `connection.wake_at` has passed; none is set any more."""
+
+    def connection_lost(self) -> None:
+        """The connection is gone, for whatever reason: release everything. Called exactly once."""
+
+
+class Connection:
+    """One peer, as its session sees it; the drivers supply the transport.
+
+    `peer`: `"127.0.0.1:51234"`, `"[::1]:51234"` or `"unix"`. `closed`: nothing said here reaches anybody any
+    more; all methods may still be called and do nothing. `on_drained` is called when the outbox falls below
+    half its bound after having been above the bound, never from inside a call to the connection.
+    """
+
+    __slots__ = (
+        "_above",
+        "_dirty",
+        "_mute",
+        "_paused",
+        "closed",
+        "on_drained",
+        "outbox",
+        "peer",
+    )
+
+    def __init__(self, peer: str, outbox: Outbox) -> None:
+        self.peer = peer
+        self.outbox = outbox
+        self.closed = False
+        self.on_drained: Callable[[], None] | None = None
+        self._above = False  # the outbox has been above its bound, and not yet below half of it
+        self._paused = False  # the session asked for silence
+        self._mute = False  # finished or closed: nothing more may be written
+        self._dirty = False  # somebody will flush what is written now
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds (trio's clock): the time of this round inside one, else the time."""
+        raise NotImplementedError
+
+    def write(self, data: bytes) -> None:
+        """Append to the outbox.
+
+        What is written during a round is flushed when the session's `receive` or `on_deadline` returns, or,
+        on another connection than the one being served, when the round ends; outside a round the socket is
+        tried at once. Nothing is sent after `finish` or `abort`.
+        """
+        if self._mute or not data:
+            return
+        size = self.outbox.push(data)
+        if not self._dirty:
+            self._touch()
+        elif size > self.outbox.bound:
+            self._press()
+
+    def write_file(self, part: FileRange) -> None:
+        """Append a range of an open file; `part.release` is called once it is sent or never will be."""
+        if self._mute or not part.length:
+            part.release()
+            return
+        size = self.outbox.push_file(part)
+        if not self._dirty:
+            self._touch()
+        elif size > self.outbox.bound:
+            self._press()
+
+    def finish(self) -> None:
+        """Nothing more to say: flush the outbox, shut down writing, discard input for up to 1 s, close.
+
+        Further input, the end of input and deadlines are not delivered any more.
+        """
+        raise NotImplementedError
+
+    def abort(self, reason: str) -> None:
+        """Close now, unsent output lost; counted and logged by `reason` (fixed words, no peer's bytes)."""
+        raise NotImplementedError
+
+    def wake_at(self, deadline: float) -> None:
+        """Have `on_deadline` called once `now` has reached `deadline`; replaces the one before; inf: none."""
+        raise NotImplementedError
+
+    def pause_reading(self) -> None:
+        """Stop `receive` and `receive_eof` until `resume_reading`; the peer is held by TCP."""
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        """Read on; harmless if reading was not paused."""
+        self._paused = False
+
+    def pay(self) -> int:
+        """The process's outboxes are above their bound and this is the largest: drop half, or close."""
+        outbox = self.outbox
+        if outbox.policy is Policy.DROP and self._drop(outbox.size // 2):
+            return outbox.memory_bytes
+        self.abort("outbox memory")
+        return 0
+
+    # The rest is between this class and its drivers.
+
+    def _touch(self) -> None:
+        """Something was written and nobody has promised to flush it."""
+        raise NotImplementedError
+
+    def _press(self) -> None:
+        """The outbox is above its bound with what was just written: see to it, by the policy."""
+        raise NotImplementedError
+
+    def _drop(self, size: int) -> int:
+        """Drop oldest chunks down to `size` bytes; returns the bytes dropped."""
+        return self.outbox.drop_oldest(size)
+
+    def _apply_policy(self) -> None:
+        """The outbox is above its bound after what could be sent was sent."""
+        outbox = self.outbox
+        if outbox.policy is Policy.DISCONNECT:
+            self.abort("slow consumer")
+            return
+        if outbox.policy is Policy.DROP:
+            self._drop(outbox.bound)
+        self._above = True
+
+    @property
+    def _reading(self) -> bool:
+        """Whether input may be read: neither the session nor a full outbox says no."""
+        return not (self._paused or (self._above and self.outbox.policy is Policy.WAIT))

@@ -1,0 +1,179 @@
+"""Datagrams in bulk: many for one wake-up, but never so many that the connections wait."""
+
+import errno
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from time import perf_counter
+from typing import Protocol
+
+import trio
+
+from shared.errors import ConfigError
+from shared.net.listeners import CannotListen, format_address, is_loopback, resolve
+from shared.net.rounds import Rounds
+from shared.net.settings import NetSettings
+
+Address = tuple[str, int]
+"""Host and port as the sender has them: `("127.0.0.1", 51234)`."""
+
+DATAGRAM_BYTES_MAX = 65535
+TURN_DATAGRAMS = 256
+TURN_SECONDS = 500e-6
+"""Work of one turn, whichever is reached first; then connections and other tasks get theirs."""
+LOOK_DATAGRAMS = 16  # between two looks at the clock
+SO_RCVBUFFORCE = 33  # Linux: above net.core.rmem_max, for those who may
+SO_MEMINFO = (
+    55  # Linux: nine u32 about the socket's memory, the last of them its drops (what SO_RXQ_OVFL tells too)
+)
+MEMINFO = struct.Struct("=32xI")
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class DatagramSink(Protocol):
+    """Who takes the datagrams of one UDP endpoint."""
+
+    def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+        """Apply one or more datagrams, in order of arrival. A datagram has 0 to 65507 bytes.
+
+        It is called in a round, so what it writes to connections leaves when it returns. An exception is a
+        bug in the sink: it is logged, counted, and the endpoint goes on with the next batch.
+        """
+
+
+def bind_udp(host: str, port: int, settings: NetSettings) -> list[socket.socket]:
+    """Nonblocking UDP sockets, one for each address of `host`, with as large a buffer as the system gives.
+
+    With port 0 the system picks one, the same for all of them. Raises CannotListen.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in resolve(host, port, socket.SOCK_DGRAM):
+            sock = socket.socket(family, socket.SOCK_DGRAM)
+            sockets.append(sock)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            _enlarge_buffer(sock, settings.udp_receive_buffer_bytes)
+            sock.bind((address, port))
+            sock.setblocking(False)
+            port = sock.getsockname()[1]
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise CannotListen(format_address(host, port), error.strerror or str(error)) from error
+    return sockets
+
+
+def _enlarge_buffer(sock: socket.socket, size: int) -> None:
+    """As large as asked, or as the system allows: Linux caps it but for root, others refuse: then half."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, size)
+        return
+    except OSError:
+        pass
+    while size > sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF):
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+            return
+        except OSError:
+            size //= 2
+
+
+def allowed_networks(key: str, host: str, allow: Sequence[str]) -> tuple[Network, ...]:
+    """Whom to take datagrams from. Beyond loopback they must be named: a sender's address is all there is to
+    tell friend from foe. Raises ConfigError about `key`."""
+    networks = []
+    for text in allow:
+        try:
+            networks.append(ipaddress.ip_network(text, strict=False))
+        except ValueError as error:
+            raise ConfigError(key, str(error)) from error
+    if not networks and not is_loopback(host):
+        raise ConfigError(
+            key,
+            f"{host or 'all interfaces'} can be reached from other machines: name the networks whose "
+            'datagrams are taken, such as ["192.168.0.0/16"]; everybody is ["0.0.0.0/0", "::/0"]',
+        )
+    return tuple(networks)
+
+
+class DatagramEndpoint:
+    """One UDP socket and its sink."""
+
+    def __init__(
+        self, sock: socket.socket, sink: DatagramSink, rounds: Rounds, networks: Sequence[Network]
+    ) -> None:
+        self._socket = sock
+        self._sink = sink
+        self._rounds = rounds
+        self._networks = networks
+        self._drops_seen = 0
+        self._is_allowed = lru_cache(maxsize=4096)(self._compare)  # a flood has few senders, or forged ones
+
+    async def run(self) -> None:
+        """Receive until cancelled; the socket is closed then."""
+        try:
+            while True:
+                if self._take_turn():
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await trio.lowlevel.wait_readable(self._socket)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop receiving; may be called again."""
+        self.count_drops()
+        self._socket.close()
+
+    def count_drops(self) -> None:
+        """Bring the counter of what the system dropped up to date."""
+        try:
+            (drops,) = MEMINFO.unpack(self._socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO.size))
+        except (OSError, struct.error):  # not Linux, or closed
+            return
+        self._rounds.counters.kernel_drops += (drops - self._drops_seen) % 2**32
+        self._drops_seen = drops
+
+    def _take_turn(self) -> bool:
+        """Receive what is there, within bounds; whether there was anything."""
+        receive = self._socket.recvfrom
+        received: list[tuple[bytes, Address]] = []
+        turn_ends = perf_counter() + TURN_SECONDS
+        try:
+            while len(received) < TURN_DATAGRAMS:
+                data, address = receive(DATAGRAM_BYTES_MAX)
+                received.append((data, address[:2]))
+                if not len(received) % LOOK_DATAGRAMS and perf_counter() > turn_ends:
+                    break
+        except BlockingIOError:
+            if not received:
+                return False
+        except OSError as error:
+            if error.errno not in (errno.ECONNREFUSED, errno.ENOMEM, errno.ENOBUFS):
+                raise
+        counters = self._rounds.counters
+        counters.datagrams_in += len(received)
+        if self._networks:
+            allowed = [each for each in received if self._is_allowed(each[1][0])]
+            counters.datagrams_filtered += len(received) - len(allowed)
+            received = allowed
+        if received:
+            self._deliver(received)
+        return True
+
+    def _deliver(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+        self._rounds.begin()
+        try:
+            self._sink.receive_many(datagrams)
+        except Exception as error:
+            self._rounds.counters.crashes += 1
+            self._rounds.log.error("a datagram sink crashed", exc_info=error)
+        self._rounds.end()
+
+    def _compare(self, host: str) -> bool:
+        address = ipaddress.ip_address(host.partition("%")[0])
+        return any(address in network for network in self._networks)

@@ -1,0 +1,88 @@
+"""One heap of deadlines for all connections of a driver.
+
+Sessions renew their deadline often and let it pass seldom, so setting one later than the heap knows only
+stores a number: the entry moves when it comes up. An entry is pushed only for a deadline earlier than the
+one it replaces.
+"""
+
+import math
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Generic, Protocol, TypeVar
+
+STALE_MIN = 64  # below this many dead entries the heap is not worth rebuilding
+
+
+class Timed(Protocol):
+    """What has a deadline: `deadline` as wanted, `heaped` as the heap knows it; inf where there is none."""
+
+    deadline: float
+    heaped: float
+
+
+T = TypeVar("T", bound=Timed)
+
+
+class Deadlines(Generic[T]):
+    """`next`: the time of the earliest entry, or inf; never later than the earliest deadline wanted."""
+
+    __slots__ = ("_heap", "_order", "_stale", "next")
+
+    def __init__(self) -> None:
+        self.next = math.inf
+        self._heap: list[tuple[float, int, T]] = []
+        self._order = count()  # so that two of the same time never compare by what they are
+        self._stale = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def set(self, item: T, deadline: float) -> None:
+        """Replace the deadline of `item`; inf takes it away."""
+        item.deadline = deadline
+        if deadline >= item.heaped:
+            return
+        if item.heaped != math.inf:
+            self._stale += 1
+            self._rebuild_if_stale()
+        item.heaped = deadline
+        heappush(self._heap, (deadline, next(self._order), item))
+        self.next = self._heap[0][0]
+
+    def forget(self, item: T) -> None:
+        """`item` is gone, and its entry must not keep it alive: short connections have long deadlines."""
+        item.deadline = math.inf
+        if item.heaped != math.inf:
+            item.heaped = math.inf
+            self._stale += 1
+            self._rebuild_if_stale()
+
+    def due(self, now: float) -> Iterator[T]:
+        """Take those whose deadline has come, one by one; each has none any more when it is given.
+
+        The caller may set new ones meanwhile; however early, they do not make this endless.
+        """
+        for _ in range(len(self._heap)):
+            heap = self._heap
+            if not heap or heap[0][0] > now:
+                return
+            time, _, item = heappop(heap)
+            self.next = heap[0][0] if heap else math.inf
+            if time != item.heaped:
+                self._stale -= 1
+                continue
+            item.heaped = math.inf
+            if item.deadline > now:
+                self.set(item, item.deadline)
+            else:
+                item.deadline = math.inf
+                yield item
+
+    def _rebuild_if_stale(self) -> None:
+        if self._stale < STALE_MIN or self._stale * 2 < len(self._heap):
+            return
+        self._heap = [entry for entry in self._heap if entry[0] == entry[2].heaped]
+        heapify(self._heap)
+        self._stale = 0
+        self.next = self._heap[0][0] if self._heap else math.inf

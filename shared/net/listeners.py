@@ -1,0 +1,229 @@
+"""Listening sockets: binding them, their options, and taking connections off them within the caps."""
+
+import errno
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+import attrs
+import structlog
+import trio
+
+from shared.errors import BrokerError, ConfigError
+from shared.net.admission import Admission
+from shared.net.counters import NetCounters
+from shared.net.settings import NetSettings
+
+ACCEPTS_MAX = 64
+"""Connections taken in one turn; the rest stay in the kernel's backlog for the next."""
+PAUSE_SECONDS = 0.1
+"""Accepting rests for so long when no descriptor was to be had (nginx: 0.5 s)."""
+LOG_SECONDS = 1.0
+"""A refusal is logged at most this often, with the number of those that were not: floods fill no disk."""
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+BoundAddress = tuple[str, int]
+"""Numeric host and port of a bound socket."""
+
+
+@attrs.define(eq=False)
+class CannotListen(BrokerError):
+    """A socket could not be bound: `address` as asked for (`127.0.0.1:8080`), `reason` as the system says."""
+
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"cannot listen on {self.address}: {self.reason}"
+
+
+def format_address(host: str, port: int) -> str:
+    """`127.0.0.1:8080`, `[::1]:8080`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what is bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:  # a name, or "": all interfaces
+        return False
+
+
+def check_exposure(key: str, host: str, *, secure: bool, insecure: bool) -> None:
+    """Refuse to listen beyond loopback in the clear, unless told to. `key`: the setting to name."""
+    if not (secure or insecure or is_loopback(host)):
+        raise ConfigError(
+            key,
+            f"{host or 'all interfaces'} can be reached from other machines, and without TLS everybody there "
+            "can read and write: set a certificate and key in [tls], or allow it with --insecure",
+        )
+
+
+def bind_tcp(host: str, port: int, settings: NetSettings, *, pushes: bool = False) -> list[socket.socket]:
+    """Listening, nonblocking sockets, one for each address that `host` stands for ("": all interfaces).
+
+    With port 0 the system picks one, the same for all of them. Raises CannotListen.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in resolve(host, port, socket.SOCK_STREAM):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sockets.append(sock)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            for level, option, value in connection_options(settings, pushes=pushes):
+                sock.setsockopt(level, option, value)
+            sock.bind((address, port))
+            sock.listen(settings.backlog)
+            sock.setblocking(False)
+            port = sock.getsockname()[1]
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise CannotListen(format_address(host, port), error.strerror or str(error)) from error
+    return sockets
+
+
+def resolve(host: str, port: int, kind: int) -> list[tuple[int, str]]:
+    """Families and numeric addresses, without duplicates, in the system's order."""
+    found = socket.getaddrinfo(host or None, port, type=kind, flags=socket.AI_PASSIVE)
+    if host == "":  # a machine without IPv6 still names it
+        found = [each for each in found if each[0] != socket.AF_INET6 or socket.has_dualstack_ipv6()]
+    return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
+
+
+def connection_options(settings: NetSettings, *, pushes: bool) -> Iterator[tuple[int, int, int]]:
+    """Options of a connection, `(level, option, value)`. On Linux a listening socket hands them down."""
+    yield socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    yield socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
+    idle = max(1, round(settings.keepalive_seconds))
+    option = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)
+    if option is not None:
+        yield socket.IPPROTO_TCP, option, idle
+    if hasattr(socket, "TCP_KEEPINTVL"):
+        yield socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, idle // 3)
+        yield socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3
+    if hasattr(socket, "TCP_USER_TIMEOUT") and not pushes:
+        yield socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(settings.user_timeout_seconds * 1000)
+
+
+INHERITS_OPTIONS = sys.platform == "linux"
+
+Admitted = Callable[[socket.socket, str, str], None]
+"""Takes over an accepted, nonblocking socket; then the peer as it is shown, and its numeric host."""
+
+
+class Acceptor:
+    """Takes connections off one listening socket and hands those that are admitted to `admitted`.
+
+    When the process is out of descriptors it closes its spare one to turn those away who wait, rather than
+    let them hang, and rests for a moment.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        admitted: Admitted,
+        *,
+        settings: NetSettings,
+        admission: Admission,
+        counters: NetCounters,
+        log: structlog.stdlib.BoundLogger,
+        pushes: bool,
+    ) -> None:
+        self._listening = listening
+        self._admitted = admitted
+        self._admission = admission
+        self._counters = counters
+        self._log = log
+        self._options = () if INHERITS_OPTIONS else tuple(connection_options(settings, pushes=pushes))
+        self._is_unix = listening.family == socket.AF_UNIX
+        self._spare_fd = _open_spare()
+        self._refusals_unlogged = 0
+        self._logged_at = -LOG_SECONDS
+
+    async def run(self) -> None:
+        """Accept until cancelled; the listening socket is closed then."""
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self._listening)
+                try:
+                    self._accept_many()
+                except OSError as error:
+                    if error.errno not in OUT_OF_DESCRIPTORS:
+                        raise
+                    self._turn_away(error)
+                    await trio.sleep(PAUSE_SECONDS)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop listening; may be called again."""
+        self._listening.close()
+        if self._spare_fd is not None:
+            os.close(self._spare_fd)
+            self._spare_fd = None
+
+    def _accept_many(self) -> None:
+        for _ in range(ACCEPTS_MAX):
+            try:
+                sock, address = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (*OUT_OF_DESCRIPTORS, errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+                    raise
+                continue  # accept(2): errors of the network are the connection's, not the listener's
+            host, port = ("", 0) if self._is_unix else address[:2]
+            if (cap := self._admission.admit(host)) is not None:
+                sock.close()
+                self._refuse(cap, host)
+                continue
+            try:
+                sock.setblocking(False)
+                for level, option, value in self._options:
+                    sock.setsockopt(level, option, value)
+            except OSError:  # macOS: the peer has gone again
+                self._admission.leave(host)
+                sock.close()
+                continue
+            self._admitted(sock, "unix" if self._is_unix else format_address(host, port), host)
+
+    def _turn_away(self, error: OSError) -> None:
+        self._counters.emfile += 1
+        if self._spare_fd is None:
+            self._spare_fd = _open_spare()
+        turned_away = 0
+        if self._spare_fd is not None:
+            os.close(self._spare_fd)
+            try:
+                for _ in range(ACCEPTS_MAX):
+                    self._listening.accept()[0].close()
+                    turned_away += 1
+            except OSError:  # nobody waits any more, or somebody else took the descriptor
+                pass
+            self._spare_fd = _open_spare()
+        self._refuse("descriptors", error.strerror or str(error), turned_away)
+
+    def _refuse(self, reason: str, detail: str, count: int = 1) -> None:
+        self._counters.count_refused(reason, count)
+        self._refusals_unlogged += count
+        if trio.current_time() >= self._logged_at + LOG_SECONDS:
+            self._logged_at = trio.current_time()
+            self._log.warning(
+                "connections refused", reason=reason, detail=detail, count=self._refusals_unlogged
+            )
+            self._refusals_unlogged = 0
+
+
+def _open_spare() -> int | None:
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

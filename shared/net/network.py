@@ -1,0 +1,258 @@
+"""The network of a process, and the group of listeners that one protocol has in it.
+
+network = Network(settings, log)
+group = network.group("logmq", after_round=store.settle, log=log)
+addresses = group.bind_tcp("logmq", "127.0.0.1", 8080, open_session)
+await nursery.start(group.serve)    # until cancelled
+...
+group.stop_accepting()              # the drain: then the service ends its waits,
+group.drain()                       # every session hears the end of its input and says what it owes,
+await group.wait_no_connections()   # under the host's deadline
+"""
+
+import os
+import select
+import socket
+import ssl
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from shared.metrics import Sample
+from shared.net import liveness
+from shared.net.admission import Admission, memory_bytes
+from shared.net.counters import NetCounters
+from shared.net.datagrams import DatagramEndpoint, DatagramSink, allowed_networks, bind_udp
+from shared.net.listeners import Acceptor, Admitted, BoundAddress, CannotListen, bind_tcp, check_exposure
+from shared.net.outbox import OutboxBudget
+from shared.net.rounds import AfterRound, OpenSession, Rounds
+from shared.net.settings import NetSettings, TlsSettings
+from shared.net.stream import StreamDriver
+from shared.net.tls import TlsStream, server_context
+
+if TYPE_CHECKING:
+    from shared.net.poll import PollDriver
+
+
+class Network:
+    """What all groups of a process share: the caps on connections, and the memory for their outboxes."""
+
+    def __init__(self, settings: NetSettings) -> None:
+        self.settings = settings
+        self.admission = Admission(settings)
+        self.budget = OutboxBudget(int(memory_bytes() * settings.outboxes_memory_percent / 100))
+
+    def group(
+        self,
+        name: str,
+        *,
+        after_round: AfterRound,
+        log: structlog.stdlib.BoundLogger,
+        tls: TlsSettings | None = None,
+        insecure: bool = False,
+    ) -> "Group":
+        """A group for the protocol `name`. `insecure`: it may listen beyond loopback without TLS."""
+        return Group(
+            name, self, after_round=after_round, log=log, tls=tls or TlsSettings(), insecure=insecure
+        )
+
+    def samples(self) -> Iterable[Sample]:
+        """What is counted for the whole process; each group has samples of its own."""
+        yield Sample("net_connections", self.admission.connections, "Open connections.", kind="gauge")
+        yield Sample("net_connections_max", self.admission.connections_max, "Their cap.", kind="gauge")
+        yield Sample("net_outboxes_bytes", self.budget.held_bytes, "Unsent output in memory.", kind="gauge")
+        yield Sample("net_outboxes_bytes_max", self.budget.limit_bytes, "Its bound.", kind="gauge")
+        yield Sample(
+            "net_outboxes_payments_total",
+            self.budget.payments,
+            "Times that the largest outbox paid because all together were above their bound.",
+        )
+
+
+class Group:
+    """The listeners of one protocol, their connections and the tasks that serve them.
+
+    Binding comes first and raises CannotListen (a taken port, an address that is not ours) or ConfigError (no
+    TLS beyond loopback, files that are no certificate); `serve` then runs once. A group that is not going
+    to be served is closed with `close`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        *,
+        after_round: AfterRound,
+        log: structlog.stdlib.BoundLogger,
+        tls: TlsSettings,
+        insecure: bool,
+    ) -> None:
+        self.name = name
+        self.counters = NetCounters()
+        self._settings = network.settings
+        self._log = log.bind(protocol=name)
+        self._insecure = insecure
+        self._tls = server_context(tls) if tls.enabled else None
+        self._rounds = Rounds(
+            settings=network.settings,
+            admission=network.admission,
+            budget=network.budget,
+            counters=self.counters,
+            after_round=after_round,
+            log=self._log,
+        )
+        self._poll = _poll_driver(self._rounds) if network.settings.driver == "auto" else None
+        self._stream = StreamDriver(self._rounds)
+        self._acceptors: list[Acceptor] = []
+        self._endpoints: list[DatagramEndpoint] = []
+        self._accepting = trio.CancelScope()
+
+    def bind_tcp(
+        self, name: str, host: str, port: int, open_session: OpenSession, *, pushes: bool = False
+    ) -> list[BoundAddress]:
+        """Bind a listener, one socket for each address of `host`; the addresses as bound (port 0: any)."""
+        check_exposure(f"{name}.host", host, secure=self._tls is not None, insecure=self._insecure)
+        sockets = bind_tcp(host, port, self._settings, pushes=pushes)
+        admitted = self._admitted(open_session, pushes=pushes)
+        for sock in sockets:
+            self._accept(sock, admitted, pushes=pushes)
+        return [sock.getsockname()[:2] for sock in sockets]
+
+    def bind_unix(self, path: Path, open_session: OpenSession) -> None:
+        """Bind a local socket that only this user may connect to. The file must not be there yet."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            before = os.umask(0o177)
+            try:
+                sock.bind(str(path))
+            finally:
+                os.umask(before)
+            sock.listen(self._settings.backlog)
+        except OSError as error:
+            sock.close()
+            raise CannotListen(str(path), error.strerror or str(error)) from error
+        sock.setblocking(False)
+        self._accept(sock, partial(self._add_stream, open_session, None, False), pushes=False)
+
+    def bind_udp(
+        self, name: str, host: str, port: int, sink: DatagramSink, *, allow: Sequence[str] = ()
+    ) -> list[BoundAddress]:
+        """Bind a UDP endpoint; `allow`: networks whose datagrams are taken, needed beyond loopback."""
+        networks = allowed_networks(f"{name}.allow", host, allow)
+        sockets = bind_udp(host, port, self._settings)
+        self._endpoints += [DatagramEndpoint(sock, sink, self._rounds, networks) for sock in sockets]
+        return [sock.getsockname()[:2] for sock in sockets]
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._rounds.connections)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Accept and serve until cancelled; then every connection is closed, its unsent output lost."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._rounds.watch_deadlines)
+                await nursery.start(self._stream.run)
+                if self._poll is not None:
+                    nursery.start_soon(self._poll.run)
+                if liveness.AVAILABLE:
+                    nursery.start_soon(
+                        liveness.watch, self._rounds.pushed, self._settings.user_timeout_seconds
+                    )
+                for endpoint in self._endpoints:
+                    nursery.start_soon(endpoint.run)
+                nursery.start_soon(self._accept_all)
+                task_status.started()
+        finally:
+            self.close()
+
+    def stop_accepting(self) -> None:
+        """Close the listening sockets; connections and datagrams go on."""
+        self._accepting.cancel()
+
+    def drain(self) -> None:
+        """End every connection as if its peer had shut down writing: what is owed is still answered."""
+        self._rounds.drain()
+
+    async def wait_no_connections(self) -> None:
+        """Return once every connection has closed."""
+        await self._rounds.wait_no_connections()
+
+    def close(self) -> None:
+        """Close everything at once: connections, unsent output lost, and sockets. May be called again."""
+        self._rounds.close_all("shutdown")
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for endpoint in self._endpoints:
+            endpoint.close()
+        if self._poll is not None:
+            self._poll.close()
+
+    def samples(self) -> Iterable[Sample]:
+        """Counters and gauges with the label `protocol`."""
+        for endpoint in self._endpoints:
+            endpoint.count_drops()
+        return self.counters.samples(self.name)
+
+    async def _accept_all(self) -> None:
+        with self._accepting:
+            async with trio.open_nursery() as nursery:
+                for acceptor in self._acceptors:
+                    nursery.start_soon(acceptor.run)
+
+    def _accept(self, sock: socket.socket, admitted: Admitted, *, pushes: bool) -> None:
+        self._acceptors.append(
+            Acceptor(
+                sock,
+                admitted,
+                settings=self._settings,
+                admission=self._rounds.admission,
+                counters=self.counters,
+                log=self._log,
+                pushes=pushes,
+            )
+        )
+
+    def _admitted(self, open_session: OpenSession, *, pushes: bool) -> Admitted:
+        """Who takes accepted sockets over: the poll driver where it can, for it is the faster one."""
+        if self._tls is None and self._poll is not None:
+            return partial(self._add_socket, self._poll, open_session, pushes)
+        return partial(self._add_stream, open_session, self._tls, pushes)
+
+    def _add_socket(
+        self,
+        driver: "PollDriver",
+        open_session: OpenSession,
+        pushes: bool,
+        sock: socket.socket,
+        peer: str,
+        host: str,
+    ) -> None:
+        driver.add(sock, peer, host, open_session, pushes=pushes)
+
+    def _add_stream(
+        self,
+        open_session: OpenSession,
+        context: ssl.SSLContext | None,
+        pushes: bool,
+        sock: socket.socket,
+        peer: str,
+        host: str,
+    ) -> None:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        served = stream if context is None else TlsStream(stream, context)
+        self._stream.add(served, peer, host, open_session, pushes=pushes)
+
+
+def _poll_driver(rounds: Rounds) -> "PollDriver | None":
+    """None where the system has no epoll (macOS); the module cannot even be imported there."""
+    if not (hasattr(select, "epoll") and hasattr(os, "eventfd")):
+        return None
+    from shared.net.poll import PollDriver
+
+    return PollDriver(rounds)

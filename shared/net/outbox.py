@@ -1,0 +1,255 @@
+"""What a connection still has to say: a queue of chunks with a bound, and who pays when it is full.
+
+An `Outbox` belongs to one connection; only the connection's driver takes from it. All outboxes of a process
+share one `OutboxBudget`: a slow peer's backlog is memory, and memory is one thing for the whole process.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from itertools import islice
+from typing import Protocol
+
+JOIN_BYTES = 256 * 1024
+GATHER_CHUNKS = 512
+CHUNK_OVERHEAD_BYTES = 64  # a bytes object's header, its slot in the deque, the allocator's rounding
+
+
+class Policy(Enum):
+    """What happens when an outbox is above its bound."""
+
+    WAIT = "wait"
+    """Input is not read until the outbox is below half its bound: for requests and replies."""
+    DROP = "drop"
+    """The oldest whole chunks not yet begun go, counted; the newest always stays: for pushes."""
+    DISCONNECT = "disconnect"
+    """The connection is closed: for pushes that may not have gaps."""
+
+
+class FileRange:
+    """Bytes of an open file, sent without passing through Python where the system can (sendfile).
+
+    `release` is called exactly once, when the bytes are sent or will never be; the descriptor must stay open
+    until then. `offset` and `length` move as parts are sent. A negative `fd` says that there is no file:
+    then a subclass has a `read` of its own.
+    """
+
+    __slots__ = ("fd", "length", "offset", "release")
+
+    def __init__(self, fd: int, offset: int, length: int, release: Callable[[], None]) -> None:
+        self.fd = fd
+        self.offset = offset
+        self.length = length
+        self.release = release
+
+    def __repr__(self) -> str:
+        return f"FileRange(fd={self.fd}, offset={self.offset}, length={self.length})"
+
+    def read(self, bytes_max: int) -> bytes:
+        """Up to `bytes_max` bytes off the front, through memory; raises EOFError if the file is shorter."""
+        data = os.pread(self.fd, min(bytes_max, self.length), self.offset)
+        if not data:
+            raise EOFError(f"{self!r} reaches past the end of its file")
+        return data
+
+
+Chunk = bytes | memoryview | FileRange
+
+
+class Outbox:
+    """A queue of chunks. The deque is made at the first write, so that an idle connection costs little.
+
+    `size`: bytes not yet taken by the transport, file ranges included. `bound`: bytes; being above it invokes
+    `policy`. `begun`: part of the first chunk is out already, so it may not be dropped. A session may set
+    `bound` and `policy` when it opens.
+    """
+
+    __slots__ = (
+        "begun",
+        "bound",
+        "chunks",
+        "dropped_bytes",
+        "dropped_chunks",
+        "file_bytes",
+        "policy",
+        "size",
+    )
+
+    def __init__(self, bound: int, policy: Policy = Policy.WAIT) -> None:
+        self.chunks: deque[Chunk] | None = None
+        self.size = 0
+        self.file_bytes = 0
+        self.bound = bound
+        self.policy = policy
+        self.begun = False
+        self.dropped_chunks = 0
+        self.dropped_bytes = 0
+
+    def push(self, data: bytes) -> int:
+        """Append a chunk, not empty; returns the new size."""
+        chunks = self.chunks
+        if chunks is None:
+            chunks = self.chunks = deque()
+        chunks.append(data)
+        self.size = size = self.size + len(data)
+        return size
+
+    def push_file(self, part: FileRange) -> int:
+        """Append a range of a file, not empty; returns the new size."""
+        if self.chunks is None:
+            self.chunks = deque()
+        self.chunks.append(part)
+        self.file_bytes += part.length
+        self.size += part.length
+        return self.size
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what the queue holds in memory; a file range holds none."""
+        return self.size - self.file_bytes + CHUNK_OVERHEAD_BYTES * len(self.chunks or ())
+
+    def gather(self) -> list[bytes | memoryview]:
+        """The chunks in front that are in memory, up to `JOIN_BYTES` and `GATHER_CHUNKS`, at least one;
+        they stay.
+
+        Empty where a file range is in front. Source of both limits: copying small chunks into one is cheaper
+        than an iovec for each, up to what a socket takes at once; IOV_MAX is 1024.
+        """
+        gathered: list[bytes | memoryview] = []
+        total = 0
+        for chunk in islice(self.chunks or (), GATHER_CHUNKS):
+            if isinstance(chunk, FileRange):
+                break
+            total += len(chunk)
+            if total > JOIN_BYTES and gathered:
+                break
+            gathered.append(chunk)
+        return gathered
+
+    def begin(self) -> bytes | memoryview:
+        """What to send next, marked as begun; for a transport that takes time, then calls `advance`.
+
+        Chunks are joined in place, so that those being sent are one chunk, which is not dropped meanwhile.
+        Not to be called on an empty outbox. Raises EOFError where a file is shorter than its range.
+        """
+        chunks = self.chunks
+        assert chunks
+        self.begun = True
+        first = chunks[0]
+        if isinstance(first, FileRange):
+            return first.read(JOIN_BYTES)
+        gathered = self.gather()
+        if len(gathered) > 1:
+            for _ in gathered:
+                chunks.popleft()
+            first = b"".join(gathered)
+            chunks.appendleft(first)
+        return first
+
+    def advance(self, count: int) -> None:
+        """The transport took `count` bytes off the front."""
+        chunks = self.chunks
+        assert chunks is not None
+        self.size -= count
+        if not self.size:
+            self.begun = False
+            if not self.file_bytes:
+                chunks.clear()
+                return
+        while count:
+            first = chunks[0]
+            if isinstance(first, FileRange):
+                taken = min(count, first.length)
+                first.offset += taken
+                first.length -= taken
+                self.file_bytes -= taken
+                if first.length:
+                    self.begun = True
+                    return
+                chunks.popleft()
+                first.release()
+            else:
+                taken = len(first)
+                if count < taken:
+                    chunks[0] = memoryview(first)[count:]
+                    self.begun = True
+                    return
+                chunks.popleft()
+            self.begun = False
+            count -= taken
+
+    def drop_oldest(self, size: int) -> int:
+        """Drop oldest whole chunks not yet begun until `size` bytes are left; returns how many bytes went.
+
+        The newest chunk stays: one message always fits, however large.
+        """
+        chunks = self.chunks
+        if chunks is None:
+            return 0
+        begun = chunks.popleft() if self.begun and chunks else None
+        before = self.size
+        while self.size > size and len(chunks) > 1:
+            chunk = chunks.popleft()
+            if isinstance(chunk, FileRange):
+                self.size -= chunk.length
+                self.file_bytes -= chunk.length
+                chunk.release()
+            else:
+                self.size -= len(chunk)
+            self.dropped_chunks += 1
+        if begun is not None:
+            chunks.appendleft(begun)
+        dropped = before - self.size
+        self.dropped_bytes += dropped
+        return dropped
+
+    def clear(self) -> None:
+        """Forget everything and let go of the files: the connection is gone."""
+        chunks, self.chunks = self.chunks, None
+        self.size = self.file_bytes = 0
+        self.begun = False
+        for chunk in chunks or ():
+            if isinstance(chunk, FileRange):
+                chunk.release()
+
+
+class Debtor(Protocol):
+    """Who holds a backlog: a connection."""
+
+    def pay(self) -> int:
+        """Give memory back, by policy: drop half of the backlog, or close. Returns what is still held."""
+
+
+class OutboxBudget:
+    """All backlogs together stay within `limit_bytes`; above it the largest pays, until the rest fits.
+
+    Only a connection with a backlog is in here, so those that keep up cost nothing.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+        self.payments = 0
+        self._debtors: dict[Debtor, int] = {}
+
+    def account(self, debtor: Debtor, held_bytes: int) -> None:
+        """`debtor` now holds so much (0: nothing); may make someone pay, `debtor` itself included."""
+        before = self._debtors.get(debtor, 0)
+        if held_bytes:
+            self._debtors[debtor] = held_bytes
+        elif before:
+            del self._debtors[debtor]
+        self.held_bytes += held_bytes - before
+        while self.held_bytes > self.limit_bytes:
+            self._relieve()
+
+    def _relieve(self) -> None:
+        largest = max(self._debtors, key=self._debtors.__getitem__)
+        before = self._debtors.pop(largest)
+        self.held_bytes -= before
+        self.payments += 1
+        held = largest.pay()
+        if 0 < held < before:  # what could not shrink has been closed, and holds nothing
+            self._debtors[largest] = held
+            self.held_bytes += held

@@ -1,0 +1,209 @@
+"""A connection of the poll driver: a nonblocking socket, and what an edge once told about it."""
+
+import math
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shared.net import liveness
+from shared.net.connection import Session
+from shared.net.driven import RESET_ON_CLOSE, DrivenConnection
+from shared.net.outbox import FileRange
+
+if TYPE_CHECKING:
+    from shared.net.poll import PollDriver
+
+READ_BYTES = 64 * 1024
+"""First read of a ready socket. A larger buffer costs more to get from malloc (mmap) than a second read."""
+SEND_BYTES = 1024 * 1024
+"""Sent to one connection before others get their turn."""
+JOIN_CHUNKS_MIN = 16
+"""More chunks than this are joined, `JOIN_BYTES` at most; fewer, which may be large, go as they are."""
+
+
+class PollConnection(DrivenConnection):
+    """A nonblocking socket and its session."""
+
+    __slots__ = (
+        "_again",
+        "_blocked",
+        "_driver",
+        "_ending",
+        "_plain",
+        "_receive",
+        "_recv",
+        "_send",
+        "_shut_writing",
+        "_socket",
+        "_unread",
+        "fd",
+    )
+    _receive: Callable[[bytes], None]
+
+    def __init__(self, driver: "PollDriver", sock: socket.socket, peer: str, host: str) -> None:
+        super().__init__(driver.rounds, peer, host)
+        self._driver = driver
+        self._socket = sock
+        self._recv = sock.recv
+        self._send = sock.send
+        self.fd = sock.fileno()
+        self._plain = False  # input may be read at once: not paused, blocked, finishing or at its end
+        self._blocked = False  # the socket's buffer is full; an edge will tell
+        self._unread = False  # an edge told of input that has not been read to its end
+        self._ending = False  # an edge told of the peer's last word, or of an error: read until it shows
+        self._again = False  # waits in the driver's list
+        self._shut_writing = False
+
+    def pause_reading(self) -> None:
+        self._paused = True
+        self._plain = False
+
+    def tcp_info(self) -> bytes | None:
+        if self.closed:
+            return None
+        return self._socket.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, liveness.UNACKED.size)
+
+    def _join(self, session: Session) -> None:
+        super()._join(session)
+        self._receive = session.receive
+
+    def _part(self) -> Session | None:
+        session = super()._part()
+        if session is not None:
+            del self._receive
+        return session
+
+    def _reads_again(self) -> None:
+        super()._reads_again()
+        if not self._mute:
+            self._driver.again(self)
+
+    def _stop_input(self) -> None:
+        super()._stop_input()
+        self._plain = False
+
+    def _flush(self) -> None:
+        outbox = self.outbox
+        chunks = outbox.chunks
+        if chunks and not self._blocked:
+            try:
+                data = chunks[0]
+                if len(chunks) == 1 and type(data) is bytes:  # as nearly always: one batch, one answer
+                    sent = self._send(data)
+                    self._rounds.counters.bytes_out += sent
+                    if sent == len(data):
+                        chunks.clear()
+                        outbox.size = 0
+                    else:
+                        outbox.advance(sent)
+                if chunks:
+                    self._send_many()
+            except BlockingIOError:
+                self._blocked = True
+                self._plain = False
+            except OSError as error:
+                self._broken(error)
+                return
+        if chunks or self._accounted or self._above:
+            self._settle()
+
+    def _can_read_plainly(self) -> bool:
+        return self._reading and not (self._mute or self._input_over or self._blocked)
+
+    def _send_many(self) -> None:
+        """Send all, or until the socket says no (BlockingIOError), or until others should have a turn."""
+        outbox = self.outbox
+        counters = self._rounds.counters
+        turn = 0
+        while outbox.chunks and turn < SEND_BYTES:
+            first = outbox.chunks[0]
+            if not isinstance(first, FileRange):
+                sent = self._send_gathered()
+            elif first.fd < 0:
+                sent = self._send(first.read(READ_BYTES))
+            else:
+                sent = os.sendfile(self.fd, first.fd, first.offset, min(first.length, SEND_BYTES))
+                if not sent:
+                    self.abort("file ended early")
+                    return
+            outbox.advance(sent)
+            counters.bytes_out += sent
+            turn += sent
+
+    def _send_gathered(self) -> int:
+        outbox = self.outbox
+        gathered = outbox.gather()
+        more = socket.MSG_MORE if len(gathered) < len(outbox.chunks or ()) else 0
+        if len(gathered) == 1:
+            return self._send(gathered[0], more)
+        if len(gathered) > JOIN_CHUNKS_MIN:
+            return self._send(b"".join(gathered), more)
+        return self._socket.sendmsg(gathered, (), more)
+
+    def _settle(self) -> None:
+        """After sending: account for what is left, apply the policy, see to what comes next."""
+        outbox = self.outbox
+        self._account()
+        if outbox.size > outbox.bound:
+            self._apply_policy()
+        if self.closed:
+            return
+        if self._above:
+            self._plain = False
+            if outbox.size * 2 <= outbox.bound:
+                self._driver.again(self)  # to tell the session
+        if outbox.size and not self._blocked:
+            self._driver.again(self)  # to send the rest
+
+    def _advance(self) -> None:
+        self._plain = False
+        outbox = self.outbox
+        self._flush()
+        if self.closed:
+            return
+        if outbox.size:
+            if not self._has_time_to_flush():
+                self._close("stalled")
+                return
+        elif self._eof:
+            self._close(self._reason)
+            return
+        elif not self._shut_writing:
+            try:
+                self._socket.shutdown(socket.SHUT_WR)
+            except OSError as error:
+                self._broken(error)
+                return
+            self._shut_writing = True
+            self._rounds.set_deadline(self, self.now + self._rounds.settings.linger_seconds)
+        elif self.deadline == math.inf:
+            self._close(self._reason)
+            return
+        self._discard()
+
+    def _discard(self) -> None:
+        """Read and throw away: closing with unread input would reset, and the peer lose our last words."""
+        if self._eof:
+            return
+        try:
+            for _ in range(4):
+                if not self._recv(READ_BYTES):
+                    self._eof = True
+                    break
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._broken(error)
+            return
+        self._driver.again(self)
+
+    def _shut(self, *, reset: bool) -> None:
+        self._plain = False
+        if reset:
+            try:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            except OSError:
+                pass  # the peer was faster
+        self._driver.drop(self.fd)
+        self._socket.close()

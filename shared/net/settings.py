@@ -1,0 +1,60 @@
+"""The settings of the network, each with its default and its reason; sections `[net]` and `[tls]`."""
+
+from pathlib import Path
+from typing import Literal
+
+import attrs
+from attrs import validators
+
+KIB = 1024
+MIB = 1024 * 1024
+
+
+@attrs.frozen
+class NetSettings:
+    """Section `[net]`."""
+
+    connections_max: int = attrs.field(default=20_000, validator=validators.ge(1))
+    """All protocols together; lowered where the file limit less the descriptors kept back allows fewer."""
+    connections_per_address_max: int = attrs.field(default=1_000, validator=validators.ge(1))
+    """From one peer address; loopback is exempt."""
+    backlog: int = attrs.field(default=4096, validator=validators.ge(1))
+    """Connections the kernel holds for us while we are busy; it caps this at net.core.somaxconn."""
+    read_bytes_max: int = attrs.field(default=256 * KIB, validator=validators.ge(1))
+    """Bytes of one read, and so of one batch."""
+    outbox_bytes_max: int = attrs.field(default=1 * MIB, validator=validators.ge(1))
+    """Unsent bytes of one connection above which its input waits; pushing protocols set their own."""
+    outboxes_memory_percent: float = attrs.field(
+        default=25.0, validator=[validators.gt(0), validators.le(100)]
+    )
+    """All unsent bytes together, of the memory this process may use; the largest outbox pays first."""
+    handshake_seconds: float = attrs.field(default=5.0, validator=validators.gt(0))
+    """For a TLS handshake."""
+    linger_seconds: float = attrs.field(default=1.0, validator=validators.gt(0))
+    """Reading and throwing away input after the last word, so that the peer can read it."""
+    flush_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
+    """A finished connection whose peer takes nothing of what is left for so long is closed."""
+    keepalive_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
+    """Silence after which TCP asks whether the peer is still there; then three times at a third of it."""
+    user_timeout_seconds: float = attrs.field(default=15.0, validator=validators.gt(0))
+    """Sent data unacknowledged for so long: the peer is gone."""
+    driver: Literal["auto", "stream"] = "auto"
+    """`auto`: the poll driver for plain TCP where there is epoll; `stream`: a task per connection always."""
+    udp_receive_buffer_bytes: int = attrs.field(default=64 * MIB, validator=validators.ge(1))
+    """Asked for; the system may give less (net.core.rmem_max)."""
+
+
+@attrs.frozen
+class TlsSettings:
+    """Section `[tls]`, or a protocol's own. All empty: no TLS."""
+
+    certificate: Path | None = None
+    """PEM: the server's certificate, then those between it and its root."""
+    key: Path | None = None
+    """PEM: the private key; may be in the certificate's file."""
+    client_ca: Path | None = None
+    """PEM: authorities of clients; with it every client must show a certificate of theirs (mutual TLS)."""
+
+    @property
+    def enabled(self) -> bool:
+        return self.certificate is not None

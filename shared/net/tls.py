@@ -1,0 +1,140 @@
+"""TLS: contexts from settings, and a stream over a stream.
+
+`trio.SSLStream` cannot say that it has nothing more to say and still listen, and when input is left unread it
+closes without saying so at all; the peer of a lingering close would take our last words for cut off. So the
+stream is our own, the TLS is OpenSSL's.
+"""
+
+import ssl
+from pathlib import Path
+
+import trio
+
+from shared.errors import ConfigError
+from shared.net.settings import TlsSettings
+
+CIPHER_BYTES = 64 * 1024
+"""One read of the transport."""
+
+
+def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContext:
+    """A server's context: TLS 1.2 or later; with `client_ca`, clients must show a certificate of it.
+
+    Raises ConfigError, its key in `section`, for files that are missing or do not fit together.
+    """
+    if settings.certificate is None:
+        raise ConfigError(f"{section}.certificate", "TLS needs a certificate")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could make us work for nothing
+    _readable(settings.certificate, f"{section}.certificate")
+    if settings.key is not None:
+        _readable(settings.key, f"{section}.key")
+    try:
+        context.load_cert_chain(settings.certificate, settings.key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        key = "certificate" if settings.key is None else "key"
+        raise ConfigError(f"{section}.{key}", f"not usable with {settings.certificate}: {error}") from error
+    if settings.client_ca is not None:
+        _readable(settings.client_ca, f"{section}.client_ca")
+        try:
+            context.load_verify_locations(settings.client_ca)
+        except ssl.SSLError as error:
+            raise ConfigError(f"{section}.client_ca", f"not a PEM certificate: {error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _readable(path: Path, key: str) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(key, f"cannot read {path}: {error.strerror}") from error
+
+
+def _no_password() -> str:
+    """Without this OpenSSL would ask on the terminal, and a start by a supervisor would hang."""
+    raise ValueError("the key is encrypted; a key without a password is needed")
+
+
+class TlsStream(trio.abc.HalfCloseableStream):
+    """The server's side of TLS over `transport`. One task may send while another receives.
+
+    A peer that ends without TLS's goodbye is taken at its word (`b""`): every protocol here frames what it
+    sends, so a cut shows. Closing closes the transport and says nothing; `send_eof` says goodbye.
+    """
+
+    def __init__(self, transport: trio.abc.HalfCloseableStream, context: ssl.SSLContext) -> None:
+        self.transport = transport
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._sending = trio.Lock()  # TLS has words of its own, which a receiving task sends
+
+    async def do_handshake(self) -> None:
+        """Raises BrokenResourceError, its cause saying why, where it fails."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._exchange()
+            except ssl.SSLError as error:
+                await self._send_outgoing()  # the alert
+                raise trio.BrokenResourceError from error
+            else:
+                await self._send_outgoing()
+                return
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        while True:
+            try:
+                return self._tls.read(max_bytes or CIPHER_BYTES)
+            except ssl.SSLWantReadError:
+                await self._exchange()
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                await trio.lowlevel.checkpoint()
+                return b""
+            except ssl.SSLError as error:
+                raise trio.BrokenResourceError from error
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with memoryview(data) as rest:
+            done = 0
+            while done < len(rest):
+                try:
+                    done += self._tls.write(rest[done:])
+                except ssl.SSLError as error:
+                    raise trio.BrokenResourceError from error
+        await self._send_outgoing()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.transport.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """Say goodbye and shut down writing; input is still received."""
+        try:
+            self._tls.unwrap()
+        except (
+            ssl.SSLError
+        ):  # the peer has not said goodbye (yet), or sends on: ours is in `_outgoing` all the same
+            pass
+        await self._send_outgoing()
+        await self.transport.send_eof()
+
+    async def aclose(self) -> None:
+        await self.transport.aclose()
+
+    async def _exchange(self) -> None:
+        """Send what TLS has to say, then wait for more from the peer."""
+        await self._send_outgoing()
+        data = await self.transport.receive_some(CIPHER_BYTES)
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+
+    async def _send_outgoing(self) -> None:
+        async with self._sending:
+            if data := self._outgoing.read():
+                await self.transport.send_all(data)

@@ -1,0 +1,132 @@
+"""The contract between the host and a protocol: the one object that a protocol package shows.
+
+A protocol is a package with an entry point in the group `brokers.protocols` that names a `Plug`. The host
+finds it, reads its settings, opens its service, binds its endpoints and runs them; it knows no protocol by
+name. Nothing in here is any one protocol's word.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from shared.metrics import Sample
+
+if TYPE_CHECKING:  # a protocol's commands import this module, and have no use for a store
+    import structlog
+
+    from shared.net.connection import Connection, Session
+    from shared.net.datagrams import DatagramSink
+    from shared.storage.store import Store
+
+ENTRY_POINT_GROUP = "brokers.protocols"
+
+
+@attrs.frozen
+class TcpEndpoint:
+    """A TCP listener to bind: `open_session` is called once for each accepted connection.
+
+    `pushes` is True where the server sends unasked (TAIL, fan-out): such connections get no user timeout,
+    since it would end a living peer whose window stays closed (PROMISES: half-open peer).
+    """
+
+    name: str
+    port: int
+    open_session: "Callable[[Connection], Session]"
+    pushes: bool = False
+
+
+@attrs.frozen
+class UdpEndpoint:
+    """A UDP socket to bind; received datagrams go to `sink` in bulk."""
+
+    name: str
+    port: int
+    sink: "DatagramSink"
+
+
+@attrs.frozen
+class Verb:
+    """An administrative verb that has no word on the protocol's wire, served on the control socket.
+
+    `POST /<protocol>/<name>` with a JSON object as arguments; the result is JSON. Raise `BrokerError` for a
+    refusal that the user should read.
+    """
+
+    name: str
+    summary: str
+    call: Callable[[Mapping[str, Any]], Awaitable[Any]]
+
+
+class Service(Protocol):
+    """One running protocol."""
+
+    endpoints: Sequence[TcpEndpoint | UdpEndpoint]
+    admin_verbs: Sequence[Verb]
+
+    async def run(self) -> None:
+        """Background work; may return at once. It is cancelled after the drain."""
+
+    def drain(self) -> None:
+        """The host stops accepting: end waits as if they had timed out, say goodbye where one can."""
+
+    def samples(self) -> Iterable[Sample]:
+        """Metrics, read at scrape time from plain ints."""
+
+
+@attrs.frozen
+class Context:
+    """What the host lends a service."""
+
+    store: "Store"
+    log: "structlog.stdlib.BoundLogger"
+
+
+@attrs.frozen
+class Plug:
+    """A protocol, as the host sees it.
+
+    `settings`: a frozen attrs class, every field with a default; it is the TOML section named `name`, and has
+    `port: int` (and may have `tls: TlsSettings`, which then stands instead of the section `[tls]`).
+    `open(context, settings)`: load state, return the service; nothing is bound yet.
+
+    `verbs`: `"module:attribute"` of a cyclopts App, named as the plug, with the protocol's own commands; it
+    is imported only when one is called. A verb prints nothing: it returns what it found (None, text, bytes,
+    a mapping or attrs object, a sequence of these for a table, an iterator or async iterator for rows as
+    they come), or is async and does so, and the host shows it. A verb with a parameter `json: bool = False`
+    gets JSON lines from the host when it is given. For a refusal raise `BrokerError`; a refused connection
+    may simply escape (exit 69). `serve`, if there is one, returns a `ServeRequest`; the host adds its own
+    flags to it.
+    """
+
+    name: str
+    summary: str
+    settings: type[Any]
+    open: Callable[[Context, Any], Awaitable[Service]]
+    verbs: str
+
+
+@attrs.frozen
+class ServeRequest:
+    """What a protocol's own `serve` verb returns: the host then serves just that protocol.
+
+    `settings`: section -> key -> value, laid over file and environment like flags.
+    """
+
+    protocol: str
+    settings: Mapping[str, Mapping[str, Any]]
+
+
+@attrs.frozen
+class VerbRequest:
+    """What a protocol's own command returns to have one of its administrative verbs called.
+
+    The host asks the server that runs on the data folder (None: the one that settings and environment name)
+    and shows what it answers.
+    """
+
+    protocol: str
+    verb: str
+    arguments: Mapping[str, Any]
+    data_dir: Path | None = None

@@ -1,0 +1,1 @@
+"""Who wants this name: one index of subscriptions for every protocol."""

@@ -1,0 +1,61 @@
+"""Matches found lately, by name, within a bound of bytes: traffic repeats its names."""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+S = TypeVar("S", bound=Hashable)
+
+ENTRY_BYTES = (
+    200  # a name's and a tuple's own fields, and a place in a dict that is between half and wholly full
+)
+
+
+class MatchCache(Generic[S]):
+    """Two generations: when `young` holds half of `bytes_max`, it becomes the old one and the old one goes.
+
+    A hit in `young` costs its reader one lookup and keeps no books; a hit in the old one moves the entry
+    over. So what is asked for often stays, as with least recently used, and a flood of names that come once
+    passes through. What alone takes half of the bound is not kept.
+    """
+
+    __slots__ = ("_bytes", "_half_bytes_max", "_old", "young")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._half_bytes_max = bytes_max // 2
+        self._bytes = 0  # of `young`; forgetting one name does not lower it, it only turns over sooner
+        self.young: dict[bytes, tuple[S, ...]] = {}
+        self._old: dict[bytes, tuple[S, ...]] = {}
+
+    def __len__(self) -> int:
+        """Names held; one that has moved over may count twice."""
+        return len(self.young) + len(self._old)
+
+    def from_old(self, name: bytes) -> tuple[S, ...] | None:
+        """What the old generation has for `name`, kept again from now on."""
+        found = self._old.get(name)
+        if found is not None:
+            self.keep(name, found)
+        return found
+
+    def keep(self, name: bytes, found: tuple[S, ...]) -> None:
+        size = ENTRY_BYTES + len(name) + 8 * len(found)
+        if size > self._half_bytes_max:
+            return
+        if self._bytes + size > self._half_bytes_max:
+            self._old = self.young
+            self.young = {}
+            self._bytes = 0
+        self.young[name] = found
+        self._bytes += size
+
+    def forget(self, name: bytes) -> None:
+        """What `name` matches has changed, and of nothing else."""
+        self.young.pop(name, None)
+        self._old.pop(name, None)
+
+    def clear(self) -> None:
+        """What any name matches may have changed."""
+        if self.young or self._old:
+            self.young = {}
+            self._old = {}
+            self._bytes = 0

@@ -1,0 +1,36 @@
+"""Names without levels or wildcards: any bytes, each matching itself."""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from shared.routing.few import Few, with_one, without
+
+S = TypeVar("S", bound=Hashable)
+
+
+class Exact(Generic[S]):
+    """The face of `Trie` on one dict. `visits` stays 0."""
+
+    __slots__ = ("_names", "visits")
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, Few[S]] = {}
+        self.visits = 0
+
+    def may_be_wild(self, pattern: bytes) -> bool:
+        return False
+
+    def walk(self, name: bytes) -> list[Few[S]]:
+        subscribers = self._names.get(name)
+        return [] if subscribers is None else [subscribers]
+
+    def add(self, pattern: bytes, subscriber: S) -> None:
+        self._names[pattern] = with_one(self._names.get(pattern), subscriber)
+
+    def remove(self, pattern: bytes, subscriber: S) -> None:
+        """`subscriber` has `pattern`: the index knows."""
+        left = without(self._names[pattern], subscriber)
+        if left is None:
+            del self._names[pattern]
+        else:
+            self._names[pattern] = left

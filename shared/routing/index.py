@@ -1,0 +1,155 @@
+"""The index of subscriptions: who wants this name.
+
+A *subscriber* is any object with a hash, compared by `==`; it is never None or a dict. A *pattern* is bytes,
+with wildcards where the index has them, or `EVERY_NAME`. A *subscription* is a pair of the two: there is one
+or none, and two patterns that match the same names (`*` and `*/*`) are two patterns. No value hangs on a
+subscription; who needs one has two ways, both cheaper than carrying it past every match:
+
+- subscribe several objects for one party (one that gets messages now, one that keeps them for later), or hold
+  them in two indexes: then a match says which;
+- count outside what does not change the match (two AMQP bindings of a queue that differ in arguments only):
+  subscribe with the first, unsubscribe with the last.
+
+Everything is synchronous and belongs to one thread. A match is a tuple that no later change touches.
+"""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+import attrs
+
+from shared.routing.cache import MatchCache
+from shared.routing.exact import Exact
+from shared.routing.few import Few, each, has, with_one, without
+from shared.routing.syntax import EveryName, Pattern, Wildcards
+from shared.routing.trie import Trie
+
+S = TypeVar("S", bound=Hashable)
+
+CACHE_BYTES_MAX = 8 * 2**20  # some 20,000 names of 50 bytes with ten subscribers each, in either generation
+
+
+@attrs.frozen
+class RoutingStatistics:
+    """`walks`: matches that the cache did not answer; `visits`: the (node, position) pairs they looked at."""
+
+    subscriptions: int
+    subscribers: int
+    walks: int
+    visits: int
+    cached_names: int
+
+
+class RoutingIndex(Generic[S]):
+    """Subscriptions by pattern. With `wildcards` None names have no levels: any bytes, or `EVERY_NAME`.
+
+    Costs: subscribe and unsubscribe follow the pattern's levels; drop, the subscriptions of the one dropped;
+    match, the name's levels, the prefixes of patterns that fit it, and the number of matches, never the
+    number of subscriptions. The cache holds at most `cache_bytes_max`; 0 turns it off.
+    """
+
+    __slots__ = ("_cache", "_every", "_held", "_patterns", "_subscriptions", "_walks")
+
+    def __init__(self, wildcards: Wildcards | None, *, cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
+        self._patterns: Trie[S] | Exact[S] = Exact() if wildcards is None else Trie(wildcards)
+        self._every: Few[S] | None = None
+        self._held: dict[S, Few[Pattern]] = {}
+        self._cache: MatchCache[S] = MatchCache(cache_bytes_max)
+        self._subscriptions = 0
+        self._walks = 0
+
+    def __len__(self) -> int:
+        """The number of subscriptions."""
+        return self._subscriptions
+
+    def subscribe(self, subscriber: S, pattern: Pattern) -> bool:
+        """False where it was subscribed to just this pattern already: then nothing changes."""
+        if subscriber is None:
+            raise TypeError("None cannot subscribe")
+        held = self._held.get(subscriber)
+        if has(held, pattern):
+            return False
+        self._held[subscriber] = with_one(held, pattern)
+        self._subscriptions += 1
+        if isinstance(pattern, EveryName):
+            self._every = with_one(self._every, subscriber)
+        else:
+            self._patterns.add(pattern, subscriber)
+        self._forget_matches(pattern)
+        return True
+
+    def unsubscribe(self, subscriber: S, pattern: Pattern) -> bool:
+        """False where it was not subscribed to just this pattern. Its others stay, whatever they match."""
+        held = self._held.get(subscriber)
+        if held is None or not has(held, pattern):
+            return False
+        left = without(held, pattern)
+        if left is None:
+            del self._held[subscriber]
+        else:
+            self._held[subscriber] = left
+        self._remove(subscriber, pattern)
+        return True
+
+    def drop(self, subscriber: S) -> int:
+        """End every subscription of `subscriber`; how many there were."""
+        ended = 0
+        for pattern in each(self._held.pop(subscriber, None)):
+            self._remove(subscriber, pattern)
+            ended += 1
+        return ended
+
+    def patterns(self, subscriber: S) -> tuple[Pattern, ...]:
+        """What `subscriber` is subscribed to, oldest first."""
+        return tuple(each(self._held.get(subscriber)))
+
+    def match(self, name: bytes) -> tuple[S, ...]:
+        """Every subscriber with a pattern that matches, each once, in no promised order."""
+        found = self._cache.young.get(name)
+        return self._match(name) if found is None else found
+
+    def statistics(self) -> RoutingStatistics:
+        return RoutingStatistics(
+            subscriptions=self._subscriptions,
+            subscribers=len(self._held),
+            walks=self._walks,
+            visits=self._patterns.visits,
+            cached_names=len(self._cache),
+        )
+
+    def _match(self, name: bytes) -> tuple[S, ...]:
+        found = self._cache.from_old(name)
+        if found is None:
+            self._walks += 1
+            sets = self._patterns.walk(name)
+            if self._every is not None:
+                sets.append(self._every)
+            found = _union(sets)
+            self._cache.keep(name, found)
+        return found
+
+    def _remove(self, subscriber: S, pattern: Pattern) -> None:
+        self._subscriptions -= 1
+        if isinstance(pattern, EveryName):
+            self._every = without(self._every, subscriber)
+        else:
+            self._patterns.remove(pattern, subscriber)
+        self._forget_matches(pattern)
+
+    def _forget_matches(self, pattern: Pattern) -> None:
+        if isinstance(pattern, EveryName) or self._patterns.may_be_wild(pattern):
+            self._cache.clear()
+        else:
+            self._cache.forget(pattern)
+
+
+def _union(sets: list[Few[S]]) -> tuple[S, ...]:
+    if len(sets) == 1:
+        return tuple(each(sets[0]))
+    union: dict[S, None] = {}
+    for few in sets:
+        if isinstance(few, dict):
+            union.update(few)
+        else:
+            union[few] = None
+    return tuple(union)

@@ -1,0 +1,37 @@
+"""A dict that is mostly of one entry: the key and its value bare while they are alone.
+
+Its owner keeps it in two fields, `keys` and `only`: None and None where empty; one key and its value; or a
+dict and None. The functions take and return the two.
+"""
+
+from typing import TypeAlias, TypeVar
+
+V = TypeVar("V")
+
+Keys: TypeAlias = dict[bytes, V] | bytes | None
+
+
+def lookup(keys: Keys[V], only: V | None, key: bytes) -> V | None:
+    if isinstance(keys, dict):
+        return keys.get(key)
+    return only if keys == key else None
+
+
+def stored(keys: Keys[V], only: V | None, key: bytes, value: V) -> tuple[Keys[V], V | None]:
+    """With `value` under `key`, in place of what was there."""
+    if isinstance(keys, dict):
+        keys[key] = value
+        return keys, None
+    if keys is None or only is None or keys == key:
+        return key, value
+    return {keys: only, key: value}, None
+
+
+def removed(keys: Keys[V], key: bytes) -> tuple[Keys[V], V | None]:
+    """Without `key`, which is there."""
+    if not isinstance(keys, dict):
+        return None, None
+    del keys[key]
+    if len(keys) == 1:
+        return next(iter(keys.items()))
+    return keys, None

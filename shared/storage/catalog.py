@@ -1,0 +1,136 @@
+"""The catalog: which logs exist and where replay starts. Source: STORAGE.md, Catalog."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import attrs
+
+from shared.storage import format
+from shared.storage.disk import Disk
+from shared.storage.journal import write_all
+
+PATH = "CATALOG"
+NEW_PATH = "CATALOG.new"
+
+_PLAIN = b"abcdefghijklmnopqrstuvwxyz0123456789_-."
+_FILE_NAME_MAX = 200  # with `.log.stray-<id>` within the 255 bytes that file systems allow
+
+
+class LogLine(NamedTuple):
+    """A log as the catalog has it. `end` is its end as of the replay LSN."""
+
+    id: int
+    namespace: str
+    name: str
+    file: str
+    mode: str
+    created_ms: int
+    first: int
+    end: int
+
+
+@attrs.frozen
+class Catalog:
+    """A snapshot. `clean`: the store was shut down in order, and nothing happened since."""
+
+    journal_id: int
+    replay_lsn: int
+    next_log_id: int
+    written_ms: int
+    clean: bool
+    logs: Sequence[LogLine]
+
+    def pack(self) -> bytes:
+        return pack(self, map(pack_line, self.logs))
+
+
+def pack_line(line: LogLine) -> bytes:
+    return format.pack_line(line._asdict())
+
+
+def pack(catalog: Catalog, lines: Iterable[bytes]) -> bytes:
+    """The catalog's bytes, its logs' lines given packed: most stay the same from one to the next."""
+    head: dict[str, Any] = {
+        "format": format.FORMAT_NUMBER,
+        "journal_id": f"{catalog.journal_id:016x}",
+        "replay_lsn": catalog.replay_lsn,
+        "next_log_id": catalog.next_log_id,
+        "written_ms": catalog.written_ms,
+        "clean": catalog.clean,
+    }
+    return format.seal_lines([format.pack_line(head), *lines])
+
+
+def pack_create(line: LogLine) -> bytes:
+    """What a CREATE entry of the journal says."""
+    fields = {name: value for name, value in line._asdict().items() if name not in ("id", "first", "end")}
+    return format.pack_line(fields).rstrip()
+
+
+def unpack_create(log_id: int, body: bytes) -> LogLine:
+    """Raises ValueError and TypeError, for a body that nobody should have written."""
+    return LogLine(id=log_id, first=0, end=0, **json.loads(body))
+
+
+def unpack(data: bytes) -> Catalog | None:
+    """The catalog, or None where it is not a good one."""
+    lines = format.unpack_lines(data)
+    try:
+        if not lines or lines[0]["format"] != format.FORMAT_NUMBER:
+            return None
+        head = lines[0]
+        return Catalog(
+            int(head["journal_id"], 16),
+            head["replay_lsn"],
+            head["next_log_id"],
+            head["written_ms"],
+            head["clean"],
+            [LogLine(**line) for line in lines[1:]],
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def read(disk: Disk) -> Catalog | None:
+    """Read CATALOG; None where there is none. Raises ValueError where it is damaged, and OSError."""
+    try:
+        fd = disk.open(PATH)
+    except FileNotFoundError:
+        return None
+    try:
+        found = unpack(disk.read(fd, disk.size(fd), 0))
+    finally:
+        disk.close(fd)
+    if found is None:
+        raise ValueError(f"{PATH} is damaged")
+    return found
+
+
+def replace(disk: Disk, data: bytes) -> None:
+    """Put a packed catalog in place: the whole old one or the whole new one, at any moment."""
+    fd = disk.open(NEW_PATH, create=True)
+    try:
+        disk.truncate(fd, 0)
+        write_all(disk, fd, data, 0)
+        disk.sync_data(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(NEW_PATH, PATH)
+    disk.sync_folder("")
+
+
+def file_name(name: str) -> str:
+    """A log's name as a file's: each byte outside `[a-z0-9._-]`, and a leading dot, as %XX.
+
+    One that would be too long for a file system is cut, and told apart by its SHA-256.
+    """
+    raw = name.encode()
+    text = "".join(
+        chr(byte) if byte in _PLAIN and not (byte == 0x2E and at == 0) else f"%{byte:02X}"
+        for at, byte in enumerate(raw)
+    )
+    if len(text) <= _FILE_NAME_MAX:
+        return text
+    return f"{text[:120]}%-{hashlib.sha256(raw).hexdigest()}"

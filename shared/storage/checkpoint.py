@@ -1,0 +1,216 @@
+"""Checkpoints: making the logs' own files safe, so that the journal's segments become free.
+
+Between two commits stock is taken: where replay would start, which logs changed, how far each goes. Then,
+while commits go on, the marks up to there are written, the files and folders synced, the catalog replaced,
+and the segments below freed. An error in a sync is final (PROMISES: poisoned); want of space is not, since
+all is safe in the journal: the checkpoint is tried again.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import attrs
+import structlog
+import trio
+
+from shared.storage import catalog
+from shared.storage.committer import Committer
+from shared.storage.disk import Disk
+from shared.storage.files import FileGone, LogFile, OpenFiles, describe, out_of_space
+from shared.storage.journal import Journal, PoisonError
+from shared.storage.log import Log
+from shared.storage.marking import Marking
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_RETRY_SECONDS = 1.0
+_BATCHES_MAX = 65536
+
+
+@attrs.frozen
+class Stock:
+    """What a checkpoint will make durable. `catalog`: packed; `folders`: whose names changed."""
+
+    replay_lsn: int
+    catalog: bytes
+    logs: list[Log]
+    folders: list[str]
+
+
+class Inventory(Protocol):
+    """What keeps the catalog."""
+
+    def stock(self, replay_lsn: int, changed: Sequence[Log], clean: bool) -> tuple[bytes, list[str]]:
+        """The catalog as of now, and the folders whose names changed since the last time."""
+
+    def restock(self, folders: list[str]) -> None:
+        """Those folders are not synced after all."""
+
+
+class Checkpointer:
+    """One per store."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        marking: Marking,
+        inventory: Inventory,
+        disk: Disk,
+        files: OpenFiles,
+        sync_all_logs: int,
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self.checkpoints = 0
+        self._committer = committer
+        self._journal: Journal = committer.journal
+        self._marking = marking
+        self._inventory = inventory
+        self._disk = disk
+        self._files = files
+        self._sync_all_logs = sync_all_logs
+        self._in_thread = in_thread
+        self._limiter = trio.CapacityLimiter(1)
+        self._lock = trio.Lock()  # a stock taken while another is on its way would vouch for that one's logs
+        self._due = trio.Event()
+        self._done = trio.Event()
+        self._batches = 0
+        self._failing = False
+
+    def wake(self) -> None:
+        """A commit ended: have a checkpoint if one is due."""
+        committer, journal = self._committer, self._journal
+        if journal.old or committer.direct_due or journal.batches - self._batches > _BATCHES_MAX:
+            self._due.set()
+
+    async def make_room(self) -> None:
+        """Wait for the end of a checkpoint, or of an attempt at one."""
+        done = self._done
+        self._due.set()
+        await done.wait()
+
+    async def run(self) -> None:
+        await self._prepare()
+        while True:
+            await self._due.wait()
+            self._due = trio.Event()
+            good = self._committer.read_only is None and await self.checkpoint()
+            done, self._done = self._done, trio.Event()
+            done.set()
+            if not good:
+                await trio.sleep(_RETRY_SECONDS)
+                if self._committer.read_only is None:
+                    self._due.set()
+
+    async def _prepare(self) -> None:
+        try:
+            await self._in_thread(self._journal.prepare, limiter=self._limiter)
+        except PoisonError as error:
+            self._committer.poison(error)
+        except OSError as error:
+            logger.warning("no spare journal segment", reason=describe(error))
+
+    async def checkpoint(self, clean: bool = False) -> bool:
+        """Make one; False where it must be tried again. A failed sync poisons."""
+        async with self._lock:
+            return await self._checkpoint(clean)
+
+    async def _checkpoint(self, clean: bool) -> bool:
+        await self._marking.flush(0)
+        stock = await self._take_stock(clean)
+        if stock is None:
+            return False
+        pinned = [(file, self._files.pin(file)) for log in stock.logs for file in (log.file, log.index_file)]
+        good = False
+        try:
+            if await self._marking.flush():
+                await self._in_thread(self._write, stock, pinned, limiter=self._limiter)
+                good = True
+        except PoisonError as error:
+            self._committer.poison(error)
+        except OSError as error:
+            self._complain(error)
+        finally:
+            for file, _ in pinned:
+                self._files.unpin(file)
+            if not good:
+                self._committer.dirty.update(dict.fromkeys(stock.logs))
+                self._inventory.restock(stock.folders)
+        if good:
+            self.checkpoints += 1
+            self._failing = False
+        return good
+
+    def _complain(self, error: OSError) -> None:
+        if not out_of_space(error):
+            failed = PoisonError("a checkpoint failed")
+            failed.__cause__ = error
+            self._committer.poison(failed)
+        elif not self._failing:
+            self._failing = True
+            logger.error("no room for a checkpoint; trying again", reason=describe(error))
+
+    async def _take_stock(self, clean: bool) -> Stock | None:
+        taken: list[Stock | None] = []
+        ready = trio.Event()
+        wanted = True
+
+        def take() -> None:
+            if wanted:
+                taken.append(self._stock(clean))
+                ready.set()
+
+        self._committer.when_idle(take)
+        try:
+            if not taken:
+                await ready.wait()
+        finally:
+            wanted = False  # stock that nobody gets would forget which logs changed
+        return taken[0]
+
+    def _stock(self, clean: bool) -> Stock | None:
+        committer = self._committer
+        if committer.read_only is not None or any(log.unapplied for log in committer.marked):
+            return None  # the journal still holds what a log file does not
+        logs = [log for log in committer.dirty if not log.deleted]
+        committer.dirty.clear()
+        committer.direct_bytes = 0
+        self._batches = self._journal.batches
+        for log in logs:
+            if log.open_mark is not None:
+                log.closed_marks.append(log.open_mark)
+                log.open_mark = None
+        packed, folders = self._inventory.stock(self._journal.position, logs, clean)
+        return Stock(self._journal.position, packed, logs, folders)
+
+    # -- in a thread
+
+    def _write(self, stock: Stock, pinned: list[tuple[LogFile, int]]) -> None:
+        try:
+            self._sync_files(stock, pinned)
+        except OSError as error:
+            raise PoisonError("a checkpoint could not sync the logs") from error
+        catalog.replace(self._disk, stock.catalog)
+        self._journal.release(stock.replay_lsn)
+        self._journal.prepare()
+
+    def _sync_files(self, stock: Stock, pinned: list[tuple[LogFile, int]]) -> None:
+        if len(stock.logs) > self._sync_all_logs:
+            self._disk.sync_all()
+            return
+        for file, fd in pinned:
+            self._sync_file(file, fd)
+        for folder in stock.folders:
+            self._disk.sync_folder(folder)
+
+    def _sync_file(self, file: LogFile, fd: int) -> None:
+        if fd >= 0:
+            self._disk.sync_data(fd)
+            return
+        try:
+            fd = self._files.open(file)
+        except (FileGone, FileNotFoundError):
+            return  # deleted meanwhile, or it never had a byte
+        try:
+            self._disk.sync_data(fd)
+        finally:
+            self._disk.close(fd)

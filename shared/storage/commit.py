@@ -1,0 +1,455 @@
+"""Commits: what appenders filled, and the one piece of blocking work that makes it durable.
+
+A `Round` is what piles up while the last commit is under way: the runs of records of every log that was
+appended to, and changes of the catalog. It becomes one batch of the journal, all or nothing. A `Commit` takes
+some rounds through the disk, in a thread or inline, and holds the outcome; the `Committer` then shows it to
+the world. So everything here that blocks touches no shared state, and everything that is shared is changed in
+the trio thread.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Protocol
+
+import attrs
+import structlog
+
+from shared.errors import StoreError
+from shared.storage import index, marks
+from shared.storage.clock import Clock
+from shared.storage.disk import Disk
+from shared.storage.files import FileGone, OpenFiles
+from shared.storage.format import (
+    BATCH_HEADER_BYTES,
+    BATCH_PAYLOAD_MAX,
+    ENTRY_HEADER_BYTES,
+    Kind,
+    pack_entry,
+)
+from shared.storage.journal import Journal, PoisonError, write_all
+from shared.storage.log import UNKNOWN, Log
+from shared.storage.work import Work
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_APPEND = int(Kind.APPEND)  # looking a member up in its enum takes as long as packing the entry
+
+
+class Ticket:
+    """Says when what was appended counts; shared by everybody who appended in one round in one mode.
+
+    `error` is None where it is durable, as far as its mode asks.
+    """
+
+    __slots__ = ("_callbacks", "done", "error")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: StoreError | None = None
+        self._callbacks: list[Callable[[Ticket], None]] | None = None
+
+    def when_done(self, callback: "Callable[[Ticket], None]") -> None:
+        """Call it exactly once, in the trio thread; at once if it is done. It must not raise."""
+        if self.done:
+            callback(self)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    def resolve(self, error: StoreError | None) -> "Sequence[Callable[[Ticket], None]]":
+        """It is done; returns whom to tell."""
+        self.done = True
+        self.error = error
+        callbacks, self._callbacks = self._callbacks, None
+        return callbacks or ()
+
+
+def call(callback: Callable[..., None], *arguments: Any) -> None:
+    """One waiter's bug must not keep the others from being told."""
+    try:
+        callback(*arguments)
+    except Exception:
+        logger.exception("a waiter failed", waiter=repr(callback))
+
+
+class Mode(IntEnum):
+    """What a ticket waits for."""
+
+    SYNCED = 0
+    WRITTEN = 1
+    DIRECT = 2
+
+
+_SYNCED, _DIRECT = Mode.SYNCED, Mode.DIRECT
+_MODES = {"always": Mode.SYNCED, "interval": Mode.WRITTEN, "none": Mode.DIRECT}
+
+
+def mode_of(log: Log) -> Mode:
+    return _MODES[log.mode.mode]
+
+
+class Run:
+    """The records of one log in one round, in order, from `offset` on."""
+
+    __slots__ = ("chunks", "counts", "end", "journaled", "log", "offset", "round", "ticket", "written")
+
+    def __init__(self, log: Log, round_: "Round", ticket: Ticket, journaled: bool) -> None:
+        self.log = log
+        self.round = round_
+        self.offset = self.end = log.end
+        self.chunks: list[bytes] = []
+        self.counts: list[int] = []
+        self.ticket = ticket
+        self.journaled = journaled
+        self.written: memoryview | None = None  # its records, as they stand in the batch
+
+
+@attrs.define(eq=False)
+class Change:
+    """A change of the catalog: CREATE, DELETE, FIRST or MODE. `before`: what FIRST or MODE replaced."""
+
+    kind: Kind
+    log: Log
+    offset: int = 0
+    body: bytes = b""
+    before: object = None
+
+
+class Registry(Protocol):
+    """What keeps the catalog: told of each change that is durable, or was taken back."""
+
+    def changed(self, change: Change) -> None: ...
+
+    def undone(self, change: Change) -> None: ...
+
+    def remember(self, log: Log, offset: int, chunks: list[bytes]) -> None:
+        """New records are visible and somebody watches."""
+
+
+class Round:
+    """What becomes one batch. `room`: bytes that still fit."""
+
+    __slots__ = (
+        "changes",
+        "interval_seconds",
+        "payload_bytes_max",
+        "room",
+        "runs",
+        "sealed",
+        "sync",
+        "tickets",
+    )
+
+    def __init__(self, size: int = 0) -> None:
+        self.room = self.payload_bytes_max = max(BATCH_PAYLOAD_MAX, size)
+        self.runs: dict[Log, Run] = {}
+        self.changes: list[Change] = []
+        self.tickets: list[Ticket | None] = [None, None, None]
+        self.sync = False
+        self.sealed = False
+        self.interval_seconds = math.inf  # by when it must be synced if nobody waits for that
+
+    @property
+    def bytes(self) -> int:
+        return self.payload_bytes_max - self.room
+
+    def ticket(self, mode: Mode) -> Ticket:
+        ticket = self.tickets[mode]
+        if ticket is None:
+            ticket = self.tickets[mode] = Ticket()
+        if mode is _SYNCED:
+            self.sync = True
+        return ticket
+
+    def run_of(self, log: Log, mode: Mode) -> Run:
+        """The log's run, made if it is not there. The stricter of the modes it is asked for counts."""
+        run = self.runs.get(log)
+        if run is None:
+            run = self.runs[log] = Run(log, self, self.ticket(mode), mode is not _DIRECT)
+            self.room -= ENTRY_HEADER_BYTES
+        else:
+            run.ticket = self.ticket(mode)
+            if mode is not _DIRECT:
+                run.journaled = True
+        if log.mode.mode == "interval":
+            self.interval_seconds = min(self.interval_seconds, log.mode.seconds)
+        return run
+
+    def seal(self) -> None:
+        """Nothing more is added: it is full, or on its way to the disk."""
+        if not self.sealed:
+            self.sealed = True
+            for log, run in self.runs.items():
+                log.run = None
+                run.end = log.end
+
+    def add(self, change: Change) -> None:
+        self.changes.append(change)
+        self.room -= ENTRY_HEADER_BYTES + len(change.body)
+
+
+@attrs.define(eq=False)
+class Commit:
+    """Some rounds on their way to the disk. `run()` blocks, in whatever thread; then the outcome is:
+
+    the first `good` rounds are durable; `poison` or `error` says what became of the others. `direct_error`:
+    runs around the journal were not written, in all rounds. What could not be written to a log's own file is
+    in `unapplied` of its work.
+    """
+
+    rounds: list[Round]
+    works: dict[Log, Work]
+    journal: Journal
+    disk: Disk
+    files: OpenFiles
+    clock: Clock
+    now_ms: int
+    room: int
+    """So many handles that are opened may stay open."""
+    sync_direct_first: bool
+    """Some log has bytes around the journal that were never synced."""
+    good: int = 0
+    error: OSError | None = None
+    poison: PoisonError | None = None
+    direct_error: OSError | None = None
+    sync_seconds: float = 0.0
+    synced: bool = False
+    batches: int = 0
+    direct_synced: set[Log] = attrs.Factory(set)
+
+    def run(self) -> None:
+        try:
+            if self.sync_direct_first:
+                self._sync_direct()
+            for round_ in self.rounds:
+                self._write(round_)
+                self.good += 1
+        except OSError as error:
+            self.error = error
+        except PoisonError as error:
+            self.poison = error
+            self.good = 0
+            return
+        good = self.rounds if self.good == len(self.rounds) else self.rounds[: self.good]
+        try:
+            for round_ in good:
+                if round_.sync:
+                    self._sync()
+                    break
+        except PoisonError as error:
+            self.poison = error
+            self.good = 0
+            return
+        self._apply(good)
+
+    def _sync_direct(self) -> None:
+        """What went around the journal must be safe before anything about it is in the journal."""
+        for round_ in self.rounds:
+            logs = {run.log for run in round_.runs.values() if run.journaled}
+            logs.update(change.log for change in round_.changes if change.kind is Kind.FIRST)
+            for log in logs:
+                if log.direct_dirty and not log.file.gone and log not in self.direct_synced:
+                    work = self.works[log]
+                    self._open(work)
+                    try:
+                        self._sync_by_name(work)
+                    except FileGone:
+                        continue
+                    except OSError as error:
+                        raise PoisonError(f"{log.file.path} could not be synced") from error
+                    self.direct_synced.add(log)
+
+    def _sync_by_name(self, work: Work) -> None:
+        """Recovery finds these bytes by the files' names, and trusts them by their marks."""
+        self.disk.sync_data(work.fd)
+        index_fd = self.files.open(work.log.index_file)
+        try:
+            self.disk.sync_data(index_fd)
+        finally:
+            self.disk.close(index_fd)
+        self.disk.sync_folder(work.log.namespace)
+        self.disk.sync_folder("")
+
+    def _write(self, round_: Round) -> None:
+        parts: list[bytes] = []
+        size = 0
+        entries = 0
+        for change in round_.changes:
+            parts.append(pack_entry(change.kind, change.log.id, change.offset, len(change.body)))
+            parts.append(change.body)
+            size += ENTRY_HEADER_BYTES + len(change.body)
+            entries += 1
+        places: list[tuple[Run, int, int]] = []
+        for run in round_.runs.values():
+            if run.journaled:
+                length = run.end - run.offset
+                parts.append(pack_entry(_APPEND, run.log.id, run.offset, length, sum(run.counts)))
+                parts += run.chunks
+                size += ENTRY_HEADER_BYTES
+                places.append((run, size, length))
+                size += length
+                entries += 1
+        if not entries:
+            return
+        batch = memoryview(self.journal.write(parts, entries, size, self.now_ms))
+        for run, start, length in places:
+            start += BATCH_HEADER_BYTES
+            run.written = batch[start : start + length]
+        self.batches += 1
+
+    def _sync(self) -> None:
+        began = self.clock.monotonic()
+        self.journal.sync()
+        self.sync_seconds = self.clock.monotonic() - began
+        self.synced = True
+
+    # -- behind the sync: the logs' own files
+
+    def _apply(self, good: list[Round]) -> None:
+        for round_ in good:
+            for change in round_.changes:
+                if change.kind is Kind.DELETE:
+                    self._remove(change.log)
+        direct: list[Run] = []
+        for round_ in good:
+            for run in round_.runs.values():
+                if run.journaled:
+                    self._apply_journaled(run)
+                else:
+                    direct.append(run)
+        if direct:
+            try:
+                for run in direct:
+                    self._apply_direct(run)
+            except OSError as error:
+                self.direct_error = error
+            else:
+                self._write_direct_marks()
+
+    def _remove(self, log: Log) -> None:
+        for file in (log.index_file, log.file):
+            try:
+                self.files.remove(file)
+            except OSError:
+                pass  # the next start removes it: the journal says that the log is gone
+
+    def _apply_journaled(self, run: Run) -> None:
+        work = self.works[run.log]
+        data = run.written
+        assert data is not None
+        run.written = None
+        if run.log.unapplied or work.unapplied is not None:
+            self._keep_in_memory(work, run, data)
+        else:
+            try:
+                if work.fd < 0:
+                    self._open(work)
+                write_all(self.disk, work.fd, data, run.offset)
+            except FileGone:
+                return
+            except OSError:
+                self._keep_in_memory(work, run, data)
+            if not work.kept:
+                self._let_go(work)
+        self._mark(work, run)
+
+    def _keep_in_memory(self, work: Work, run: Run, data: memoryview) -> None:
+        if work.unapplied is None:
+            work.unapplied = []
+        work.unapplied.append((run.offset, bytes(data)))
+
+    def _apply_direct(self, run: Run) -> None:
+        work = self.works[run.log]
+        try:
+            self._open(work)
+            write_all(self.disk, work.fd, b"".join(run.chunks), run.offset)
+        except FileGone:
+            return
+        finally:
+            if not work.kept:
+                self._let_go(work)
+        work.direct = True
+        self._mark(work, run)
+
+    def _mark(self, work: Work, run: Run) -> None:
+        if work.marks_written == UNKNOWN:
+            try:
+                found = marks.load_end(self.disk, self.files, work.log, work.marks_start)
+                work.marks_written, work.last_ms = found[0], max(work.last_ms, found[1])
+            except FileGone:
+                return
+            except OSError:
+                if not run.journaled:
+                    raise
+                # The marks wait in memory; reading the index again is tried when they are written.
+        closed, work.open_mark = index.extend(
+            work.open_mark, work.last_ms, run.offset, run.chunks, run.counts, self.now_ms
+        )
+        if closed:
+            work.closed = [*work.closed, *closed]
+        if self.now_ms > work.last_ms:
+            work.last_ms = self.now_ms
+
+    def _write_direct_marks(self) -> None:
+        """Bytes around the journal are found again by their marks, so those go with them, open or not."""
+        for work in self.works.values():
+            if work.direct:
+                all_marks = [*work.waiting_marks, *work.closed]
+                if work.open_mark is not None:
+                    all_marks.append(work.open_mark)
+                try:
+                    if work.index_fd < 0:
+                        work.index_fd = marks.open_for_writing(self.disk, self.files, work.log)
+                    index.write_marks(self.disk, work.index_fd, work.log.id, work.marks_written, all_marks)
+                except FileGone:
+                    pass
+                except OSError as error:
+                    self.direct_error = error
+                    break
+                finally:
+                    if not work.kept:
+                        self._let_go(work)
+        if self.direct_error is not None:
+            self._take_back_direct_marks()
+
+    def _take_back_direct_marks(self) -> None:
+        """A mark that covers what is not acknowledged would not match once other bytes are written there."""
+        for work in self.works.values():
+            if work.direct:
+                log = work.log
+                before = work.waiting_marks
+                if log.open_mark is not None:
+                    before = [*before, log.open_mark]
+                try:
+                    if work.index_fd < 0:
+                        work.index_fd = marks.open_for_writing(self.disk, self.files, log)
+                    index.write_marks(self.disk, work.index_fd, log.id, work.marks_written, before)
+                    self.disk.truncate(work.index_fd, index.mark_position(work.marks_written + len(before)))
+                except OSError as error:
+                    self.poison = PoisonError(f"{log.index_file.path} could not be written")
+                    self.poison.__cause__ = error
+
+    def _open(self, work: Work) -> None:
+        if work.fd < 0:
+            work.fd = open_log(self.files, work.log, work.made)
+            work.made = True
+            work.kept = self.room > 0
+            self.room -= 1
+
+    def _let_go(self, work: Work) -> None:
+        """There are more logs in this commit than handles that may stay open."""
+        if work.fd >= 0:
+            self.disk.close(work.fd)
+            work.fd = UNKNOWN
+        if work.index_fd != work.pinned_index_fd:
+            self.disk.close(work.index_fd)
+            work.index_fd = work.pinned_index_fd
+
+
+def open_log(files: OpenFiles, log: Log, made: bool = False) -> int:
+    """A descriptor of the log's own file, made if it is not there. Raises FileGone and OSError."""
+    if log.fresh and not made:
+        return files.make(log.file, f"{log.file.path}.stray-{log.id}")
+    return files.open(log.file, create=True)

@@ -1,0 +1,501 @@
+"""The committer: takes what piled up to the disk, and shows the outcome to everybody who waits.
+
+`begin` gives appenders a place in the round that is being filled. `settle`, called at the end of a driver's
+round of work, commits it: here and now where that is quick, else by the committer's task, in a thread. What
+is appended meanwhile goes into the next one; so the disk's speed sets a batch's size, and no timer is needed.
+
+On success, in this order: bytes stand in the log files, `visible` advances, watchers are called, tickets
+resolve. On failure everything that was appended and is not durable is taken back, whether it was in the
+failed round or behind it, since its offsets stood on it.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import structlog
+import trio
+
+from shared.errors import LogDeleted, StoreClosed, StoreError, StoreFull, StoreReadOnly
+from shared.storage.clock import Clock
+from shared.storage.commit import Change, Commit, Mode, Registry, Round, Run, Ticket, call, mode_of
+from shared.storage.counts import CommitCounts
+from shared.storage.disk import Disk
+from shared.storage.files import OpenFiles, describe, refusal
+from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, Kind
+from shared.storage.journal import Journal, PoisonError
+from shared.storage.log import Log
+from shared.storage.settings import StorageSettings
+from shared.storage.work import Work
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_INLINE_LOGS_MAX = 64
+_RECENT_BYTES_MAX = 1 << 20
+
+
+class Committer:
+    """One per store. `read_only` is set for good when the journal can no longer be trusted."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        disk: Disk,
+        files: OpenFiles,
+        clock: Clock,
+        settings: StorageSettings,
+        registry: Registry,
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self.journal = journal
+        self.read_only: StoreError | None = None
+        self.full = False
+        """Publishing is refused for want of space; see `set_full`."""
+        self.closed = False
+        self.congested = False
+        self.marked: dict[Log, None] = {}
+        """Logs with marks that are not in their index files."""
+        self.dirty: dict[Log, None] = {}
+        """Logs whose files changed since the last checkpoint took stock."""
+        self.direct_bytes = 0
+        """Written around the journal since then."""
+        self.make_room: Callable[[], Awaitable[None]] | None = None
+        """Waits for a checkpoint: the journal is at its bound."""
+        self.committed: Callable[[], None] | None = None
+        """Called after each commit: a checkpoint may be due."""
+
+        self.counts = CommitCounts()
+
+        self._disk = disk
+        self._files = files
+        self._clock = clock
+        self._settings = settings
+        self._registry = registry
+        self._in_thread = in_thread
+        self._limiter = trio.CapacityLimiter(1)
+        self._rounds: list[Round] = []
+        self._busy = False
+        self._running = False
+        self._wake = trio.Event()
+        self._sync_by = math.inf  # monotonic: when written batches must be synced
+        self._idle: list[Callable[[], None]] = []
+        self._uncongested: list[Callable[[], None]] = []
+
+    # -- filling rounds
+
+    def begin(self, log: Log, size: int, reserved: bool) -> Run:
+        """The run to which `size` bytes of `log` are added next. Raises what `Log.append` raises."""
+        self._require_writable(log, reserved)
+        run = self._round(size).run_of(log, mode_of(log))
+        if not self.full:  # else each append must ask whether it may use the reserve
+            log.run = run
+        return run
+
+    def append_all(self, parts: Sequence[tuple[Log, bytes, int]], reserved: bool) -> tuple[list[int], Ticket]:
+        """Add to several logs, all or nothing, in the strictest of their modes."""
+        for log, _, _ in parts:
+            self._require_writable(log, reserved)
+        mode = min(mode_of(log) for log, _, _ in parts)
+        if mode is Mode.WRITTEN and any(log.direct for log, _, _ in parts):
+            # After a power cut a log of mode `none` counts as far as its marks go, and the batch may be lost.
+            mode = Mode.SYNCED
+        size = sum(len(records) + ENTRY_HEADER_BYTES for _, records, _ in parts)
+        round_ = self._round(size)
+        offsets = []
+        for log, records, count in parts:
+            if log.direct and mode is not Mode.DIRECT:
+                self._journal_queued(log)
+            run = round_.run_of(log, mode)
+            run.chunks.append(records)
+            run.counts.append(count)
+            round_.room -= len(records)
+            offsets.append(log.end)
+            log.end += len(records)
+        ticket = round_.ticket(mode)
+        for (log, records, _), offset in zip(parts, offsets, strict=True):
+            if log.fold is not None:  # which may append more, and so end the round
+                log.fold(offset, records)
+        return offsets, ticket
+
+    def add(self, change: Change, mode: Mode) -> Ticket:
+        """Add a change of the catalog. Raises StoreReadOnly, StoreClosed."""
+        self._require_open()
+        if change.kind is Kind.FIRST:
+            self._journal_queued(change.log)
+        round_ = self._round(len(change.body) + ENTRY_HEADER_BYTES)
+        round_.add(change)
+        return round_.ticket(mode)
+
+    def drop_below(self, log: Log, offset: int) -> Ticket:
+        self._require_writable(log, reserved=True)
+        if not log.first <= offset <= log.end:
+            raise ValueError(f"{offset} is not between {log.first} and {log.end}")
+        change = Change(Kind.FIRST, log, offset, before=log.first)
+        ticket = self.add(change, Mode.SYNCED)
+        log.first = offset
+        return ticket
+
+    def set_full(self, full: bool) -> None:
+        """Whether publishing must stop: what is not marked as reserved is refused with StoreFull."""
+        if full and not self.full:
+            for round_ in self._rounds:
+                for log in round_.runs:
+                    log.run = None
+        self.full = full
+
+    @property
+    def direct_due(self) -> bool:
+        """So much went around the journal that recovery would take long to check it."""
+        return self.direct_bytes > self._settings.checkpoint_direct_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(round_.bytes for round_ in self._rounds)
+
+    def when_uncongested(self, callback: Callable[[], None]) -> None:
+        """Call it once, when less waits for the disk; at once if that is so."""
+        if self.congested:
+            self._uncongested.append(callback)
+        else:
+            callback()
+
+    def when_idle(self, callback: Callable[[], None]) -> None:
+        """Call it between two commits: now, or when the one under way has ended."""
+        if self._busy:
+            self._idle.append(callback)
+        else:
+            callback()
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise StoreClosed("the store is closed")
+        if self.read_only is not None:
+            raise StoreReadOnly(str(self.read_only))
+
+    def _require_writable(self, log: Log, reserved: bool) -> None:
+        self._require_open()
+        if log.deleted:
+            raise LogDeleted(f"{log.namespace}/{log.name} was deleted")
+        if self.full and not reserved:
+            raise StoreFull("the file system is short of space")
+
+    def _round(self, size: int) -> Round:
+        """The round that is being filled, with room for `size` bytes."""
+        rounds = self._rounds
+        need = size + ENTRY_HEADER_BYTES
+        if rounds:
+            if rounds[-1].room >= need:
+                return rounds[-1]
+            rounds[-1].seal()
+            if self.pending_bytes + need > self._settings.pending_bytes_max:
+                self.congested = True
+        rounds.append(Round(need))
+        return rounds[-1]
+
+    def _journal_queued(self, log: Log) -> None:
+        """Something about the log will be in the journal, so what is before it must not come later."""
+        for round_ in self._rounds:
+            run = round_.runs.get(log)
+            if run is not None:
+                run.journaled = True
+
+    # -- committing
+
+    def settle(self) -> None:
+        """Have everything that was appended committed: at once if that is quick, else soon."""
+        if not self._rounds or self._busy:
+            return
+        if not self._running:
+            while self._rounds and not self._busy:
+                self._commit_here()
+        elif self._is_quick():
+            self._commit_here()
+            if self._rounds:  # appended by those who were told
+                self._wake.set()
+        else:
+            self._wake.set()
+
+    def sync_written(self) -> None:
+        """Sync what modes `interval` and `none` left unsynced, here and now. Errors poison."""
+        if self.read_only is None:
+            try:
+                self.journal.sync()
+            except PoisonError as error:
+                self.poison(error)
+        self._sync_by = math.inf
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Commit until cancelled. What has begun is finished: nobody could tell what half a commit did."""
+        self._running = True
+        task_status.started()
+        try:
+            while True:
+                if self._rounds:
+                    if self._journal_is_full() and self.make_room is not None:
+                        await self.make_room()
+                    commit = self._take()
+                    try:
+                        with trio.CancelScope(shield=True):  # a thread that writes cannot be called back
+                            await self._in_thread(commit.run, limiter=self._limiter)
+                    except Exception as error:
+                        self._crashed(commit, error)
+                    self._finish(commit)
+                elif self._clock.monotonic() >= self._sync_by:
+                    await self._sync_in_thread()
+                else:
+                    with trio.move_on_after(self._sync_by - self._clock.monotonic()):
+                        await self._wake.wait()
+                    self._wake = trio.Event()
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        finally:
+            self._running = False
+
+    def _is_quick(self) -> bool:
+        settings = self._settings
+        if len(self._rounds) > 1:
+            return False
+        round_ = self._rounds[0]
+        size = round_.bytes
+        return (
+            (not round_.sync or self.counts.sync_seconds < settings.inline_sync_seconds)
+            and size <= settings.inline_bytes_max
+            and len(round_.runs) <= _INLINE_LOGS_MAX
+            and (self.journal.fits(size) or self.journal.spare is not None)
+        )
+
+    def _journal_is_full(self) -> bool:
+        journal = self.journal
+        size = min(self._rounds[0].bytes, BATCH_PAYLOAD_MAX)
+        return (
+            not journal.fits(size)
+            and journal.spare is None
+            and journal.disk_bytes + journal.segment_bytes > journal.bytes_max
+        )
+
+    def _commit_here(self) -> None:
+        commit = self._take()
+        try:
+            commit.run()
+        except Exception as error:
+            self._crashed(commit, error)
+        self.counts.inline_commits += 1
+        self._finish(commit)
+
+    def _crashed(self, commit: Commit, error: Exception) -> None:
+        """A bug; nobody can tell what it left on the disk."""
+        logger.error("a commit crashed", exc_info=error)
+        commit.poison = PoisonError("a commit crashed")
+        commit.poison.__cause__ = error
+        commit.good = 0
+
+    async def _sync_in_thread(self) -> None:
+        self._busy = True
+        began = self._clock.monotonic()
+        self._sync_by = math.inf
+        try:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(self.journal.sync, limiter=self._limiter)
+        except PoisonError as error:
+            self._busy = False
+            self.poison(error)
+        else:
+            self.counts.synced(self._clock.monotonic() - began)
+            self._busy = False
+        self._rest()
+
+    def _take(self) -> Commit:
+        rounds, self._rounds = self._rounds, []
+        self._busy = True
+        works: dict[Log, Work] = {}
+        journaled: set[Log] = set()
+        direct_dirty = False
+        for round_ in rounds:
+            round_.seal()
+            for log, run in round_.runs.items():
+                work = works.get(log)
+                if work is None:
+                    work = works[log] = self._work(log)
+                    direct_dirty |= log.direct_dirty
+                if log.unapplied or log in journaled:
+                    # Bytes before it are in the journal, and if the file does not take them, only there: what
+                    # goes around the journal would lie behind a hole.
+                    run.journaled = True
+                if run.journaled:
+                    journaled.add(log)
+                else:
+                    self._take_index(work)
+            for change in round_.changes:
+                if change.kind is Kind.FIRST and change.log not in works:
+                    works[change.log] = self._work(change.log)
+                    direct_dirty |= change.log.direct_dirty
+        return Commit(
+            rounds,
+            works,
+            self.journal,
+            self._disk,
+            self._files,
+            self._clock,
+            self._clock.wall_ms(),
+            self._files.room,
+            direct_dirty,
+        )
+
+    def _work(self, log: Log) -> Work:
+        log.busy = True
+        return Work(log, self._files.pin(log.file))
+
+    def _take_index(self, work: Work) -> None:
+        if not work.index_pinned:
+            work.mean_direct(self._files.pin(work.log.index_file))
+
+    # -- the outcome
+
+    def _finish(self, commit: Commit) -> None:
+        for work in commit.works.values():
+            self._give_back(work)
+        good = commit.rounds if commit.good == len(commit.rounds) else commit.rounds[: commit.good]
+        self._count(commit, good)
+        error = self._failure(commit)
+        direct_failed = commit.direct_error is not None
+        moved = self._advance(commit, good, direct_failed)
+        for round_ in good:
+            for change in round_.changes:
+                self._registry.changed(change)
+        for log in moved:
+            if log.watchers:
+                for watcher in tuple(log.watchers):
+                    call(watcher, log)
+        for round_ in good:
+            for mode, ticket in enumerate(round_.tickets):
+                if ticket is not None:
+                    failed = direct_failed and mode == Mode.DIRECT
+                    _resolve(ticket, refusal(commit.direct_error) if failed else None)
+        if direct_failed:
+            self._take_back(log for log, work in commit.works.items() if work.direct_meant)
+        if commit.poison is not None:
+            self._set_read_only(commit.poison)
+        if self.read_only is not None or error is not None:
+            self._fail(commit.rounds[commit.good :], self.read_only or error)
+        if self.committed is not None:
+            self.committed()
+        if self.congested and self.pending_bytes <= self._settings.pending_bytes_max // 2:
+            self.congested = False
+            callbacks, self._uncongested = self._uncongested, []
+            for callback in callbacks:
+                call(callback)
+        self._busy = False
+        if self._running and self._sync_by < math.inf:
+            self._wake.set()
+        self._rest()
+
+    def _give_back(self, work: Work) -> None:
+        log = work.log
+        log.busy = False
+        if work.made:
+            log.fresh = False
+        if work.fd >= 0 and work.fd != log.file.fd:
+            self._files.adopt(log.file, work.fd)
+        self._files.unpin(log.file)
+        if work.index_pinned:
+            if work.index_fd >= 0 and work.index_fd != log.index_file.fd:
+                self._files.adopt(log.index_file, work.index_fd)
+            self._files.unpin(log.index_file)
+
+    def _count(self, commit: Commit, good: list[Round]) -> None:
+        self.counts.commits += 1
+        if commit.synced:
+            self.counts.synced(commit.sync_seconds)
+            self._sync_by = math.inf
+        else:
+            now = self._clock.monotonic()
+            for round_ in good:
+                self._sync_by = min(self._sync_by, now + round_.interval_seconds)
+        for round_ in good:
+            self.counts.batch(round_.bytes)
+
+    def _failure(self, commit: Commit) -> StoreError | None:
+        """What became of the rounds that are not good; a poison is told by itself."""
+        if commit.error is not None:
+            return refusal(commit.error)
+        if commit.direct_error is not None:
+            if any(
+                run.journaled and commit.works[log].direct_meant
+                for round_ in commit.rounds[: commit.good]
+                for log, run in round_.runs.items()
+            ):
+                # Later bytes of a log are in the journal, and the earlier could not be written.
+                commit.poison = commit.poison or PoisonError("bytes below journaled ones were not written")
+            return refusal(commit.direct_error)
+        return None
+
+    def _advance(self, commit: Commit, good: list[Round], direct_failed: bool) -> dict[Log, None]:
+        """Show what is durable now; returns the logs that have something new."""
+        moved: dict[Log, None] = {}
+        now = self._clock.monotonic()
+        for log in commit.direct_synced:
+            log.direct_dirty = False
+        for round_ in good:
+            for log, run in round_.runs.items():
+                if not run.journaled and direct_failed:
+                    continue
+                log.visible = run.end
+                self.counts.records += sum(run.counts)
+                if not run.journaled:
+                    self.direct_bytes += run.end - run.offset
+                if log.watchers and run.end - run.offset <= _RECENT_BYTES_MAX:
+                    self._registry.remember(log, run.offset, run.chunks)
+                moved[log] = None
+        for log in moved:
+            work = commit.works[log]
+            work.show(now)
+            self.marked[log] = None
+            self.dirty[log] = None
+        return moved
+
+    def poison(self, error: PoisonError) -> None:
+        """Final: nothing that waits is acknowledged, nothing more is accepted; reads go on."""
+        self._set_read_only(error)
+        if not self._busy:  # else the commit under way fails what waits, when it has ended
+            self._fail([], self.read_only)
+
+    def _set_read_only(self, error: PoisonError) -> None:
+        if self.read_only is None:
+            text = f"{error}: {describe(error.__cause__)}" if error.__cause__ is not None else str(error)
+            self.read_only = StoreReadOnly(f"read-only until a restart: {text}")
+            logger.critical("the store is read-only until a restart", reason=text)
+            for round_ in self._rounds:
+                round_.seal()  # so that appends come by, and are refused
+            if self._sync_by < math.inf:
+                logger.critical("acknowledged since the last sync, and possibly lost", modes="interval")
+
+    def _fail(self, rounds: list[Round], error: StoreError | None) -> None:
+        """Take back these rounds and everything behind them."""
+        assert error is not None
+        failed = rounds + self._rounds
+        self._rounds = []
+        for round_ in failed:
+            round_.seal()
+        for round_ in reversed(failed):
+            for change in reversed(round_.changes):
+                self._registry.undone(change)
+        self._take_back(dict.fromkeys(log for round_ in failed for log in round_.runs))
+        for round_ in failed:
+            for ticket in round_.tickets:
+                if ticket is not None:
+                    _resolve(ticket, error)
+
+    def _take_back(self, logs: Iterable[Log]) -> None:
+        for log in logs:
+            log.end = log.visible
+            if log.rolled_back is not None:
+                call(log.rolled_back, log)
+
+    def _rest(self) -> None:
+        """Between two commits."""
+        while self._idle and not self._busy:
+            self._idle.pop(0)()
+
+
+def _resolve(ticket: Ticket, error: StoreError | None) -> None:
+    for callback in ticket.resolve(error):
+        call(callback, ticket)

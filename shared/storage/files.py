@@ -1,0 +1,177 @@
+"""Handles of logs' files: a bounded number stay open, and none ever leads to another log's bytes.
+
+A log deleted and made again has the same path. So a path is opened, made and unlinked only here, under one
+lock, and never once its log is gone: a thread that still works on the old log cannot touch the new one's
+files. Handles that are open go on meaning the old file, as POSIX has it.
+
+Which handles are kept is decided in the trio thread alone; threads are handed descriptors that are pinned
+meanwhile, or open their own and hand them over afterwards.
+"""
+
+import errno
+import os
+import resource
+import threading
+from collections import OrderedDict
+
+from shared.errors import StoreError, StoreFull
+from shared.storage.disk import Disk
+
+_FILES_MAX = 8192
+_FILES_LEAST = 400
+_CONNECTIONS = 21_000
+_ROOM_LEAST = 16
+_EVICT_LOOKS = 8  # pinned ones are passed over, so that many of them cost little
+
+
+class FileGone(Exception):
+    """The log was deleted."""
+
+
+class LogFile:
+    """One of a log's two files. `fd` is -1 while it is closed; `pins`: who needs it to stay open."""
+
+    __slots__ = ("fd", "gone", "path", "pins")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.fd = -1
+        self.pins = 0
+        self.gone = False
+
+
+class OpenFiles:
+    """The open handles, least recently used first."""
+
+    def __init__(self, disk: Disk, files_max: int = 0) -> None:
+        self._disk = disk
+        self._files_max = files_max or default_files_max()
+        self._open: OrderedDict[LogFile, None] = OrderedDict()
+        self._names = threading.Lock()
+        self.repairs = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # -- from any thread
+
+    def open(self, file: LogFile, *, create: bool = False) -> int:
+        """A new descriptor. Raises FileGone, FileNotFoundError and other OSErrors."""
+        with self._names:
+            if file.gone:
+                raise FileGone(file.path)
+            return self._disk.open(file.path, create=create)
+
+    def make(self, file: LogFile, stray_path: str) -> int:
+        """Make a new log's file; one that nobody owns is moved out of the way, to `stray_path`."""
+        with self._names:
+            if file.gone:
+                raise FileGone(file.path)
+            try:
+                return self._disk.open(file.path, create=True, exclusive=True)
+            except FileExistsError:
+                self._disk.rename(file.path, stray_path)
+                return self._disk.open(file.path, create=True, exclusive=True)
+
+    def remove(self, file: LogFile) -> None:
+        """Unlink a deleted log's file. Raises OSError; then it is tried again at the next start."""
+        with self._names:
+            if not file.gone:
+                file.gone = True
+                try:
+                    self._disk.unlink(file.path)
+                except FileNotFoundError:
+                    pass
+
+    # -- from the trio thread
+
+    @property
+    def room(self) -> int:
+        """How many handles a thread may leave open for `adopt`; those beyond it closes itself."""
+        return max(_ROOM_LEAST, self._files_max - len(self._open))
+
+    def pin(self, file: LogFile) -> int:
+        """The descriptor, or -1 if it is closed; it stays as it is until `unpin`."""
+        file.pins += 1
+        if file.fd >= 0:
+            self._open.move_to_end(file)
+        return file.fd
+
+    def unpin(self, file: LogFile) -> None:
+        file.pins -= 1
+        if file.gone and not file.pins:
+            self._close(file)
+        elif len(self._open) > self._files_max:
+            self._evict()
+
+    def adopt(self, file: LogFile, fd: int) -> None:
+        """A thread opened `fd` for it: keep it, unless there is one."""
+        if file.fd >= 0 or (file.gone and not file.pins):
+            self._disk.close(fd)
+            return
+        file.fd = fd
+        self._open[file] = None
+        if len(self._open) > self._files_max:
+            self._evict()
+
+    def pin_open(self, file: LogFile) -> int:
+        """Pin it, opened here and now if need be. Raises FileGone and OSError (nothing is pinned then)."""
+        if file.fd < 0:
+            fd = self.open(file)
+            file.pins += 1  # first: where all others are pinned it would be closed at once, to make room
+            self.adopt(file, fd)
+            return file.fd
+        return self.pin(file)
+
+    def forget(self, file: LogFile) -> None:
+        """Its log is gone: close it once nobody needs it."""
+        if not file.pins:
+            self._close(file)
+
+    def close_all(self) -> None:
+        for file in list(self._open):
+            self._close(file)
+
+    def _close(self, file: LogFile) -> None:
+        if file.fd >= 0:
+            self._disk.close(file.fd)
+            file.fd = -1
+            del self._open[file]
+
+    def _evict(self) -> None:
+        for _ in range(_EVICT_LOOKS):
+            if len(self._open) <= self._files_max:
+                return
+            file = next(iter(self._open))
+            if file.pins:
+                self._open.move_to_end(file)
+            else:
+                self._close(file)
+
+
+def default_files_max() -> int:
+    """What connections leave us: they may take all of a small limit but 500, and 20,000 of a large one."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _FILES_MAX
+    return min(max(_FILES_LEAST, soft - _CONNECTIONS), soft // 2, _FILES_MAX)
+
+
+def out_of_space(error: OSError) -> bool:
+    """Whether the disk has no room (for us), as against not working."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def describe(error: BaseException | None) -> str:
+    """An error in words, for messages."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return str(error)
+
+
+def refusal(error: OSError | None) -> StoreError:
+    """What those are told whose bytes were not written."""
+    assert error is not None
+    if out_of_space(error):
+        return StoreFull(f"not written: {describe(error)}")
+    return StoreError(f"not written: {describe(error)}")

@@ -1,0 +1,341 @@
+"""The data folder's bytes: packing and unpacking, and nothing else. Source: STORAGE.md.
+
+Unpacking never raises on what a disk may hold: what does not parse, or whose CRC differs, is None.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
+
+FORMAT_NUMBER = 1
+FORMAT_TEXT = b"brokers data folder, format %d\n"
+
+LENGTH_BYTES = 4
+"""A record's length field."""
+
+SECTOR = 512
+"""Batches start at, and are padded to, multiples of this: what every disk writes whole or not at all."""
+
+BATCH_MAGIC = b"BRJ1"
+BATCH_HEADER_BYTES = 64
+ENTRY_HEADER_BYTES = 32
+BATCH_PAYLOAD_MAX = 8 << 20
+"""A batch's payload, unless one append alone is larger."""
+
+INDEX_MAGIC = b"BRKIDX01"
+INDEX_HEADER_BYTES = 64
+MARK_BYTES = 64
+
+_LENGTH = struct.Struct(">I")
+_BATCH = struct.Struct(">4sIQQQQQIQI")
+_ENTRY = struct.Struct(">B3xIQQQ")
+_INDEX_HEADER = struct.Struct(">8sQQ36x")
+_MARK = struct.Struct(">QQQIIIIQ12x")
+_CRC = struct.Struct(">I")
+
+_NO_HEADER = bytes(BATCH_HEADER_BYTES)
+
+length_at = _LENGTH.unpack_from
+"""`length_at(data, position)` is `(payload length,)` of the record whose length field stands there."""
+
+
+# -- records
+
+
+def record(payload: bytes) -> bytes:
+    """One record as it stands in a log."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def skip_records(data: bytes | bytearray, position: int, stop: int) -> tuple[int, int]:
+    """Walk whole records from `position` (a record's start) while they end at or below `stop`.
+
+    Returns (where the walk ended, how many records it passed). The end is `stop` exactly where `stop` is a
+    record's boundary, else the start of the record that crosses it. Runs of equal lengths are checked by
+    slices, some ten times faster than one by one.
+    """
+    records = 0
+    run = 0
+    last = -1
+    while position + LENGTH_BYTES <= stop:
+        length = _LENGTH.unpack_from(data, position)[0]
+        size = length + LENGTH_BYTES
+        if position + size > stop:
+            break
+        if length == last:
+            run += 1
+            if run >= 8:
+                equal = _equal_lengths(data, position, (stop - position) // size, size)
+                position += equal * size
+                records += equal
+                run = 0
+                continue
+        else:
+            last = length
+            run = 0
+        position += size
+        records += 1
+    return position, records
+
+
+def _equal_lengths(data: bytes | bytearray, position: int, records_max: int, size: int) -> int:
+    """How many records from `position` on have its length field: found by doubling, at least 1."""
+    done = 1
+    step = 16
+    while done < records_max:
+        step = min(step, records_max - done)
+        start = position + done * size
+        stop = start + step * size
+        for byte in range(LENGTH_BYTES):
+            value = data[position + byte : position + byte + 1]
+            if data[start + byte : stop : size][:step] != value * step:
+                return done
+        done += step
+        step *= 2
+    return done
+
+
+def count_records(data: bytes | bytearray) -> int | None:
+    """How many records `data` is made of, or None where it does not end at a record's boundary."""
+    end, records = skip_records(data, 0, len(data))
+    return records if end == len(data) else None
+
+
+def split_records(data: bytes | bytearray, piece_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Cut whole records into pieces (start, end, records).
+
+    A piece is as long as fits `piece_bytes`, or one longer record. Raises ValueError where `data` does not
+    end at a record's boundary.
+    """
+    start, total = 0, len(data)
+    while start < total:
+        end, records = skip_records(data, start, min(start + piece_bytes, total))
+        if end == start:
+            if start + LENGTH_BYTES > total:
+                raise ValueError("the bytes end inside a record")
+            end, records = start + LENGTH_BYTES + _LENGTH.unpack_from(data, start)[0], 1
+            if end > total:
+                raise ValueError("the bytes end inside a record")
+        yield start, end, records
+        start = end
+
+
+# -- journal
+
+
+class Kind(IntEnum):
+    """What a journal entry says."""
+
+    APPEND = 1
+    CREATE = 2
+    DELETE = 3
+    FIRST = 4
+    MODE = 5
+
+
+class Entry(NamedTuple):
+    """One journal entry. `body` lies at `body_start` of the batch's payload."""
+
+    kind: int
+    records: int
+    log_id: int
+    offset: int
+    body_start: int
+    body_end: int
+
+
+class Batch(NamedTuple):
+    """A batch's header. `size` is what it takes in the segment, padding included."""
+
+    lsn: int
+    synced_lsn: int
+    time_ms: int
+    journal_id: int
+    payload_bytes: int
+    entries: int
+    previous_lsn: int
+    crc: int
+
+    @property
+    def size(self) -> int:
+        return padded(BATCH_HEADER_BYTES + self.payload_bytes)
+
+
+def padded(size: int) -> int:
+    return -(-size // SECTOR) * SECTOR
+
+
+def pack_entry(kind: int, log_id: int, offset: int = 0, length: int = 0, records: int = 0) -> bytes:
+    """An entry's header; its `length` bytes follow it."""
+    return _ENTRY.pack(kind, records, log_id, offset, length)
+
+
+def pack_batch(
+    parts: list[bytes],
+    payload_bytes: int,
+    *,
+    lsn: int,
+    synced_lsn: int,
+    time_ms: int,
+    journal_id: int,
+    entries: int,
+    previous_lsn: int,
+) -> bytearray:
+    """The whole batch, ready to write: `parts` are the entries' headers and bytes, in order."""
+    used = BATCH_HEADER_BYTES + payload_bytes
+    batch = bytearray().join((_NO_HEADER, *parts, bytes(padded(used) - used)))
+    _BATCH.pack_into(
+        batch,
+        0,
+        BATCH_MAGIC,
+        0,
+        lsn,
+        synced_lsn,
+        time_ms,
+        journal_id,
+        payload_bytes,
+        entries,
+        previous_lsn,
+        0,
+    )
+    _CRC.pack_into(batch, 4, crc32c(memoryview(batch)[8:used]))
+    return batch
+
+
+def unpack_batch(data: bytes, at: int = 0) -> Batch | None:
+    """The header at `data[at:]`, if it looks like one; its CRC is not checked (see `batch_is_good`)."""
+    if len(data) < at + BATCH_HEADER_BYTES or data[at : at + 4] != BATCH_MAGIC:
+        return None
+    _, crc, lsn, synced, time_ms, journal_id, payload, entries, previous, zero = _BATCH.unpack_from(data, at)
+    if zero or lsn % SECTOR:
+        return None
+    return Batch(lsn, synced, time_ms, journal_id, payload, entries, previous, crc)
+
+
+def batch_is_good(batch: Batch, data: bytes | memoryview) -> bool:
+    """Whether `data`, from the batch's first byte on, holds all of it and matches its CRC."""
+    end = BATCH_HEADER_BYTES + batch.payload_bytes
+    return len(data) >= end and crc32c(memoryview(data)[8:end]) == batch.crc
+
+
+def unpack_entries(payload: bytes | memoryview, entries: int) -> list[Entry] | None:
+    """The entries of a payload whose CRC is good; None where they do not fill it exactly."""
+    found = []
+    position = 0
+    for _ in range(entries):
+        if position + ENTRY_HEADER_BYTES > len(payload):
+            return None
+        kind, records, log_id, offset, length = _ENTRY.unpack_from(payload, position)
+        start = position + ENTRY_HEADER_BYTES
+        position = start + length
+        found.append(Entry(kind, records, log_id, offset, start, position))
+    return found if position == len(payload) else None
+
+
+# -- index
+
+
+class Flag(IntEnum):
+    """Bits of a mark's `flags`."""
+
+    UNVERIFIED = 1
+    DAMAGED = 2
+
+
+class Mark(NamedTuple):
+    """One entry of an index: what is known of `length` bytes of whole records from `offset` on."""
+
+    offset: int
+    first_ms: int
+    last_ms: int
+    length: int
+    records: int
+    crc32c: int
+    flags: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+    @property
+    def unverified(self) -> bool:
+        """The CRC says what was found when the index was rebuilt, not what was written."""
+        return self.flags != 0
+
+    @property
+    def damaged(self) -> bool:
+        """The range is known to be bad: reading it is an error."""
+        return self.flags & Flag.DAMAGED != 0
+
+
+def pack_index_header(log_id: int, created_ms: int) -> bytes:
+    head = _INDEX_HEADER.pack(INDEX_MAGIC, log_id, created_ms)
+    return head + _CRC.pack(crc32c(head))
+
+
+def unpack_index_header(data: bytes) -> tuple[int, int] | None:
+    """(log id, created_ms), or None."""
+    if len(data) < INDEX_HEADER_BYTES:
+        return None
+    body = data[: INDEX_HEADER_BYTES - 4]
+    if body[:8] != INDEX_MAGIC or _CRC.unpack_from(data, len(body))[0] != crc32c(body):
+        return None
+    _, log_id, created_ms = _INDEX_HEADER.unpack(body)
+    return log_id, created_ms
+
+
+def pack_mark(mark: Mark, log_id: int) -> bytes:
+    body = _MARK.pack(*mark, log_id)
+    return body + _CRC.pack(crc32c(body))
+
+
+def unpack_mark(data: bytes, log_id: int, at: int = 0) -> Mark | None:
+    """The entry at `data[at:]`, or None where it is not a good one of this log (all zero: retention)."""
+    body = data[at : at + MARK_BYTES - 4]
+    if len(data) < at + MARK_BYTES or _CRC.unpack_from(data, at + MARK_BYTES - 4)[0] != crc32c(body):
+        return None
+    *fields, owner = _MARK.unpack(body)
+    return Mark(*fields) if owner == log_id else None
+
+
+# -- text
+
+
+def pack_line(line: dict[str, Any]) -> bytes:
+    """A JSON object as a line."""
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def seal_lines(lines: Iterable[bytes]) -> bytes:
+    """The lines, and a last one with the CRC over them."""
+    body = b"".join(lines)
+    return body + b'{"crc32c":"%08x"}\n' % crc32c(body)
+
+
+def pack_lines(lines: Iterable[dict[str, Any]]) -> bytes:
+    """JSON objects a line each, sealed."""
+    return seal_lines(map(pack_line, lines))
+
+
+def unpack_lines(data: bytes) -> list[dict[str, Any]] | None:
+    """What `seal_lines` sealed, or None where the last line does not match."""
+    end = data.rfind(b"\n", 0, max(len(data) - 1, 0)) + 1
+    try:
+        last = json.loads(data[end:])
+        if not data.endswith(b"\n") or last != {"crc32c": f"{crc32c(data[:end]):08x}"}:
+            return None
+        return [json.loads(line) for line in data[:end].splitlines()]
+    except ValueError:
+        return None
+
+
+def format_number(data: bytes) -> int | None:
+    """The number in a FORMAT file, or None where it is not one."""
+    head, _, number = data.rpartition(b" ")
+    if head != FORMAT_TEXT.rpartition(b" ")[0] or not number.endswith(b"\n") or not number[:-1].isdigit():
+        return None
+    return int(number) or None  # there was no format 0

@@ -1,0 +1,238 @@
+"""Which logs there are: namespaces, their logs, and what of that is durable (the catalog)."""
+
+from collections.abc import Iterable, Sequence
+
+import structlog
+
+from shared.errors import StoreError, StoreFull
+from shared.storage import catalog
+from shared.storage.catalog import Catalog, LogLine
+from shared.storage.clock import Clock
+from shared.storage.commit import Change, Mode, Ticket, call, mode_of
+from shared.storage.committer import Committer
+from shared.storage.disk import Disk
+from shared.storage.files import OpenFiles
+from shared.storage.format import Kind
+from shared.storage.log import Log
+from shared.storage.reading import Reader
+from shared.storage.settings import Durability, Retention
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+KEEP_ALL = Retention()
+
+
+class Namespace:
+    """A folder of logs. `mode` and `retention` are those of logs that say nothing else."""
+
+    def __init__(
+        self, inventory: "Inventory", name: str, mode: Durability, plain_names: bool, retention: Retention
+    ) -> None:
+        self.name = name
+        self.mode = mode
+        self.plain_names = plain_names
+        self.retention = retention
+        self.logs: dict[str, Log] = {}
+        self._inventory = inventory
+
+    def create(self, name: str, mode: Durability | None = None, reserved: bool = False) -> tuple[Log, Ticket]:
+        """Make a log; appends may follow at once, and all become durable in order.
+
+        Raises StoreError where there is one by that name (or, on a file system that folds case, by one that
+        differs only in that), and as `Log.append` does.
+        """
+        return self._inventory.create(self, name, mode or self.mode, reserved)
+
+    def delete(self, name: str) -> Ticket:
+        """End a log: its readers get LogDeleted at once, its files go when that is durable.
+
+        The name is free at once: a log made by it again is another log. Raises KeyError, and StoreReadOnly or
+        StoreClosed.
+        """
+        return self._inventory.delete(self, self.logs[name])
+
+    def change_mode(self, name: str, mode: Durability) -> Ticket | None:
+        """From here on the log has this mode; None where it has it already. Raises as `delete` does."""
+        return self._inventory.change_mode(self.logs[name], mode)
+
+
+class Inventory:
+    """All logs by id and by name, and the catalog's lines of those that are durable."""
+
+    def __init__(self, disk: Disk, files: OpenFiles, clock: Clock, journal_id: int, next_log_id: int) -> None:
+        self.namespaces: dict[str, Namespace] = {}
+        self.logs: dict[int, Log] = {}
+        """By id: those whose CREATE is durable and whose DELETE is not."""
+        self.folds_case = False
+        self._disk = disk
+        self._files = files
+        self._clock = clock
+        self._journal_id = journal_id
+        self._next_log_id = next_log_id
+        self._lines: dict[int, bytes] = {}
+        self._stale: dict[Log, None] = {}
+        self._folders: dict[str, None] = {}
+        self._unclaimed: dict[str, list[Log]] = {}
+        self._folded: set[tuple[str, str]] = set()
+        self._committer: Committer
+        self._reader: Reader
+
+    def attach(self, committer: Committer, reader: Reader, lines: Iterable[LogLine]) -> None:
+        """The parts that know each other; and the logs that recovery found."""
+        self._committer, self._reader = committer, reader
+        for line in lines:
+            log = Log(
+                committer,
+                reader,
+                line.id,
+                line.namespace,
+                line.name,
+                f"{line.namespace}/{line.file}",
+                Durability.parse(line.mode),
+                line.created_ms,
+                line.first,
+                line.end,
+            )
+            self.logs[log.id] = log
+            self._lines[log.id] = catalog.pack_line(line)
+            self._unclaimed.setdefault(line.namespace, []).append(log)
+            self._folded.add(_fold(log))
+
+    def namespace(
+        self, name: str, mode: Durability, plain_names: bool, retention: Retention | None
+    ) -> Namespace:
+        found = self.namespaces.get(name)
+        if found is None:
+            if not name or name[0] == "." or not name.isascii() or catalog.file_name(name) != name:
+                raise ValueError(f"not a namespace's name: {name!r}")
+            self._disk.make_folder(name)
+            self._folders[""] = None
+            found = self.namespaces[name] = Namespace(self, name, mode, plain_names, retention or KEEP_ALL)
+            found.logs.update((log.name, log) for log in self._unclaimed.pop(name, ()))
+        return found
+
+    def all_logs(self) -> list[Log]:
+        return list(self.logs.values())
+
+    def retention_of(self, log: Log) -> Retention:
+        if log.retention is not None:
+            return log.retention
+        namespace = self.namespaces.get(log.namespace)
+        return KEEP_ALL if namespace is None else namespace.retention
+
+    # -- what namespaces ask for
+
+    def create(self, namespace: Namespace, name: str, mode: Durability, reserved: bool) -> tuple[Log, Ticket]:
+        if name in namespace.logs:
+            raise StoreError(f"there is a log {namespace.name}/{name} already")
+        if self._committer.full and not reserved:
+            raise StoreFull("the file system is short of space")
+        file = name if namespace.plain_names else catalog.file_name(name)
+        log_id = self._next_log_id
+        path = f"{namespace.name}/{file}"
+        created_ms = self._clock.wall_ms()
+        log = Log(self._committer, self._reader, log_id, namespace.name, name, path, mode, created_ms)
+        if self.folds_case and _fold(log) in self._folded:
+            raise StoreError(f"the file system takes {name!r} for another log's name")
+        log.fresh = True
+        body = catalog.pack_create(line_of(log))
+        ticket = self._committer.add(Change(Kind.CREATE, log, body=body), mode_of(log))
+        self._next_log_id += 1
+        namespace.logs[name] = log
+        self._folded.add(_fold(log))
+        return log, ticket
+
+    def delete(self, namespace: Namespace, log: Log) -> Ticket:
+        ticket = self._committer.add(Change(Kind.DELETE, log), Mode.SYNCED)
+        log.deleted = True
+        log.run = None
+        del namespace.logs[log.name]
+        self._folded.discard(_fold(log))
+        for watcher in tuple(log.watchers):
+            call(watcher, log)
+        return ticket
+
+    def change_mode(self, log: Log, mode: Durability) -> Ticket | None:
+        if mode == log.mode:
+            return None
+        change = Change(Kind.MODE, log, body=str(mode).encode(), before=log.mode)
+        ticket = self._committer.add(change, Mode.SYNCED)
+        log.mode = mode
+        log.run = None
+        return ticket
+
+    # -- what the committer tells
+
+    def changed(self, change: Change) -> None:
+        log = change.log
+        if change.kind is Kind.CREATE:
+            self.logs[log.id] = log
+            self._stale[log] = None
+            self._folders[log.namespace] = None
+        elif change.kind is Kind.DELETE:
+            self.logs.pop(log.id, None)
+            self._lines.pop(log.id, None)
+            self._stale.pop(log, None)
+            self._folders[log.namespace] = None
+            self._committer.marked.pop(log, None)
+            self._committer.dirty.pop(log, None)
+            self._reader.forget(log)
+            self._files.forget(log.file)
+            self._files.forget(log.index_file)
+        elif change.kind is Kind.FIRST:
+            log.first_kept = max(log.first_kept, change.offset)
+            self._stale[log] = None
+        else:
+            self._stale[log] = None
+
+    def undone(self, change: Change) -> None:
+        log = change.log
+        logs = self.namespaces[log.namespace].logs
+        if change.kind is Kind.CREATE:
+            log.deleted = True
+            if logs.get(log.name) is log:
+                del logs[log.name]
+            self._folded.discard(_fold(log))
+        elif change.kind is Kind.DELETE:
+            log.deleted = False
+            logs[log.name] = log
+            self._folded.add(_fold(log))
+        elif change.kind is Kind.FIRST:
+            assert isinstance(change.before, int)
+            log.first = change.before
+        elif change.kind is Kind.MODE:
+            assert isinstance(change.before, Durability)
+            log.mode = change.before
+            log.run = None
+
+    def remember(self, log: Log, offset: int, chunks: list[bytes]) -> None:
+        self._reader.remember(log, offset, chunks)
+
+    # -- what checkpoints ask for
+
+    def stock(self, replay_lsn: int, changed: Sequence[Log], clean: bool) -> tuple[bytes, list[str]]:
+        """The packed catalog as of now, and the folders whose names changed since the last time."""
+        for log in changed:  # a log's files are made when it has its first bytes, long after its CREATE maybe
+            self._folders[log.namespace] = None
+        for log in (*changed, *self._stale):
+            if log.id in self.logs:
+                self._lines[log.id] = catalog.pack_line(line_of(log))
+        self._stale.clear()
+        folders = list(self._folders)
+        self._folders.clear()
+        head = Catalog(self._journal_id, replay_lsn, self._next_log_id, self._clock.wall_ms(), clean, ())
+        return catalog.pack(head, self._lines.values()), folders
+
+    def restock(self, folders: list[str]) -> None:
+        self._folders.update(dict.fromkeys(folders))
+
+
+def line_of(log: Log) -> LogLine:
+    """As the catalog has it."""
+    file = log.file.path.removeprefix(log.namespace + "/").removesuffix(".log")
+    mode = str(log.mode)
+    return LogLine(log.id, log.namespace, log.name, file, mode, log.created_ms, log.first_kept, log.visible)
+
+
+def _fold(log: Log) -> tuple[str, str]:
+    return log.namespace, log.file.path.casefold()

@@ -1,0 +1,265 @@
+"""The journal's writing end: batches into preallocated segments, one sync for everything in them.
+
+Theory of operation. The journal is one endless byte string cut into segments. Batches go one after another
+into the current segment; when one does not fit, the journal rolls to the spare, which was made ready ahead
+(allocated, filled with zeros so that a sync need not write block maps, its name synced). Full segments wait
+in `old` until a checkpoint says that replay will never need them; then one is renamed to be the next spare.
+
+What can go wrong is told apart by exception: OSError from `write` means that nothing was written, or that it
+was taken back (the batch's header is zero), and the journal goes on; `PoisonError` means that nobody can
+tell what the disk holds, and is final.
+
+`write`, `sync` and `roll` are called by one thread at a time (the committer's); `prepare` and `release` by
+another (the checkpoint's), at any time.
+"""
+
+import errno
+import threading
+from collections.abc import Sequence
+
+import attrs
+
+from shared.storage import format
+from shared.storage.disk import Disk
+
+FOLDER = "journal"
+_ZEROS = bytes(1 << 20)
+
+
+class PoisonError(Exception):
+    """A sync failed, or a write that failed could not be taken back; `__cause__` is the OSError."""
+
+
+@attrs.define(eq=False)
+class Segment:
+    """A file of the journal: the bytes from `lsn` to `end`."""
+
+    lsn: int
+    size: int
+    fd: int
+
+    @property
+    def end(self) -> int:
+        return self.lsn + self.size
+
+    @property
+    def path(self) -> str:
+        return segment_path(self.lsn)
+
+
+def segment_path(lsn: int) -> str:
+    return f"{FOLDER}/{lsn:020d}.wal"
+
+
+def segment_lsns(disk: Disk) -> list[int]:
+    """The segments there are, in order."""
+    names = (name for name in disk.names(FOLDER) if name.endswith(".wal"))
+    return sorted(int(name[:-4]) for name in names if len(name) == 24 and name[:-4].isdigit())
+
+
+def write_all(disk: Disk, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write every byte, however short the disk's writes are."""
+    view = memoryview(data)
+    taken = disk.write(fd, view, offset)
+    while taken < len(view):
+        count = disk.write(fd, view[taken:], offset + taken)
+        if count <= 0:
+            raise OSError(errno.EIO, "the disk takes no bytes")
+        taken += count
+
+
+@attrs.define(eq=False)
+class Journal:
+    """The journal of one data folder. `position` is where the next batch goes (unless it does not fit).
+
+    `synced`: all below it is known to be on disk. `bytes_max`: all segments together stay within it; a roll
+    beyond is ENOSPC.
+    """
+
+    disk: Disk
+    journal_id: int
+    segment_bytes: int
+    bytes_max: int
+    zero_fill: bool
+    current: Segment
+    position: int
+    synced: int
+    previous: int | None = None
+    spare: Segment | None = None
+    old: list[Segment] = attrs.Factory(list)
+    batches: int = 0
+    syncs: int = 0
+    _unsynced: bool = False
+    _ready: threading.Lock = attrs.Factory(threading.Lock)
+
+    @classmethod
+    def start(
+        cls,
+        disk: Disk,
+        journal_id: int,
+        lsn: int,
+        *,
+        segment_bytes: int,
+        bytes_max: int,
+        zero_fill: bool = True,
+        free: Sequence[tuple[int, int]] = (),
+    ) -> "Journal":
+        """Begin at `lsn`, above every segment there is. `free`: those (lsn, length) to be reused or to go.
+
+        Raises OSError and PoisonError.
+        """
+        disk.make_folder(FOLDER)
+        ready: list[Segment] = []
+        whole = [old_lsn for old_lsn, size in free if size == segment_bytes][:2]
+        for old_lsn, _ in free:
+            if old_lsn not in whole:
+                disk.unlink(segment_path(old_lsn))  # first: an empty file may bear a name that is given below
+        for old_lsn in whole:
+            segment = Segment(lsn + len(ready) * segment_bytes, segment_bytes, -1)
+            disk.rename(segment_path(old_lsn), segment.path)
+            segment.fd = disk.open(segment.path)
+            ready.append(segment)
+        if ready:
+            disk.sync_folder(FOLDER)
+        else:
+            ready.append(_make(disk, lsn, segment_bytes, zero_fill))
+        spare = ready[1] if len(ready) > 1 else None
+        return cls(disk, journal_id, segment_bytes, bytes_max, zero_fill, ready[0], lsn, lsn, spare=spare)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the segments take on disk."""
+        spare = self.spare
+        return self.current.size + sum(s.size for s in self.old) + (spare.size if spare is not None else 0)
+
+    def fits(self, payload_bytes: int) -> bool:
+        """Whether such a batch goes into the current segment, so that no roll is needed."""
+        return self.position + format.padded(format.BATCH_HEADER_BYTES + payload_bytes) <= self.current.end
+
+    def write(self, parts: list[bytes], entries: int, payload_bytes: int, time_ms: int) -> bytearray:
+        """Write one batch; returns its bytes. Nothing is synced.
+
+        Raises OSError where the journal is as it was before, and PoisonError.
+        """
+        if not self.fits(payload_bytes):
+            self._roll(format.padded(format.BATCH_HEADER_BYTES + payload_bytes))
+        lsn, segment = self.position, self.current
+        batch = format.pack_batch(
+            parts,
+            payload_bytes,
+            lsn=lsn,
+            synced_lsn=self.synced,
+            time_ms=time_ms,
+            journal_id=self.journal_id,
+            entries=entries,
+            previous_lsn=lsn if self.previous is None else self.previous,
+        )
+        try:
+            write_all(self.disk, segment.fd, batch, lsn - segment.lsn)
+        except OSError as error:
+            self._take_back(segment, lsn - segment.lsn, error)
+            raise
+        self.previous = lsn
+        self.position = lsn + len(batch)
+        self._unsynced = True
+        self.batches += 1
+        return batch
+
+    def _take_back(self, segment: Segment, offset: int, error: OSError) -> None:
+        try:
+            write_all(self.disk, segment.fd, bytes(format.SECTOR), offset)
+        except OSError:
+            raise PoisonError("a failed write of the journal could not be taken back") from error
+
+    def sync(self) -> None:
+        """Make everything written so far durable. Raises PoisonError."""
+        if not self._unsynced:
+            return
+        position = self.position
+        try:
+            self.disk.sync_data(self.current.fd)
+        except OSError as error:
+            raise PoisonError("the journal could not be synced") from error
+        self.syncs += 1
+        self.synced = position
+        self._unsynced = False
+
+    def _roll(self, batch_bytes: int) -> None:
+        """Go on in the next segment, which may be one larger than usual for one larger batch."""
+        self.sync()
+        with self._ready:
+            spare, self.spare = self.spare, None
+            if spare is not None and spare.size < batch_bytes:
+                self.disk.close(spare.fd)
+                self.disk.unlink(spare.path)
+                spare = None
+            if spare is None:
+                size = max(self.segment_bytes, batch_bytes)
+                if self.disk_bytes + size > max(self.bytes_max, self.current.size + size):
+                    raise OSError(errno.ENOSPC, "the journal is full until a checkpoint ends")
+                spare = _make(self.disk, self.current.end, size, zero_fill=False)
+            self.old.append(self.current)
+            self.current = spare
+            # `synced` stays where the last batch ended: between it and here nothing was ever written.
+            self.position = spare.lsn
+
+    def prepare(self) -> None:
+        """Make the next segment ready, if it is not. Raises OSError."""
+        with self._ready:
+            if self.spare is None and self.disk_bytes + self.segment_bytes <= self.bytes_max:
+                self.spare = _make(self.disk, self.current.end, self.segment_bytes, self.zero_fill)
+
+    def release(self, replay_lsn: int) -> None:
+        """Replay will never again start below `replay_lsn`: reuse what lies wholly below. Raises OSError."""
+        with self._ready:
+            free = [segment for segment in self.old if segment.end <= replay_lsn]
+            self.old = [segment for segment in self.old if segment.end > replay_lsn]
+            changed = bool(free)
+            while free:
+                segment = free.pop()
+                if self.spare is None and segment.size == self.segment_bytes:
+                    renamed = Segment(self.current.end, segment.size, segment.fd)
+                    self.disk.rename(segment.path, renamed.path)
+                    # An acknowledged batch must not lie in a file whose name a power cut takes back.
+                    self.disk.sync_folder(FOLDER)
+                    self.spare = renamed
+                else:
+                    self.disk.close(segment.fd)
+                    self.disk.unlink(segment.path)
+            if changed and self.spare is None:
+                self.disk.sync_folder(FOLDER)
+
+    def close(self) -> None:
+        for segment in (self.current, self.spare, *self.old):
+            if segment is not None:
+                self.disk.close(segment.fd)
+
+
+def _make(disk: Disk, lsn: int, size: int, zero_fill: bool) -> Segment:
+    """A segment, its blocks reserved and its name synced. Raises OSError, and PoisonError."""
+    path = segment_path(lsn)
+    try:
+        fd = disk.open(path, create=True, exclusive=True)
+    except FileExistsError:  # left by an attempt that failed half-way
+        disk.unlink(path)
+        fd = disk.open(path, create=True, exclusive=True)
+    try:
+        disk.allocate(fd, size)
+        if zero_fill:
+            for offset in range(0, size, len(_ZEROS)):
+                write_all(disk, fd, _ZEROS[: size - offset], offset)
+        # Length and name must be there before a batch is: its own sync need not bring them.
+        _sync_new(disk, fd)
+    except BaseException:
+        disk.close(fd)
+        disk.unlink(path)
+        raise
+    return Segment(lsn, size, fd)
+
+
+def _sync_new(disk: Disk, fd: int) -> None:
+    try:
+        disk.sync_data(fd)
+        disk.sync_folder(FOLDER)
+    except OSError as error:
+        raise PoisonError("a new segment of the journal could not be synced") from error

@@ -1,0 +1,61 @@
+"""One process a data folder: the file LOCK, held with flock for as long as the process lives."""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Self
+
+from shared.errors import StoreInUse
+
+LOCK_NAME = "LOCK"
+
+
+class FolderLock:
+    """The right to use a data folder. `release()` gives it up, as does the end of the process, of any kind.
+
+    The file stays when the lock is given up: unlinking it would let two processes hold locks on two files.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    @classmethod
+    def take(cls, folder: Path) -> Self:
+        """Lock an existing folder. Raises StoreInUse (naming the holder's pid where it can) and OSError."""
+        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            fd = os.open(LOCK_NAME, flags, 0o600, dir_fd=root)
+        finally:
+            os.close(root)
+        try:
+            _lock(fd, folder)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd)
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+def _lock(fd: int, folder: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        holder = os.pread(fd, 32, 0).strip()
+        by = f"process {holder.decode()}" if holder.isdigit() else "another process"
+        raise StoreInUse(f"{folder} is in use by {by}") from None

@@ -1,0 +1,187 @@
+"""A log: an append-only sequence of records, addressed by byte offset."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shared.errors import LogDeleted, StoreError
+from shared.net.outbox import FileRange
+from shared.storage.files import LogFile
+from shared.storage.format import Mark
+from shared.storage.settings import Durability, Retention
+
+if TYPE_CHECKING:
+    from shared.storage.commit import Run, Ticket
+    from shared.storage.committer import Committer
+    from shared.storage.reading import Reader
+
+UNKNOWN = -1
+
+
+class Log:
+    """One log of a store. Its offsets never change; see `Namespace.create` and `delete` for its life.
+
+    `first`: the first kept offset. `end`: where the next record will go (appended, maybe not durable yet).
+    `visible`: what readers may see (mode `always`: synced; else written). `watchers` are called with the log
+    after `visible` has advanced, and when it is deleted, before anybody's ticket is done.
+    """
+
+    __slots__ = (
+        "_committer",
+        "_reader",
+        "busy",
+        "closed_marks",
+        "created_ms",
+        "deleted",
+        "direct_dirty",
+        "end",
+        "file",
+        "first",
+        "first_kept",
+        "fold",
+        "fresh",
+        "id",
+        "index_file",
+        "last_ms",
+        "marks_written",
+        "mode",
+        "name",
+        "namespace",
+        "open_mark",
+        "open_since",
+        "retention",
+        "rolled_back",
+        "run",
+        "unapplied",
+        "users",
+        "visible",
+        "watchers",
+    )
+
+    def __init__(
+        self,
+        committer: "Committer",
+        reader: "Reader",
+        log_id: int,
+        namespace: str,
+        name: str,
+        path: str,
+        mode: Durability,
+        created_ms: int,
+        first: int = 0,
+        end: int = 0,
+    ) -> None:
+        self._committer = committer
+        self._reader = reader
+        self.id = log_id
+        self.namespace = namespace
+        self.name = name
+        self.mode = mode
+        self.created_ms = created_ms
+        self.first = first
+        self.end = self.visible = end
+        self.deleted = False
+        self.watchers: set[Callable[[Log], None]] = set()
+        self.retention: Retention | None = None
+        """What this log keeps, where it differs from its namespace's others."""
+        self.fold: Callable[[int, bytes], None] | None = None
+        """Called with the offset and records of every append, before it is durable: for state that is a fold
+        over the records."""
+        self.rolled_back: Callable[[Log], None] | None = None
+        """Called when appended bytes were taken back: `end` is `visible` again."""
+
+        # The rest belongs to the storage core. It is changed in the trio thread alone.
+        self.file = LogFile(path + ".log")
+        self.index_file = LogFile(path + ".idx")
+        self.run: Run | None = None  # what the round that is being filled holds of this log
+        self.busy = False  # a commit under way holds some of it
+        self.fresh = False  # made in this process, and has no file yet
+        self.first_kept = first  # `first` as it is known to be durable: what lies below may become a hole
+        self.direct_dirty = False  # bytes went around the journal since the file's last sync
+        self.marks_written = UNKNOWN if end else 0  # entries in the index file
+        self.closed_marks: list[Mark] = []  # not in the index file yet
+        self.open_mark: Mark | None = None
+        self.open_since = 0.0
+        self.last_ms = 0
+        self.unapplied: list[tuple[int, bytes]] = []  # durable in the journal; the log file would not take it
+        self.users: list[int] | None = None  # offsets from which somebody reads the file just now
+
+    def __repr__(self) -> str:
+        return f"<Log {self.id} {self.namespace}/{self.name} {self.first}..{self.visible}..{self.end}>"
+
+    @property
+    def marks_start(self) -> int:
+        """Where the marks in memory begin; all below is in the index file."""
+        if self.closed_marks:
+            return self.closed_marks[0].offset
+        return self.visible if self.open_mark is None else self.open_mark.offset
+
+    def marks_reached(self, number: int) -> None:
+        """The index file has all marks below that number."""
+        new = number - self.marks_written
+        if new > 0:
+            self.marks_written = number
+            del self.closed_marks[:new]
+
+    @property
+    def direct(self) -> bool:
+        """Its bytes go around the journal."""
+        return self.mode.mode == "none"
+
+    def append(self, records: bytes, count: int, reserved: bool = False) -> "tuple[int, Ticket]":
+        """Add `count` whole encoded records; returns the offset of the first, and what says when they count.
+
+        Synchronous, does no IO: somebody must call `Store.settle` or `Store.wait` afterwards. `reserved`: may
+        use the space kept back for acknowledgements and administration. Raises StoreReadOnly, StoreFull,
+        LogDeleted, StoreClosed.
+        """
+        run = self.run
+        if run is None or len(records) > run.round.room:
+            run = self._committer.begin(self, len(records), reserved)
+        run.chunks.append(records)
+        run.counts.append(count)
+        size = len(records)
+        run.round.room -= size
+        offset = self.end
+        self.end = offset + size
+        if self.fold is not None:
+            self.fold(offset, records)
+        return offset, run.ticket
+
+    def drop_below(self, offset: int) -> "Ticket":
+        """Drop the records below `offset`, a record's start or the end; it is durable with the ticket.
+
+        Their space is given back later, when nobody reads there any more. Raises what `append` raises.
+        """
+        return self._committer.drop_below(self, offset)
+
+    def read(self, offset: int, max_bytes: int, done: Callable[[bytes | StoreError], None]) -> None:
+        """Whole records from `offset` on, at most `max_bytes` but at least one; b"" at the visible end.
+
+        `done` is called at once where the bytes are in memory, else later, in the trio thread; with
+        OutOfRange, NotARecord, CorruptRecord or LogDeleted where it cannot be.
+        """
+        self._reader.read(self, offset, max_bytes, done)
+
+    def read_chunk(self, offset: int, max_bytes: int, done: Callable[[FileRange | StoreError], None]) -> None:
+        """The same without the bytes: a range of the file, verified, to be released; length 0 at the end."""
+        self._reader.read_chunk(self, offset, max_bytes, done)
+
+    def is_record_start(self, offset: int, done: Callable[[bool | StoreError], None]) -> None:
+        """True if `offset` is a record's start, or the visible end; else an error as `read` has it."""
+        self._reader.is_record_start(self, offset, done)
+
+    def marks(self, start: int, stop: int) -> list[Mark]:
+        """The marks that touch [start, stop), as far as visible. May read the index file. Raises LogDeleted,
+        CorruptRecord."""
+        if self.deleted:
+            raise LogDeleted
+        return self._reader.marks(self, start, stop)
+
+    def seek(self, unix_ms: int) -> int:
+        """The start of the first mark whose last record is of `unix_ms` or later; the visible end if none is.
+
+        May read the index file. Raises LogDeleted, CorruptRecord.
+        """
+        if self.deleted:
+            raise LogDeleted
+        return self._reader.seek(self, unix_ms)

@@ -1,0 +1,322 @@
+"""One log after an unclean end: the journal's bytes put in place, its index brought in line, the rest cut."""
+
+from typing import NamedTuple
+
+import attrs
+from crc32c import crc32c
+
+from shared.storage import format, index, marks
+from shared.storage.catalog import LogLine
+from shared.storage.disk import Disk
+from shared.storage.format import INDEX_HEADER_BYTES, MARK_BYTES, Flag, Mark
+from shared.storage.journal import segment_path, write_all
+from shared.storage.replay import SegmentFile
+
+_WRITE_BYTES = 4 << 20
+_DAMAGED_BYTES_MAX = 1 << 30
+_SHARED_MARK_BYTES = 2 * index.MARK_COVERS_BYTES  # of a mark that is more than one record
+
+
+class Piece(NamedTuple):
+    """Records of a log that stand in the journal: where there, where in the log."""
+
+    segment: SegmentFile
+    position: int
+    length: int
+    offset: int
+    records: int
+    time_ms: int
+
+
+Pieces = list[Piece]
+
+
+class Segments:
+    """The journal's segments, opened once."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._open: dict[SegmentFile, int] = {}
+
+    def __enter__(self) -> "Segments":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for fd in self._open.values():
+            self._disk.close(fd)
+
+    def read(self, piece: Piece) -> bytes:
+        fd = self._open.get(piece.segment)
+        if fd is None:
+            fd = self._open[piece.segment] = self._disk.open(segment_path(piece.segment.lsn))
+        return self._disk.read(fd, piece.length, piece.position)
+
+
+@attrs.frozen
+class RecoveredLog:
+    """The log as it is now; `paths`: the files to be synced, if `changed`.
+
+    `kept_bytes`: at its end, once acknowledged, which the journal does not vouch for any more.
+    """
+
+    line: LogLine
+    paths: tuple[str, ...]
+    changed: bool
+    kept_bytes: int
+
+
+def recover_log(
+    disk: Disk,
+    segments: Segments,
+    line: LogLine,
+    pieces: Pieces,
+    *,
+    new: bool,
+    direct: bool,
+    damaged: bool,
+) -> RecoveredLog:
+    """Bring one log in line with the journal.
+
+    `new`: it was created in the replayed part. `direct`: bytes may have gone around the journal; they count
+    as far as marks match them. `damaged`: the journal has a hole, which may have held some of this log.
+    """
+    path = f"{line.namespace}/{line.file}"
+    paths = f"{path}.log", f"{path}.idx"
+    if new and not ((direct or damaged) and _has_index(disk, paths[1], line.id)):
+        for name in paths:  # of an earlier log by that name
+            try:
+                if damaged:  # or of this one, and the journal has lost what stood there
+                    disk.rename(name, f"{name}.stray-{line.id}")
+                else:
+                    disk.unlink(name)
+            except FileNotFoundError:
+                pass
+    fd = disk.open(paths[0], create=True)
+    try:
+        index_fd = disk.open(paths[1], create=True)
+        try:
+            recovery = _LogRecovery(disk, line, fd, index_fd)
+            changed = recovery.run(segments, pieces, direct=direct, damaged=damaged)
+        finally:
+            disk.close(index_fd)
+    finally:
+        disk.close(fd)
+    end = recovery.position
+    line = line._replace(end=end, first=min(line.first, end))
+    return RecoveredLog(line, paths, changed, recovery.kept_bytes)
+
+
+def _has_index(disk: Disk, path: str, log_id: int) -> bool:
+    try:
+        fd = disk.open(path)
+    except FileNotFoundError:
+        return False
+    try:
+        return index.belongs_to(disk, fd, log_id)
+    finally:
+        disk.close(fd)
+
+
+class _LogRecovery:
+    """`position`: up to where the log is known, and marked."""
+
+    def __init__(self, disk: Disk, line: LogLine, fd: int, index_fd: int) -> None:
+        self._disk = disk
+        self._line = line
+        self._fd = fd
+        self._index_fd = index_fd
+        self._number = 0  # of the first mark that is written anew
+        self._last_ms = line.created_ms
+        self._marks: list[Mark] = []
+        self._open: Mark | None = None
+        self._later: list[Mark] = []  # marks found behind what the catalog vouches for
+        self._rewrite = line.end  # what went around the journal since is read and written again
+        self.position = 0
+        self.kept_bytes = 0
+
+    def run(self, segments: Segments, pieces: Pieces, *, direct: bool, damaged: bool) -> bool:
+        """Returns whether anything was written."""
+        found = self._load()
+        trusted = direct or damaged
+        if trusted:
+            self._follow(self._line.end)
+        self._fill(self._line.end)
+        for group in _adjacent(pieces):
+            if group[0].offset > self.position:
+                self._bridge(group[0].offset, trusted, damaged)
+            self._apply(group, b"".join(map(segments.read, group)))
+        if trusted:
+            self._follow(None)
+        elif self._line.mode == "always":
+            self._keep_rest()
+        self._close_open()
+        return self._finish(found) or bool(pieces)
+
+    def _load(self) -> int:
+        """Read the index as far as the catalog vouches for it, and what lies behind; returns its size."""
+        disk, line = self._disk, self._line
+        size = disk.size(self._index_fd)
+        header = format.unpack_index_header(disk.read(self._index_fd, INDEX_HEADER_BYTES, 0))
+        if header is None or header[0] != line.id:
+            ours = index.belongs_to(disk, self._index_fd, line.id)
+            if not ours:
+                disk.truncate(self._index_fd, 0)
+            index.write_header(disk, self._index_fd, line.id, line.created_ms)
+            if not ours:
+                self.position = min(line.first, line.end)
+                return -1
+        known = max(line.end, line.first)  # below the first offset nothing is promised
+        number = max(size - INDEX_HEADER_BYTES, 0) // MARK_BYTES
+        later: list[Mark | None] = []
+        self.position = min(line.first, line.end)
+        while number:
+            data = disk.read(self._index_fd, MARK_BYTES, index.mark_position(number - 1))
+            mark = format.unpack_mark(data, line.id)
+            if mark is not None and mark.end <= known:
+                self.position, self._last_ms = mark.end, mark.last_ms
+                break
+            later.append(mark)
+            number -= 1
+        later.reverse()
+        if not number:
+            number = self._pass_dropped(later)
+        self._number = number
+        position = self.position
+        for mark in later:
+            if mark is None or mark.offset != position:
+                break
+            self._later.append(mark)
+            position = mark.end
+        return size
+
+    def _pass_dropped(self, later: list[Mark | None]) -> int:
+        """Retention left zeros, and what is kept begins behind them: remove them from `later`; how many."""
+        dropped = next((number for number, mark in enumerate(later) if mark is not None), 0)
+        first = later[dropped] if dropped else None
+        if first is None or not self.position < first.offset <= self._line.first:
+            return 0
+        self.position = first.offset
+        del later[:dropped]
+        return dropped
+
+    def _follow(self, limit: int | None) -> None:
+        """Go on along marks found behind, as long as the log's bytes match them (up to `limit`)."""
+        for mark in self._later:
+            if mark.end <= self.position:
+                continue
+            if mark.offset > self.position or (limit is not None and self.position >= limit):
+                return
+            if not index.check_mark(self._disk, self._fd, mark):
+                return
+            self._write_again(mark)
+            if mark.offset < self.position:
+                self._follow_rest(mark)
+            else:
+                self._close_open()
+                self._marks.append(mark)
+            self._last_ms = max(self._last_ms, mark.last_ms)
+            self.position = mark.end
+
+    def _follow_rest(self, mark: Mark) -> None:
+        """The mark matches, and the journal put its first records in place: mark those behind them."""
+        data = self._disk.read(self._fd, mark.end - self.position, self.position)
+        records = format.count_records(data) or 0
+        closed, self._open = index.extend(
+            self._open, self._last_ms, self.position, [data], [records], mark.last_ms
+        )
+        self._marks += closed
+
+    def _keep_rest(self) -> None:
+        """In mode `always` a file gets only what the journal has synced: what lies behind was lost there."""
+        size = self._disk.size(self._fd)
+        if size > self.position:
+            start = self.position
+            self._follow(None)
+            self._fill(size)
+            self.kept_bytes = size - start
+
+    def _write_again(self, mark: Mark) -> None:
+        """It may be in the page cache only, left clean by a sync that failed."""
+        start = max(mark.offset, self.position, self._rewrite)
+        if start < mark.end:
+            write_all(self._disk, self._fd, self._disk.read(self._fd, mark.end - start, start), start)
+
+    def _fill(self, end: int) -> None:
+        """The index falls short of what is known to be in the file: mark what is found."""
+        if self.position < end:
+            self._close_open()
+            self._marks += marks.fill(self._disk, self._fd, self.position, end, self._last_ms)
+            self.position = end
+
+    def _bridge(self, offset: int, trusted: bool, damaged: bool) -> None:
+        """The next journaled bytes stand at `offset`: those between went around the journal, or are lost."""
+        if trusted:
+            self._follow(offset)
+        if self.position >= offset:
+            return
+        if not damaged:
+            self._fill(offset)  # synced before the journal said anything beyond it
+            return
+        self._close_open()
+        while self.position < offset:
+            length = min(offset - self.position, _DAMAGED_BYTES_MAX)
+            crc = crc32c(self._disk.read(self._fd, length, self.position))
+            flags = Flag.UNVERIFIED | Flag.DAMAGED
+            self._marks.append(Mark(self.position, self._last_ms, self._last_ms, length, 0, crc, flags))
+            self.position += length
+
+    def _apply(self, group: Pieces, data: bytes) -> None:
+        """Write journaled bytes without comparing, and mark what is new of them."""
+        start = group[0].offset
+        # What was dropped is left out, but for what may share a mark with what is kept, and so its CRC.
+        skipped = max(self._line.first - _SHARED_MARK_BYTES - start, 0)
+        if skipped < len(data):
+            write_all(self._disk, self._fd, data[skipped:], start + skipped)
+        for piece in group:
+            offset = max(piece.offset, self.position)
+            stop = piece.offset + piece.length
+            if offset < stop:
+                chunk = data[offset - start : stop - start]
+                whole = len(chunk) == piece.length
+                records = piece.records if whole else format.count_records(chunk) or 0
+                closed, self._open = index.extend(
+                    self._open, self._last_ms, offset, [chunk], [records], piece.time_ms
+                )
+                self._marks += closed
+                self._last_ms = max(self._last_ms, piece.time_ms)
+                self.position = stop
+
+    def _close_open(self) -> None:
+        if self._open is not None:
+            self._marks.append(self._open)
+            self._open = None
+
+    def _finish(self, found_size: int) -> bool:
+        """Write the marks, and cut what nothing vouches for."""
+        disk = self._disk
+        size = index.mark_position(self._number + len(self._marks))
+        changed = bool(self._marks) or size != found_size
+        if self._marks:
+            index.write_marks(disk, self._index_fd, self._line.id, self._number, self._marks)
+        if size != found_size:
+            disk.truncate(self._index_fd, size)
+        if disk.size(self._fd) > self.position:
+            disk.truncate(self._fd, self.position)
+            changed = True
+        return changed
+
+
+def _adjacent(pieces: Pieces) -> list[Pieces]:
+    """Pieces that follow each other in the log, so that each group is one write."""
+    groups: list[Pieces] = []
+    size = 0
+    for piece in pieces:
+        if groups and size < _WRITE_BYTES:
+            last = groups[-1][-1]
+            if last.offset + last.length == piece.offset:
+                groups[-1].append(piece)
+                size += piece.length
+                continue
+        groups.append([piece])
+        size = piece.length
+    return groups

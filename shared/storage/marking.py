@@ -1,0 +1,157 @@
+"""Keeping the files beside the journal up to date: marks go to the index files, and what a log file would not
+take is tried again."""
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+import trio
+
+from shared.storage import index, marks
+from shared.storage.clock import Clock
+from shared.storage.commit import open_log
+from shared.storage.committer import Committer
+from shared.storage.disk import Disk
+from shared.storage.files import FileGone, OpenFiles, describe
+from shared.storage.format import Mark
+from shared.storage.index import MARK_COVERS_SECONDS
+from shared.storage.journal import write_all
+from shared.storage.log import UNKNOWN, Log
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+
+class _Writing:
+    """One log's share of a flush, and what came of it."""
+
+    __slots__ = ("end", "error", "fd", "last_ms", "log", "marks", "number", "pinned_fd", "written")
+
+    def __init__(self, log: Log, fd: int) -> None:
+        self.log = log
+        self.fd = self.pinned_fd = fd
+        self.number = log.marks_written
+        self.end = log.marks_start
+        self.last_ms = 0
+        self.marks: list[Mark] = log.closed_marks[:]
+        self.written = False
+        self.error: OSError | None = None
+
+
+class Marking:
+    """Closes marks by age, writes them, retries what log files would not take."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        disk: Disk,
+        files: OpenFiles,
+        clock: Clock,
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._committer = committer
+        self._disk = disk
+        self._files = files
+        self._clock = clock
+        self._in_thread = in_thread
+        self._limiter = trio.CapacityLimiter(1)
+        self._lock = trio.Lock()  # one flush at a time: two would write the same marks and count them twice
+        self._failing = False
+
+    async def run(self) -> None:
+        while True:
+            await trio.sleep(MARK_COVERS_SECONDS)
+            if self._committer.marked:
+                await self.flush(MARK_COVERS_SECONDS)
+
+    async def flush(self, age_seconds: float = -math.inf) -> bool:
+        """Close the open marks that are so old, and write all closed ones. False where some could not be.
+
+        The marks are not synced. Commits may go on meanwhile.
+        """
+        async with self._lock:
+            return await self._flush(age_seconds)
+
+    async def _flush(self, age_seconds: float) -> bool:
+        writings = []
+        unapplied = []
+        now = self._clock.monotonic()
+        for log in list(self._committer.marked):
+            if log.deleted:
+                self._committer.marked.pop(log, None)
+            elif log.unapplied:
+                unapplied.append((log, log.unapplied[:]))
+            else:
+                if log.open_mark is not None and not log.busy and now - log.open_since >= age_seconds:
+                    log.closed_marks.append(log.open_mark)
+                    log.open_mark = None
+                if log.closed_marks:
+                    writings.append(_Writing(log, self._files.pin(log.index_file)))
+                elif log.open_mark is None:
+                    self._committer.marked.pop(log, None)
+        if unapplied:
+            await self._retry(unapplied)
+        if writings:
+            try:
+                await self._in_thread(self._write, writings, self._files.room, limiter=self._limiter)
+            finally:
+                for writing in writings:
+                    self._done(writing)
+        error = next((writing.error for writing in writings if writing.error is not None), None)
+        if error is not None and not self._failing:
+            logger.error("an index cannot be written; trying again", reason=describe(error))
+        self._failing = error is not None
+        return error is None and not unapplied
+
+    def _write(self, writings: list[_Writing], room: int) -> None:
+        for writing in writings:
+            log = writing.log
+            try:
+                if writing.number == UNKNOWN:
+                    found = marks.load_end(self._disk, self._files, log, writing.end)
+                    writing.number, writing.last_ms = found
+                if writing.fd < 0:
+                    writing.fd = marks.open_for_writing(self._disk, self._files, log)
+                    room -= 1
+                index.write_marks(self._disk, writing.fd, log.id, writing.number, writing.marks)
+                writing.written = True
+            except FileGone:
+                pass
+            except OSError as error:
+                writing.error = error
+            if room < 0 and writing.fd != writing.pinned_fd:
+                self._disk.close(writing.fd)
+                writing.fd = writing.pinned_fd
+
+    def _done(self, writing: _Writing) -> None:
+        log = writing.log
+        if writing.fd >= 0 and writing.fd != writing.pinned_fd:
+            self._files.adopt(log.index_file, writing.fd)
+        self._files.unpin(log.index_file)
+        if writing.written:
+            if log.marks_written == UNKNOWN:
+                log.marks_written = writing.number
+            log.marks_reached(writing.number + len(writing.marks))  # a commit may have been faster
+            self._committer.dirty[log] = None
+            if log.open_mark is None and not log.closed_marks:
+                self._committer.marked.pop(log, None)
+
+    async def _retry(self, unapplied: list[tuple[Log, list[tuple[int, bytes]]]]) -> None:
+        for log, parts in unapplied:
+            try:
+                await self._in_thread(self._apply, log, parts, limiter=self._limiter)
+            except OSError as error:
+                logger.error("a log file takes no bytes; trying again", log=log.name, reason=describe(error))
+            except FileGone:
+                log.unapplied.clear()
+            else:
+                log.fresh = False
+                del log.unapplied[: len(parts)]
+
+    def _apply(self, log: Log, parts: list[tuple[int, bytes]]) -> None:
+        fd = open_log(self._files, log)
+        try:
+            for offset, data in parts:
+                write_all(self._disk, fd, data, offset)
+        finally:
+            self._disk.close(fd)

@@ -1,0 +1,492 @@
+"""Reading logs: whole records from an offset, each byte checked against its mark once before it is served.
+
+What is in the page cache is read and answered at once; what is not is read by a thread, and answered from the
+trio thread later. A mark's CRC is checked the first time that this process serves bytes of it. An offset is
+taken only if it is a record's start: it is known to be one where a mark begins or an earlier answer ended,
+else the records are walked from the mark's start.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import structlog
+from crc32c import crc32c
+
+from shared.errors import CorruptRecord, LogDeleted, NotARecord, OutOfRange, StoreError
+from shared.net.outbox import FileRange
+from shared.storage import format
+from shared.storage.background import Background
+from shared.storage.cache import Cache
+from shared.storage.disk import Disk
+from shared.storage.files import FileGone, OpenFiles, describe
+from shared.storage.format import Mark
+from shared.storage.index import MARK_COVERS_BYTES
+from shared.storage.log import Log
+from shared.storage.marks import MarkTable, NotInMemory
+from shared.storage.memory_range import MemoryRange, spooled
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_UNVERIFIED_BYTES_MAX = 1 << 20
+"""Of one answer: checking a megabyte takes some 0.2 ms, after which other connections have their turn."""
+
+_PROBE_BYTES = 128 << 10
+_BLOCK_BYTES_MAX = 256 << 10
+_STARTS = 16384
+_NEAR = 4096
+
+
+class Want(Enum):
+    """What a request is for."""
+
+    BYTES = 0
+    RANGE = 1
+    START = 2
+
+
+class _Request:
+    __slots__ = ("done", "log", "max_bytes", "offset", "want")
+
+    def __init__(
+        self, log: Log, offset: int, max_bytes: int, want: Want, done: Callable[[Any], None]
+    ) -> None:
+        self.log = log
+        self.offset = offset
+        self.max_bytes = max_bytes
+        self.want = want
+        self.done = done
+
+
+_LATER = object()
+
+# Instead of a mark's number:
+_OPEN = -1  # it is still growing, so that it was checked says nothing of what it becomes
+_IN_MEMORY = -2  # its CRC covers bytes that the file does not have yet
+
+
+class Reader:
+    """Serves all reads of a store. `zero_copy`: the disk's descriptors are the system's own."""
+
+    def __init__(
+        self, disk: Disk, files: OpenFiles, background: Background, cache_bytes: int, zero_copy: bool
+    ) -> None:
+        self.table = MarkTable(disk, files)
+        self.damaged: set[tuple[int, int]] = set()
+        self.cold_reads = 0
+        self._disk = disk
+        self._files = files
+        self._background = background
+        self._zero_copy = zero_copy
+        self._verified: dict[int, bytearray] = {}
+        self._starts: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._blocks = Cache(cache_bytes // 2)
+        self._recent = Cache(cache_bytes // 2)
+        self._near: dict[Log, tuple[int, Mark]] = {}  # the mark found last: most readers go on from there
+
+    # -- what logs ask for
+
+    def read(self, log: Log, offset: int, max_bytes: int, done: Callable[[bytes | StoreError], None]) -> None:
+        self._step(_Request(log, offset, max_bytes, Want.BYTES, done))
+
+    def read_chunk(
+        self, log: Log, offset: int, max_bytes: int, done: Callable[[FileRange | StoreError], None]
+    ) -> None:
+        self._step(_Request(log, offset, max_bytes, Want.RANGE, done))
+
+    def is_record_start(self, log: Log, offset: int, done: Callable[[bool | StoreError], None]) -> None:
+        if offset == log.visible and not log.deleted:
+            done(True)
+        elif offset > log.visible:
+            done(NotARecord(log.visible))
+        else:
+            self._step(_Request(log, offset, 1, Want.START, done))
+
+    def marks(self, log: Log, start: int, stop: int) -> list[Mark]:
+        start = max(start, log.first)
+        stop = min(stop, log.visible)
+        found: list[Mark] = []
+        if start >= stop:
+            return found
+        number, mark = self._blocking(lambda: self.table.find(log, start))
+        while mark.offset < stop:
+            found.append(mark)
+            number += 1
+            following = self._blocking(lambda n=number: self.table.at(log, n))  # type: ignore[misc]
+            if following is None:
+                break
+            mark = following
+        return found
+
+    def seek(self, log: Log, unix_ms: int) -> int:
+        mark = self._blocking(lambda: self.table.find_time(log, unix_ms))
+        return log.visible if mark is None else max(mark.offset, log.first)
+
+    def _blocking(self, look: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return look()
+            except NotInMemory as missing:
+                try:
+                    found = missing.load()
+                except FileGone:
+                    raise LogDeleted from None
+                except OSError as error:
+                    raise StoreError(f"the index cannot be read: {describe(error)}") from error
+                missing.loaded(found)
+
+    # -- what the committer and retention tell
+
+    def remember(self, log: Log, offset: int, chunks: list[bytes]) -> None:
+        """These records have just become visible, and somebody waits: keep them in memory for a while."""
+        self._recent.put(log, offset, chunks[0] if len(chunks) == 1 else b"".join(chunks))
+
+    def forget(self, log: Log) -> None:
+        """The log is deleted."""
+        self._recent.drop(log)
+        self._near.pop(log, None)
+        self._verified.pop(log.id, None)
+        self.table.forget(log)
+
+    # -- one request
+
+    def _step(self, request: _Request) -> None:
+        try:
+            result = self._serve(request)
+        except NotInMemory as missing:
+            self._load(request, missing)
+            return
+        except StoreError as error:
+            result = error
+        if result is not _LATER:
+            request.done(result)
+
+    def _load(self, request: _Request, missing: NotInMemory) -> None:
+        def then(found: Any) -> None:
+            if isinstance(found, BaseException):
+                request.done(_refusal(request.log, request.offset, found))
+            else:
+                missing.loaded(found)
+                self._step(request)
+
+        self.cold_reads += 1
+        self._background(missing.load, then)
+
+    def _serve(self, request: _Request) -> Any:
+        log, offset = request.log, request.offset
+        if log.deleted:
+            raise LogDeleted
+        if offset < log.first:
+            raise OutOfRange(log.first)
+        if offset >= log.visible:
+            return self._answer_memory(request, b"")
+        recent = self._recent.get(log)
+        if recent is not None and not (request.want is Want.RANGE and self._zero_copy):
+            start, data = recent
+            if start == offset or (start < offset < start + len(data) and (log.id, offset) in self._starts):
+                return self._answer_memory(request, self._trim(request, start, data))
+        if log.unapplied and offset >= log.unapplied[0][0]:
+            return self._answer_memory(request, self._unapplied(request))
+        number, mark = self._find(log, offset)
+        if mark.damaged:
+            raise self._corrupt(log, mark)
+        if request.want is not Want.START and request.max_bytes >= MARK_COVERS_BYTES:
+            spans = self._spans(log, number, mark, offset + request.max_bytes)
+            if spans:
+                return self._serve_spans(request, spans)
+        return self._serve_block(request, number, mark)
+
+    def _find(self, log: Log, offset: int) -> tuple[int, Mark]:
+        near = self._near.get(log)
+        if near is not None and near[1].offset <= offset < near[1].end:
+            return near
+        number, mark = self.table.find(log, offset)
+        if mark is log.open_mark:
+            return _OPEN, mark
+        if len(self._near) >= _NEAR and log not in self._near:
+            del self._near[next(iter(self._near))]
+        self._near[log] = number, mark
+        return number, mark
+
+    def _answer_memory(self, request: _Request, data: bytes) -> Any:
+        if request.want is Want.BYTES:
+            return data
+        if request.want is Want.START:
+            return True
+        if self._zero_copy and data:
+            return spooled(data)
+        return MemoryRange(data)
+
+    def _trim(self, request: _Request, start: int, data: bytes) -> bytes:
+        """The records that the request asks for, of `data`, whole records from `start` on."""
+        position = request.offset - start
+        limit = position + request.max_bytes
+        if limit >= len(data):
+            end = len(data)
+        else:
+            end, _ = format.skip_records(data, position, limit)
+            if end == position:
+                end = position + format.LENGTH_BYTES + format.length_at(data, position)[0]
+        self._know(request.log, start + end)
+        return data[position:end]
+
+    def _unapplied(self, request: _Request) -> bytes:
+        log, offset = request.log, request.offset
+        start, data = next(part for part in reversed(log.unapplied) if part[0] <= offset)
+        self._check_start(request, start, data)
+        return self._trim(request, start, data)
+
+    def _check_start(self, request: _Request, start: int, data: bytes) -> None:
+        """Raises NotARecord unless the request's offset is a record's start; one is at `start`."""
+        offset = request.offset
+        if offset != start and (request.log.id, offset) not in self._starts:
+            at, _ = format.skip_records(data, 0, offset - start)
+            if start + at != offset:
+                raise NotARecord(start + at)
+            self._know(request.log, offset)
+
+    def _know(self, log: Log, offset: int) -> None:
+        self._starts[log.id, offset] = None
+        if len(self._starts) > _STARTS:
+            self._starts.popitem(last=False)
+
+    # -- single records: a mark's bytes, kept in memory
+
+    def _serve_block(self, request: _Request, number: int, mark: Mark) -> Any:
+        log = request.log
+        if log.unapplied and mark.end > log.unapplied[0][0]:
+            # The mark's newest bytes are in memory only; those in the file were written by this process.
+            mark = mark._replace(length=log.unapplied[0][0] - mark.offset)
+            number = _IN_MEMORY
+        block = self._blocks.get((log.id, mark.offset))
+        if block is not None and len(block[1]) == mark.length:
+            return self._answer_block(request, mark, block[1])
+
+        def checked(data: bytes) -> Any:
+            if number != _IN_MEMORY and (len(data) != mark.length or crc32c(data) != mark.crc32c):
+                raise self._corrupt(log, mark)
+            self._set_verified(log, number)
+            if len(data) <= _BLOCK_BYTES_MAX:
+                self._blocks.put((log.id, mark.offset), mark.offset, data)
+            return self._answer_block(request, mark, data)
+
+        return self._fetch(request, mark.offset, mark.length, checked)
+
+    def _answer_block(self, request: _Request, mark: Mark, data: bytes) -> Any:
+        self._check_start(request, mark.offset, data)
+        if request.want is Want.START:
+            return True
+        part = self._trim(request, mark.offset, data)
+        if not part:
+            raise self._corrupt(request.log, mark)
+        if request.want is Want.BYTES:
+            return part
+        return self._range(request.log, request.offset, len(part), part)
+
+    # -- many records: whole marks
+
+    def _spans(self, log: Log, number: int, mark: Mark, stop: int) -> list[tuple[int, Mark]]:
+        """The marks from `mark` on that end at or below `stop`: as many as one answer should check."""
+        if log.unapplied:
+            stop = min(stop, log.unapplied[0][0])
+        spans: list[tuple[int, Mark]] = []
+        unverified = 0
+        following: Mark | None = mark
+        while following is not None and following.end <= stop and not following.damaged:
+            if following is log.open_mark:
+                number = _OPEN
+            if not self._is_verified(log, number):
+                if spans and unverified + following.length > _UNVERIFIED_BYTES_MAX:
+                    break
+                unverified += following.length
+            spans.append((number, following))
+            if number == _OPEN:
+                break
+            number += 1
+            following = self.table.at(log, number)
+        return spans
+
+    def _serve_spans(self, request: _Request, spans: list[tuple[int, Mark]]) -> Any:
+        log, offset = request.log, request.offset
+        first = spans[0][1]
+        start_known = offset == first.offset or (log.id, offset) in self._starts
+        unverified = [span for span in spans if not self._is_verified(log, span[0])]
+        base = offset if start_known and (not unverified or unverified[0] is not spans[0]) else first.offset
+        stop = spans[-1][1].end
+        if request.want is Want.RANGE and start_known and self._zero_copy:
+            if not unverified:
+                return self._resident_range(request, stop)
+            checked_to = self._check_resident(log, unverified)
+            if checked_to is None:
+                return self._range(log, offset, stop - offset, b"")
+            if checked_to > offset:
+                return self._range(log, offset, checked_to - offset, b"")
+
+        def checked(data: bytes) -> Any:
+            end = stop
+            view = memoryview(data)
+            for number, mark in unverified:
+                part = view[mark.offset - base : mark.end - base]
+                if len(part) != mark.length or crc32c(part) != mark.crc32c:
+                    if mark is first:
+                        raise self._corrupt(log, mark)
+                    self.report(log, mark)
+                    end = mark.offset  # what is good before it is served; the next request meets it
+                    break
+                self._set_verified(log, number)
+            if not start_known:
+                self._check_start(request, base, data)
+            if request.want is Want.RANGE and self._zero_copy:
+                return self._range(log, offset, end - offset, b"")
+            if base != offset or end != stop:
+                data = data[offset - base : end - base]
+            return data if request.want is Want.BYTES else MemoryRange(data)
+
+        return self._fetch(request, base, stop - base, checked)
+
+    def _check_resident(self, log: Log, unverified: list[tuple[int, Mark]]) -> int | None:
+        """Check marks one by one (small buffers are much cheaper than one large one) without waiting.
+
+        None where all are good, else the offset of the first that is not in memory, or not good.
+        """
+        fd = log.file.fd
+        for number, mark in unverified:
+            data = self._disk.read_nowait(fd, mark.length, mark.offset) if fd >= 0 else None
+            if data is None or len(data) != mark.length or crc32c(data) != mark.crc32c:
+                return mark.offset
+            self._set_verified(log, number)
+        return None
+
+    def _resident_range(self, request: _Request, stop: int) -> Any:
+        """A range that is sent without waiting for the disk, so far as the page cache can be asked."""
+        log, offset = request.log, request.offset
+        fd = log.file.fd
+        if fd >= 0 and all(
+            self._disk.read_nowait(fd, 1, position) is not None
+            for position in range(offset, stop, _PROBE_BYTES)
+        ):
+            return self._range(log, offset, stop - offset, b"")
+        return self._fetch(
+            request, offset, stop - offset, lambda data: self._range(log, offset, stop - offset, b"")
+        )
+
+    def _range(self, log: Log, offset: int, length: int, data: bytes) -> FileRange:
+        if not self._zero_copy:
+            return MemoryRange(data)
+        try:
+            fd = self._files.pin_open(log.file)
+        except FileGone:
+            raise LogDeleted from None
+        except OSError as error:
+            raise StoreError(f"{log.file.path}: {describe(error)}") from error
+        self._use(log, offset)
+
+        def release() -> None:
+            self._files.unpin(log.file)
+            self._unuse(log, offset)
+
+        return FileRange(fd, offset, length, release)
+
+    # -- bytes of a log's file
+
+    def _fetch(self, request: _Request, offset: int, length: int, checked: Callable[[bytes], Any]) -> Any:
+        """Read, then answer with what `checked` makes of the bytes: now, or when a thread has read them."""
+        log = request.log
+        file = log.file
+        fd = file.fd
+        if fd >= 0:
+            data = self._disk.read_nowait(fd, length, offset)
+            if data is not None:
+                return checked(data)
+        fd = self._files.pin(file)
+        self._use(log, offset)
+
+        def work() -> tuple[int, bytes]:
+            opened = self._files.open(file) if fd < 0 else fd
+            try:
+                return opened, self._disk.read(opened, length, offset)
+            except BaseException:
+                if opened != fd:
+                    self._disk.close(opened)
+                raise
+
+        def then(found: Any) -> None:
+            if not isinstance(found, BaseException) and fd < 0:
+                self._files.adopt(file, found[0])
+            self._files.unpin(file)
+            self._unuse(log, offset)
+            if log.deleted:
+                result: Any = LogDeleted()
+            elif request.offset < log.first:
+                result = OutOfRange(log.first)
+            elif isinstance(found, BaseException):
+                result = _refusal(log, offset, found)
+            else:
+                try:
+                    result = checked(found[1])
+                except StoreError as error:
+                    result = error
+            request.done(result)
+
+        self.cold_reads += 1
+        self._background(work, then)
+        return _LATER
+
+    @contextmanager
+    def using(self, log: Log, offset: int) -> Iterator[None]:
+        """Meanwhile nothing from `offset` on becomes a hole."""
+        self._use(log, offset)
+        try:
+            yield
+        finally:
+            self._unuse(log, offset)
+
+    def _use(self, log: Log, offset: int) -> None:
+        if log.users is None:
+            log.users = []
+        log.users.append(offset)
+
+    def _unuse(self, log: Log, offset: int) -> None:
+        assert log.users is not None
+        log.users.remove(offset)
+        if not log.users:
+            log.users = None
+
+    # -- which marks have been checked
+
+    def _is_verified(self, log: Log, number: int) -> bool:
+        bits = self._verified.get(log.id)
+        return (
+            bits is not None and 0 <= number >> 3 < len(bits) and bool(bits[number >> 3] & 1 << (number & 7))
+        )
+
+    def _set_verified(self, log: Log, number: int) -> None:
+        if number < 0:
+            return
+        bits = self._verified.setdefault(log.id, bytearray())
+        if number >> 3 >= len(bits):
+            bits.extend(bytes((number >> 3) + 64 - len(bits)))
+        bits[number >> 3] |= 1 << (number & 7)
+
+    def report(self, log: Log, mark: Mark) -> None:
+        """What the mark covers is not what was written: count it, and say so once."""
+        place = log.id, mark.offset
+        if place not in self.damaged:
+            self.damaged.add(place)
+            logger.error("damaged bytes", path=log.file.path, offset=mark.offset, length=mark.length)
+
+    def _corrupt(self, log: Log, mark: Mark) -> CorruptRecord:
+        self.report(log, mark)
+        return CorruptRecord(log.file.path, mark.offset)
+
+
+def _refusal(log: Log, offset: int, error: BaseException) -> StoreError:
+    if isinstance(error, StoreError):
+        return error
+    if isinstance(error, FileGone):
+        return LogDeleted()
+    if isinstance(error, FileNotFoundError):
+        return CorruptRecord(log.file.path, offset)
+    return StoreError(f"{log.file.path} cannot be read: {describe(error)}")

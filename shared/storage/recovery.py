@@ -1,0 +1,337 @@
+"""Opening a data folder: what the catalog says, and after an unclean end what the journal adds to it.
+
+Everything here blocks, and runs before anything is served. It ends with a state that needs no journal: every
+touched file and folder is synced, a new catalog says that replay starts in a segment that does not exist yet.
+Until that catalog is in place nothing that a second attempt needs has been changed. Source: STORAGE.md.
+"""
+
+import secrets
+from collections.abc import Iterable
+
+import attrs
+import structlog
+
+from shared.errors import StoreFormat
+from shared.storage import catalog, format, journal, replay
+from shared.storage.catalog import Catalog, LogLine
+from shared.storage.clock import Clock
+from shared.storage.disk import Disk
+from shared.storage.files import describe
+from shared.storage.format import INDEX_HEADER_BYTES, Kind
+from shared.storage.journal import segment_path, write_all
+from shared.storage.log_recovery import Piece, Pieces, RecoveredLog, Segments, recover_log
+from shared.storage.replay import Replay, SegmentFile
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_FORMAT_PATH = "FORMAT"
+_SKIPPED_IDS = 1 << 20
+"""After an unclean end so many log ids are skipped: a log whose CREATE was lost may have left files."""
+
+
+@attrs.frozen
+class Recovered:
+    """A folder ready to be served. `next_lsn`: where the journal begins anew, in a segment to be made;
+    `segments`: those that may be reused for it. The numbers say what recovery had to do."""
+
+    journal_id: int
+    next_log_id: int
+    next_lsn: int
+    written_ms: int
+    logs: list[LogLine]
+    segments: list[SegmentFile]
+    clean: bool
+    batches: int
+    torn_bytes: int
+    damage: list[replay.Damage]
+    seconds: float = 0.0
+
+
+def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
+    """Bring the folder into order. Raises StoreFormat, and OSError where the disk fails."""
+    began = clock.monotonic()
+    _check_format(disk)
+    try:
+        found = catalog.read(disk)
+    except ValueError as error:
+        raise StoreFormat(f"{error}: brokers fsck --repair can rebuild it from the logs") from None
+    if found is None:
+        found = _begin(disk, clock)
+    segments = replay.segment_files(disk)
+    kept: list[tuple[SegmentFile, str]] = []
+    next_lsn = max([found.replay_lsn, *(segment.end for segment in segments)])
+    if found.clean:
+        scanned = Replay([], segments, [], found.replay_lsn, 0)
+        logs: list[LogLine] = list(found.logs)
+        next_log_id = found.next_log_id
+    else:
+        scanned = replay.scan(disk, found.journal_id, found.replay_lsn)
+        _report(scanned)
+        kept = _keep_damaged(disk, scanned)
+        logs, seen_id = _replay(disk, found, scanned, sync_all_logs)
+        next_log_id = max(found.next_log_id, seen_id + 1) + _SKIPPED_IDS
+    after = Catalog(found.journal_id, next_lsn, next_log_id, clock.wall_ms(), False, logs)
+    catalog.replace(disk, after.pack())
+    segments = _move_damaged(disk, segments, kept)
+    return Recovered(
+        found.journal_id,
+        next_log_id,
+        next_lsn,
+        found.written_ms,
+        logs,
+        segments,
+        found.clean,
+        len(scanned.batches),
+        scanned.torn_bytes,
+        scanned.damage,
+        clock.monotonic() - began,
+    )
+
+
+def _check_format(disk: Disk) -> None:
+    try:
+        fd = disk.open(_FORMAT_PATH)
+    except FileNotFoundError:
+        if catalog.PATH in disk.names(""):
+            raise StoreFormat("the data folder has a catalog and no FORMAT file") from None
+        return
+    try:
+        data = disk.read(fd, 200, 0)
+    finally:
+        disk.close(fd)
+    number = format.format_number(data)
+    if number is None and catalog.PATH not in disk.names(""):
+        return  # the first start was cut short
+    if number is None:
+        raise StoreFormat("not a data folder: its FORMAT file says something else")
+    if number > format.FORMAT_NUMBER:
+        raise StoreFormat(
+            f"the data folder has format {number}, written by a newer version; this one knows "
+            f"{format.FORMAT_NUMBER}"
+        )
+
+
+def _begin(disk: Disk, clock: Clock) -> Catalog:
+    """A new folder, or one whose first start was cut short: nothing was ever acknowledged in it."""
+    if journal.segment_lsns(disk):
+        raise StoreFormat("the data folder has a journal and no CATALOG: brokers fsck can look into it")
+    disk.make_folder(journal.FOLDER)
+    fd = disk.open(_FORMAT_PATH, create=True)
+    try:
+        disk.truncate(fd, 0)
+        write_all(disk, fd, format.FORMAT_TEXT % format.FORMAT_NUMBER, 0)
+        disk.sync_data(fd)
+    finally:
+        disk.close(fd)
+    disk.sync_folder("")
+    return Catalog(secrets.randbits(64), 0, 1, clock.wall_ms(), True, [])
+
+
+def _report(scanned: Replay) -> None:
+    if scanned.torn_bytes:
+        logger.warning("a torn tail of the journal was cut", bytes=scanned.torn_bytes, lsn=scanned.end_lsn)
+    for damage in scanned.damage:
+        logger.error("the journal is damaged: what stood there is lost", lsn=damage.lsn, end=damage.end_lsn)
+
+
+def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
+    """Copy damaged segments aside; returns those that there was no room for, and the names they get."""
+    names = set(disk.names(journal.FOLDER))
+    left = []
+    for segment in scanned.damaged_segments():
+        path = segment_path(segment.lsn)
+        number = 1
+        while f"{path}.damaged-{number}".rpartition("/")[2] in names:
+            number += 1
+        aside = f"{path}.damaged-{number}"
+        try:
+            _copy(disk, path, aside, segment.size)
+        except OSError as error:
+            logger.error("no copy of a damaged segment: it is renamed", path=path, reason=describe(error))
+            left.append((segment, aside))
+    return left
+
+
+def _copy(disk: Disk, path: str, to: str, size: int) -> None:
+    source = disk.open(path)
+    try:
+        target = disk.open(to, create=True)
+        try:
+            for position in range(0, size, 1 << 20):
+                write_all(disk, target, disk.read(source, 1 << 20, position), position)
+            disk.sync_data(target)
+        finally:
+            disk.close(target)
+    finally:
+        disk.close(source)
+
+
+def _move_damaged(
+    disk: Disk, segments: list[SegmentFile], left: list[tuple[SegmentFile, str]]
+) -> list[SegmentFile]:
+    for segment, aside in left:
+        disk.rename(segment_path(segment.lsn), aside)
+    gone = {segment for segment, _ in left}
+    return [segment for segment in segments if segment not in gone]
+
+
+@attrs.define
+class _Changes:
+    """What the replayed part of the journal says, by log id."""
+
+    created: dict[int, LogLine] = attrs.Factory(dict)
+    deleted: set[int] = attrs.Factory(set)
+    first: dict[int, int] = attrs.Factory(dict)
+    mode: dict[int, str] = attrs.Factory(dict)
+    direct: set[int] = attrs.Factory(set)
+    pieces: dict[int, Pieces] = attrs.Factory(dict)
+    seen_id: int = 0
+
+
+def _gather(disk: Disk, scanned: Replay) -> _Changes:
+    changes = _Changes()
+    for found, (batch, payload) in zip(
+        scanned.batches, replay.read_payloads(disk, scanned.batches), strict=True
+    ):
+        entries = format.unpack_entries(payload, batch.entries) or []
+        base = found.position + format.BATCH_HEADER_BYTES
+        for entry in entries:
+            log_id = entry.log_id
+            changes.seen_id = max(changes.seen_id, log_id)
+            body = payload[entry.body_start : entry.body_end]
+            if entry.kind == Kind.APPEND:
+                changes.pieces.setdefault(log_id, []).append(
+                    Piece(
+                        found.segment,
+                        base + entry.body_start,
+                        len(body),
+                        entry.offset,
+                        entry.records,
+                        batch.time_ms,
+                    )
+                )
+            elif entry.kind == Kind.CREATE:
+                line = changes.created[log_id] = catalog.unpack_create(log_id, body)
+                changes.mode[log_id] = line.mode
+            elif entry.kind == Kind.DELETE:
+                changes.deleted.add(log_id)
+            elif entry.kind == Kind.FIRST:
+                changes.first[log_id] = max(changes.first.get(log_id, 0), entry.offset)
+            elif entry.kind == Kind.MODE:
+                changes.mode[log_id] = body.decode()
+            if changes.mode.get(log_id) == "none":
+                changes.direct.add(log_id)
+    return changes
+
+
+def _replay(disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int) -> tuple[list[LogLine], int]:
+    """Apply the journal to the logs' files; returns the logs there are, and the highest id seen."""
+    changes = _gather(disk, scanned)
+    lines = {line.id: line for line in found.logs} | changes.created
+    gone = [lines.pop(log_id) for log_id in sorted(changes.deleted) if log_id in lines]
+    folders = {line.namespace for line in lines.values()} | {line.namespace for line in gone}
+    for folder in sorted(folders):
+        disk.make_folder(folder)
+    taken = {(line.namespace, line.file) for line in lines.values()}
+    for line in gone:
+        if (line.namespace, line.file) not in taken:
+            _unlink(disk, line)
+    touched: list[RecoveredLog] = []
+    with Segments(disk) as segments:
+        for line in sorted(lines.values()):
+            direct = line.mode == "none" or line.id in changes.direct
+            new = line.id in changes.created
+            weak = direct or line.mode != "always"
+            journaled = line.id in changes.pieces or line.id in changes.first
+            if not (new or weak or scanned.damage or journaled or _is_longer(disk, line)):
+                continue
+            first = max(line.first, changes.first.get(line.id, 0))
+            line = line._replace(first=first, mode=changes.mode.get(line.id, line.mode))
+            log = recover_log(
+                disk,
+                segments,
+                line,
+                changes.pieces.get(line.id, []),
+                new=new,
+                direct=direct,
+                damaged=bool(scanned.damage),
+            )
+            lines[line.id] = log.line
+            if log.kept_bytes:
+                logger.error(
+                    "the journal has lost what a log file still holds: kept",
+                    path=log.paths[0],
+                    bytes=log.kept_bytes,
+                )
+            if log.changed or new:
+                touched.append(log)
+    _set_strays_aside(disk, lines.values())
+    _sync(disk, touched, folders, sync_all_logs)
+    return sorted(lines.values()), changes.seen_id
+
+
+def _is_longer(disk: Disk, line: LogLine) -> bool:
+    """Whether a log's file goes on behind what the catalog vouches for."""
+    try:
+        fd = disk.open(f"{line.namespace}/{line.file}.log")
+    except FileNotFoundError:
+        return False
+    try:
+        return disk.size(fd) > line.end
+    finally:
+        disk.close(fd)
+
+
+def _unlink(disk: Disk, line: LogLine) -> None:
+    for suffix in (".idx", ".log"):
+        try:
+            disk.unlink(f"{line.namespace}/{line.file}{suffix}")
+        except FileNotFoundError:
+            pass
+
+
+def _set_strays_aside(disk: Disk, lines: Iterable[LogLine]) -> None:
+    """Files of logs whose CREATE was lost with the tail. Files that say nothing of an id are left alone."""
+    known = {(line.namespace, line.file) for line in lines}
+    ids = {line.id for line in lines}
+    for folder in disk.names(""):
+        try:
+            names = disk.names(folder)
+        except OSError:
+            continue  # a file
+        for name in names:
+            if not name.endswith(".idx") or (folder, name[:-4]) in known:
+                continue
+            fd = disk.open(f"{folder}/{name}")
+            try:
+                header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
+            finally:
+                disk.close(fd)
+            if header is not None and header[0] not in ids:
+                _set_aside(disk, f"{folder}/{name[:-4]}", header[0])
+
+
+def _set_aside(disk: Disk, path: str, log_id: int) -> None:
+    logger.warning("files of a log that nothing else tells of are set aside", path=path, id=log_id)
+    for suffix in (".idx", ".log"):
+        try:
+            disk.rename(path + suffix, f"{path}{suffix}.stray-{log_id}")
+        except FileNotFoundError:
+            pass
+
+
+def _sync(disk: Disk, touched: list[RecoveredLog], folders: set[str], sync_all_logs: int) -> None:
+    """What was acknowledged must not depend on the journal, or on a page cache that a failed sync left."""
+    if len(touched) > sync_all_logs:
+        disk.sync_all()
+        return
+    for log in touched:
+        for path in log.paths:
+            fd = disk.open(path)
+            try:
+                disk.sync_data(fd)
+            finally:
+                disk.close(fd)
+    for folder in sorted(folders):
+        disk.sync_folder(folder)
+    disk.sync_folder("")

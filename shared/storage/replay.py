@@ -1,0 +1,258 @@
+"""The journal's reading end: which batches there are, what is torn off, what is damaged.
+
+Nothing here writes. Source: STORAGE.md, Replay.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import attrs
+
+from shared.storage import format
+from shared.storage.disk import Disk
+from shared.storage.format import Batch
+from shared.storage.journal import segment_lsns, segment_path
+
+_SEARCH_BYTES = 4 << 20
+_WINDOW_BYTES = 1 << 20
+
+
+class Damage(NamedTuple):
+    """Bytes of the journal that were once synced and no longer parse: from `lsn` to the next good batch."""
+
+    lsn: int
+    end_lsn: int
+
+
+class SegmentFile(NamedTuple):
+    """A segment as it lies on disk: its size is its file's length."""
+
+    lsn: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.lsn + self.size
+
+
+class Found(NamedTuple):
+    """A good batch and where it lies."""
+
+    batch: Batch
+    segment: SegmentFile
+
+    @property
+    def position(self) -> int:
+        return self.batch.lsn - self.segment.lsn
+
+
+@attrs.frozen
+class Replay:
+    """What a journal holds from some LSN on, in order.
+
+    `end_lsn`: behind the last good batch. `torn_bytes`: what a torn tail seems to have had.
+    """
+
+    batches: list[Found]
+    segments: list[SegmentFile]
+    damage: list[Damage]
+    end_lsn: int
+    torn_bytes: int
+
+    def damaged_segments(self) -> list[SegmentFile]:
+        return [s for s in self.segments if any(d.lsn < s.end and d.end_lsn > s.lsn for d in self.damage)]
+
+
+def segment_files(disk: Disk) -> list[SegmentFile]:
+    found = []
+    for lsn in segment_lsns(disk):
+        fd = disk.open(segment_path(lsn))
+        try:
+            found.append(SegmentFile(lsn, disk.size(fd)))
+        finally:
+            disk.close(fd)
+    return found
+
+
+def scan(disk: Disk, journal_id: int, replay_lsn: int) -> Replay:
+    """Find every good batch from `replay_lsn` on. Raises OSError where the disk cannot be read."""
+    with _Reader(disk, journal_id) as reader:
+        return _scan(reader, replay_lsn)
+
+
+def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
+    batches: list[Found] = []
+    damage: list[Damage] = []
+    position = replay_lsn
+    previous: int | None = None  # before the first batch that is replayed: any that replay does not need
+
+    def follows(batch: Batch) -> bool:
+        if previous is None:
+            return batch.previous_lsn < replay_lsn or batch.previous_lsn == batch.lsn
+        return batch.previous_lsn == previous
+
+    while True:
+        segment = reader.segment_at(position)
+        found = reader.good(segment, position) if segment is not None else None
+        if found is None or not follows(found.batch):
+            after = reader.segment_from(segment.end) if segment is not None else None
+            found = reader.good(after, after.lsn) if after is not None else None
+            if found is not None and not follows(found.batch):
+                found = None
+        if found is None:
+            found = _after_damage(reader, position)
+            if found is None:
+                break
+            damage.append(Damage(position, found.batch.lsn))
+        batches.append(found)
+        previous = found.batch.lsn
+        position = previous + found.batch.size
+    return Replay(batches, reader.segments, damage, position, _torn_bytes(reader, position))
+
+
+def _after_damage(reader: "_Reader", bad_lsn: int) -> Found | None:
+    """The first good batch above the bad place, if a later one proves that the bad place was once synced."""
+    first: Found | None = None
+    for found in reader.search(bad_lsn + format.SECTOR):
+        first = first or found
+        if found.batch.synced_lsn > bad_lsn:
+            return first
+    return None
+
+
+def _torn_bytes(reader: "_Reader", position: int) -> int:
+    """How much a batch that was begun at the end seems to have; it may be at the next segment's start."""
+    segment = reader.segment_at(position)
+    places = [(segment, position)]
+    if segment is not None:
+        after = reader.segment_from(segment.end)
+        places.append((after, after.lsn if after is not None else 0))
+    for place, lsn in places:
+        if place is not None and lsn < place.end and (size := reader.begun(place, lsn)):
+            return size
+    return 0
+
+
+def read_payload(disk: Disk, fd: int, found: Found) -> bytes:
+    """A batch's entries; `fd` is its segment, open."""
+    start = found.position + format.BATCH_HEADER_BYTES
+    return disk.read(fd, found.batch.payload_bytes, start)
+
+
+def read_payloads(disk: Disk, batches: list[Found]) -> Iterator[tuple[Batch, bytes]]:
+    """The batches again, each with its payload, one in memory at a time."""
+    fd, opened = -1, None
+    try:
+        for found in batches:
+            if found.segment != opened:
+                if opened is not None:
+                    disk.close(fd)
+                    opened = None
+                fd = disk.open(segment_path(found.segment.lsn))
+                opened = found.segment
+            yield found.batch, read_payload(disk, fd, found)
+    finally:
+        if opened is not None:
+            disk.close(fd)
+
+
+class _Reader:
+    """Segments opened as they are needed, one at a time."""
+
+    def __init__(self, disk: Disk, journal_id: int) -> None:
+        self._disk = disk
+        self._journal_id = journal_id
+        self.segments = segment_files(disk)
+        self._opened: SegmentFile | None = None
+        self._fd = -1
+        self._window = b""
+        self._window_start = 0
+
+    def __enter__(self) -> "_Reader":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._opened is not None:
+            self._disk.close(self._fd)
+
+    def segment_at(self, lsn: int) -> SegmentFile | None:
+        """The segment that holds `lsn`, or ends just there."""
+        for segment in reversed(self.segments):
+            if segment.lsn <= lsn <= segment.end:
+                return segment
+        return None
+
+    def segment_from(self, lsn: int) -> SegmentFile | None:
+        return next((segment for segment in self.segments if segment.lsn == lsn), None)
+
+    def _read(self, segment: SegmentFile, length: int, position: int) -> bytes:
+        if self._opened != segment:
+            if self._opened is not None:
+                self._disk.close(self._fd)
+                self._opened = None
+            self._fd = self._disk.open(segment_path(segment.lsn))
+            self._opened = segment
+            self._window = b""
+        start = position - self._window_start
+        if not 0 <= start <= len(self._window) - length:
+            # Batches may be as small as a sector: many are read at once.
+            self._window = self._disk.read(self._fd, max(length, _WINDOW_BYTES), position)
+            self._window_start = position
+            start = 0
+        return self._window[start : start + length]
+
+    def header(self, segment: SegmentFile, lsn: int) -> Batch | None:
+        """A batch's header that belongs where it stands; its payload is not looked at."""
+        if lsn >= segment.end:
+            return None
+        return self._fitting(format.unpack_batch(self._read(segment, format.SECTOR, lsn - segment.lsn)), lsn)
+
+    def begun(self, segment: SegmentFile, lsn: int) -> int:
+        """How long a batch seems to be that was begun at `lsn`, its header perhaps damaged; 0: none was."""
+        head = self._read(segment, format.BATCH_HEADER_BYTES, lsn - segment.lsn)
+        signs = (
+            head[:4] == format.BATCH_MAGIC,
+            head[8:16] == lsn.to_bytes(8, "big"),
+            head[32:40] == self._journal_id.to_bytes(8, "big"),
+        )
+        if sum(signs) < 2:  # old bytes, of an earlier lap
+            return 0
+        size = format.padded(format.BATCH_HEADER_BYTES + int.from_bytes(head[40:48], "big"))
+        return min(size, segment.end - lsn)
+
+    def _fitting(self, batch: Batch | None, lsn: int) -> Batch | None:
+        if batch is None or batch.lsn != lsn or batch.journal_id != self._journal_id:
+            return None
+        return batch
+
+    def good(self, segment: SegmentFile | None, lsn: int) -> Found | None:
+        """The batch at `lsn` if all of it is as it was written."""
+        if segment is None:
+            return None
+        batch = self.header(segment, lsn)
+        if batch is None or lsn + batch.size > segment.end:
+            return None
+        data = self._read(segment, batch.size, lsn - segment.lsn)
+        if not format.batch_is_good(batch, data):
+            return None
+        payload = memoryview(data)[format.BATCH_HEADER_BYTES :][: batch.payload_bytes]
+        if format.unpack_entries(payload, batch.entries) is None:
+            return None
+        return Found(batch, segment)
+
+    def search(self, lsn: int) -> Iterator[Found]:
+        """Every good batch from `lsn` on, found by its magic at each multiple of a sector."""
+        for segment in self.segments:
+            start = max(lsn - segment.lsn, 0)
+            position = format.padded(start)
+            while position < segment.size:
+                data = self._read(segment, _SEARCH_BYTES, position)
+                at = data.find(format.BATCH_MAGIC)
+                while at >= 0:
+                    where = segment.lsn + position + at
+                    if at % format.SECTOR == 0 and self._fitting(format.unpack_batch(data, at), where):
+                        found = self.good(segment, where)
+                        if found is not None:
+                            yield found
+                    at = data.find(format.BATCH_MAGIC, at + 1)
+                position += _SEARCH_BYTES

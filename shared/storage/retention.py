@@ -1,0 +1,159 @@
+"""Retention: old records go, offsets stay.
+
+What is too much or too old is dropped in whole marks: the new first offset goes into the journal, and once
+that is durable and nobody reads below it any more, the file gets a hole at its head. A wall clock that jumps
+must not delete anything: after a step of more than an hour, retention by age pauses until a restart.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+import trio
+
+from shared.errors import StoreError
+from shared.storage.clock import Clock
+from shared.storage.committer import Committer
+from shared.storage.disk import Disk
+from shared.storage.files import FileGone, OpenFiles, describe
+from shared.storage.inventory import Inventory
+from shared.storage.log import Log
+from shared.storage.marks import NotInMemory, drop_marks
+from shared.storage.reading import Reader
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_STEP_MS = 3_600_000
+_BLOCK_BYTES = 4096
+_TICKS_PER_YIELD = 256
+
+
+class RetentionKeeper:
+    """One per store. `paused`: why retention by age does nothing."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        inventory: Inventory,
+        reader: Reader,
+        disk: Disk,
+        files: OpenFiles,
+        clock: Clock,
+        written_ms: int,
+        seconds: float,
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self.paused: str | None = None
+        self.dropped_bytes = 0
+        self._committer = committer
+        self._inventory = inventory
+        self._reader = reader
+        self._disk = disk
+        self._files = files
+        self._clock = clock
+        self._seconds = seconds
+        self._in_thread = in_thread
+        self._limiter = trio.CapacityLimiter(1)
+        self._due_ms: dict[Log, int] = {}  # before then nothing of it can be too old
+        self._punched: dict[Log, int] = {}
+        self._can_punch = True
+        self._wall_ms, self._monotonic = clock.wall_ms(), clock.monotonic()
+        if self._wall_ms < written_ms - _STEP_MS:
+            self._pause("the clock is behind the newest catalog")
+
+    async def run(self) -> None:
+        while True:
+            await trio.sleep(self._seconds)
+            if self._committer.read_only is None:
+                await self.tick()
+
+    async def tick(self) -> None:
+        """Look once at every log."""
+        now_ms = self._watch_clock()
+        for number, log in enumerate(self._inventory.all_logs()):
+            if number % _TICKS_PER_YIELD == 0:
+                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            if log.deleted:
+                continue
+            try:
+                first = await self._new_first(log, now_ms)
+                if first > log.first and not log.deleted:
+                    self.dropped_bytes += first - log.first
+                    log.drop_below(first)
+                if log.first_kept > self._punched.get(log, 0):
+                    await self._punch(log)
+            except (StoreError, OSError, FileGone) as error:
+                if not log.deleted:
+                    logger.warning("retention left a log alone", log=log.name, reason=describe(error))
+        self._committer.settle()
+        for gone in [log for log in self._punched if log.deleted]:
+            del self._punched[gone]
+        for gone in [log for log in self._due_ms if log.deleted]:
+            del self._due_ms[gone]
+
+    def _watch_clock(self) -> int:
+        wall_ms, monotonic = self._clock.wall_ms(), self._clock.monotonic()
+        step_ms = wall_ms - self._wall_ms - (monotonic - self._monotonic) * 1000
+        self._wall_ms, self._monotonic = wall_ms, monotonic
+        if abs(step_ms) > _STEP_MS:
+            self._pause(f"the clock was set by {step_ms / 1000:.0f} s")
+        return wall_ms
+
+    def _pause(self, reason: str) -> None:
+        if self.paused is None:
+            self.paused = reason
+            logger.warning("retention by age pauses until a restart", reason=reason)
+
+    async def _new_first(self, log: Log, now_ms: int) -> int:
+        policy = self._inventory.retention_of(log)
+        first = log.first
+        if policy.bytes_max is not None and log.visible - first > policy.bytes_max:
+            limit = log.visible - policy.bytes_max
+            if limit == log.visible:
+                first = limit
+            else:
+                mark = await self._look(lambda: self._reader.table.find(log, limit)[1])
+                first = max(first, mark.offset if mark.end >= log.visible else mark.end)
+        if policy.ms_max is not None and self.paused is None and log.visible > first:
+            oldest_ms = now_ms - policy.ms_max
+            if self._due_ms.get(log, 0) <= now_ms:
+                mark = await self._look(lambda: self._reader.table.find_time(log, oldest_ms))
+                first = max(first, log.visible if mark is None else mark.offset)
+                due = now_ms if mark is None else mark.last_ms
+                self._due_ms[log] = due + policy.ms_max + 1
+        return min(first, log.visible)
+
+    async def _look(self, look: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return look()
+            except NotInMemory as missing:
+                missing.loaded(await self._in_thread(missing.load, limiter=self._limiter))
+
+    async def _punch(self, log: Log) -> None:
+        """Give space back below the first kept offset, if nobody reads there."""
+        first = log.first_kept
+        if not self._can_punch or (log.users is not None and min(log.users) < first):
+            return
+        limit = first
+        if first < log.visible:  # a mark that is kept in part is checked as a whole
+            limit = (await self._look(lambda: self._reader.table.find(log, first)[1])).offset
+        start = self._punched.get(log, 0) // _BLOCK_BYTES * _BLOCK_BYTES
+        stop = limit // _BLOCK_BYTES * _BLOCK_BYTES
+        if stop > start and not log.deleted:
+            await self._in_thread(self._make_hole, log, start, stop, limit, limiter=self._limiter)
+        self._punched[log] = first
+
+    def _make_hole(self, log: Log, start: int, stop: int, first: int) -> None:
+        fd = self._files.open(log.file)
+        try:
+            punched = self._disk.punch(fd, start, stop - start)
+        finally:
+            self._disk.close(fd)
+        if punched:
+            drop_marks(self._disk, self._files, log, first)
+        else:
+            self._can_punch = False
+            logger.warning(
+                "this file system cannot give back space at a file's head; old records keep theirs"
+            )

@@ -1,0 +1,93 @@
+"""The scrub: reads all logs slowly, for ever, so that a flipped bit is found before its bytes are needed."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+import trio
+
+from shared.errors import StoreError
+from shared.storage.disk import Disk
+from shared.storage.files import FileGone, OpenFiles, describe
+from shared.storage.format import Mark
+from shared.storage.index import check_mark
+from shared.storage.inventory import Inventory
+from shared.storage.log import Log
+from shared.storage.marks import NotInMemory
+from shared.storage.reading import Reader
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_IDLE_SECONDS = 10.0
+
+
+class Scrub:
+    """One per store. `rounds`: how often every log has been read."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        reader: Reader,
+        disk: Disk,
+        files: OpenFiles,
+        bytes_per_second: int,
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self.rounds = 0
+        self.bytes = 0
+        self._inventory = inventory
+        self._reader = reader
+        self._disk = disk
+        self._files = files
+        self._bytes_per_second = bytes_per_second
+        self._in_thread = in_thread
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def run(self) -> None:
+        if not self._bytes_per_second:
+            return
+        while True:
+            await trio.sleep(_IDLE_SECONDS)
+            for log in self._inventory.all_logs():
+                try:
+                    await self._scrub(log)
+                except (StoreError, OSError, FileGone) as error:
+                    if not log.deleted:
+                        logger.error("the scrub cannot read a log", log=log.name, reason=describe(error))
+            self.rounds += 1
+
+    async def _scrub(self, log: Log) -> None:
+        offset = log.first
+        while not log.deleted and max(offset, log.first) < log.visible:
+            mark = await self._next(log, max(offset, log.first))
+            if mark is None:
+                return
+            if not mark.damaged and not await self._check(log, mark):
+                self._reader.report(log, mark)
+            offset = mark.end
+            self.bytes += mark.length
+            await trio.sleep(mark.length / self._bytes_per_second)
+
+    async def _next(self, log: Log, offset: int) -> Mark | None:
+        """The closed mark that covers `offset`."""
+        while True:
+            try:
+                _, mark = self._reader.table.find(log, offset)
+            except NotInMemory as missing:
+                missing.loaded(await self._in_thread(missing.load, limiter=self._limiter))
+            else:
+                in_file = not log.unapplied or mark.end <= log.unapplied[0][0]
+                return mark if mark is not log.open_mark and in_file else None
+
+    async def _check(self, log: Log, mark: Mark) -> bool:
+        def check() -> bool:
+            fd = self._files.open(log.file)
+            try:
+                return check_mark(self._disk, fd, mark)
+            finally:
+                self._disk.close(fd)
+
+        with self._reader.using(log, mark.offset):
+            good: bool = await self._in_thread(check, limiter=self._limiter)
+        # What retention dropped meanwhile, or before, may be a hole.
+        return good or log.deleted or mark.offset < log.first_kept

@@ -1,0 +1,92 @@
+"""The settings of the storage core, each with its default and its reason; section `[storage]`."""
+
+import re
+from typing import Literal, Self
+
+import attrs
+from attrs import validators
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+INTERVAL_SECONDS_DEFAULT = 0.05
+INTERVAL_SECONDS_MAX = 1.0
+
+
+@attrs.frozen
+class Durability:
+    """When an append counts as done (PROMISES: modes).
+
+    `always`: after the sync that covers it. `interval`: after the write, and a sync at most `seconds` later.
+    `none`: after the write; nothing is synced for its sake.
+    """
+
+    mode: Literal["always", "interval", "none"]
+    seconds: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`always`, `none`, `interval` (50 ms) or `interval:<n>ms` (or `s`), above 0 and at most 1 s.
+
+        Raises ValueError.
+        """
+        if text == "always":
+            return cls("always")
+        if text == "none":
+            return cls("none")
+        if text == "interval":
+            return cls("interval", INTERVAL_SECONDS_DEFAULT)
+        match = re.fullmatch(r"interval:(\d+(?:\.\d+)?)(ms|s)", text)
+        if match is None:
+            raise ValueError(f"a durability is always, interval:50ms or none, not {text!r}")
+        seconds = float(match[1]) / (1000 if match[2] == "ms" else 1)
+        if not 0 < seconds <= INTERVAL_SECONDS_MAX:
+            raise ValueError("an interval is above 0 and at most 1 s")
+        return cls("interval", seconds)
+
+    def __str__(self) -> str:
+        return f"interval:{self.seconds * 1000:g}ms" if self.mode == "interval" else self.mode
+
+
+@attrs.frozen
+class Retention:
+    """What a log keeps at most; None: everything. Whole marks (about 64 KiB) go, the oldest first."""
+
+    bytes_max: int | None = None
+    ms_max: int | None = None
+
+
+@attrs.frozen
+class StorageSettings:
+    """Section `[storage]`."""
+
+    segment_bytes: int = attrs.field(default=64 * MIB, validator=validators.ge(4 * KIB))
+    """A journal segment; less where the journal would outgrow its share of the file system. 64 MiB: a
+    checkpoint every half second at full speed, and little to replay."""
+    journal_fraction: float = attrs.field(default=1 / 8, validator=[validators.gt(0), validators.le(0.5)])
+    """Of the file system, for all segments together."""
+    zero_fill: bool = True
+    """Write new segments full of zeros ahead of their use: a sync then need not write block maps (half the
+    time on ext4)."""
+    pending_bytes_max: int = attrs.field(default=64 * MIB, validator=validators.ge(1))
+    """Bytes waiting for the disk above which sessions stop reading."""
+    inline_bytes_max: int = attrs.field(default=1 * MIB, validator=validators.ge(0))
+    inline_sync_seconds: float = attrs.field(default=300e-6, validator=validators.ge(0))
+    """A commit of at most so many bytes is made without a thread while recent syncs took less than this."""
+    checkpoint_direct_bytes: int = attrs.field(default=256 * MIB, validator=validators.ge(1))
+    """A checkpoint is due after so many bytes written around the journal: recovery must check them all."""
+    sync_all_logs: int = attrs.field(default=64, validator=validators.ge(0))
+    """More changed logs than this are synced by one syncfs (seen: 3 ms, against 40 ms for 1,000 logs)."""
+    open_files_max: int = attrs.field(default=0, validator=validators.ge(0))
+    """Handles kept open; 0: what the process's limit leaves beside connections, 400 to 8192."""
+    cache_bytes: int = attrs.field(default=16 * MIB, validator=validators.ge(0))
+    """Of blocks read for single records, and of the newest appends for readers at the end of a log."""
+    reader_threads: int = attrs.field(default=4, validator=validators.ge(1))
+    reserve_bytes_min: int = attrs.field(default=64 * MIB, validator=validators.ge(0))
+    reserve_bytes_max: int = attrs.field(default=1024 * MIB, validator=validators.ge(0))
+    reserve_fraction: float = attrs.field(default=0.02, validator=[validators.ge(0), validators.le(0.5)])
+    """Publishing stops below max(min, min(fraction of the file system, max)) free bytes."""
+    retention_seconds: float = attrs.field(default=10.0, validator=validators.gt(0))
+    """How often retention looks."""
+    scrub_bytes_per_second: int = attrs.field(default=1 * MIB, validator=validators.ge(0))
+    """Slow background reading that finds flipped bits; 0: none."""

@@ -1,0 +1,53 @@
+"""Free space: publishing stops while there is still room for acknowledgements and administration."""
+
+import structlog
+import trio
+
+from shared.storage.committer import Committer
+from shared.storage.disk import Disk
+from shared.storage.settings import StorageSettings
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_LOOK_SECONDS = 1.0
+_LOOK_BYTES = 8 << 20
+
+
+class SpaceWatch:
+    """Looks once a second, and whenever so much was written."""
+
+    def __init__(self, committer: Committer, disk: Disk, settings: StorageSettings) -> None:
+        self.free_bytes = 0
+        self._committer = committer
+        self._disk = disk
+        self._settings = settings
+        self._looked_at = 0
+
+    @property
+    def due(self) -> bool:
+        return self._committer.counts.bytes - self._looked_at > _LOOK_BYTES
+
+    def look(self) -> None:
+        """Ask the file system. What waits to be written counts as if it were."""
+        committer, settings = self._committer, self._settings
+        self._looked_at = committer.counts.bytes
+        free, total = self._disk.free_bytes()
+        unapplied = sum(len(data) for log in committer.marked for _, data in log.unapplied)
+        self.free_bytes = free
+        reserve = max(
+            settings.reserve_bytes_min,
+            min(int(total * settings.reserve_fraction), settings.reserve_bytes_max),
+        )
+        full = free - unapplied - committer.pending_bytes < reserve
+        full |= unapplied > settings.pending_bytes_max  # log files take nothing: memory is not for ever
+        if full != committer.full:
+            if full:
+                logger.error("short of space: publishing stops", free_bytes=free, reserve_bytes=reserve)
+            else:
+                logger.info("publishing goes on", free_bytes=free)
+            committer.set_full(full)
+
+    async def run(self) -> None:
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            self.look()

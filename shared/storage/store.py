@@ -1,0 +1,367 @@
+"""The storage core: logs in a folder, made durable by one journal that all of them share.
+
+Theory of operation (ARCHITECTURE.md, STORAGE.md for the bytes). `Log.append` only notes what is to be
+written and gives an offset and a ticket; the `Committer` takes what piled up, from every log, writes it to
+the journal as one batch, syncs once, writes it to the logs' own files without a sync, and resolves tickets.
+`Marking` keeps the indexes, the `Checkpointer` makes logs and indexes safe so that journal segments become
+free, `recovery` replays the journal after an unclean end. All state belongs to the trio thread; threads are
+handed work that touches none of it. Disk, clock and threads come in from outside, so that a simulation can
+stand in for each.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from shared.errors import StoreError, StoreReadOnly
+from shared.storage import snapshot
+from shared.storage.background import BackgroundReads
+from shared.storage.checkpoint import Checkpointer
+from shared.storage.clock import Clock, SystemClock
+from shared.storage.commit import Ticket
+from shared.storage.committer import Committer
+from shared.storage.disk import Disk
+from shared.storage.files import OpenFiles
+from shared.storage.format import SECTOR
+from shared.storage.inventory import Inventory, Namespace
+from shared.storage.journal import Journal, PoisonError
+from shared.storage.lock import FolderLock
+from shared.storage.log import Log
+from shared.storage.marking import Marking
+from shared.storage.os_disk import OsDisk
+from shared.storage.reading import Reader
+from shared.storage.recovery import Recovered, recover
+from shared.storage.retention import RetentionKeeper
+from shared.storage.scrub import Scrub
+from shared.storage.settings import Durability, Retention, StorageSettings
+from shared.storage.snapshot import LogSnapshot
+from shared.storage.space import SpaceWatch
+
+__all__ = ["Durability", "Log", "Namespace", "Retention", "Store", "StoreStatistics", "Ticket"]
+
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_SEGMENTS_LEAST = 4
+_SEGMENT_BYTES_LEAST = 64 << 10
+
+InThread = Callable[..., Awaitable[Any]]
+"""`trio.to_thread.run_sync`, or something that takes the same arguments."""
+
+
+@attrs.frozen
+class StoreStatistics:
+    """The store in numbers, all since it was opened unless they say how things are now."""
+
+    logs: int
+    commits: int
+    inline_commits: int
+    records: int
+    bytes: int
+    batch_bytes_max: int
+    journal_batches: int
+    journal_syncs: int
+    sync_seconds_last: float
+    sync_seconds_mean: float
+    journal_bytes: int
+    checkpoints: int
+    pending_bytes: int
+    unapplied_logs: int
+    open_files: int
+    free_bytes: int
+    full: bool
+    read_only: bool
+    damaged_ranges: int
+    cold_reads: int
+    scrubbed_bytes: int
+    retained_away_bytes: int
+    retention_paused: bool
+    recovery_seconds: float
+    recovered_batches: int
+    torn_bytes: int
+    journal_damages: int
+
+
+class Store:
+    """A data folder, open. One process has it; `run` must be running for all but the simplest uses."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        settings: StorageSettings,
+        in_thread: InThread,
+        recovered: Recovered,
+        journal: Journal,
+        lock: FolderLock | None,
+    ) -> None:
+        self._disk = disk
+        self._in_thread = in_thread
+        self._lock = lock
+        self._recovered = recovered
+        self._journal = journal
+        self._background = BackgroundReads(in_thread, settings.reader_threads)
+        zero_copy = isinstance(disk, OsDisk)
+        self._files = files = OpenFiles(disk, settings.open_files_max)
+        self._reader = Reader(disk, files, self._background, settings.cache_bytes, zero_copy)
+        self._inventory = Inventory(disk, files, clock, recovered.journal_id, recovered.next_log_id)
+        self._committer = Committer(journal, disk, files, clock, settings, self._inventory, in_thread)
+        self._background.settle = self._committer.settle
+        self._inventory.attach(self._committer, self._reader, recovered.logs)
+        self._inventory.folds_case = _folds_case(disk)
+        self._marking = Marking(self._committer, disk, files, clock, in_thread)
+        self._checkpointer = Checkpointer(
+            self._committer,
+            self._marking,
+            self._inventory,
+            disk,
+            files,
+            settings.sync_all_logs,
+            in_thread,
+        )
+        self._space = SpaceWatch(self._committer, disk, settings)
+        self._space.look()
+        self._retention = RetentionKeeper(
+            self._committer,
+            self._inventory,
+            self._reader,
+            disk,
+            files,
+            clock,
+            recovered.written_ms,
+            settings.retention_seconds,
+            in_thread,
+        )
+        self._scrub = Scrub(
+            self._inventory, self._reader, disk, files, settings.scrub_bytes_per_second, in_thread
+        )
+        self._committer.committed = self._committed
+
+    @classmethod
+    async def open(
+        cls,
+        folder: Path,
+        settings: StorageSettings | None = None,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        in_thread: InThread = trio.to_thread.run_sync,
+    ) -> "Store":
+        """Lock and recover the folder, made if it is not there. `disk`: instead of the folder's own files.
+
+        Raises StoreInUse, StoreFormat, OSError.
+        """
+        settings = settings or StorageSettings()
+        clock = clock or SystemClock()
+        lock: FolderLock | None = None
+        own = disk is None
+        if disk is None:
+            disk = OsDisk(folder)
+        try:
+            if own:
+                lock = FolderLock.take(folder)
+            recovered, journal = await in_thread(_start, disk, clock, settings)
+            return cls(disk, clock, settings, in_thread, recovered, journal, lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            if own and isinstance(disk, OsDisk):
+                disk.release()
+            raise
+
+    # -- what protocols use
+
+    def namespace(
+        self,
+        name: str,
+        mode: Durability,
+        *,
+        plain_names: bool = False,
+        retention: Retention | None = None,
+    ) -> Namespace:
+        """Get a namespace, or make it. `name`: lower-case letters, digits, `-`, `_` and dots.
+
+        `plain_names`: its logs' files are named just as the logs are, which then must be proper file names.
+        `mode` and `retention` hold for logs that say nothing else; logs that exist keep their mode.
+        """
+        return self._inventory.namespace(name, mode, plain_names, retention)
+
+    def append_all(
+        self, parts: Sequence[tuple[Log, bytes, int]], reserved: bool = False
+    ) -> tuple[list[int], Ticket]:
+        """Append to several logs, all or nothing, in the strictest of their modes. Raises as `Log.append`."""
+        return self._committer.append_all(parts, reserved)
+
+    def settle(self) -> None:
+        """The end of a driver's round: have what was appended committed, at once where that is quick."""
+        self._committer.settle()
+
+    async def wait(self, ticket: Ticket) -> None:
+        """Settle, and wait until the ticket is done. Raises its error."""
+        if not ticket.done:
+            event = trio.Event()
+            ticket.when_done(lambda _: event.set())
+            self._committer.settle()
+            await event.wait()
+        if ticket.error is not None:
+            raise type(ticket.error)(str(ticket.error)) from ticket.error
+
+    @property
+    def read_only(self) -> StoreError | None:
+        """Why nothing more is written, once that is so."""
+        return self._committer.read_only
+
+    @property
+    def congested(self) -> bool:
+        """So much waits for the disk that sessions should stop reading; see `when_uncongested`."""
+        return self._committer.congested
+
+    def when_uncongested(self, callback: Callable[[], None]) -> None:
+        """Call it once, when that is over; at once if it is not so."""
+        self._committer.when_uncongested(callback)
+
+    # -- its life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """All background work, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._background.nursery = nursery
+            self._committer.make_room = self._checkpointer.make_room
+            await nursery.start(self._committer.run)
+            nursery.start_soon(self._checkpointer.run)
+            nursery.start_soon(self._marking.run)
+            nursery.start_soon(self._space.run)
+            nursery.start_soon(self._retention.run)
+            nursery.start_soon(self._scrub.run)
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._background.nursery = None
+                self._committer.make_room = None
+
+    async def checkpoint(self) -> bool:
+        """Make the logs' own files safe now; False where that must be tried again."""
+        return await self._checkpointer.checkpoint()
+
+    async def snapshot(self) -> list[LogSnapshot]:
+        """Every log as it is at one moment, just after a checkpoint if one can be made."""
+        if self.read_only is None:
+            await self.checkpoint()
+        taken: list[LogSnapshot] = []
+        ready = trio.Event()
+
+        def take() -> None:
+            taken.extend(snapshot.take(self._inventory.all_logs()))
+            ready.set()
+
+        self._committer.when_idle(take)
+        await ready.wait()
+        return taken
+
+    async def aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do long work that touches nothing of ours in a thread; it is left to itself when cancelled."""
+        return await self._in_thread(work, *arguments, abandon_on_cancel=True)
+
+    async def retain(self) -> None:
+        """Let retention look at every log now."""
+        await self._retention.tick()
+
+    async def close(self) -> None:
+        """Commit what was appended, sync everything, release the folder. `run` must have ended.
+
+        Raises StoreReadOnly where the last state could not be made safe; the folder is released all the same.
+        """
+        committer = self._committer
+        if committer.closed:
+            return
+        try:
+            committer.settle()
+            committer.sync_written()
+            clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
+            if committer.read_only is not None:
+                raise StoreReadOnly(str(committer.read_only))
+            if not clean:
+                logger.warning("not everything could be put in its place: the next start replays the journal")
+        finally:
+            committer.closed = True
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the folder as a crash would: nothing more is written. For tests, and after an error."""
+        self._committer.closed = True
+        self._files.close_all()
+        self._journal.close()
+        if isinstance(self._disk, OsDisk):
+            self._disk.release()
+        if self._lock is not None:
+            self._lock.release()
+
+    def statistics(self) -> StoreStatistics:
+        committer, recovered = self._committer, self._recovered
+        counts = committer.counts
+        return StoreStatistics(
+            logs=len(self._inventory.logs),
+            commits=counts.commits,
+            inline_commits=counts.inline_commits,
+            records=counts.records,
+            bytes=counts.bytes,
+            batch_bytes_max=counts.batch_bytes_max,
+            journal_batches=self._journal.batches,
+            journal_syncs=self._journal.syncs,
+            sync_seconds_last=counts.sync_seconds_last,
+            sync_seconds_mean=counts.sync_seconds_mean,
+            journal_bytes=self._journal.disk_bytes,
+            checkpoints=self._checkpointer.checkpoints,
+            pending_bytes=committer.pending_bytes,
+            unapplied_logs=sum(1 for log in committer.marked if log.unapplied),
+            open_files=len(self._files),
+            free_bytes=self._space.free_bytes,
+            full=committer.full,
+            read_only=committer.read_only is not None,
+            damaged_ranges=len(self._reader.damaged),
+            cold_reads=self._reader.cold_reads,
+            scrubbed_bytes=self._scrub.bytes,
+            retained_away_bytes=self._retention.dropped_bytes,
+            retention_paused=self._retention.paused is not None,
+            recovery_seconds=recovered.seconds,
+            recovered_batches=recovered.batches,
+            torn_bytes=recovered.torn_bytes,
+            journal_damages=len(recovered.damage),
+        )
+
+    def _committed(self) -> None:
+        self._checkpointer.wake()
+        if self._space.due:
+            self._space.look()
+
+
+def _start(disk: Disk, clock: Clock, settings: StorageSettings) -> tuple[Recovered, Journal]:
+    recovered = recover(disk, clock, settings.sync_all_logs)
+    _, total = disk.free_bytes()
+    bytes_max = int(total * settings.journal_fraction)
+    segment_bytes = min(settings.segment_bytes, max(bytes_max // _SEGMENTS_LEAST, _SEGMENT_BYTES_LEAST))
+    try:
+        journal = Journal.start(
+            disk,
+            recovered.journal_id,
+            recovered.next_lsn,
+            segment_bytes=segment_bytes // SECTOR * SECTOR,
+            bytes_max=max(bytes_max, 2 * segment_bytes),
+            zero_fill=settings.zero_fill,
+            free=recovered.segments,
+        )
+    except PoisonError as error:
+        raise error.__cause__ or OSError(str(error)) from error
+    return recovered, journal
+
+
+def _folds_case(disk: Disk) -> bool:
+    try:
+        disk.close(disk.open("format"))
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,184 @@
+"""A small keyed map kept in a log: consumer groups' offsets, sessions, bindings. Bytes to bytes.
+
+The map is the fold of the log's records, live and at the start alike: whatever is appended to the log, by
+`put`, or by `Store.append_all` together with other logs, is in the map at once, and is taken back out if its
+round fails. A record's payload is `[op u8][key length u16][key][value]`, op 1 to put, 2 to delete.
+
+The log keeps its own size down. The map is in the order of its records, so the oldest live record is known;
+all below it is dropped, and while less than half of the log is live, each change copies a few of the oldest
+records forward. So the work is spread, and never a pause.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import Self
+
+import trio
+
+from shared.errors import CorruptRecord, StoreError
+from shared.storage.commit import Ticket
+from shared.storage.format import LENGTH_BYTES, length_at
+from shared.storage.inventory import KEEP_ALL, Namespace
+from shared.storage.log import Log
+
+_HEAD = struct.Struct(">IBH")
+_PUT = 1
+_DELETE = 2
+KEY_BYTES_MAX = 0xFFFF
+
+_READ_BYTES = 1 << 20
+_SLACK_BYTES = 64 << 10
+"""Dead bytes that nobody minds; also how much is dropped at once."""
+
+_COPIES = 8
+"""Of the oldest records, for each change while less than half is live."""
+
+
+class Table:
+    """Open one with `Table.open`; one object per log. Reading it is reading a dict."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self._live: dict[bytes, tuple[int, bytes]] = {}  # key -> (its record's offset, value), by offset
+        self._live_bytes = 0
+        self._undo: deque[tuple[int, bytes, tuple[int, bytes] | None]] = deque()
+        self._tidying = False
+
+    @classmethod
+    async def open(cls, namespace: Namespace, name: str) -> Self:
+        """Read the table, made if it is not there. Raises CorruptRecord and other StoreErrors."""
+        log = namespace.logs.get(name)
+        if log is None:
+            log, _ = namespace.create(name, reserved=True)
+        log.retention = KEEP_ALL  # it drops what is dead by itself, and nothing else
+        table = cls(log)
+        offset = log.first
+        while offset < log.visible:
+            data = await _read(log, offset)
+            table._apply(data, offset, undoable=False)
+            offset += len(data)
+        log.fold = table._fold
+        log.rolled_back = table._rolled_back
+        return table
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._live
+
+    def __getitem__(self, key: bytes) -> bytes:
+        return self._live[key][1]
+
+    def get(self, key: bytes) -> bytes | None:
+        found = self._live.get(key)
+        return None if found is None else found[1]
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """A copy: the table may be changed meanwhile."""
+        return iter([(key, value) for key, (_, value) in self._live.items()])
+
+    def put(self, key: bytes, value: bytes) -> Ticket:
+        """Raises what `Log.append` raises; it may use the reserve."""
+        return self._append(_record(_PUT, key, value))
+
+    def delete(self, key: bytes) -> Ticket:
+        """The same, to remove a key; a key that is not there is removed already."""
+        if key not in self._live:
+            ticket = Ticket()
+            ticket.resolve(None)
+            return ticket
+        return self._append(_record(_DELETE, key, b""))
+
+    def put_record(self, key: bytes, value: bytes) -> tuple[Log, bytes, int]:
+        """What to give `Store.append_all` to put a key together with other logs' records."""
+        return self.log, _record(_PUT, key, value), 1
+
+    def delete_record(self, key: bytes) -> tuple[Log, bytes, int]:
+        """The same, to remove a key."""
+        return self.log, _record(_DELETE, key, b""), 1
+
+    def _append(self, record: bytes) -> Ticket:
+        _, ticket = self.log.append(record, 1, reserved=True)
+        return ticket
+
+    def _fold(self, offset: int, records: bytes) -> None:
+        undo = self._undo
+        while undo and undo[0][0] < self.log.visible:
+            undo.popleft()
+        self._apply(records, offset, undoable=True)
+        if not self._tidying:
+            self._tidy()
+
+    def _apply(self, records: bytes, offset: int, *, undoable: bool) -> None:
+        at = 0
+        while at < len(records):
+            size, op, key_bytes = _HEAD.unpack_from(records, at)
+            end = at + LENGTH_BYTES + length_at(records, at)[0]
+            start = at + _HEAD.size
+            key = records[start : start + key_bytes]
+            if op not in (_PUT, _DELETE) or len(key) != key_bytes or size < _HEAD.size - LENGTH_BYTES:
+                raise CorruptRecord(self.log.file.path, offset + at)
+            before = self._live.pop(key, None)
+            if before is not None:
+                self._live_bytes -= _HEAD.size + key_bytes + len(before[1])
+            if op == _PUT:
+                self._live[key] = offset + at, records[start + key_bytes : end]
+                self._live_bytes += end - at
+            if undoable:
+                self._undo.append((offset + at, key, before))
+            at = end
+
+    def _rolled_back(self, log: Log) -> None:
+        """The newest changes were not made after all."""
+        while self._undo and self._undo[-1][0] >= log.visible:
+            _, key, before = self._undo.pop()
+            now = self._live.pop(key, None)
+            if now is not None:
+                self._live_bytes -= _HEAD.size + len(key) + len(now[1])
+            if before is not None:
+                self._live[key] = before
+                self._live_bytes += _HEAD.size + len(key) + len(before[1])
+        self._live = dict(sorted(self._live.items(), key=lambda item: item[1][0]))
+
+    def _tidy(self) -> None:
+        """Copy a few of the oldest records forward if there is much dead weight, and drop what is below."""
+        log = self.log
+        self._tidying = True
+        try:
+            for _ in range(_COPIES):
+                if log.end - log.first <= 2 * self._live_bytes + _SLACK_BYTES or not self._live:
+                    break
+                key, (offset, value) = next(iter(self._live.items()))
+                if offset >= log.visible:
+                    break  # it is new: those before it are gone already
+                self._append(_record(_PUT, key, value))
+            oldest = next(iter(self._live.values()))[0] if self._live else log.end
+            if oldest - log.first >= _SLACK_BYTES:
+                log.drop_below(oldest)
+        except StoreError:
+            pass  # tidying can wait; the change itself is on its way
+        finally:
+            self._tidying = False
+
+
+def _record(op: int, key: bytes, value: bytes) -> bytes:
+    if len(key) > KEY_BYTES_MAX:
+        raise ValueError(f"a key of {len(key)} bytes, at most {KEY_BYTES_MAX}")
+    return _HEAD.pack(_HEAD.size - LENGTH_BYTES + len(key) + len(value), op, len(key)) + key + value
+
+
+async def _read(log: Log, offset: int) -> bytes:
+    found: list[bytes | StoreError] = []
+    ready = trio.Event()
+
+    def done(result: bytes | StoreError) -> None:
+        found.append(result)
+        ready.set()
+
+    log.read(offset, _READ_BYTES, done)
+    await ready.wait()
+    if isinstance(found[0], StoreError):
+        raise found[0]
+    return found[0]

@@ -1,0 +1,139 @@
+"""Copying files: holes stay holes, blocks are shared where the file system can, every byte can be checked.
+
+All calls block.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from crc32c import crc32c
+
+from shared.storage import syscalls
+
+_PIECE_BYTES = 1 << 20
+_ZEROS = bytes(_PIECE_BYTES)
+
+# Other file systems, other kernels, other files than plain ones: then the bytes go through here.
+_CANNOT_COPY_RANGE = frozenset(
+    {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
+)
+
+
+def open_source(folder: Path, path: str) -> int:
+    """Open `path` below `folder` for reading, following no link in `path`."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    *folders, name = path.split("/")
+    try:
+        for part in folders:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of [start, end) that hold data, as (start, end); all of it where holes cannot be seen."""
+    seek_data, seek_hole = getattr(os, "SEEK_DATA", None), getattr(os, "SEEK_HOLE", None)
+    while start < end:
+        if seek_data is None or seek_hole is None:
+            yield start, end
+            return
+        try:
+            data = os.lseek(fd, start, seek_data)
+            hole = os.lseek(fd, data, seek_hole)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a hole up to the end
+                return
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                seek_data = None
+                continue
+            raise
+        if data >= end:
+            return
+        yield data, min(hole, end)
+        start = hole
+
+
+def copy_range(source: int, target: int, start: int, end: int) -> None:
+    """Copy [start, end) to the same place of `target`, an empty file, which is then `end` long.
+
+    Blocks are shared on file systems that can (copy_file_range clones there). Raises OSError; EIO where the
+    source ends too early.
+    """
+    by_kernel = hasattr(os, "copy_file_range")
+    for position, stop in data_ranges(source, start, end):
+        while position < stop:
+            if by_kernel:
+                try:
+                    count = os.copy_file_range(source, target, stop - position, position, position)
+                except OSError as error:
+                    if error.errno not in _CANNOT_COPY_RANGE:
+                        raise
+                    by_kernel = False
+                    continue
+            else:
+                count = _copy_piece(source, target, position, min(stop - position, _PIECE_BYTES))
+            if count == 0:
+                raise OSError(errno.EIO, "the file ended before its time")
+            position += count
+    os.ftruncate(target, end)
+
+
+def _copy_piece(source: int, target: int, position: int, length: int) -> int:
+    data = os.pread(source, length, position)
+    write_at(target, data, position)
+    return len(data)
+
+
+def write_at(fd: int, data: bytes, position: int) -> None:
+    """All of it."""
+    taken = 0
+    while taken < len(data):
+        taken += os.pwrite(fd, data[taken:], position + taken)
+
+
+def crc_of_range(fd: int, start: int, end: int) -> int:
+    """CRC-32C of [start, end), holes as zeros. Raises OSError; EIO where the file ends too early."""
+    if os.fstat(fd).st_size < end:
+        raise OSError(errno.EIO, "the file ended before its time")
+    crc = 0
+    position = start
+    for data, stop in [*data_ranges(fd, start, end), (end, end)]:
+        while position < data:
+            zeros = min(data - position, _PIECE_BYTES)
+            crc = crc32c(memoryview(_ZEROS)[:zeros], crc)
+            position += zeros
+        while position < stop:
+            piece = os.pread(fd, min(stop - position, _PIECE_BYTES), position)
+            if not piece:
+                raise OSError(errno.EIO, "the file ended before its time")
+            crc = crc32c(piece, crc)
+            position += len(piece)
+    return crc
+
+
+def create_target(path: Path) -> int:
+    """A new file for its owner alone. Raises FileExistsError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A new file with `data`, synced."""
+    fd = create_target(path)
+    try:
+        write_at(fd, data, 0)
+        syscalls.sync_data(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

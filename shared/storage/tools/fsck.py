@@ -1,0 +1,206 @@
+"""`brokers fsck`: read everything in a data folder that no broker is using, and say what is wrong with it.
+
+Nothing is written here; what can be put right is put right by `repair.py`.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+
+import attrs
+
+from shared.storage.disk import Disk
+from shared.storage.format import INDEX_HEADER_BYTES, MARK_BYTES
+from shared.storage.index import mark_position
+from shared.storage.journal import FOLDER as JOURNAL_FOLDER
+from shared.storage.journal import segment_path
+from shared.storage.tools.ranges import State, ranges
+from shared.storage.tools.view import DamagedFile, FolderView, Held, LogReader, LogView, check_format, look
+
+QUARANTINE = "quarantine"
+_OURS = frozenset(
+    {"FORMAT", "LOCK", "CATALOG", "CATALOG.new", "control.sock", "BACKUP", QUARANTINE, JOURNAL_FOLDER}
+)
+
+
+class Severity(Enum):
+    """DAMAGE: bytes are lost or cannot be served. WARNING: look at it. NOTE: as it should be."""
+
+    DAMAGE = "damage"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Kind(Enum):
+    """What is wrong, for programs; `text` says it for people."""
+
+    FORMAT = "format"
+    CATALOG = "catalog"
+    JOURNAL = "journal"
+    LOG = "log"
+    INDEX = "index"
+    ORPHAN = "orphan"
+
+
+@attrs.frozen
+class Finding:
+    """Something worth saying; `offset` and `length` in bytes of `path`, where it is about a range of it."""
+
+    severity: Severity
+    kind: Kind
+    path: str
+    text: str
+    offset: int | None = None
+    length: int | None = None
+
+
+@attrs.frozen
+class FsckReport:
+    """What was read, and what was found. `repairs`: what was done about it, in words."""
+
+    findings: tuple[Finding, ...]
+    logs: int
+    records: int
+    bytes_read: int
+    repairs: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """No data is damaged."""
+        return all(finding.severity is not Severity.DAMAGE for finding in self.findings)
+
+
+def check(folder: Path) -> FsckReport:
+    """Read all of a data folder. Raises StoreInUse, StoreFormat for a newer format, and OSError."""
+    with Held(folder, live_allowed=False) as held:
+        return check_disk(held.disk)
+
+
+def check_disk(disk: Disk) -> FsckReport:
+    """The same for a folder that the caller holds."""
+    try:
+        check_format(disk)
+        view = look(disk)
+    except DamagedFile as error:
+        kind = Kind.FORMAT if error.path == "FORMAT" else Kind.CATALOG
+        text = f"{error}; nothing else can be checked"
+        return FsckReport((Finding(Severity.DAMAGE, kind, error.path, text),), 0, 0, 0)
+    findings = list(_journal(view))
+    records = bytes_read = 0
+    for log in view.sorted_logs():
+        with view.reader(log) as reader:
+            for item in _log(view, log, reader):
+                if isinstance(item, Finding):
+                    findings.append(item)
+                else:
+                    records += item[0]
+                    bytes_read += item[1]
+    findings.extend(orphans(view))
+    return FsckReport(tuple(findings), len(view.logs), records, bytes_read)
+
+
+def _journal(view: FolderView) -> Iterator[Finding]:
+    journal = view.journal
+    assert journal is not None
+    for damage in journal.damage:
+        yield Finding(
+            Severity.DAMAGE,
+            Kind.JOURNAL,
+            JOURNAL_FOLDER,
+            "bytes that were once synced no longer parse; what they held is lost",
+            damage.lsn,
+            damage.end_lsn - damage.lsn,
+        )
+    if view.bad_entries:
+        text = f"{view.bad_entries} entries cannot be read"
+        yield Finding(Severity.DAMAGE, Kind.JOURNAL, JOURNAL_FOLDER, text)
+    if journal.torn_bytes:
+        text = "a batch at the end is torn (never acknowledged in mode always): the next start cuts it off"
+        where = journal.end_lsn, journal.torn_bytes
+        yield Finding(Severity.WARNING, Kind.JOURNAL, JOURNAL_FOLDER, text, *where)
+    if journal.batches:
+        text = f"{len(journal.batches)} batches wait to be applied by the next start"
+        yield Finding(Severity.NOTE, Kind.JOURNAL, JOURNAL_FOLDER, text)
+    segments = {segment_path(segment.lsn) for segment in journal.segments}
+    for name in view.disk.names(JOURNAL_FOLDER):
+        if f"{JOURNAL_FOLDER}/{name}" not in segments:
+            text = "kept from an earlier recovery" if ".damaged-" in name else "not a segment of the journal"
+            yield Finding(Severity.WARNING, Kind.JOURNAL, f"{JOURNAL_FOLDER}/{name}", text)
+
+
+def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding | tuple[int, int]]:
+    """Findings, and (records, bytes) for each good range."""
+    size = reader.file_size
+    if size is None and log.synced_end > log.first:
+        yield Finding(Severity.DAMAGE, Kind.LOG, log.log_path, "the file is missing")
+    elif size is not None and size < log.synced_end:
+        text = f"the file is {size} bytes long, and should be {log.synced_end}"
+        yield Finding(Severity.DAMAGE, Kind.LOG, log.log_path, text)
+    yield from _index(view, log)
+    for part in ranges(view, log, reader, log.first, log.end):
+        if part.state is State.DAMAGED:
+            yield Finding(Severity.DAMAGE, Kind.LOG, log.log_path, part.text, part.offset, part.length)
+            continue
+        yield part.records, part.length
+        if part.state is State.UNVERIFIED:
+            text = "the index was rebuilt: nothing says that these are the bytes that were written"
+            yield Finding(Severity.NOTE, Kind.LOG, log.log_path, text, part.offset, part.length)
+        elif part.state is State.UNCOVERED and part.offset < log.synced_end:
+            text = "no index entry covers this; nothing says that these are the bytes that were written"
+            yield Finding(Severity.WARNING, Kind.INDEX, log.index_path, text, part.offset, part.length)
+
+
+def _index(view: FolderView, log: LogView) -> Iterator[Finding]:
+    found = view.read_index(log)
+    if found is None:
+        if log.synced_end > log.first:
+            text = "the index is missing, or nothing in it is good"
+            yield Finding(Severity.DAMAGE, Kind.INDEX, log.index_path, text)
+        return
+    if not view.header_is_good(log):
+        text = "the header is damaged; the entries say whose they are"
+        yield Finding(Severity.DAMAGE, Kind.INDEX, log.index_path, text, 0, INDEX_HEADER_BYTES)
+    last_end = None
+    last_ms = 0
+    for number, mark in enumerate(found.marks):
+        place = mark_position(found.dropped + number)
+        if mark is None:
+            # Behind the last good one a torn entry is what a crash leaves; before it, it was once good.
+            torn = all(later is None for later in found.marks[number:]) and not view.catalog.clean
+            severity = Severity.NOTE if torn else Severity.DAMAGE
+            yield Finding(severity, Kind.INDEX, log.index_path, "an entry is not good", place, MARK_BYTES)
+            last_end = None
+            continue
+        if last_end is not None and mark.offset != last_end:
+            text = f"an entry begins at {mark.offset}, and the one before ends at {last_end}"
+            yield Finding(Severity.DAMAGE, Kind.INDEX, log.index_path, text, place, MARK_BYTES)
+        if mark.first_ms < last_ms or mark.last_ms < mark.first_ms:
+            text = "times go down"
+            yield Finding(Severity.WARNING, Kind.INDEX, log.index_path, text, place, MARK_BYTES)
+        last_end, last_ms = mark.end, mark.last_ms
+
+
+def orphans(view: FolderView) -> Iterator[Finding]:
+    """Files that no log owns."""
+    owned = {path for log in view.logs.values() for path in (log.log_path, log.index_path)}
+    leaving = {path for log in view.deleted for path in (log.log_path, log.index_path)}
+    namespaces = {log.namespace for log in [*view.logs.values(), *view.deleted]}
+    for name in view.disk.names(""):
+        if name in _OURS:
+            continue
+        try:
+            inside = view.disk.names(name)
+        except OSError:
+            if name not in namespaces:
+                yield Finding(Severity.NOTE, Kind.ORPHAN, name, "not a file of the store")
+            continue
+        for below in inside:
+            path = f"{name}/{below}"
+            if path in owned:
+                continue
+            if path in leaving:
+                yield Finding(
+                    Severity.NOTE, Kind.ORPHAN, path, "its log is deleted; the next start removes it"
+                )
+            else:
+                yield Finding(Severity.WARNING, Kind.ORPHAN, path, "no log owns this file")

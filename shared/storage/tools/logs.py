@@ -1,0 +1,160 @@
+"""`brokers log ls|dump|verify`: what the logs of a data folder hold, with or without a broker running."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from shared.errors import StoreError
+from shared.storage.tools.ranges import Range, State, ranges
+from shared.storage.tools.view import FolderView, LogReader, LogView, viewing
+
+
+@attrs.frozen
+class LogRow:
+    """A log. `records` is None where its index does not tell; sizes in bytes; `created_ms` Unix time."""
+
+    namespace: str
+    name: str
+    id: int
+    mode: str
+    created_ms: int
+    first: int
+    end: int
+    records: int | None
+    disk_bytes: int
+
+
+@attrs.frozen
+class RecordRow:
+    """A record. `time_ms`: no later than this (the time of the last record of its index entry)."""
+
+    offset: int
+    time_ms: int | None
+    payload: bytes = attrs.field(repr=lambda payload: f"<{len(payload)} bytes>")
+
+
+@attrs.frozen
+class DamagedRow:
+    """Bytes that cannot be read as records; the next row follows behind them."""
+
+    offset: int
+    length: int
+    text: str
+
+
+@attrs.frozen
+class VerifyRow:
+    """What a log's bytes are worth: bytes by state, and each damaged range."""
+
+    namespace: str
+    name: str
+    records: int
+    good_bytes: int
+    unverified_bytes: int
+    uncovered_bytes: int
+    damaged: tuple[DamagedRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.damaged
+
+
+def log_ls(folder: Path) -> list[LogRow]:
+    """Every log, by namespace and name. Raises StoreFormat and OSError."""
+    with viewing(folder) as view:
+        return [_row(folder, view, log) for log in view.sorted_logs()]
+
+
+def _row(folder: Path, view: FolderView, log: LogView) -> LogRow:
+    found = view.read_index(log)
+    records: int | None = 0 if log.first == log.end else None
+    if found is not None and None not in found.marks:
+        marks = [mark for mark in found.marks if mark is not None and mark.offset >= log.first]
+        covered = marks[-1].end if marks else log.first
+        with view.reader(log) as reader:
+            records = sum(mark.records for mark in marks) + sum(1 for _ in reader.records(covered, log.end))
+    return LogRow(
+        log.namespace,
+        log.name,
+        log.id,
+        log.mode,
+        log.created_ms,
+        log.first,
+        log.end,
+        records,
+        sum(_disk_bytes(folder / path) for path in (log.log_path, log.index_path)),
+    )
+
+
+def _disk_bytes(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def log_dump(
+    folder: Path, namespace: str, name: str, start: int = 0, stop: int | None = None
+) -> Iterator[RecordRow | DamagedRow]:
+    """The records that begin in [start, stop), in order; a damaged range is one row, and the rest follows.
+
+    The folder is held while the iterator is. Raises StoreError where there is no such log, StoreFormat and
+    OSError.
+    """
+    with viewing(folder) as view:
+        log = _find(view, namespace, name)
+        low, high = max(start, log.first), log.end if stop is None else min(stop, log.end)
+        with view.reader(log) as reader:
+            for part in ranges(view, log, reader, low, high):
+                yield from _dump_range(reader, part, low, high)
+
+
+def _dump_range(reader: LogReader, part: Range, low: int, high: int) -> Iterator[RecordRow | DamagedRow]:
+    if part.state is State.DAMAGED:
+        yield DamagedRow(part.offset, part.length, part.text)
+        return
+    for offset, payload in reader.records(part.offset, part.end):
+        if low <= offset < high:
+            yield RecordRow(offset, part.last_ms, payload)
+
+
+def log_verify(folder: Path, namespace: str | None = None, name: str | None = None) -> Iterator[VerifyRow]:
+    """Check every byte of one log, of one namespace's, or of all. Raises as `log_dump` does."""
+    with viewing(folder) as view:
+        if namespace is not None and name is not None:
+            chosen = [_find(view, namespace, name)]
+        else:
+            chosen = [log for log in view.sorted_logs() if namespace in (None, log.namespace)]
+        for log in chosen:
+            with view.reader(log) as reader:
+                yield verify(view, log, reader)
+
+
+def verify(view: FolderView, log: LogView, reader: LogReader) -> VerifyRow:
+    """Read all of a log and sum up."""
+    records = 0
+    sums = dict.fromkeys(State, 0)
+    damaged: list[DamagedRow] = []
+    for part in ranges(view, log, reader, log.first, log.end):
+        sums[part.state] += part.length
+        if part.state is State.DAMAGED:
+            damaged.append(DamagedRow(part.offset, part.length, part.text))
+        else:
+            records += part.records
+    return VerifyRow(
+        log.namespace,
+        log.name,
+        records,
+        sums[State.GOOD],
+        sums[State.UNVERIFIED],
+        sums[State.UNCOVERED],
+        tuple(damaged),
+    )
+
+
+def _find(view: FolderView, namespace: str, name: str) -> LogView:
+    log = view.find(namespace, name)
+    if log is None:
+        raise StoreError(f"no log {name} in namespace {namespace}")
+    return log

@@ -1,0 +1,106 @@
+"""What can be said of each byte of a log, range by range."""
+
+from collections.abc import Iterator
+from enum import Enum
+
+import attrs
+from crc32c import crc32c
+
+from shared.storage import format
+from shared.storage.format import Mark
+from shared.storage.tools.view import FolderView, LogReader, LogView
+
+
+class State(Enum):
+    """How far a range can be trusted."""
+
+    GOOD = "good"  # its CRC, made when it was written, agrees
+    UNVERIFIED = "unverified"  # its CRC was made later, when an index was rebuilt, and agrees
+    UNCOVERED = "uncovered"  # whole records, but nothing says that they are the ones written
+    DAMAGED = "damaged"
+
+
+@attrs.frozen
+class Range:
+    """`length` bytes of a log from `offset` on; `text` says what is wrong, if something is.
+
+    `last_ms`: the time of its last record, None where nothing tells.
+    """
+
+    offset: int
+    length: int
+    records: int
+    state: State
+    text: str = ""
+    last_ms: int | None = None
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+def ranges(view: FolderView, log: LogView, reader: LogReader, start: int, stop: int) -> Iterator[Range]:
+    """The ranges that touch [start, stop), in order and without gaps, from the first kept offset to the end.
+
+    Reads every byte of them. The index's gaps are walked record by record.
+    """
+    position = log.first
+    found = view.read_index(log)
+    for mark in found.marks if found is not None else []:
+        if mark is None or mark.end <= position:
+            continue
+        if mark.offset >= stop or mark.offset >= log.end:
+            break
+        if mark.offset < position:
+            # Half of it was dropped, or it overlaps its neighbour: its CRC cannot be asked.
+            continue
+        if mark.offset > position:
+            yield from _gap(log, reader, position, mark.offset, start)
+        if mark.end > start:
+            yield _marked(reader, mark)
+        position = mark.end
+    if position < min(stop, log.end):
+        yield from _gap(log, reader, position, log.end, start)
+
+
+def _marked(reader: LogReader, mark: Mark) -> Range:
+    if mark.damaged:
+        return _damaged(mark, "the journal lost what stood here")
+    data = reader.read(mark.offset, mark.length)
+    if len(data) < mark.length:
+        return _damaged(mark, f"the file ends {mark.length - len(data)} bytes too early")
+    if crc32c(data) != mark.crc32c:
+        return _damaged(mark, "these are not the bytes that were written (CRC)")
+    if format.count_records(data) != mark.records:
+        return _damaged(mark, "the length fields do not lead to the range's end")
+    state = State.UNVERIFIED if mark.unverified else State.GOOD
+    return Range(mark.offset, mark.length, mark.records, state, "", mark.last_ms)
+
+
+def _damaged(mark: Mark, text: str) -> Range:
+    return Range(mark.offset, mark.length, mark.records, State.DAMAGED, text, mark.last_ms)
+
+
+def _gap(log: LogView, reader: LogReader, position: int, stop: int, wanted: int) -> Iterator[Range]:
+    """A range that no mark covers: some of it may stand in the journal, whose batches have CRCs."""
+    while position < stop:
+        end, state = stop, State.UNCOVERED
+        for patch in log.patches_in(position, stop):
+            if patch.offset > position and state is State.UNCOVERED:
+                end = patch.offset
+            elif patch.offset <= (end if state is State.GOOD else position):
+                end, state = patch.offset + patch.length, State.GOOD
+                continue
+            break
+        end = min(end, stop)
+        records = 0
+        reached = position
+        for offset, payload in reader.records(position, end):
+            records += 1
+            reached = offset + format.LENGTH_BYTES + len(payload)
+        if reached > max(position, wanted):
+            yield Range(position, reached - position, records, state)
+        if reached < end:
+            text = "no whole record stands here, and the index says nothing of it"
+            yield Range(reached, end - reached, 0, State.DAMAGED, text)
+        position = end

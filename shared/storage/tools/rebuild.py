@@ -1,0 +1,148 @@
+"""A catalog made anew, from what the logs' indexes and the journal say of themselves."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+from shared.storage import format, index, replay
+from shared.storage.catalog import Catalog, LogLine, unpack_create
+from shared.storage.disk import Disk
+from shared.storage.format import MARK_BYTES, SECTOR, Kind, Mark
+from shared.storage.journal import FOLDER as JOURNAL_FOLDER
+from shared.storage.journal import segment_path
+from shared.storage.tools.fsck import QUARANTINE
+
+_IDS_SKIPPED = 1 << 20
+"""Logs that nobody remembers had ids too."""
+
+_SEARCH_BYTES = 1 << 20
+_LOG_ID_AT = 40  # in an index entry
+
+
+def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
+    """The catalog of a folder whose own is lost. Raises OSError.
+
+    Replay starts at the oldest batch that the journal still has: what is replayed once too often is written
+    to where it stands. What only the catalog knew is lost: a log's mode is taken to be `always` unless the
+    journal says otherwise, and its first offset is where bytes begin that are not a hole.
+    """
+    batches = sorted(_batches(disk))
+    journal_id = random.getrandbits(64)
+    replay_lsn = max((segment.end for segment in replay.segment_files(disk)), default=0)
+    if batches:
+        journal_id = Counter(found for _, found in batches).most_common(1)[0][0]
+        replay_lsn = next(lsn for lsn, found in batches if found == journal_id)
+    created = _created(disk, journal_id, replay_lsn)
+    lines: dict[int, LogLine] = {}
+    unknown: list[tuple[str, str]] = []
+    for namespace, file in _files(disk):
+        line = _line(disk, namespace, file)
+        owner = created.get((namespace, file))
+        if owner is not None and (line is None or line.id != owner):
+            continue  # replay makes its files anew
+        if line is None or line.id in lines:
+            unknown.append((namespace, file))
+        else:
+            lines[line.id] = line
+    next_id = max(lines, default=0) + _IDS_SKIPPED
+    for namespace, file in unknown:
+        size = _size(disk, f"{namespace}/{file}.log")
+        lines[next_id] = LogLine(next_id, namespace, unquote(file), file, "always", now_ms, 0, size)
+        next_id += 1
+    return Catalog(journal_id, replay_lsn, next_id, now_ms, False, [lines[n] for n in sorted(lines)])
+
+
+def _batches(disk: Disk) -> Iterator[tuple[int, int]]:
+    """(LSN, journal id) of every good batch."""
+    for segment in replay.segment_files(disk):
+        fd = disk.open(segment_path(segment.lsn))
+        try:
+            for start in range(0, segment.size, _SEARCH_BYTES):
+                data = disk.read(fd, _SEARCH_BYTES, start)
+                for at in range(0, len(data), SECTOR):
+                    batch = format.unpack_batch(data, at)
+                    if batch is None or batch.lsn != segment.lsn + start + at:
+                        continue
+                    if format.batch_is_good(batch, disk.read(fd, batch.size, start + at)):
+                        yield batch.lsn, batch.journal_id
+        finally:
+            disk.close(fd)
+
+
+def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, str], int]:
+    """The logs that replay will make, by namespace and file."""
+    created: dict[int, LogLine] = {}
+    for batch, payload in replay.read_payloads(disk, replay.scan(disk, journal_id, replay_lsn).batches):
+        for entry in format.unpack_entries(payload, batch.entries) or []:
+            if entry.kind == Kind.CREATE:
+                body = bytes(payload[entry.body_start : entry.body_end])
+                created[entry.log_id] = unpack_create(entry.log_id, body)
+            elif entry.kind == Kind.DELETE:
+                created.pop(entry.log_id, None)
+    return {(line.namespace, line.file): line.id for line in created.values()}
+
+
+def _files(disk: Disk) -> Iterator[tuple[str, str]]:
+    """(namespace, file name without its ending) of every log that has a file."""
+    for namespace in disk.names(""):
+        if namespace in (JOURNAL_FOLDER, QUARANTINE):
+            continue
+        try:
+            names = disk.names(namespace)
+        except OSError:
+            continue
+        for name in names:
+            if name.endswith(".log"):
+                yield namespace, name.removesuffix(".log")
+
+
+def _line(disk: Disk, namespace: str, file: str) -> LogLine | None:
+    """What a log's index tells; None without one that can be read at all."""
+    try:
+        fd = disk.open(f"{namespace}/{file}.idx")
+    except FileNotFoundError:
+        return None
+    try:
+        owner = format.unpack_index_header(disk.read(fd, format.INDEX_HEADER_BYTES, 0))
+        data = disk.read(fd, disk.size(fd), index.mark_position(0))
+    finally:
+        disk.close(fd)
+    log_id = owner[0] if owner is not None else _owner(data)
+    if log_id is None:
+        return None
+    marks = [m for at in range(0, len(data), MARK_BYTES) if (m := format.unpack_mark(data, log_id, at))]
+    created_ms = owner[1] if owner is not None else marks[0].first_ms
+    first = _first(disk, f"{namespace}/{file}.log", marks)
+    end = max((mark.end for mark in marks), default=first)
+    return LogLine(log_id, namespace, unquote(file), file, "always", created_ms, first, end)
+
+
+def _owner(data: bytes) -> int | None:
+    """The log id that the first good entry of an index names."""
+    for at in range(0, len(data) - MARK_BYTES + 1, MARK_BYTES):
+        log_id = int.from_bytes(data[at + _LOG_ID_AT : at + _LOG_ID_AT + 8], "big")
+        if format.unpack_mark(data, log_id, at) is not None:
+            return log_id
+    return None
+
+
+def _first(disk: Disk, path: str, marks: list[Mark]) -> int:
+    """Where the bytes begin that retention has not punched out: those read as zeros, and match no CRC."""
+    fd = disk.open(path)
+    try:
+        for mark in marks:
+            head = disk.read(fd, format.LENGTH_BYTES, mark.offset)
+            if any(head) or index.check_mark(disk, fd, mark):
+                return mark.offset
+    finally:
+        disk.close(fd)
+    return marks[-1].end if marks else 0
+
+
+def _size(disk: Disk, path: str) -> int:
+    fd = disk.open(path)
+    try:
+        return disk.size(fd)
+    finally:
+        disk.close(fd)

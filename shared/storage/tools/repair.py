@@ -1,0 +1,183 @@
+"""`brokers fsck --repair`: put right what can be, and throw nothing away.
+
+Whatever is replaced is first copied, and whatever has no owner is moved, to `quarantine/<time>/` in the data
+folder. The log files are not touched, but for what the journal holds of them, as at any start: bytes that do
+not match their CRC stay as they are, and go on being an error to read.
+"""
+
+import time
+from pathlib import Path
+
+import attrs
+
+from shared.storage import catalog as catalog_file
+from shared.storage import format, marks, recovery, replay
+from shared.storage.clock import SystemClock
+from shared.storage.disk import Disk
+from shared.storage.format import Mark
+from shared.storage.journal import write_all
+from shared.storage.lock import FolderLock
+from shared.storage.os_disk import OsDisk
+from shared.storage.settings import StorageSettings
+from shared.storage.tools.fsck import QUARANTINE, FsckReport, Severity, check, orphans
+from shared.storage.tools.rebuild import rebuild_catalog
+from shared.storage.tools.view import DamagedFile, FolderView, LogView, check_format, look
+
+_COPY_BYTES = 1 << 20
+
+
+def repair(folder: Path) -> FsckReport:
+    """Repair a folder that no broker uses, and check it.
+
+    The report is of the check afterwards, with what was done in `repairs`. Raises StoreInUse, StoreFormat for
+    a folder that is not ours or newer, and OSError.
+    """
+    with FolderLock.take(folder), OsDisk(folder, create=False) as disk:
+        mender = _Mender(disk, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
+        mender.format_and_catalog()
+        mender.journal()
+        view = look(disk)
+        for log in view.sorted_logs():
+            mender.index(view, log)
+        mender.orphans(view)
+    return attrs.evolve(check(folder), repairs=tuple(mender.done))
+
+
+class _Mender:
+    """`done`: what was done, in words."""
+
+    def __init__(self, disk: Disk, name: str) -> None:
+        self.done: list[str] = []
+        self._disk = disk
+        self._clock = SystemClock()
+        self._quarantine = f"{QUARANTINE}/{name}"
+
+    def format_and_catalog(self) -> None:
+        try:
+            check_format(self._disk)
+        except DamagedFile as error:
+            self._replace("FORMAT", format.FORMAT_TEXT % format.FORMAT_NUMBER)
+            self.done.append(f"{error}: written anew")
+        try:
+            found = catalog_file.read(self._disk)
+        except ValueError:
+            found = None
+        if found is None:
+            made = rebuild_catalog(self._disk, self._clock.wall_ms())
+            self._keep_logs_of_a_damaged_journal(made.journal_id, made.replay_lsn)
+            self._replace(catalog_file.PATH, made.pack())
+            self.done.append(f"CATALOG was missing or damaged: {len(made.logs)} logs found by their indexes")
+
+    def _keep_logs_of_a_damaged_journal(self, journal_id: int, replay_lsn: int) -> None:
+        """Replay will make logs anew whose creation it finds; with a hole in it that could lose something."""
+        if replay.scan(self._disk, journal_id, replay_lsn).damage:
+            for namespace in self._disk.names(""):
+                try:
+                    names = self._disk.names(namespace)
+                except OSError:
+                    continue
+                for name in names:
+                    if name.endswith((".log", ".idx")):
+                        self._copy_aside(f"{namespace}/{name}")
+
+    def journal(self) -> None:
+        """Put in place what the journal holds, as the next start would; it then says nothing any more."""
+        found = catalog_file.read(self._disk)
+        if found is not None and found.clean:
+            return
+        recovered = recovery.recover(self._disk, self._clock, StorageSettings().sync_all_logs)
+        if recovered.batches or recovered.damage:
+            self.done.append(f"{recovered.batches} batches of the journal were put in place")
+
+    def index(self, view: FolderView, log: LogView) -> None:
+        """Make an index whole: what no good entry covers is marked as it is found, unverified."""
+        found = view.read_index(log)
+        kept = [mark for mark in found.marks if mark is not None] if found is not None else []
+        try:
+            fd = self._disk.open(log.log_path)
+        except FileNotFoundError:
+            return
+        try:
+            whole, new = self._whole(log, kept, fd)
+        finally:
+            self._disk.close(fd)
+        if found is None and not whole:
+            return  # an empty log need not have one
+        if found is None or new or None in found.marks or not view.header_is_good(log):
+            header = format.pack_index_header(log.id, log.created_ms)
+            packed = b"".join(format.pack_mark(mark, log.id) for mark in whole)
+            self._replace(log.index_path, header + packed)
+            self.done.append(
+                f"{log.index_path}: made whole, {sum(mark.length for mark in new)} bytes unverified"
+            )
+
+    def _whole(self, log: LogView, kept: list[Mark], fd: int) -> tuple[list[Mark], list[Mark]]:
+        """The marks of a whole index, and those of them that are new."""
+        whole: list[Mark] = []
+        new: list[Mark] = []
+        position, last_ms = log.first, log.created_ms
+
+        def fill(stop: int) -> None:
+            found = marks.fill(self._disk, fd, position, stop, last_ms)
+            whole.extend(found)
+            new.extend(found)
+
+        for mark in kept:
+            if mark.end <= position or mark.end > log.end or (mark.offset < position and whole):
+                continue
+            if mark.offset > position:
+                fill(mark.offset)
+            whole.append(mark)
+            position, last_ms = mark.end, mark.last_ms
+        if position < log.end:
+            fill(log.end)
+        return whole, new
+
+    def orphans(self, view: FolderView) -> None:
+        """Files in the logs' folders that no log owns are moved away."""
+        namespaces = {log.namespace for log in view.logs.values()}
+        for finding in list(orphans(view)):
+            if finding.severity is Severity.WARNING and finding.path.partition("/")[0] in namespaces:
+                self._disk.rename(finding.path, self._aside(finding.path))
+                self._disk.sync_folder(finding.path.partition("/")[0])
+                self.done.append(f"{finding.path}: moved to {self._quarantine}")
+
+    # -- nothing is thrown away
+
+    def _aside(self, path: str) -> str:
+        """Where something goes; its folder is made."""
+        folder = ""
+        for part in (*self._quarantine.split("/"), *path.split("/")[:-1]):
+            folder = f"{folder}/{part}" if folder else part
+            self._disk.make_folder(folder)
+        return f"{self._quarantine}/{path}"
+
+    def _copy_aside(self, path: str) -> None:
+        try:
+            source = self._disk.open(path)
+        except FileNotFoundError:
+            return
+        try:
+            target = self._disk.open(self._aside(path), create=True)
+            try:
+                for position in range(0, self._disk.size(source), _COPY_BYTES):
+                    write_all(self._disk, target, self._disk.read(source, _COPY_BYTES, position), position)
+                self._disk.sync_data(target)
+            finally:
+                self._disk.close(target)
+        finally:
+            self._disk.close(source)
+
+    def _replace(self, path: str, data: bytes) -> None:
+        """Keep what is there, then put the whole new file in its place."""
+        self._copy_aside(path)
+        fresh = f"{path}.new"
+        fd = self._disk.open(fresh, create=True)
+        try:
+            self._disk.truncate(fd, 0)
+            write_all(self._disk, fd, data, 0)
+            self._disk.sync_data(fd)
+        finally:
+            self._disk.close(fd)
+        self._disk.rename(fresh, path)
+        self._disk.sync_folder(path.rpartition("/")[0])

@@ -1,0 +1,359 @@
+"""A data folder as it would be after recovery, without writing a byte.
+
+The broker's own recovery writes what the journal holds into the log files. Here the journal's bytes are laid
+over the files' in memory instead, so that tools see the same records on a folder that they may only read.
+
+While a broker runs, the journal moves under a reader; then `live` is True, the journal is left alone and
+each log ends where its index does (STORAGE.md: what a process that only reads the files may trust).
+"""
+
+import errno
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import attrs
+from crc32c import crc32c
+
+from shared.errors import StoreFormat, StoreInUse
+from shared.storage import catalog as catalog_file
+from shared.storage import format, index, replay
+from shared.storage.catalog import Catalog
+from shared.storage.disk import Disk
+from shared.storage.format import INDEX_HEADER_BYTES, MARK_BYTES, Kind
+from shared.storage.index import IndexFile
+from shared.storage.journal import segment_path
+from shared.storage.lock import FolderLock
+from shared.storage.os_disk import OsDisk
+from shared.storage.replay import Replay
+
+
+class Patch(NamedTuple):
+    """Bytes of a log that stand in the journal: `length` of them at `offset` of the log."""
+
+    offset: int
+    length: int
+    segment_lsn: int
+    position: int
+
+
+@attrs.define(eq=False)
+class LogView:
+    """A log. `synced_end`: the catalog's end, up to which the file itself must be good."""
+
+    id: int
+    namespace: str
+    name: str
+    file: str
+    mode: str
+    created_ms: int
+    first: int
+    end: int
+    synced_end: int
+    patches: list[Patch] = attrs.Factory(list)  # in order, since offsets are given in order
+
+    def patches_in(self, start: int, stop: int) -> list[Patch]:
+        """Those that touch [start, stop)."""
+        low = bisect_right(self.patches, start, key=lambda patch: patch.offset + patch.length)
+        high = bisect_left(self.patches, stop, key=lambda patch: patch.offset)
+        return self.patches[low:high]
+
+    @property
+    def log_path(self) -> str:
+        return f"{self.namespace}/{self.file}.log"
+
+    @property
+    def index_path(self) -> str:
+        return f"{self.namespace}/{self.file}.idx"
+
+
+@attrs.define(eq=False)
+class FolderView:
+    """A data folder, opened for reading. `deleted`: logs whose files may still be there."""
+
+    disk: Disk
+    catalog: Catalog
+    journal: Replay | None
+    live: bool
+    logs: dict[int, LogView]
+    deleted: list[LogView]
+    bad_entries: int = 0
+
+    def find(self, namespace: str, name: str) -> LogView | None:
+        return next(
+            (log for log in self.logs.values() if (log.namespace, log.name) == (namespace, name)), None
+        )
+
+    def sorted_logs(self) -> list[LogView]:
+        return sorted(self.logs.values(), key=lambda log: (log.namespace, log.name))
+
+    def read_index(self, log: LogView) -> IndexFile | None:
+        """A log's index; None where there is none, or no entry of it is this log's.
+
+        Each entry names its log, so they count even where the header is damaged (see `header_is_good`).
+        """
+        try:
+            fd = self.disk.open(log.index_path)
+        except FileNotFoundError:
+            return None
+        try:
+            found = index.read_index(self.disk, fd)
+            if found is not None:
+                return found if found.log_id == log.id else None
+            data = self.disk.read(fd, self.disk.size(fd), INDEX_HEADER_BYTES)
+        finally:
+            self.disk.close(fd)
+        marks = [format.unpack_mark(data, log.id, at) for at in range(0, len(data), MARK_BYTES)]
+        while marks and marks[0] is None:  # given back by retention, or damaged: nobody can tell
+            del marks[0]
+        dropped = len(data) // MARK_BYTES - len(marks)
+        return IndexFile(log.id, log.created_ms, dropped, marks) if marks else None
+
+    def header_is_good(self, log: LogView) -> bool:
+        """Whether the index says in front whose it is."""
+        try:
+            fd = self.disk.open(log.index_path)
+        except FileNotFoundError:
+            return False
+        try:
+            header = format.unpack_index_header(self.disk.read(fd, INDEX_HEADER_BYTES, 0))
+        finally:
+            self.disk.close(fd)
+        return header is not None and header[0] == log.id
+
+    def reader(self, log: LogView) -> "LogReader":
+        return LogReader(self.disk, log)
+
+
+class LogReader:
+    """Reads a log's bytes, the journal's laid over the file's. A context manager."""
+
+    def __init__(self, disk: Disk, log: LogView) -> None:
+        self._disk = disk
+        self._log = log
+        self._fds: dict[str, int | None] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for fd in self._fds.values():
+            if fd is not None:
+                self._disk.close(fd)
+
+    def _fd(self, path: str) -> int | None:
+        if path not in self._fds:
+            try:
+                self._fds[path] = self._disk.open(path)
+            except FileNotFoundError:
+                self._fds[path] = None
+        return self._fds[path]
+
+    @property
+    def file_size(self) -> int | None:
+        """The log file's length; None where it is not there."""
+        fd = self._fd(self._log.log_path)
+        return None if fd is None else self._disk.size(fd)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer where neither file nor journal has more."""
+        fd = self._fd(self._log.log_path)
+        data = self._disk.read(fd, length, offset) if fd is not None else b""
+        patches = [
+            p for p in self._log.patches if p.offset < offset + length and p.offset + p.length > offset
+        ]
+        if not patches:
+            return data
+        laid = bytearray(data)
+        for patch in patches:
+            start = max(patch.offset, offset)
+            stop = min(patch.offset + patch.length, offset + length)
+            segment = self._fd(segment_path(patch.segment_lsn))
+            if segment is None:
+                continue
+            piece = self._disk.read(segment, stop - start, patch.position + start - patch.offset)
+            laid.extend(bytes(max(0, start - offset - len(laid))))
+            laid[start - offset : stop - offset] = piece
+        return bytes(laid)
+
+    def records(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """Whole records from `start`, a record's start, as (offset, payload), up to `stop` or a tear."""
+        position = start
+        while position < stop:
+            data = self.read(position, min(index.MARK_COVERS_BYTES, stop - position))
+            if len(data) < format.LENGTH_BYTES:
+                return
+            size = format.LENGTH_BYTES + format.length_at(data, 0)[0]
+            if position + size > stop:
+                return
+            if size > len(data):
+                data = self.read(position, size)
+                if len(data) < size:
+                    return
+            at = 0
+            while at + format.LENGTH_BYTES <= len(data):
+                end = at + format.LENGTH_BYTES + format.length_at(data, at)[0]
+                if end > len(data):
+                    break
+                yield position + at, data[at + format.LENGTH_BYTES : end]
+                at = end
+            position += at
+
+
+class Held:
+    """`with Held(folder) as held`: `held.disk`, for reading, locked against brokers where that can be.
+
+    Where a broker has the lock, `held.live` is True if that is allowed, else raises StoreInUse.
+    """
+
+    def __init__(self, folder: Path, *, live_allowed: bool) -> None:
+        self.live = False
+        self.disk = OsDisk(folder, create=False, read_only=True)
+        self._lock: FolderLock | None = None
+        try:
+            check_format(self.disk, may_be_damaged=True)  # before a lock file is left in a stranger's folder
+            self._lock = FolderLock.take(folder)
+        except StoreInUse:
+            self.live = True
+            if not live_allowed:
+                self.disk.release()
+                raise
+        except OSError as error:
+            if error.errno != errno.EROFS:  # where nobody can write, no broker runs
+                self.disk.release()
+                raise
+        except BaseException:
+            self.disk.release()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.disk.release()
+        if self._lock is not None:
+            self._lock.release()
+
+
+@contextmanager
+def viewing(folder: Path, *, live_allowed: bool = True) -> Iterator[FolderView]:
+    """A `FolderView` of the folder, as long as the context lasts.
+
+    Raises StoreInUse as `Held` does, StoreFormat where the folder is not one of ours or newer (DamagedFile
+    where its FORMAT or CATALOG is lost), and OSError.
+    """
+    with Held(folder, live_allowed=live_allowed) as held:
+        check_format(held.disk)
+        yield look(held.disk, live=held.live)
+
+
+class DamagedFile(StoreFormat):
+    """FORMAT or CATALOG (`path`) cannot be read, and without it nothing else can."""
+
+    def __init__(self, path: str, text: str) -> None:
+        super().__init__(f"{path} {text}")
+        self.path = path
+
+
+def check_format(disk: Disk, *, may_be_damaged: bool = False) -> None:
+    """Raises StoreFormat unless this is a data folder that we can read; DamagedFile where it once was one."""
+    try:
+        _check_format(disk)
+    except DamagedFile:
+        if not may_be_damaged:
+            raise
+
+
+def _check_format(disk: Disk) -> None:
+    names = disk.names("")
+    if "FORMAT" not in names:
+        if "CATALOG" in names:
+            raise DamagedFile("FORMAT", "is missing")
+        raise StoreFormat("not a data folder: it has no file FORMAT")
+    fd = disk.open("FORMAT")
+    try:
+        number = format.format_number(disk.read(fd, 200, 0))
+    finally:
+        disk.close(fd)
+    if number is None:
+        raise DamagedFile("FORMAT", "is damaged")
+    if number > format.FORMAT_NUMBER:
+        raise StoreFormat(f"the data folder has format {number}; this program reads {format.FORMAT_NUMBER}")
+
+
+def look(disk: Disk, *, live: bool = False) -> FolderView:
+    """The view of a folder's files. Raises DamagedFile where it has no good catalog, and OSError."""
+    try:
+        found = catalog_file.read(disk)
+    except ValueError:
+        raise DamagedFile(catalog_file.PATH, "is damaged") from None
+    if found is None:
+        raise DamagedFile(catalog_file.PATH, "is missing")
+    logs = {line.id: LogView(*line, synced_end=line.end) for line in found.logs}
+    view = FolderView(disk, found, None, live, logs, [])
+    if not live:
+        view.journal = replay.scan(disk, found.journal_id, found.replay_lsn)
+        _apply(view, view.journal)
+    for log in view.logs.values():
+        if live or log.mode == "none":
+            _end_with_index(view, log)
+    return view
+
+
+def _apply(view: FolderView, journal: Replay) -> None:
+    where = {found.batch.lsn: found for found in journal.batches}
+    for batch, payload in replay.read_payloads(view.disk, journal.batches):
+        found = where[batch.lsn]
+        entries = format.unpack_entries(payload, batch.entries)
+        if entries is None:  # it changed since the scan
+            view.bad_entries += 1
+            continue
+        for entry in entries:
+            if entry.kind == Kind.CREATE:
+                _create(view, entry.log_id, bytes(payload[entry.body_start : entry.body_end]))
+                continue
+            log = view.logs.get(entry.log_id)
+            if log is None:
+                continue
+            if entry.kind == Kind.APPEND:
+                length = entry.body_end - entry.body_start
+                position = found.position + format.BATCH_HEADER_BYTES + entry.body_start
+                log.patches.append(Patch(entry.offset, length, found.segment.lsn, position))
+                log.end = max(log.end, entry.offset + length)
+            elif entry.kind == Kind.DELETE:
+                view.deleted.append(view.logs.pop(entry.log_id))
+            elif entry.kind == Kind.FIRST:
+                log.first = max(log.first, entry.offset)
+            elif entry.kind == Kind.MODE:
+                log.mode = payload[entry.body_start : entry.body_end].decode()
+
+
+def _create(view: FolderView, log_id: int, body: bytes) -> None:
+    try:
+        line = catalog_file.unpack_create(log_id, body)
+    except (ValueError, TypeError):
+        view.bad_entries += 1
+    else:
+        view.logs.setdefault(log_id, LogView(*line, synced_end=0))
+
+
+def _end_with_index(view: FolderView, log: LogView) -> None:
+    """A log's end where the journal does not tell: behind the last entry of its index.
+
+    In mode `none` it is the last one whose bytes agree (STORAGE.md, Modes).
+    """
+    found = view.read_index(log)
+    if found is None:
+        return
+    if view.live:
+        log.end = max(found.end or 0, log.first)
+        return
+    with view.reader(log) as reader:
+        for mark in reversed(found.marks):
+            if mark is None or mark.end <= log.end:
+                continue
+            if crc32c(reader.read(mark.offset, mark.length)) == mark.crc32c:
+                log.end = mark.end
+                return

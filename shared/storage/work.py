@@ -1,0 +1,76 @@
+"""What one commit does to one log: state on the way through the disk, shown to the log when it is done."""
+
+from collections.abc import Sequence
+
+from shared.storage.format import Mark
+from shared.storage.index import MARK_COVERS_SECONDS
+from shared.storage.log import UNKNOWN, Log
+
+
+class Work:
+    """What a commit does to one log, and what came of it."""
+
+    __slots__ = (
+        "closed",
+        "direct",
+        "direct_meant",
+        "fd",
+        "index_fd",
+        "index_pinned",
+        "kept",
+        "last_ms",
+        "log",
+        "made",
+        "marks_start",
+        "marks_written",
+        "open_mark",
+        "pinned_index_fd",
+        "unapplied",
+        "waiting_marks",
+    )
+
+    def __init__(self, log: Log, fd: int) -> None:
+        self.log = log
+        self.fd = fd
+        self.kept = True  # what was opened stays open, for the next commit
+        self.made = False  # the log's own file is there
+        self.index_fd = self.pinned_index_fd = UNKNOWN
+        self.index_pinned = False
+        self.open_mark = log.open_mark
+        self.last_ms = log.last_ms
+        self.marks_written = log.marks_written
+        self.marks_start = log.marks_start if log.marks_written == UNKNOWN else 0
+        self.closed: Sequence[Mark] = ()
+        self.unapplied: list[tuple[int, bytes]] | None = None
+        self.waiting_marks: Sequence[Mark] = ()
+        self.direct_meant = False
+        self.direct = False  # some of it went around the journal
+
+    def mean_direct(self, index_fd: int) -> None:
+        """Some of it will go around the journal, and so needs its index too, which is pinned."""
+        self.direct_meant = self.index_pinned = True
+        self.index_fd = self.pinned_index_fd = index_fd
+        self.waiting_marks = self.log.closed_marks[:]  # closed before; others may write them meanwhile
+
+    def show(self, now: float) -> None:
+        """Let the log have what came of it. In the trio thread; `now`: monotonic seconds."""
+        log = self.log
+        if self.open_mark is not None and (
+            log.open_mark is None or self.open_mark.offset != log.open_mark.offset
+        ):
+            log.open_since = now
+        log.open_mark = self.open_mark
+        if self.closed:
+            log.closed_marks += self.closed
+        if log.marks_written == UNKNOWN:
+            log.marks_written = self.marks_written
+        if self.direct:
+            log.marks_reached(self.marks_written + len(self.waiting_marks) + len(self.closed))
+        if log.open_mark is not None and now - log.open_since >= MARK_COVERS_SECONDS:
+            log.closed_marks.append(log.open_mark)
+            log.open_mark = None
+        log.last_ms = self.last_ms
+        if self.unapplied is not None:
+            log.unapplied += self.unapplied
+        if self.direct:
+            log.direct_dirty = True

@@ -1,0 +1,203 @@
+"""The control socket: what it answers, who may ask, and what a caller is told."""
+
+import socket
+import stat
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from brokers import admin, control
+from brokers.errors import ExitCode, Refusal
+from shared.errors import BrokerError
+from shared.metrics import Sample
+from shared.plug import Verb
+from tests.support.installed import quiet_log
+
+
+class Host:
+    """A host that is whatever the test says."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.calls: list[Mapping[str, Any]] = []
+        self.backed_up: Path | None = None
+
+    def unready(self) -> str | None:
+        return self.reason
+
+    def status(self) -> Mapping[str, Any]:
+        return {"state": "ready"}
+
+    def samples(self) -> Sequence[Sample]:
+        return [
+            Sample("frames_total", 3, "Frames.", labels=(("protocol", "a"),)),
+            Sample("frames_total", 4, "Frames.", labels=(("protocol", 'b"\n'),)),
+            Sample("waiting_bytes", 1.5, "Bytes that wait.", "gauge"),
+        ]
+
+    def verbs(self) -> Mapping[tuple[str, str], Verb]:
+        async def echo(arguments: Mapping[str, Any]) -> Any:
+            self.calls.append(arguments)
+            return {"echo": arguments}
+
+        async def refuse(_: Mapping[str, Any]) -> Any:
+            raise BrokerError("not today")
+
+        async def crash(_: Mapping[str, Any]) -> Any:
+            raise KeyError("a bug")
+
+        return {
+            ("a", "echo"): Verb("echo", "Say it again.", echo),
+            ("a", "refuse"): Verb("refuse", "Say no.", refuse),
+            ("a", "crash"): Verb("crash", "Break.", crash),
+        }
+
+    async def backup(self, target: Path) -> Any:
+        if target.name == "full":
+            raise OSError(28, "No space left on device")
+        self.backed_up = target
+        return {"bytes": 5}
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Host]:
+    host = Host()
+    listener = control.listen(folder)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(admin.serve, host, listener, quiet_log())
+        yield host
+        nursery.cancel_scope.cancel()
+
+
+async def ask(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    return await trio.to_thread.run_sync(control.request, folder, method, path, body)
+
+
+async def test_only_its_owner_may_use_the_control_socket(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        assert stat.S_IMODE((tmp_path / control.NAME).stat().st_mode) == 0o600
+
+
+async def test_health_is_two_questions(tmp_path: Path) -> None:
+    async with serving(tmp_path) as host:
+        assert await ask(tmp_path, "GET", "/livez") == "ok\n"
+        assert await ask(tmp_path, "GET", "/readyz") == "ok\n"
+        host.reason = "the store is read-only: a sync failed"
+        assert await ask(tmp_path, "GET", "/livez") == "ok\n"
+        with pytest.raises(Refusal, match="503"):
+            await ask(tmp_path, "GET", "/readyz")
+
+
+async def test_a_scraper_can_read_the_metrics(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        text = await ask(tmp_path, "GET", "/metrics")
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    frames = families["brokers_frames"]
+    assert frames.type == "counter"
+    assert {(s.name, s.labels["protocol"], s.value) for s in frames.samples} == {
+        ("brokers_frames_total", "a", 3.0),
+        ("brokers_frames_total", 'b"\n', 4.0),
+    }
+    assert families["brokers_waiting_bytes"].samples[0].value == 1.5
+    assert "process_resident_memory_bytes" in families
+
+
+async def test_a_verb_is_called_with_its_arguments(tmp_path: Path) -> None:
+    async with serving(tmp_path) as host:
+        assert await ask(tmp_path, "POST", "/a/echo", {"x": 1}) == {"echo": {"x": 1}}
+        assert await ask(tmp_path, "POST", "/a/echo") == {"echo": {}}
+        assert host.calls == [{"x": 1}, {}]
+        assert {"protocol": "a", "verb": "echo", "summary": "Say it again."} in await ask(
+            tmp_path, "GET", "/verbs"
+        )
+
+
+async def test_a_refusal_reaches_the_caller_in_its_own_words(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        with pytest.raises(Refusal, match="not today") as refusal:
+            await ask(tmp_path, "POST", "/a/refuse")
+        assert refusal.value.code == ExitCode.FAILED
+        with pytest.raises(Refusal, match="no protocol that runs here has b echo"):
+            await ask(tmp_path, "POST", "/b/echo")
+
+
+async def test_a_verb_that_crashes_harms_nobody(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        with pytest.raises(Refusal, match="500"):
+            await ask(tmp_path, "POST", "/a/crash")
+        assert await ask(tmp_path, "GET", "/livez") == "ok\n"
+
+
+async def test_a_backup_needs_a_place_and_room(tmp_path: Path) -> None:
+    async with serving(tmp_path) as host:
+        assert await ask(tmp_path, "POST", "/backup", {"target": "/b"}) == {"bytes": 5}
+        assert host.backed_up == Path("/b")
+        with pytest.raises(Refusal, match="absolute"):
+            await ask(tmp_path, "POST", "/backup", {"target": "b"})
+        with pytest.raises(Refusal, match="No space left"):
+            await ask(tmp_path, "POST", "/backup", {"target": "/full"})
+
+
+async def test_what_is_no_request_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        for body, status in ((b"[1]", 400), (b"{", 400), (b" " * (admin.BODY_BYTES_MAX + 1), 413)):
+            async with await trio.open_unix_socket(str(tmp_path / control.NAME)) as stream:
+                head = f"POST /a/echo HTTP/1.1\r\nHost: b\r\nContent-Length: {len(body)}\r\n\r\n"
+                await stream.send_all(head.encode() + body)
+                answer = bytes(await stream.receive_some(65536))
+                assert answer.startswith(b"HTTP/1.1 %d" % status)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(200),
+        b"GET / HTTP/1.1\r\nHost: b\r\nUpgrade: h2c\r\nConnection: upgrade\r\nHTTP2-Settings: AAAA\r\n\r\n",
+        b"POST /a/echo HTTP/1.1\r\nHost: b\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"x" * 70_000,
+        b"POST /a/echo HTTP/1.1\r\nHost: b\r\nContent-Length: 100\r\n\r\nabc",
+        b"\xff\x00" * 100,
+    ],
+)
+async def test_a_caller_who_talks_nonsense_harms_nobody(tmp_path: Path, data: bytes) -> None:
+    async with serving(tmp_path):
+        async with await trio.open_unix_socket(str(tmp_path / control.NAME)) as stream:
+            await stream.send_all(data)
+            await stream.send_eof()
+            with suppress(trio.BrokenResourceError):
+                while await stream.receive_some():
+                    pass
+        assert await ask(tmp_path, "GET", "/livez") == "ok\n"
+
+
+async def test_a_socket_left_by_a_killed_server_is_replaced(tmp_path: Path) -> None:
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(tmp_path / control.NAME))
+    stale.close()
+    with pytest.raises(Refusal) as refusal:
+        await ask(tmp_path, "GET", "/livez")
+    assert refusal.value.code == ExitCode.UNAVAILABLE
+    async with serving(tmp_path):
+        assert await ask(tmp_path, "GET", "/livez") == "ok\n"
+
+
+async def test_a_data_folder_with_a_long_path_has_a_control_socket_too(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100) / ("y" * 100)
+    folder.mkdir(parents=True)
+    async with serving(folder):
+        assert (folder / control.NAME).is_socket()
+        assert stat.S_IMODE((folder / control.NAME).stat().st_mode) == 0o600
+        assert await ask(folder, "GET", "/livez") == "ok\n"
+    control.remove(folder)
+    assert not (folder / control.NAME).exists()
+
+
+def test_no_server_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="no server is running") as refusal:
+        control.request(tmp_path, "GET", "/status")
+    assert refusal.value.code == ExitCode.UNAVAILABLE

@@ -1,0 +1,172 @@
+"""Flags over the environment over the file over defaults, and every mistake named."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from brokers.config import Config, load
+from brokers.errors import ExitCode, InvalidSettings
+from brokers.flags import Flag
+from shared.net.settings import TlsSettings
+from shared.storage.settings import Durability
+from tests.support.installed import plug
+
+
+@attrs.frozen
+class TopicSettings:
+    durability: Durability | None = None
+
+
+@attrs.frozen
+class QueueSettings:
+    port: int = 9000
+    line_bytes_max: int = 2**20
+    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
+    tls: TlsSettings = attrs.field(factory=TlsSettings)
+    topics: Mapping[str, TopicSettings] = attrs.field(factory=dict)
+
+
+PLUGS = [plug("queue", settings=QueueSettings), plug("quiet")]
+
+
+def read(
+    tmp_path: Path, toml: str = "", environ: Mapping[str, str] | None = None, flags: list[Flag] | None = None
+) -> Config:
+    file = tmp_path / "brokers.toml"
+    file.write_text(toml)
+    return load(PLUGS, file=file, environ=environ or {}, flags=flags or [])
+
+
+def refused(*arguments: Any, **keywords: Any) -> InvalidSettings:
+    with pytest.raises(InvalidSettings) as error:
+        read(*arguments, **keywords)
+    return error.value
+
+
+def test_flags_win_over_the_environment_over_the_file_over_defaults(tmp_path: Path) -> None:
+    toml = "[queue]\nport = 1\nline_bytes_max = 1\n[serve]\nhost = 'a'\nlog_level = 'debug'"
+    environ = {"BROKERS_QUEUE_PORT": "2", "BROKERS_SERVE_HOST": "b", "BROKERS_QUEUE_TLS_KEY": "k.pem"}
+    config = read(tmp_path, toml, environ, [Flag(("queue", "port"), "3", "--port")])
+    queue = config.protocols["queue"]
+    assert (queue.port, queue.line_bytes_max, queue.tls.key) == (3, 1, Path("k.pem"))
+    assert (config.serve.host, config.serve.log_level, config.serve.log_format) == ("b", "debug", "text")
+    sources = {shown.setting: shown.source for shown in config.shown(human=True)}
+    assert sources["queue.port"] == "--port"
+    assert sources["queue.line_bytes_max"] == str(tmp_path / "brokers.toml")
+    assert sources["serve.host"] == "BROKERS_SERVE_HOST"
+    assert sources["serve.log_format"] == "default"
+
+
+def test_the_file_can_be_named_in_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text("[queue]\nport = 5")
+    config = load(PLUGS, file=None, environ={"BROKERS_CONFIG": str(file)})
+    assert config.protocols["queue"].port == 5
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ("[queue]\nprot = 1", "queue.prot: unknown key; did you mean queue.port?"),
+        ("[qeue]\nport = 1", "qeue: unknown section; did you mean [queue]?"),
+        ("[queue\nport = 1", "is not TOML: "),
+        ("[queue]\nport = 'x'", "queue.port: expected a whole number, got 'x'"),
+        ("[queue]\ndurability = 'x'", "queue.durability: "),
+        ("[serve]\ndrain_seconds = -1", "serve.drain_seconds: must be >= 0"),
+        ("[serve]\nenable = []", "serve.enable: name at least one protocol"),
+        ("\udc80", "is not UTF-8"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, toml: str, says: str) -> None:
+    file = tmp_path / "b.toml"
+    file.write_bytes(toml.encode(errors="surrogateescape"))
+    with pytest.raises(InvalidSettings) as error:
+        load(PLUGS, file=file, environ={})
+    assert says in str(error.value)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert error.value.code == ExitCode.CONFIGURATION
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match=r"nowhere.toml: cannot be read: No such file"):
+        load(PLUGS, file=tmp_path / "nowhere.toml", environ={})
+
+
+def test_an_unknown_variable_names_the_nearest(tmp_path: Path) -> None:
+    error = refused(tmp_path, environ={"BROKERS_QUEUE_PROT": "1"})
+    assert str(error) == "BROKERS_QUEUE_PROT: unknown variable; did you mean BROKERS_QUEUE_PORT?"
+
+
+def test_what_is_said_to_a_broken_protocol_is_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text("[bad]\nport = 1\n[queue]\nport = 2")
+    environ = {"BROKERS_BAD_PORT": "3"}
+    config = load(PLUGS, file=file, environ=environ, broken=["bad"])
+    assert config.protocols["queue"].port == 2
+
+
+def test_variables_that_kubernetes_sets_for_a_service_called_brokers_are_not_ours(tmp_path: Path) -> None:
+    read(
+        tmp_path,
+        environ={
+            "BROKERS_SERVICE_HOST": "10.0.0.1",
+            "BROKERS_SERVICE_PORT_LOGMQ": "8080",
+            "BROKERS_PORT": "tcp://10.0.0.1:8080",
+            "BROKERS_PORT_8080_TCP_ADDR": "10.0.0.1",
+        },
+    )
+
+
+def test_a_mistake_in_flags_alone_is_one_of_usage(tmp_path: Path) -> None:
+    bad = Flag(("queue", "port"), "x", "--port")
+    assert refused(tmp_path, flags=[bad]).code == ExitCode.USAGE
+    assert refused(tmp_path, "[queue]\nprot = 1", flags=[bad]).code == ExitCode.CONFIGURATION
+
+
+def test_a_flag_for_a_protocol_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
+    error = refused(tmp_path, flags=[Flag(("queu", "port"), "1", "--port")])
+    assert str(error) == "queu.port: no such setting; did you mean queue? (--port)"
+
+
+def test_one_durability_stands_for_every_protocol_that_has_none_of_its_own(tmp_path: Path) -> None:
+    config = read(tmp_path, "[serve]\ndurability = 'none'")
+    assert str(config.protocols["queue"].durability) == "none"
+    config = read(tmp_path, "[serve]\ndurability = 'none'\n[queue]\ndurability = 'always'")
+    assert str(config.protocols["queue"].durability) == "always"
+
+
+def test_the_durability_flag_wins_over_a_protocols_own_but_not_over_a_topics(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        "[queue]\ndurability = 'always'\n[queue.topics.'x.*']\ndurability = 'always'",
+        flags=[Flag(("serve", "durability"), "none", "--durability")],
+    )
+    queue = config.protocols["queue"]
+    assert str(queue.durability) == "none"
+    assert str(queue.topics["x.*"].durability) == "always"
+    assert "serve.durability, --durability" in {shown.source for shown in config.shown(human=True)}
+
+
+def test_a_bad_durability_is_reported_once(tmp_path: Path) -> None:
+    error = refused(tmp_path, flags=[Flag(("serve", "durability"), "sometimes", "--durability")])
+    assert [problem.key for problem in error.problems] == ["serve.durability"]
+
+
+def test_tables_of_tables_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    names = ["z", "a", "m.*"]
+    toml = "".join(f"[queue.topics.'{name}']\ndurability = 'none'\n" for name in names)
+    assert list(read(tmp_path, toml).protocols["queue"].topics) == names
+
+
+def test_settings_are_shown_with_units_to_people_and_without_to_machines(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    human = {shown.setting: shown.value for shown in config.shown(human=True)}
+    machine = {shown.setting: shown.value for shown in config.shown(human=False)}
+    assert (human["queue.line_bytes_max"], machine["queue.line_bytes_max"]) == ("1MiB", 2**20)
+    assert (human["serve.drain_seconds"], machine["serve.drain_seconds"]) == ("10s", 10.0)
+    assert machine["serve.enable"] == ["all"]
+    assert machine["serve.data_dir"] == "data"

@@ -1,0 +1,160 @@
+"""The host's beginning and end, over a store that is whatever the test says."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from brokers import host as host_module
+from brokers.config import load
+from brokers.errors import Refusal
+from brokers.host import Host
+from shared.errors import StoreError, StoreReadOnly
+from shared.plug import Context, Plug, Service
+from tests.support.installed import Idle, plug, quiet_log
+
+
+@attrs.define(eq=False)
+class FakeStore:
+    """Remembers what is done with it."""
+
+    done: list[str]
+    read_only: StoreError | None = None
+    crash: Exception | None = None
+    close_error: StoreError | None = None
+    broken: trio.Event = attrs.field(factory=trio.Event)
+
+    async def run(self, *, task_status: "trio.TaskStatus[None]") -> None:
+        task_status.started()
+        await self.broken.wait()
+        raise ZeroDivisionError("a bug in the store")
+
+    def settle(self) -> None: ...
+
+    def statistics(self) -> Any:
+        return Statistics(3)
+
+    async def close(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.done.append("store closed")
+        if self.close_error is not None:
+            raise self.close_error
+
+
+@attrs.frozen
+class Statistics:
+    logs: int
+
+
+class Quiet(Idle):
+    def __init__(self, done: list[str]) -> None:
+        self._done = done
+
+    async def run(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._done.append("service ended")
+
+    def drain(self) -> None:
+        self._done.append("drained")
+
+
+@pytest.fixture
+def done() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(done: list[str], monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+    fake = FakeStore(done)
+
+    class Opener:
+        @staticmethod
+        async def open(folder: Path, settings: Any) -> FakeStore:
+            done.append("store open")
+            return fake
+
+    monkeypatch.setattr(host_module, "Store", Opener)
+    return fake
+
+
+def host(folder: Path, done: list[str], *plugs: Plug) -> Host:
+    async def open_quiet(_: Context, __: Any) -> Service:
+        done.append("service open")
+        return Quiet(done)
+
+    (folder / "data").mkdir()
+    chosen = plugs or (plug("quiet", open=open_quiet),)
+    config = load(chosen, file=None, environ={"BROKERS_SERVE_DATA_DIR": str(folder / "data")})
+    return Host(chosen, config, quiet_log())
+
+
+async def test_a_stop_drains_then_ends_the_services_then_closes_the_store(
+    tmp_path: Path, store: FakeStore, done: list[str]
+) -> None:
+    it = host(tmp_path, done)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.run)
+        assert it.unready() is None
+        it.stop()
+        assert it.unready() == "draining"
+    assert done == ["store open", "service open", "drained", "service ended", "store closed"]
+    assert not (tmp_path / "data" / "control.sock").exists()
+
+
+async def test_a_stop_that_comes_before_it_is_ready_is_heard(
+    tmp_path: Path, store: FakeStore, done: list[str]
+) -> None:
+    it = host(tmp_path, done)
+    it.stop()
+    await it.run()
+    assert done[-1] == "store closed"
+
+
+async def test_a_last_sync_that_fails_is_told(tmp_path: Path, store: FakeStore, done: list[str]) -> None:
+    store.close_error = StoreReadOnly("the last sync failed")
+    it = host(tmp_path, done)
+    it.stop()
+    with pytest.raises(StoreReadOnly, match="the last sync failed"):
+        await it.run()
+
+
+async def test_a_protocol_that_cannot_be_opened_ends_the_start_and_closes_the_store(
+    tmp_path: Path, store: FakeStore, done: list[str]
+) -> None:
+    async def fail(_: Context, __: Any) -> Service:
+        raise Refusal("cannot")
+
+    it = host(tmp_path, done, plug("failing", open=fail))
+    with pytest.raises(ExceptionGroup) as error:
+        await it.run()
+    assert error.group_contains(Refusal, match="cannot")
+    assert done == ["store open", "store closed"]
+
+
+async def test_a_bug_in_the_store_ends_the_host_and_is_not_hidden(
+    tmp_path: Path, store: FakeStore, done: list[str]
+) -> None:
+    store.broken.set()
+    with pytest.raises(ExceptionGroup) as error:
+        await host(tmp_path, done).run()
+    assert error.group_contains(ZeroDivisionError)
+    assert done[-1] == "store closed"
+
+
+async def test_a_store_that_turned_read_only_makes_the_host_unready(
+    tmp_path: Path, store: FakeStore, done: list[str]
+) -> None:
+    it = host(tmp_path, done)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.run)
+        store.read_only = StoreReadOnly("a sync failed: Input/output error")
+        assert it.unready() == "the store is read-only: a sync failed: Input/output error"
+        status: Mapping[str, Any] = it.status()
+        assert (status["state"], status["reason"]) == ("not ready", it.unready())
+        assert status["store"] == {"logs": 3}
+        it.stop()

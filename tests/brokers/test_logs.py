@@ -1,0 +1,99 @@
+"""Log lines: one event a line, whatever a peer puts into it."""
+
+import io
+import json
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.escape import escape, escape_name
+from brokers.logs import configure
+
+
+def lines(form: str, *events: tuple[str, dict[str, object]], level: str = "info") -> list[str]:
+    stream = io.StringIO()
+    log = configure(level, form, stream)  # type: ignore[arg-type]
+    for name, fields in events:
+        log.warning(name, **fields)
+    return stream.getvalue().splitlines()
+
+
+def test_a_text_line_has_time_level_event_and_fields() -> None:
+    (line,) = lines("text", ("listening", {"protocol": "logmq", "port": 8080, "note": "two words"}))
+    time, level, rest = line.split(maxsplit=2)
+    assert len(time) == len("2026-03-01T09:30:00.125Z")
+    assert time.endswith("Z")
+    assert level == "warning"
+    assert rest == 'listening  protocol=logmq port=8080 note="two words"'
+
+
+def test_a_json_line_is_one_object() -> None:
+    (line,) = lines("json", ("listening", {"protocol": "logmq", "ports": [1, 2]}))
+    record = json.loads(line)
+    assert record["event"] == "listening"
+    assert record["level"] == "warning"
+    assert record["ports"] == [1, 2]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@given(name=st.text() | st.binary())
+def test_no_name_makes_a_second_line_or_reaches_a_terminal_raw(form: str, name: str | bytes) -> None:
+    got = lines(form, ("refused", {"topic": name}))
+    assert len(got) == 1
+    assert escape(got[0]) == got[0]
+
+
+def test_a_forged_line_in_a_name_is_shown_as_the_name_it_is() -> None:
+    (line,) = lines("text", ("refused", {"topic": "a\n2026 info all is well\x1b[2J\u202e"}))
+    assert line.endswith(r'topic="a\n2026 info all is well\x1b[2J\u202e"')
+
+
+def test_a_long_name_is_cut_and_a_payload_is_only_measured() -> None:
+    assert escape_name("x" * 257) == "x" * 256 + "…"
+    assert escape_name(b"x" * 5000) == "<5000 bytes>"
+    (line,) = lines("text", ("refused", {"body": memoryview(b"secret" * 1000)}))
+    assert "secret" not in line
+
+
+def test_different_names_never_look_the_same() -> None:
+    assert escape_name("a\n") != escape_name("a\\n")
+    assert escape_name(b"\xff") == "\\xff" != escape_name("\\xff")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_traceback_is_told_and_cannot_forge_a_line(form: str) -> None:
+    stream = io.StringIO()
+    log = configure("info", form, stream)  # type: ignore[arg-type]
+    try:
+        raise ValueError("bad\n2026-01-01T00:00:00.000Z info    all is well\x1b[2J")
+    except ValueError:
+        log.exception("crashed", topic="orders")
+    got = stream.getvalue().splitlines()
+    assert "ValueError" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+    if form == "json":
+        assert len(got) == 1
+    else:
+        assert all(line.startswith("  | ") for line in got[1:])
+
+
+def test_the_level_is_the_least_that_is_logged() -> None:
+    assert lines("text", ("refused", {}), level="error") == []
+
+
+def test_what_libraries_log_comes_out_the_same_way() -> None:
+    stream = io.StringIO()
+    configure("info", "text", stream)
+    logging.getLogger("somebody.else").warning("odd\nthing")
+    logging.getLogger("somebody.else").info("chatter")
+    (line,) = stream.getvalue().splitlines()
+    assert r"odd\nthing  logger=somebody.else" in line
+
+
+def test_a_log_that_cannot_be_written_stops_nobody() -> None:
+    stream = io.StringIO()
+    log = configure("info", "text", stream)
+    stream.close()
+    log.warning("unheard")

@@ -1,0 +1,106 @@
+"""Starts that are refused: one clear line, the exit code, no traceback, and nothing left behind."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from brokers.errors import ExitCode
+from shared.storage.lock import FolderLock
+from tests.brokers.conftest import Run
+from tests.support.echo import install_echo
+from tests.support.server import Server, speak
+
+
+def refused(command: Run, folder: Path, code: int, *words: str) -> str:
+    """The one line with which `brokers serve` ends on this data folder."""
+    got, out, said = command("serve", "--data-dir", str(folder / "data"), *words)
+    assert got == code, said
+    assert out == ""
+    lines = [line for line in said.splitlines() if line.startswith("brokers: ")]
+    assert len(lines) == 1, said
+    assert "Traceback" not in said
+    return lines[0]
+
+
+def test_a_taken_port(command: Run, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--port", f"logmq={port}")
+    assert f"logmq: cannot listen on 127.0.0.1:{port}: Address already in use" in line
+    FolderLock.take(tmp_path / "data").release()  # and the folder is free again
+    assert not (tmp_path / "data" / "control.sock").exists()
+
+
+def test_an_address_that_is_not_ours(command: Run, tmp_path: Path) -> None:
+    line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--host", "192.0.2.1", "--insecure")
+    assert "192.0.2.1" in line
+
+
+def test_an_address_that_others_reach(command: Run, tmp_path: Path) -> None:
+    line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--host", "0.0.0.0")
+    assert "serve.host: 0.0.0.0 can be reached from other machines" in line
+    assert "--insecure" in line
+
+
+def test_a_folder_in_use(command: Run, shared_server: Server) -> None:
+    line = refused(command, shared_server.folder, ExitCode.DATA_FOLDER)
+    assert f"in use by process {shared_server.pid}" in line
+    assert speak(shared_server.address("logmq"), b"PING\n") == b"PONG\n"
+
+
+def test_a_folder_that_cannot_be_written(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    assert f"{tmp_path}/data" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
+    assert (tmp_path / "data").read_text() == "a file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_of_somebody_else(command: Run, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "Permission denied" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
+
+
+def test_a_folder_of_a_newer_version(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "FORMAT").write_text("brokers data folder, format 2\n")
+    assert "newer" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
+    assert (tmp_path / "data" / "FORMAT").read_text() == "brokers data folder, format 2\n"
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ("[logmq]\nprot = 1", "logmq.prot: unknown key; did you mean logmq.port?"),
+        ("[logmq", "is not TOML"),
+        ("[storage]\nsegment_bytes = '1 furlong'", "storage.segment_bytes: "),
+        ("[tls]\ncertificate = '/nowhere.pem'", "tls.certificate: cannot read /nowhere.pem"),
+        ("[serve]\nenable = ['lgomq']", "did you mean logmq?"),
+    ],
+)
+def test_a_bad_setting(command: Run, tmp_path: Path, toml: str, says: str) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text(toml)
+    assert says in refused(command, tmp_path, ExitCode.CONFIGURATION, "--config", str(file))
+
+
+def test_a_settings_file_that_is_not_there(command: Run, tmp_path: Path) -> None:
+    line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--config", str(tmp_path / "nowhere"))
+    assert "nowhere: cannot be read: No such file or directory" in line
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_ready_file_that_cannot_be_written(command: Run, tmp_path: Path) -> None:
+    line = refused(command, tmp_path, ExitCode.USAGE, "--ready-file", str(tmp_path / "nowhere" / "r"))
+    assert "No such file or directory" in line
+
+
+def test_a_protocols_own_certificate(command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_echo(tmp_path / "site-packages")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    monkeypatch.setenv("BROKERS_ECHO_TLS_CERTIFICATE", "/nowhere.pem")
+    line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--enable", "echo")
+    assert "echo.tls.certificate: cannot read /nowhere.pem" in line

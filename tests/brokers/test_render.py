@@ -1,0 +1,97 @@
+"""What verbs return, shown on a terminal, in a pipe, and as JSON."""
+
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from brokers.render import Output, progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@attrs.frozen
+class Topic:
+    name: str
+    end: int
+
+
+def shown(result: Any, *, as_json: bool = False, stream: io.StringIO | None = None) -> str:
+    stream = stream or io.StringIO()
+    Output(stream, as_json=as_json).show(result)
+    return stream.getvalue()
+
+
+def test_rows_are_aligned_plain_text_in_a_pipe() -> None:
+    text = shown([Topic("orders", 5), Topic("a", 1234)])
+    assert text == "name     end\norders     5\na       1234\n"
+
+
+def test_rows_are_json_lines_when_asked_for() -> None:
+    text = shown([Topic("orders", 5), {"name": b"\xff", "path": Path("x")}], as_json=True)
+    assert [json.loads(line) for line in text.splitlines()] == [
+        {"name": "orders", "end": 5},
+        {"name": {"base64": "/w=="}, "path": "x"},
+    ]
+
+
+def test_rows_are_a_table_on_a_terminal_and_cannot_repaint_it() -> None:
+    text = shown([Topic("[bold]x\x1b[2J", 5)], stream=Terminal())
+    assert r"[bold]x\x1b[2J" in text
+    assert "\x1b[2J" not in text
+    assert "─" in text
+
+
+def test_a_cell_with_a_newline_stays_one_row_in_a_pipe() -> None:
+    assert shown([Topic("a\nb", 1)]).splitlines()[1] == r"a\nb    1"
+
+
+def test_one_object_is_a_field_a_line() -> None:
+    assert shown(Topic("orders", 5)) == "name  orders\nend   5\n"
+    assert json.loads(shown(Topic("orders", 5), as_json=True)) == {"name": "orders", "end": 5}
+
+
+def test_no_rows_show_nothing() -> None:
+    assert shown([]) == shown(None) == shown([], stream=Terminal()) == ""
+
+
+def test_bytes_go_out_as_they_are() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw)
+    Output(stream).show(b"\x00\xff")
+    assert raw.getvalue() == b"\x00\xff"
+
+
+def test_text_is_harmless_on_a_terminal_and_exact_in_a_pipe() -> None:
+    assert shown("a\x1b[2J\nb") == "a\x1b[2J\nb\n"
+    assert shown("a\x1b[2J\nb", stream=Terminal()) == "a\\x1b[2J\nb\n"
+
+
+async def test_a_stream_of_rows_is_flushed_row_by_row() -> None:
+    stream = io.StringIO()
+    seen = []
+
+    async def rows() -> AsyncIterator[Topic]:
+        for number in range(3):
+            yield Topic("orders", number)
+            seen.append(stream.getvalue().count("\n"))
+
+    await Output(stream, as_json=True).stream(rows())
+    assert seen == [1, 2, 3]
+    assert json.loads(stream.getvalue().splitlines()[2]) == {"name": "orders", "end": 2}
+
+
+def test_progress_is_shown_on_a_terminal_only() -> None:
+    pipe, terminal = io.StringIO(), Terminal()
+    for stream in (pipe, terminal):
+        with progress("copying", 10, stream) as update:
+            update(5)
+            update(10, 20)
+    assert pipe.getvalue() == ""
+    assert "copying" in terminal.getvalue()

@@ -1,0 +1,222 @@
+"""From what was said to settings objects: strictly, and naming what is wrong."""
+
+import enum
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import pytest
+from attrs import validators
+
+from brokers.errors import Problem
+from brokers.structure import Given, Key, build, environment_keys, flatten, leaves, plain, written
+
+
+class Policy(enum.Enum):
+    WAIT = "wait"
+    DROP = "drop"
+
+
+@attrs.frozen
+class Mode:
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Mode":
+        if text not in ("always", "none"):
+            raise ValueError(f"{text!r} is no mode")
+        return cls(text)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@attrs.frozen
+class Tls:
+    certificate: Path | None = None
+
+
+@attrs.frozen
+class Topic:
+    mode: Mode | None = None
+    retention_bytes: int | None = None
+
+
+@attrs.frozen
+class Settings:
+    port: int = attrs.field(default=8080, validator=[validators.ge(0), validators.le(65535)])
+    wait_seconds: float = 30.0
+    line_bytes_max: int = 2**20
+    quiet: bool = False
+    names: tuple[str, ...] = ()
+    level: Literal["low", "high"] = "low"
+    policy: Policy = Policy.WAIT
+    mode: Mode = Mode("always")
+    tls: Tls = Tls()
+    topics: Mapping[str, Topic] = attrs.field(factory=dict)
+
+
+SECTIONS: Mapping[str, type[Any]] = {"logmq": Settings, "net": Tls}
+
+
+def from_toml(text: str) -> tuple[Settings, list[Problem]]:
+    problems: list[Problem] = []
+    given: dict[Key, Given] = {}
+    for leaf in flatten(tomllib.loads(text), SECTIONS, "b.toml"):
+        if isinstance(leaf, Problem):
+            problems.append(leaf)
+        else:
+            given[leaf[0]] = leaf[1]
+    return build(Settings, ("logmq",), given, problems), problems
+
+
+def from_words(**words: str) -> tuple[Settings, list[Problem]]:
+    problems: list[Problem] = []
+    given = {("logmq", name): Given(value, "--" + name, words=True) for name, value in words.items()}
+    return build(Settings, ("logmq",), given, problems), problems
+
+
+def complaint(text: str) -> str:
+    _, problems = from_toml(text)
+    assert len(problems) == 1
+    return str(problems[0])
+
+
+def test_nothing_said_is_the_defaults() -> None:
+    assert from_toml("") == (Settings(), [])
+
+
+def test_every_kind_of_setting_is_read_from_a_file() -> None:
+    settings, problems = from_toml(
+        """
+        [logmq]
+        port = 1
+        wait_seconds = "50ms"
+        line_bytes_max = "64MiB"
+        quiet = true
+        names = ["a", "b"]
+        level = "high"
+        policy = "drop"
+        mode = "none"
+        tls.certificate = "c.pem"
+        [logmq.topics."orders.*"]
+        mode = "none"
+        retention_bytes = "1GiB"
+        """
+    )
+    assert problems == []
+    assert settings == Settings(
+        port=1,
+        wait_seconds=0.05,
+        line_bytes_max=2**26,
+        quiet=True,
+        names=("a", "b"),
+        level="high",
+        policy=Policy.DROP,
+        mode=Mode("none"),
+        tls=Tls(Path("c.pem")),
+        topics={"orders.*": Topic(Mode("none"), 2**30)},
+    )
+
+
+def test_every_kind_of_setting_is_read_from_words() -> None:
+    settings, problems = from_words(
+        port="1",
+        wait_seconds="2",
+        line_bytes_max="1KiB",
+        quiet="yes",
+        names="a, b,",
+        policy="drop",
+        mode="none",
+    )
+    assert problems == []
+    assert settings == Settings(1, 2.0, 1024, True, ("a", "b"), "low", Policy.DROP, Mode("none"))
+
+
+def test_a_list_may_be_one_text_with_commas() -> None:
+    assert from_toml("[logmq]\nnames = 'all'") == (Settings(names=("all",)), [])
+    assert from_toml("[logmq]\nnames = 'a, b'") == (Settings(names=("a", "b")), [])
+
+
+def test_an_unknown_key_names_itself_and_the_nearest() -> None:
+    assert complaint("[logmq]\nprot = 1") == "logmq.prot: unknown key; did you mean logmq.port? (b.toml)"
+    assert "did you mean logmq.tls.certificate?" in complaint('[logmq.tls]\ncertificat = "x"')
+    assert (
+        'logmq.topics."a.*".retention_byte: unknown key; did you mean logmq.topics."a.*".retention_bytes?'
+        in complaint('[logmq.topics."a.*"]\nretention_byte = 1')
+    )
+
+
+def test_a_key_in_the_wrong_place_is_told_where_it_belongs() -> None:
+    assert "did you mean logmq.port?" in complaint("[net]\nport = 1")
+    assert "did you mean logmq.port?" in complaint("port = 1")
+
+
+def test_an_unknown_section_names_the_nearest_or_all() -> None:
+    assert "unknown section; did you mean [logmq]?" in complaint("[lgomq]\nport = 1")
+    assert "unknown section; there are logmq, net" in complaint("[x]\nport = 1")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('port = "x"', "expected a whole number, got 'x'"),
+        ("port = 1.0", "expected a whole number, got 1.0"),
+        ("port = true", "expected a whole number, got True"),
+        ("port = 65536", "must be <= 65535"),
+        ('quiet = "yes"', "expected true or false"),
+        ("names = [1]", "expected text, got 1"),
+        ("names = 1", "expected a list, got 1"),
+        ('level = "hgih"', "did you mean high?"),
+        ('policy = "x"', "'x' is none of wait, drop"),
+        ('mode = "x"', "'x' is no mode"),
+        ("mode = 1", "expected text"),
+        ('wait_seconds = "soon"', "is not an amount"),
+        ("tls = 1", "is a table"),
+        ("topics.x = 1", "is a table of settings"),
+    ],
+)
+def test_a_bad_value_names_its_key_and_what_was_expected(line: str, says: str) -> None:
+    text = complaint(f"[logmq]\n{line}")
+    assert text.startswith(f"logmq.{line.partition(' =')[0]}: ")
+    assert says in text
+    assert text.endswith("(b.toml)")
+
+
+def test_a_section_that_is_a_value_is_told_so() -> None:
+    assert "is a section" in complaint("logmq = 1")
+
+
+@pytest.mark.parametrize(
+    "words", [{"port": "x"}, {"quiet": "maybe"}, {"level": "middle"}, {"line_bytes_max": "1 foot"}]
+)
+def test_bad_words_name_the_flag_they_came_from(words: dict[str, str]) -> None:
+    _, problems = from_words(**words)
+    assert [problem.source for problem in problems] == ["--" + next(iter(words))]
+
+
+def test_all_problems_are_found_at_once() -> None:
+    _, problems = from_toml("[logmq]\nport = 70000\nquiet = 3\nprot = 1")
+    assert [problem.key for problem in problems] == ["logmq.prot", "logmq.port", "logmq.quiet"]
+
+
+def test_variables_can_name_everything_but_tables_of_tables() -> None:
+    keys = {written(key) for key in environment_keys(SECTIONS)}
+    assert "logmq.tls.certificate" in keys
+    assert "net.certificate" in keys
+    assert not any("topics" in key for key in keys)
+
+
+def test_settings_can_be_listed_as_a_file_would_have_them() -> None:
+    settings, _ = from_toml('[logmq.topics."a.*"]\nretention_bytes = 1024')
+    listed = {
+        written(key): plain(value, field, human=True) for key, value, field in leaves(settings, ("logmq",))
+    }
+    assert listed["logmq.line_bytes_max"] == "1MiB"
+    assert listed["logmq.wait_seconds"] == "30s"
+    assert listed["logmq.policy"] == "wait"
+    assert listed["logmq.mode"] == "always"
+    assert listed['logmq.topics."a.*".retention_bytes'] == "1KiB"
+    assert listed["logmq.tls.certificate"] is None

@@ -1,0 +1,399 @@
+"""TAIL and a waiting FETCH: told when there is news, once each, in order, whoever else waits."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.logmq.fakes import Peer, World, record, records
+
+
+def tails(world: World, count: int, topic: bytes = b"t", offset: int = 0) -> list[Peer]:
+    peers = [world.connect() for _ in range(count)]
+    for peer in peers:
+        peer.send(b"TAIL %b %d\n" % (topic, offset))
+    return peers
+
+
+# FETCH that waits.
+
+
+def test_a_fetch_waits_for_the_next_record() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    reader.send(b"FETCH t 7 100 5000\n")
+    assert reader.take() == b""
+    writer.send(b"PRODUCE t two\n")
+    assert reader.take() == b""
+    writer.settle()
+    assert reader.take() == b"CHUNK 7 7 14\n" + record(b"two")
+    assert world.log("t").watchers == set()
+
+
+def test_a_fetch_waits_for_its_topic_too() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    reader.send(b"FETCH t 0 100 5000\n")
+    writer.ask(b"PRODUCE t one\n")
+    assert reader.take() == b"CHUNK 0 7 7\n" + record(b"one")
+
+
+def test_a_fetch_that_has_waited_in_vain_is_at_the_end() -> None:
+    world = World()
+    reader = world.connect(now=50.0)
+    reader.send(b"FETCH t 0 100 5000\nPING\n")
+    reader.advance(4.9)
+    assert reader.take() == b""
+    reader.advance(0.2)
+    assert reader.take() == b"EOF\nPONG\n"
+    assert world.broker.counts.fetches_waiting == 0
+
+
+def test_a_fetch_waits_60_s_at_most() -> None:
+    reader = World().connect()
+    reader.send(b"FETCH t 0 100 99999999\n")
+    reader.advance(59.9)
+    assert reader.take() == b""
+    reader.advance(0.2)
+    assert reader.take() == b"EOF\n"
+
+
+def test_several_fetches_wait_each_for_its_own_time_and_answer_in_order() -> None:
+    reader = World().connect()
+    reader.send(b"FETCH t 0 100 3000\nFETCH u 0 100 1000\nPING\n")
+    reader.advance(2)
+    assert reader.take() == b""
+    reader.advance(1.5)
+    assert reader.take() == b"EOF\nEOF\nPONG\n"
+
+
+def test_what_follows_a_waiting_fetch_is_executed_and_may_end_its_wait() -> None:
+    peer = World().connect()
+    peer.send(b"FETCH t 0 100 5000\nPRODUCE t one\n")
+    peer.settle()
+    assert peer.take() == b"CHUNK 0 7 7\n" + record(b"one") + b"OK 0\n"
+
+
+def test_a_fetch_beyond_the_end_waits_until_the_log_gets_there() -> None:
+    world = World()
+    writer, reader, lost = world.connect(), world.connect(), world.connect()
+    reader.send(b"FETCH t 7 100 5000\n")
+    lost.send(b"FETCH t 9 100 5000\n")
+    writer.ask(b"PRODUCE t one\n")
+    assert reader.take() == b""
+    writer.ask(b"PRODUCE t two\n")
+    assert reader.take() == b"CHUNK 7 7 14\n" + record(b"two")
+    assert lost.take() == b"ERR BAD_OFFSET not the start of a record; the nearest below is 7\n"
+
+
+def test_a_deleted_topic_ends_a_fetch_that_waits_and_its_successor_does_not_serve_it() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    reader.send(b"FETCH t 7 100 5000\n")
+    writer.ask(b"DELETE t\nPRODUCE t new\nPRODUCE t newer\n")
+    assert reader.take() == b"ERR NO_TOPIC the topic was deleted\n"
+
+
+def test_a_fetch_that_waits_is_read_from_the_disk_where_it_must() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    reader.send(b"FETCH t 0 100 1000\n")
+    writer.send(b"PRODUCE t one\n")
+    world.log("t").cold = True
+    writer.settle()
+    reader.advance(5)  # it was in time: the disk was not
+    assert reader.take() == b""
+    world.store.thaw()
+    assert reader.take() == b"CHUNK 0 7 7\n" + record(b"one")
+    assert world.store.open_chunks == 0
+
+
+# TAIL.
+
+
+def test_a_tail_gets_what_is_there_and_what_comes() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\nPRODUCE t two\n")
+    reader.send(b"TAIL t 7\n")
+    assert reader.take() == b"MESSAGE 7 3 two\n"
+    writer.send(b"PRODUCE t three\nPRODUCE t four\n")
+    assert reader.take() == b""
+    writer.settle()
+    assert reader.take() == b"MESSAGE 14 5 three\nMESSAGE 23 4 four\n"
+
+
+def test_a_tail_waits_for_its_topic() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    reader.send(b"TAIL t 0\n")
+    writer.ask(b"PRODUCE t one\n")
+    writer.ask(b"PRODUCE t two\n")
+    assert reader.take() == b"MESSAGE 0 3 one\nMESSAGE 7 3 two\n"
+
+
+def test_any_line_ends_a_tail_and_is_not_executed() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    for line in (b"QUIT\n", b"\n", b"PRODUCE t x\r\n", b"x" * 5000 + b"\n"):
+        reader.send(b"TAIL t 0\n")
+        reader.send(line)
+        assert reader.take() == b"MESSAGE 0 3 one\nOK 7\n"
+        assert reader.ask(b"PING\n") == b"PONG\n"
+    assert world.log("t").end == 7
+    assert world.log("t").watchers == set()
+
+
+def test_the_line_that_ends_a_tail_may_come_in_pieces() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    reader.send(b"TAIL t 0\nst")
+    writer.ask(b"PRODUCE t one\n")
+    reader.send(b"op")
+    assert reader.take() == b"MESSAGE 0 3 one\n"
+    reader.send(b"\nPING\n")
+    assert reader.take() == b"OK 7\nPONG\n"
+
+
+def test_a_line_that_a_tails_refusal_overtakes_is_still_not_a_request() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    reader.send(b"TAIL t 7\nPRODUCE t ")
+    writer.ask(b"DELETE t\n")
+    reader.send(b"boo\nPING\n")
+    assert reader.take() == b"ERR NO_TOPIC the topic was deleted\nPONG\n"
+    assert world.namespace.logs == {}
+
+
+def test_a_tail_begins_when_what_was_asked_before_is_answered() -> None:
+    world = World()
+    reader = world.connect()
+    reader.send(b"PRODUCE t one\nTAIL t 0\n")
+    assert reader.take() == b""
+    reader.settle()
+    assert reader.take() == b"OK 0\nMESSAGE 0 3 one\n"
+
+
+def test_a_tail_that_ends_before_its_turn_says_so_in_turn() -> None:
+    reader = World().connect()
+    reader.send(b"PRODUCE t one\nTAIL t 0\nenough\nPING\n")
+    reader.settle()
+    assert reader.take() == b"OK 0\nOK 0\nPONG\n"
+
+
+def test_a_half_close_ends_a_tail() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    reader.send(b"TAIL t 0\n")
+    reader.close_input()
+    assert reader.connection.finished
+    assert reader.take() == b"MESSAGE 0 3 one\nOK 7\n"
+    writer.ask(b"PRODUCE t two\n")
+    assert reader.take() == b""
+
+
+def test_a_deleted_topic_ends_its_tails() -> None:
+    world = World()
+    writer = world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    readers = tails(world, 3)
+    writer.ask(b"DELETE t\nPRODUCE t new\n")
+    for reader in readers:
+        assert reader.take() == b"MESSAGE 0 3 one\nERR NO_TOPIC the topic was deleted\n"
+        assert reader.ask(b"CONSUME t 0\n") == b"MESSAGE 0 3 new\n"
+
+
+def test_a_tail_from_amid_a_record_is_refused() -> None:
+    world = World()
+    writer, reader, early = world.connect(), world.connect(), world.connect()
+    early.send(b"TAIL t 9\n")
+    writer.ask(b"PRODUCE t one\nPRODUCE t two\n")
+    reader.send(b"TAIL t 9\nPING\n")
+    refused = b"ERR BAD_OFFSET not the start of a record; the nearest below is 7\n"
+    assert reader.take() == refused + b"PONG\n"
+    assert early.take() == refused
+
+
+def test_a_tail_beyond_the_end_begins_there() -> None:
+    world = World()
+    writer, reader, beside = world.connect(), world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    beside.send(b"TAIL t 7\n")
+    reader.send(b"TAIL t 14\n")
+    writer.ask(b"PRODUCE t two\n")
+    writer.ask(b"PRODUCE t three\n")
+    assert reader.take() == b"MESSAGE 14 5 three\n"
+    assert beside.take() == b"MESSAGE 7 3 two\nMESSAGE 14 5 three\n"
+
+
+def test_a_hundred_tails_share_one_read_and_one_encoding() -> None:
+    world = World()
+    writer = world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    readers = tails(world, 100, offset=7)
+    log = world.log("t")
+    log.reads = 0
+    writer.ask(b"".join(b"PRODUCE t %d\n" % number for number in range(50)))
+    assert log.reads == 1
+    chunks = {id(chunk) for reader in readers for chunk in reader.connection.outbox.chunks or ()}
+    assert len(chunks) == 1
+    answers = {reader.take() for reader in readers}
+    assert len(answers) == 1
+    assert answers.pop().count(b"\n") == 50
+
+
+def test_a_slow_tail_falls_behind_alone_and_catches_up_without_a_gap() -> None:
+    world = World()
+    writer = world.connect()
+    writer.ask(b"PRODUCE t 0\n")
+    quick, slow = world.connect(), world.connect(bound=20_000)
+    for peer in (quick, slow):
+        peer.send(b"TAIL t 0\n")
+    got = quick.take()
+    for round_ in range(100):
+        writer.ask(b"".join(b"PRODUCE t %04d-%04d\n" % (round_, number) for number in range(100)))
+        got += quick.take()
+        assert slow.connection.outbox.size < 50_000
+    assert world.broker.counts.tails_fallen_behind >= 1
+    late = b""
+    while more := slow.ask(b""):
+        late += more
+    assert late == got
+    assert got.count(b"\n") == 10_001
+    writer.ask(b"PRODUCE t news\n")
+    assert quick.take() == slow.take() != b""
+
+
+def test_a_tail_of_a_long_log_gives_others_their_turn() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect(bound=1 << 30)
+    writer.ask(b"APPEND t 900000\n" + b"x" * 900_000)
+    writer.ask(b"APPEND t 900000\n" + b"y" * 900_000)
+    reader.send(b"TAIL t 0\n")
+    assert reader.connection.outbox.size < 1_000_000
+    reader.settle()
+    assert reader.connection.outbox.size > 1_800_000
+
+
+def test_the_tail_whose_turn_it_was_may_leave_and_the_others_go_on() -> None:
+    world = World()
+    writer = world.connect()
+    writer.ask(b"PRODUCE t 0\n")
+    readers = tails(world, 3, offset=5)
+    writer.send(b"APPEND t 300000\n" + b"x" * 300_000 + b"APPEND t 300000\n" + b"y" * 300_000)
+    world.store.settle()  # the second push waits for the next round of the first reader
+    readers[0].lose()
+    for reader in readers[1:]:
+        reader.settle()
+        assert len(reader.take()) > 600_000
+
+
+def test_a_tail_reads_from_the_disk_where_it_must() -> None:
+    world = World()
+    writer, early = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    early.send(b"TAIL t 0\n")
+    assert early.take() == b"MESSAGE 0 3 one\n"
+    world.log("t").cold = True
+    late = world.connect()
+    late.send(b"TAIL t 0\n")
+    writer.ask(b"PRODUCE t two\n")
+    writer.ask(b"PRODUCE t three\n")
+    assert early.take() == late.take() == b""
+    world.store.thaw()
+    for peer in (early, late):
+        peer.settle()
+        world.store.thaw()
+    assert early.take() == b"MESSAGE 7 3 two\nMESSAGE 14 5 three\n"
+    assert late.take() == b"MESSAGE 0 3 one\nMESSAGE 7 3 two\nMESSAGE 14 5 three\n"
+
+
+def test_a_tail_that_ends_while_it_reads_sends_nothing_more() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    world.log("t").cold = True
+    reader.send(b"TAIL t 0\n")
+    reader.send(b"stop\n")
+    world.store.thaw()
+    assert reader.take() == b"OK 0\n"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("write"), st.integers(1, 40)),
+            st.tuples(st.just("settle"), st.just(0)),
+            st.tuples(st.just("read"), st.integers(0, 3)),
+            st.tuples(st.just("thaw"), st.just(0)),
+            st.tuples(st.just("cold"), st.integers(0, 1)),
+            st.tuples(st.just("join"), st.integers(0, 30)),
+            st.tuples(st.just("leave"), st.integers(0, 3)),
+            st.tuples(st.just("round"), st.integers(0, 3)),
+        ),
+        max_size=40,
+    )
+)
+def test_every_tail_gets_every_record_once_whatever_happens(steps: list[tuple[str, int]]) -> None:
+    world = World()
+    writer = world.connect()
+    writer.ask(b"PRODUCE t first\n")
+    log = world.log("t")
+    readers: list[tuple[Peer, int]] = []
+    got: dict[Peer, bytes] = {}
+    written = 0
+    for what, number in steps:
+        if what == "write":
+            written += 1
+            writer.send(b"".join(b"PRODUCE t %d-%d\n" % (written, which) for which in range(number)))
+        elif what == "settle":
+            world.store.settle()
+        elif what == "thaw":
+            world.store.thaw()
+        elif what == "cold":
+            log.cold = bool(number)
+        elif what == "join":
+            starts = [0, *_ends(bytes(log.data[: log.visible]))]
+            offset = starts[number % len(starts)]
+            peer = world.connect(bound=200)
+            peer.send(b"TAIL t %d\n" % offset)
+            readers.append((peer, offset))
+            got[peer] = b""
+        elif readers:
+            peer, _ = readers[number % len(readers)]
+            if what == "read":
+                got[peer] += peer.take()
+            elif what == "leave":
+                peer.lose()
+                readers = [entry for entry in readers if entry[0] is not peer]
+            else:
+                peer.settle()
+    log.cold = False
+    world.store.settle()
+    for _ in range(200):
+        world.store.thaw()
+        for peer, _ in readers:
+            got[peer] += peer.ask(b"")
+    for peer, offset in readers:
+        expected = b"".join(
+            b"MESSAGE %d %d %b\n" % (at, end - at - 4, bytes(log.data[at + 4 : end]))
+            for at, end in zip([0, *_ends(bytes(log.data))], _ends(bytes(log.data)), strict=False)
+            if at >= offset
+        )
+        assert got[peer] == expected
+
+
+def _ends(data: bytes) -> list[int]:
+    ends, at = [], 0
+    while at < len(data):
+        at += 4 + int.from_bytes(data[at : at + 4], "big")
+        ends.append(at)
+    return ends
+
+
+def test_the_helpers_of_this_file_agree() -> None:
+    assert _ends(records(b"a", b"", b"ccc")) == [5, 9, 16]

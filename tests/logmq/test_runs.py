@@ -1,0 +1,163 @@
+"""Every short cut gives what the plain loop gives, or says that it does not apply."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from logmq import runs
+from tests.logmq.fakes import record, record_starts, records
+
+WORD = b"PRODUCE t "
+SIZE_MAX = 5000
+
+messages = st.one_of(
+    st.binary(max_size=12),
+    st.sampled_from(
+        [b"", b"a", b"ab", b"PRODUCE t ", b"\x00\x00\x00\x0a", b"x" * 10, b"x" * 266, b"y" * 4097]
+    ),
+)
+same_sizes = st.integers(0, 12).flatmap(
+    lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=12)
+)
+payloads = st.one_of(st.lists(messages, min_size=1, max_size=12), same_sizes)
+
+
+def slowly_produced(lines: bytes) -> list[bytes] | None:
+    """What `runs.produced` must find, line by line."""
+    found = []
+    alone = lines.count(b"\n") == 1
+    for line in lines[:-1].split(b"\n"):
+        carriage_return = line.endswith(b"\r") or (b"\r" in line and not alone)
+        if not line.startswith(WORD) or carriage_return or len(line) - len(WORD) > SIZE_MAX:
+            return None
+        found.append(line[len(WORD) :])
+    return found
+
+
+def slow_ok_lines(first: int, sizes: Sequence[int]) -> bytes:
+    lines = b""
+    for size in sizes:
+        lines += b"OK %d\n" % first
+        first += 4 + size
+    return lines
+
+
+def slow_message_lines(data: bytes, offset: int) -> bytes:
+    return b"".join(
+        b"MESSAGE %d %d %b\n" % (offset + at, end - at - 4, data[at + 4 : end])
+        for at, end in record_starts(data)
+    )
+
+
+@given(
+    st.lists(st.one_of(messages, st.just(b"\nPRODUCE t ")), min_size=1, max_size=12), st.integers(0, 2**62)
+)
+@example(
+    [b"a\nPRODUCE t b", b"x" * 23], 0
+)  # lines of unlike length with ends where like ones would have them
+@example([b"a\nQUIT", b"b\nPING"], 0)
+@example([b"1234567890"] * 5, 7)  # the header itself holds an LF
+@example([b"x" * (SIZE_MAX + 1)] * 2, 7)
+def test_a_run_is_taken_exactly_when_every_line_belongs_to_it(bodies: list[bytes], first: int) -> None:
+    lines = b"".join(WORD + body + b"\n" for body in bodies)
+    expected = slowly_produced(lines)
+    run = runs.produced(lines, WORD, b"\n" + WORD, SIZE_MAX)
+    if expected is None:
+        assert run is None
+        return
+    assert run is not None
+    blob, count, lengths = run
+    assert blob == records(*expected)
+    assert count == len(expected)
+    assert runs.ok_lines(first, count, lengths) == slow_ok_lines(first, [len(body) for body in expected])
+
+
+@given(same_sizes, st.integers(0, 2**62))
+def test_a_run_of_one_size_is_taken_whole(bodies: list[bytes], first: int) -> None:
+    lines = b"".join(WORD + body + b"\n" for body in bodies)
+    run = runs.produced(lines, WORD, b"\n" + WORD, SIZE_MAX)
+    expected = slowly_produced(lines)
+    assert (run and run[0]) == (None if expected is None else records(*expected))
+
+
+@given(same_sizes, st.binary(max_size=30), st.data())
+def test_alike_appends_are_taken_at_once_and_no_others(
+    bodies: list[bytes], tail: bytes, data: st.DataObject
+) -> None:
+    word = b"APPEND t %d\n" % len(bodies[0])
+    requests = [word + body for body in bodies]
+    odd = data.draw(st.booleans())
+    if odd:
+        place = data.draw(st.integers(1, len(requests)))
+        requests.insert(place, b"APPEND u %d\n" % len(bodies[0]) + bodies[0])
+    stream = b"".join(requests) + (tail[: len(word) - 1] if not tail.startswith(word) else b"")
+    blob, count = runs.appended(stream, word, len(bodies[0]))
+    if odd or len(bodies) < 4:
+        assert (blob, count) == (b"", 0)
+    else:
+        whole = len(stream) // len(requests[0])
+        assert count in (0, len(bodies)) if whole == len(bodies) else count == 0
+        assert blob == (records(*bodies) if count else b"")
+
+
+@given(payloads)
+@example([b"z" * 5000, b""])
+def test_encoding_gives_records_and_their_lengths(bodies: list[bytes]) -> None:
+    assert runs.encode(bodies) == (records(*bodies), [4 + len(body) for body in bodies])
+
+
+@given(payloads, st.integers(0, 2**62))
+@example([b"\x00\x00\x00\x04", b"abcd", b"\x00\x00\x00\x04", b"efgh", b"ijkl"], 3)
+@example([b"abcd", b"\x04" * 260], 0)  # only the last byte of the headers is the same at every stride
+def test_message_lines_are_those_of_the_plain_loop(bodies: list[bytes], offset: int) -> None:
+    assert runs.message_lines(records(*bodies), offset) == slow_message_lines(records(*bodies), offset)
+
+
+@given(payloads, st.binary(max_size=5))
+@example([b"abcd", b"\x04" * 260], b"")
+def test_only_whole_records_are_counted(bodies: list[bytes], tail: bytes) -> None:
+    assert runs.record_count(records(*bodies), SIZE_MAX) == len(bodies)
+    damaged = records(*bodies) + tail
+    try:
+        expected = len(list(record_starts(damaged)))
+    except AssertionError:
+        assert runs.record_count(damaged, SIZE_MAX) is None
+    else:
+        assert runs.record_count(damaged, SIZE_MAX) in (expected, None)
+
+
+def test_nothing_is_no_records() -> None:
+    assert runs.record_count(b"", SIZE_MAX) is None
+    assert runs.record_count(b"\0\0\0", SIZE_MAX) is None
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_a_record_above_the_limit_spoils_the_batch(count: int) -> None:
+    assert runs.record_count(record(b"x" * 10) * count, 10) == count
+    assert runs.record_count(record(b"x" * 11) * count, 10) is None
+
+
+@given(payloads, st.data())
+def test_consumed_follows_the_records_as_far_as_the_offsets_do(
+    bodies: list[bytes], data: st.DataObject
+) -> None:
+    blob = records(*bodies)
+    starts = [at for at, _ in record_starts(blob)]
+    begin = data.draw(st.integers(0, len(bodies) - 1))
+    first = 1000 + starts[begin]
+    asked = [1000 + at for at in starts[begin:]]
+    cut = data.draw(st.integers(0, len(asked)))
+    asked[cut:] = data.draw(st.lists(st.integers(0, 3000), max_size=3))
+    skipped = data.draw(st.integers(0, 3))
+    expected = 0
+    for offset, start in zip(asked, starts[begin:], strict=False):
+        if offset != 1000 + start:
+            break
+        expected += 1
+    count, at = runs.consumed(
+        [7] * skipped + asked, skipped, blob, starts[begin], first, runs.same_length(blob)
+    )
+    assert count == expected
+    assert at == ([*starts, len(blob)])[begin + expected]

@@ -1,0 +1,203 @@
+"""LogMQ on a real store behind real sockets: what the fakes cannot show."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import trio
+
+from logmq.settings import LogmqSettings, TopicSettings
+from shared.net.settings import NetSettings
+from shared.storage.settings import Durability
+from tests.logmq.fakes import record, records
+from tests.logmq.model import strip_answers
+from tests.logmq.served import served
+from tests.logmq.test_session_input import ask_model
+
+
+@pytest.mark.parametrize("driver", ["auto", "stream"])
+async def test_a_first_session_with_nc(tmp_path: Path, driver: Literal["auto", "stream"]) -> None:
+    async with served(tmp_path, net=NetSettings(driver=driver)) as server:
+        peer = await server.connect()
+        await peer.send(
+            b"PRODUCE orders item-1\nPRODUCE orders item-2\nCONSUME orders 0\nFETCH orders 0 99\n"
+        )
+        await peer.stream.send_eof()
+        assert await peer.rest() == (
+            b"OK 0\nOK 10\nMESSAGE 0 6 item-1\nCHUNK 0 20 20\n" + records(b"item-1", b"item-2")
+        )
+
+
+async def test_the_file_is_the_specs_byte_for_byte(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        peer = await server.connect()
+        assert await peer.ask(b"PRODUCE orders hello-world") == b"OK 0"
+    assert (tmp_path / "logmq" / "orders.log").read_bytes() == bytes.fromhex("0000000b68656c6c6f2d776f726c64")
+
+
+@pytest.mark.parametrize("clean", [True, False])
+async def test_everything_acknowledged_is_there_after_a_restart(tmp_path: Path, clean: bool) -> None:
+    settings = LogmqSettings(topics={"n*": TopicSettings(durability=Durability.parse("none"))})
+    async with served(tmp_path, settings, clean=clean) as server:
+        peer = await server.connect()
+        await peer.send(b"PRODUCE t one\nPRODUCE n one\nBATCH t w 7 7\n" + record(b"two") + b"COMMIT g t 7\n")
+        assert [await peer.line() for _ in range(4)] == [b"OK 0", b"OK 0", b"OK 7", b"OK 7"]
+        await peer.send(
+            b"PRODUCE gone x\nCOMMIT g gone 5\nBATCH gone w 7 7\n" + record(b"two") + b"DELETE gone\n"
+        )
+        assert [await peer.line() for _ in range(4)] == [b"OK 0", b"OK 5", b"OK 5", b"OK"]
+    async with served(tmp_path, settings) as server:
+        peer = await server.connect()
+        assert await peer.ask(b"CONSUME t 7") == b"MESSAGE 7 3 two"
+        assert await peer.ask(b"CONSUME n 0") == b"MESSAGE 0 3 one"
+        assert await peer.ask(b"COMMITTED g t") == b"OK 7"
+        await peer.send(b"BATCH t w 7 7\n" + record(b"two"))
+        assert await peer.line() == b"OK 7"
+        assert await peer.ask(b"OFFSETS t") == b"OFFSETS 0 14"
+        assert await peer.ask(b"PRODUCE gone y") == b"OK 0"
+        assert (await peer.ask(b"COMMITTED g gone")).startswith(b"ERR NO_COMMIT ")
+        await peer.send(b"BATCH gone w 7 7\n" + record(b"two"))
+        assert await peer.line() == b"OK 5"
+
+
+async def test_a_long_pipeline_against_the_plain_model(tmp_path: Path) -> None:
+    steps: list[tuple[Any, ...]] = []
+    for number in range(3000):
+        topic = "abc"[number % 7 % 3]
+        steps.append(("produce", topic, b"m%d" % number))
+        if number % 5 == 0:
+            steps.append(("consume", topic, 0))
+        if number % 50 == 0:
+            steps += [("append", topic, b"\n" * number), ("batch", topic, number, [b"", b"x" * number])]
+        if number % 100 == 0:
+            steps += [("offsets", topic), ("list_topics",), ("fetch", topic, 0, 1000), ("commit", "g", topic)]
+        if number % 1000 == 999:
+            steps += [("delete", topic), ("committed", "g", topic)]
+    steps = [
+        (what, "c.d" if rest and rest[0] == "c" else rest[0], *rest[1:]) if rest else (what,)
+        for what, *rest in steps
+    ]
+    asked = ask_model(steps)
+    async with served(tmp_path) as server:
+        peer = await server.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.send, b"".join(one.sent for one in asked))
+            expected = sum(len(one.answers[-1]) for one in asked if len(one.answers) == 1)
+            answers = await peer.take(expected)
+        await peer.stream.send_eof()
+        assert strip_answers(answers + await peer.rest(), asked) == b""
+
+
+async def test_tails_and_fetches_on_several_connections(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        writer = await server.connect()
+        tails = [await server.connect() for _ in range(10)]
+        fetch = await server.connect()
+        for tail in tails:
+            await tail.send(b"TAIL t 0\n")
+        await fetch.send(b"FETCH t 0 1000 10000\n")
+        await writer.send(b"".join(b"PRODUCE t %04d\n" % number for number in range(1000)))
+        expected = b"".join(b"MESSAGE %d 4 %04d\n" % (8 * number, number) for number in range(1000))
+        for tail in tails:
+            assert await tail.take(len(expected)) == expected
+        assert (await fetch.line()).startswith(b"CHUNK 0 ")
+        for tail in tails:
+            await tail.send(b"stop\n")
+            assert await tail.line() == b"OK 8000"
+        assert (await writer.ask(b"PING")).startswith(b"OK")
+
+
+async def test_a_large_fetch_arrives_whole(tmp_path: Path) -> None:
+    body = bytes(range(256)) * 2048
+    async with served(tmp_path) as server:
+        peer = await server.connect()
+        for number in range(20):
+            await peer.send(b"APPEND t %d\n%b" % (len(body), body))
+            assert await peer.line() == b"OK %d" % (number * (len(body) + 4))
+        total = 20 * (len(body) + 4)
+        for _ in range(2):  # what has been checked once is served in larger pieces
+            at, pieces = 0, []
+            while at < total:
+                await peer.send(b"FETCH t %d 67108864\n" % at)
+                _, offset, length, following = (await peer.line()).split()
+                assert (int(offset), int(following)) == (at, at + int(length))
+                pieces.append(await peer.take(int(length)))
+                at = int(following)
+            assert b"".join(pieces) == record(body) * 20
+        assert len(pieces) == 1
+        assert await peer.ask(b"PING") == b"PONG"
+
+
+async def test_a_tail_that_does_not_read_holds_nobody_up_and_loses_nothing(tmp_path: Path) -> None:
+    body = b"x" * 50_000
+    async with served(tmp_path) as server:
+        writer, slow = await server.connect(), await server.connect()
+        await slow.send(b"TAIL t 0\n")
+        for number in range(200):
+            assert await writer.ask(b"PRODUCE t " + body) == b"OK %d" % (number * 50_004)
+        assert server.broker.counts.tails_fallen_behind > 0
+        line = len(b"MESSAGE %d 50000 \n" % 0) + 50_000
+        got = await slow.take(line)
+        for number in range(1, 200):
+            got = await slow.line()
+            assert got == b"MESSAGE %d 50000 %b" % (number * 50_004, body)
+
+
+async def test_marks_cover_a_log_without_gaps(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        peer = await server.connect()
+        await peer.send(b"".join(b"PRODUCE t %05d%b\n" % (number, b"x" * 95) for number in range(3000)))
+        for _ in range(3000):
+            await peer.line()
+        await peer.send(b"MARKS t 0 999999999\n")
+        at = count = 0
+        while (line := await peer.line()) != b"END":
+            word, offset, length, found, _, unix_ms = line.split(b" ")
+            assert (word, int(offset)) == (b"MARK", at)
+            at += int(length)
+            count += int(found)
+            assert int(unix_ms) > 1_600_000_000_000
+        assert at <= 3000 * 104
+        assert at == 104 * count
+        assert await peer.ask(b"SEEK t 0") == b"OK 0"
+
+
+async def test_retention_moves_the_first_offset_and_readers_are_told(tmp_path: Path) -> None:
+    settings = LogmqSettings(topics={"short*": TopicSettings(retention_bytes=200_000)})
+    async with served(tmp_path, settings) as server:
+        peer = await server.connect()
+        for topic in (b"short", b"long"):
+            for _ in range(20):
+                await peer.send(b"APPEND %b 50000\n" % topic + b"x" * 50_000)
+                await peer.line()
+        await server.store.retain()
+        _, first, end = (await peer.ask(b"OFFSETS short")).split()
+        assert int(end) == 20 * 50_004
+        assert int(end) - int(first) < 400_000
+        assert int(first) > 0
+        assert (await peer.ask(b"CONSUME short 0")) == b"ERR OUT_OF_RANGE the first kept offset is " + first
+        assert (await peer.ask(b"CONSUME short " + first)).startswith(b"MESSAGE " + first + b" 50000 ")
+        assert await peer.ask(b"OFFSETS long") == b"OFFSETS 0 1000080"
+
+
+async def test_an_idle_connection_costs_little(tmp_path: Path) -> None:
+    import gc
+    import tracemalloc
+
+    async with served(tmp_path) as server:
+        first = await server.connect()
+        await first.ask(b"PRODUCE t one")
+        gc.collect()
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        sessions = len(server.broker.sessions)
+        peers = []
+        for _ in range(100):
+            peer = await server.connect()
+            assert await peer.ask(b"CONSUME t 0") == b"MESSAGE 0 3 one"
+            peers.append(peer.stream)
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert len(server.broker.sessions) == sessions + 100
+        assert held / 100 < 10 * 1024  # both ends of each, and the test's own

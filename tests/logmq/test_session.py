@@ -1,0 +1,448 @@
+"""What each request answers, and each refusal."""
+
+from pathlib import Path
+
+import pytest
+
+from logmq.settings import LogmqSettings, TopicSettings
+from logmq.wire import HELP_LINE, REQUESTS
+from shared.errors import CorruptRecord, StoreFull, StoreReadOnly
+from shared.storage.settings import Durability
+from tests.logmq.fakes import World, record, records
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "logmq"
+
+
+@pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.hex")), ids=lambda file: file.stem)
+def test_golden_conversations(file: Path) -> None:
+    """Each file is a connection to an empty server: `C` bytes are sent, `S` bytes are what must come back."""
+    peer = World().connect()
+    said = 0
+    for line in file.read_text().splitlines():
+        side, _, text = line.partition("#")[0].partition(" ")
+        data = bytes.fromhex(text)
+        if side == "C":
+            peer.send(data)
+        elif side == "S":
+            peer.settle()
+            taken = peer.take()
+            assert taken == data, line
+            said += 1
+    assert said
+
+
+def test_the_specs_own_example() -> None:
+    peer = World().connect()
+    assert peer.ask(b"PRODUCE orders item-1\n") == b"OK 0\n"
+    assert peer.ask(b"CONSUME orders 0\n") == b"MESSAGE 0 6 item-1\n"
+    assert peer.ask(b"CONSUME orders 10\n") == b"EOF\n"
+    assert bytes(peer.world.log("orders").data) == bytes.fromhex("00000006") + b"item-1"
+
+
+@pytest.mark.parametrize(
+    ("message", "line_end"),
+    [
+        (b"", b"\n"),
+        (b" ", b"\n"),
+        (b"a b  c ", b"\n"),
+        (b"x", b"\r\n"),
+        (b"x\r", b"\r\n"),
+        (b"\xff\x00\t", b"\n"),
+    ],
+)
+def test_a_message_is_everything_behind_the_topics_space(message: bytes, line_end: bytes) -> None:
+    peer = World().connect()
+    expected = message if line_end == b"\r\n" or not message.endswith(b"\r") else message[:-1]
+    assert peer.ask(b"PRODUCE t " + message + line_end) == b"OK 0\n"
+    assert peer.ask(b"CONSUME t 0" + line_end) == b"MESSAGE 0 %d %b\n" % (len(expected), expected)
+
+
+def test_a_topic_that_does_not_exist_is_at_its_end() -> None:
+    peer = World().connect()
+    assert peer.ask(b"CONSUME nix 0\nCONSUME nix 77\nFETCH nix 0 100\n") == b"EOF\nEOF\nEOF\n"
+    assert peer.world.namespace.logs == {}
+
+
+def test_a_consume_sees_what_the_same_connection_wrote_just_before() -> None:
+    peer = World().connect()
+    peer.send(b"PRODUCE t one\nCONSUME t 0\nPRODUCE t two\nCONSUME t 7\nCONSUME t 14\nFETCH t 7 99\n")
+    assert peer.take() == b""
+    peer.settle()
+    assert peer.take() == (
+        b"OK 0\nMESSAGE 0 3 one\nOK 7\nMESSAGE 7 3 two\nEOF\nCHUNK 7 7 14\n" + record(b"two")
+    )
+
+
+def test_a_consume_at_the_end_does_not_see_what_is_written_after_it() -> None:
+    peer = World().connect()
+    assert peer.ask(b"CONSUME t 0\nPRODUCE t one\n") == b"EOF\nOK 0\n"
+
+
+def test_a_fetch_does_not_see_what_is_written_after_it() -> None:
+    peer = World().connect()
+    sent = b"PRODUCE t one\nFETCH t 0 100\nPRODUCE t two\n"
+    assert peer.ask(sent) == b"OK 0\nCHUNK 0 7 7\n" + record(b"one") + b"OK 7\n"
+
+
+def test_a_delete_waits_for_what_was_asked_before_it() -> None:
+    peer = World().connect()
+    sent = b"PRODUCE t one\nCONSUME t 0\nDELETE t\nCONSUME t 0\n"
+    assert peer.ask(sent) == b"OK 0\nMESSAGE 0 3 one\nOK\nEOF\n"
+
+
+def test_nobody_sees_what_the_disk_has_not_confirmed() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.send(b"PRODUCE t one\n")
+    reader.send(b"CONSUME t 0\nFETCH t 0 100\nOFFSETS t\n")
+    assert reader.take() == b"EOF\nEOF\nOFFSETS 0 0\n"
+    writer.settle()
+    reader.send(b"CONSUME t 0\n")
+    assert reader.take() == b"MESSAGE 0 3 one\n"
+
+
+def test_a_reader_sees_a_record_before_its_producer_is_answered() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    reader.send(b"TAIL t 0\n")
+    seen: list[bytes] = []
+    writer.send(b"PRODUCE t one\n")
+    writer.session.replies.when_empty(lambda: seen.append(reader.take()))
+    world.store.settle()
+    assert seen == [b"MESSAGE 0 3 one\n"]
+
+
+def test_append_takes_any_bytes() -> None:
+    peer = World().connect()
+    body = bytes(range(256)) + b"\n\r\nPRODUCE t x\n"
+    assert peer.ask(b"APPEND t %d\n%bPING\n" % (len(body), body)) == b"OK 0\nPONG\n"
+    assert peer.ask(b"CONSUME t 0\n") == b"MESSAGE 0 %d %b\n" % (len(body), body)
+    assert peer.ask(b"APPEND t 0\n") == b"OK %d\n" % (4 + len(body))
+
+
+def test_fetch_gives_whole_records_and_at_least_one() -> None:
+    peer = World().connect()
+    peer.ask(b"PRODUCE t one\nPRODUCE t three\nPRODUCE t x\n")
+    assert peer.ask(b"FETCH t 0 1\n") == b"CHUNK 0 7 7\n" + record(b"one")
+    assert peer.ask(b"FETCH t 0 16\n") == b"CHUNK 0 16 16\n" + records(b"one", b"three")
+    assert peer.ask(b"FETCH t 7 20\n") == b"CHUNK 7 14 21\n" + records(b"three", b"x")
+    assert peer.ask(b"FETCH t 21 20\n") == b"EOF\n"
+    assert peer.world.store.open_chunks == 0
+
+
+def test_marks_lists_the_entries_that_touch_a_range() -> None:
+    peer = World().connect()
+    peer.ask(b"".join(b"PRODUCE t %b\n" % (b"m" * 30) for _ in range(10)))
+    everything = peer.ask(b"MARKS t 0 9999\n")
+    assert everything.splitlines()[:2] == [b"MARK 0 68 2 0 1000", b"MARK 68 68 2 476 1068"]
+    assert everything.endswith(b"\nEND\n")
+    assert peer.ask(b"MARKS t 68 69\n") == b"MARK 68 68 2 476 1068\nEND\n"
+    assert peer.ask(b"MARKS t 67 69\n") == b"MARK 0 68 2 0 1000\nMARK 68 68 2 476 1068\nEND\n"
+    assert peer.ask(b"MARKS t 9 2\nMARKS t 9999 99999\n") == b"END\nEND\n"
+
+
+def test_seek_finds_the_first_record_at_or_after_a_time() -> None:
+    peer = World().connect()
+    peer.ask(b"".join(b"PRODUCE t %b\n" % (b"m" * 30) for _ in range(6)))
+    assert peer.ask(b"SEEK t 0\nSEEK t 2001\nSEEK t 99999999\n") == b"OK 0\nOK 68\nOK 204\n"
+
+
+def test_topics_are_listed_in_order_however_many() -> None:
+    peer = World().connect()
+    names = sorted(b"t%d" % number for number in range(2000))
+    peer.ask(b"".join(b"PRODUCE %b x\n" % name for name in names))
+    expected = b"".join(b"TOPIC %b 0 5\n" % name for name in names) + b"END\n"
+    assert peer.ask(b"TOPICS\nPING\n") == expected + b"PONG\n"
+
+
+def test_topics_of_an_empty_server() -> None:
+    assert World().connect().ask(b"TOPICS\n") == b"END\n"
+
+
+def test_a_listing_goes_on_as_its_peer_takes_it() -> None:
+    world = World()
+    world.connect().ask(b"".join(b"PRODUCE t%d x\n" % number for number in range(3000)))
+    peer = world.connect(bound=4096)
+    peer.send(b"TOPICS\nPING\n")
+    peer.settle()
+    assert peer.connection.outbox.size < 3000 * 5
+    listed = peer.take()
+    assert listed.count(b"TOPIC ") == 3000
+    assert listed.endswith(b"END\nPONG\n")
+
+
+def test_groups_commit_and_are_told_what_they_committed() -> None:
+    peer = World().connect()
+    peer.ask(b"PRODUCE t one\nPRODUCE t two\n")
+    assert peer.ask(b"COMMITTED g t\n") == b"ERR NO_COMMIT group g has committed nothing of t\n"
+    assert (
+        peer.ask(b"COMMIT g t 7\nCOMMITTED g t\nCOMMIT g t 14\nCOMMITTED g t\n")
+        == b"OK 7\nOK 7\nOK 14\nOK 14\n"
+    )
+    assert peer.ask(b"COMMITTED other t\n").startswith(b"ERR NO_COMMIT ")
+    assert (
+        peer.ask(b"COMMIT g t 3\n") == b"ERR BAD_OFFSET not the start of a record; the nearest below is 0\n"
+    )
+    assert peer.ask(b"COMMIT g t 15\n") == b"ERR BAD_OFFSET beyond the end; the nearest below is 14\n"
+    assert peer.ask(b"COMMITTED g t\n") == b"OK 14\n"
+
+
+def test_a_commit_may_follow_its_record_in_one_go() -> None:
+    peer = World().connect()
+    assert peer.ask(b"PRODUCE t one\nCOMMIT g t 7\nCOMMITTED g t\n") == b"OK 0\nOK 7\nOK 7\n"
+
+
+def test_a_commit_is_not_told_to_others_before_it_is_durable() -> None:
+    world = World()
+    peer, other = world.connect(), world.connect()
+    peer.ask(b"PRODUCE t one\n")
+    peer.send(b"COMMIT g t 7\n")
+    other.send(b"COMMITTED g t\n")
+    assert other.take() == b""
+    world.store.settle()
+    assert (peer.take(), other.take()) == (b"OK 7\n", b"OK 7\n")
+
+
+def test_delete_ends_a_topic_and_all_that_hangs_on_it() -> None:
+    peer = World().connect()
+    blob = record(b"one")
+    peer.ask(b"BATCH t w 1 7\n" + blob + b"PRODUCE t two\nCOMMIT g t 7\n")
+    assert peer.ask(b"DELETE t\nCONSUME t 0\nOFFSETS t\n").startswith(b"OK\nEOF\nERR NO_TOPIC t ")
+    assert peer.world.group_table.rows == {}
+    assert peer.world.writer_table.rows == {}
+    assert peer.ask(b"PRODUCE t new\nCOMMITTED g t\nCONSUME t 0\n").startswith(b"OK 0\nERR NO_COMMIT ")
+    assert peer.ask(b"BATCH t w 1 7\n" + blob) == b"OK 7\n"
+
+
+def test_a_write_behind_a_delete_makes_the_topic_anew() -> None:
+    peer = World().connect()
+    peer.ask(b"PRODUCE t old\n")
+    answers = peer.ask(b"PRODUCE t older\nDELETE t\nPRODUCE t a\nAPPEND t 1\nbCONSUME t 0\n")
+    assert answers == b"OK 7\nOK\nOK 0\nOK 5\nMESSAGE 0 1 a\n"
+
+
+def test_another_connection_goes_on_in_the_new_topic() -> None:
+    world = World()
+    writer, other = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t 1\nPRODUCE t 2\n")
+    other.ask(b"DELETE t\n")
+    assert writer.ask(b"PRODUCE t 3\nPRODUCE t 4\n") == b"OK 0\nOK 5\n"
+    other.ask(b"DELETE t\n")
+    assert writer.ask(b"PRODUCE t 5\nAPPEND t 1\n6PRODUCE u 1\n") == b"OK 0\nOK 5\nOK 0\n"
+
+
+def test_help_lists_every_request_in_one_line() -> None:
+    answer = World().connect().ask(b"HELP\n")
+    assert answer == HELP_LINE
+    assert answer.count(b"\n") == 1
+    assert all(word in answer.split() for word in REQUESTS)
+
+
+def test_quit_answers_what_came_before_and_takes_nothing_after() -> None:
+    peer = World().connect()
+    peer.send(b"PRODUCE t one\nQUIT\nPRODUCE t two\n")
+    assert not peer.connection.finished
+    peer.settle()
+    assert peer.connection.finished
+    assert peer.take() == b"OK 0\n"
+    assert bytes(peer.world.log("t").data) == record(b"one")
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"", "SYNTAX"),
+        (b" PING", "UNKNOWN_COMMAND"),
+        (b"NOPE", "UNKNOWN_COMMAND"),
+        (b"ping", "UNKNOWN_COMMAND"),
+        (b"PRODUCE", "SYNTAX"),
+        (b"PRODUCE t", "SYNTAX"),
+        (b"PRODUCE  x", "BAD_TOPIC"),
+        (b"PRODUCE .t x", "BAD_TOPIC"),
+        (b"PRODUCE a/b x", "BAD_TOPIC"),
+        (b"PRODUCE \xc3\xbc x", "BAD_TOPIC"),
+        (b"PRODUCE " + b"n" * 201 + b" x", "BAD_TOPIC"),
+        (b"CONSUME t", "SYNTAX"),
+        (b"CONSUME t 0 0", "SYNTAX"),
+        (b"CONSUME  t 0", "SYNTAX"),
+        (b"CONSUME t -1", "SYNTAX"),
+        (b"CONSUME t +1", "SYNTAX"),
+        (b"CONSUME t 1_0", "SYNTAX"),
+        (b"CONSUME t \xb2", "SYNTAX"),
+        (b"CONSUME t 9223372036854775808", "SYNTAX"),
+        (b"CONSUME t " + b"9" * 5000, "SYNTAX"),
+        (b"CONSUME .. 0", "BAD_TOPIC"),
+        (b"CONSUME t 1", "BAD_OFFSET"),
+        (b"FETCH t 1 100", "BAD_OFFSET"),
+        (b"FETCH t 0", "SYNTAX"),
+        (b"FETCH t 0 x", "SYNTAX"),
+        (b"FETCH t 0 1 x", "SYNTAX"),
+        (b"FETCH t 0 1 0 0", "SYNTAX"),
+        (b"TAIL .t 0", "BAD_TOPIC"),
+        (b"TAIL t x", "SYNTAX"),
+        (b"APPEND t", "SYNTAX"),
+        (b"APPEND t x", "SYNTAX"),
+        (b"APPEND t 5 5", "SYNTAX"),
+        (b"BATCH t w 1 x", "SYNTAX"),
+        (b"BATCH t w 1", "SYNTAX"),
+        (b"BATCH t w 1 0", "SYNTAX"),
+        (b"MARKS nix 0 1", "NO_TOPIC"),
+        (b"MARKS t 0", "SYNTAX"),
+        (b"OFFSETS nix", "NO_TOPIC"),
+        (b"OFFSETS", "SYNTAX"),
+        (b"SEEK nix 0", "NO_TOPIC"),
+        (b"SEEK t now", "SYNTAX"),
+        (b"TOPICS t", "SYNTAX"),
+        (b"COMMIT g nix 0", "NO_TOPIC"),
+        (b"COMMIT .g t 0", "SYNTAX"),
+        (b"COMMIT g t 1", "BAD_OFFSET"),
+        (b"COMMITTED g nix", "NO_TOPIC"),
+        (b"COMMITTED g t", "NO_COMMIT"),
+        (b"DELETE nix", "NO_TOPIC"),
+        (b"DELETE " + b"n" * 201, "BAD_TOPIC"),
+        (b"PING PING", "SYNTAX"),
+        (b"QUIT now", "SYNTAX"),
+    ],
+)
+def test_every_refusal_is_one_line_and_the_connection_goes_on(line: bytes, code: str) -> None:
+    peer = World().connect()
+    peer.ask(b"PRODUCE t one\n")
+    answer = peer.ask(line + b"\n" + b"PING\n")
+    assert answer.startswith(b"ERR %b " % code.encode())
+    assert answer.endswith(b"\nPONG\n")
+    assert answer.count(b"\n") == 2
+    assert len(answer) < 200
+    assert answer.decode("ascii")[:-1].replace("\n", "").isprintable()
+    assert list(peer.world.namespace.logs) == ["t"]
+    assert peer.world.broker.counts.refusals == {code: 1}
+
+
+def test_the_longest_names_and_numbers_are_good() -> None:
+    peer = World().connect()
+    name = b"n" * 200
+    assert peer.ask(b"PRODUCE %b x\nCONSUME %b 9223372036854775807\n" % (name, name)) == b"OK 0\nEOF\n"
+    assert peer.ask(b"CONSUME %b %b\n" % (name, b"0" * 50)) == b"MESSAGE 0 1 x\n"
+
+
+@pytest.mark.parametrize(
+    "request_", [b"CONSUME t %d\n", b"FETCH t %d 100\n", b"COMMIT g t %d\n", b"TAIL t %d\n"]
+)
+def test_an_offset_below_the_first_kept_is_out_of_range(request_: bytes) -> None:
+    peer = World().connect()
+    peer.ask(b"PRODUCE t one\nPRODUCE t two\nPRODUCE t three\n")
+    peer.ask(b"CONSUME t 0\n")
+    peer.world.log("t").drop_below(7)
+    assert peer.ask(request_ % 0) == b"ERR OUT_OF_RANGE the first kept offset is 7\n"
+    assert not peer.ask(request_ % 7).startswith(b"ERR")
+
+
+def test_what_was_read_ahead_is_not_served_once_it_is_dropped() -> None:
+    peer = World().connect()
+    peer.ask(b"PRODUCE t one\nPRODUCE t two\nPRODUCE t three\n")
+    assert peer.ask(b"CONSUME t 0\n") == b"MESSAGE 0 3 one\n"
+    peer.world.log("t").drop_below(14)
+    assert peer.ask(b"CONSUME t 7\n") == b"ERR OUT_OF_RANGE the first kept offset is 14\n"
+
+
+def test_too_large_is_refused_before_it_is_kept() -> None:
+    world = World(LogmqSettings(message_bytes_max=10))
+    peer = world.connect()
+    assert peer.ask(b"PRODUCE t 1234567890\n") == b"OK 0\n"
+    assert peer.ask(b"PRODUCE t 12345678901\n").startswith(b"ERR TOO_LARGE ")
+    assert peer.ask(b"PRODUCE t 1234567890\nPRODUCE t 12345678901\n").startswith(b"OK 14\nERR TOO_LARGE ")
+    assert peer.ask(b"PRODUCE t 1234567890\r\n") == b"OK 28\n"
+    assert peer.ask(b"APPEND t 10\n1234567890") == b"OK 42\n"
+    assert peer.ask(b"APPEND t 11\n12345678901PING\n").endswith(b"\nPONG\n")
+    assert peer.ask(b"BATCH t w 1 14\n" + record(b"1234567890") + b"PING\n").startswith(b"ERR TOO_LARGE ")
+    assert peer.ask(b"PRODUCE new " + b"x" * 11 + b"\n").startswith(b"ERR TOO_LARGE ")
+    assert world.log("t").end == 56
+    assert list(world.namespace.logs) == ["t"]
+
+
+def test_a_refused_body_is_thrown_away() -> None:
+    peer = World().connect()
+    assert peer.ask(b"APPEND .bad 5\nPING\nPING\n").endswith(b"start with a dot\nPONG\n")
+    assert peer.ask(b"BATCH t w x 5\nPING\nPING\n").endswith(b"PONG\n")
+    assert peer.ask(b"BATCH t .w 1 5\nPING\nPING\n").count(b"\n") == 2
+    megabyte = 1024 * 1024
+    answer = peer.ask(b"APPEND t %d\n" % (megabyte + 4) + b"PING\n" * (megabyte // 5 + 1) + b"PING\n")
+    assert answer.startswith(b"ERR TOO_LARGE ")
+    assert answer.endswith(b"\nPONG\n")
+    assert answer.count(b"\n") == 2
+
+
+def test_a_body_above_64_mib_closes_the_connection() -> None:
+    peer = World().connect()
+    assert peer.ask(b"APPEND t 67108865\nPING\n").startswith(b"ERR TOO_LARGE ")
+    assert peer.connection.finished
+
+
+def test_a_batch_of_broken_records_is_refused_whole() -> None:
+    peer = World().connect()
+    for body in (b"\0\0\0\x05hell", record(b"one") + b"\0", b"\xff\xff\xff\xff", b"abc"):
+        assert peer.ask(b"BATCH t w 1 %d\n%bPING\n" % (len(body), body)).startswith(b"ERR SYNTAX a batch ")
+    assert peer.world.namespace.logs == {}
+
+
+def test_limits_are_told() -> None:
+    world = World(LogmqSettings(topics_max=2, commits_max=1))
+    peer = world.connect()
+    assert peer.ask(b"PRODUCE a 1\nPRODUCE b 1\nPRODUCE c 1\nPRODUCE a 1\n").splitlines() == [
+        b"OK 0",
+        b"OK 0",
+        b"ERR LIMIT there are topics_max = 2 topics already",
+        b"OK 5",
+    ]
+    assert peer.ask(b"COMMIT g a 5\nCOMMIT g a 0\n") == b"OK 5\nOK 0\n"
+    assert peer.ask(b"COMMIT h a 5\n") == b"ERR LIMIT there are commits_max = 1 commits already\n"
+
+
+def test_a_failed_commit_is_told_to_everyone_who_wrote_and_to_nobody_else() -> None:
+    peer = World().connect()
+    peer.ask(b"PRODUCE t one\n")
+    peer.send(b"PRODUCE t two\nPING\nPRODUCE t three\nCONSUME t 7\nPRODUCE u x\n")
+    peer.world.store.settle(StoreReadOnly("the disk failed"))
+    peer.settle()
+    refused = b"ERR STORAGE the disk failed\n"
+    assert peer.take() == refused + b"PONG\n" + refused + b"EOF\n" + refused
+    assert peer.ask(b"PRODUCE t four\nPRODUCE t five\nCONSUME t 0\n") == refused * 2 + b"MESSAGE 0 3 one\n"
+    assert peer.ask(b"PRODUCE new x\nBATCH t w 1 5\n\0\0\0\1x") == refused * 2
+
+
+def test_damage_is_told_as_such() -> None:
+    peer = World().connect()
+    peer.ask(b"PRODUCE t one\n")
+    peer.world.log("t").damaged = CorruptRecord("logmq/t.log", 0)
+    for request_ in (b"CONSUME t 0\n", b"FETCH t 0 9\n"):
+        assert peer.ask(request_) == b"ERR STORAGE damaged bytes at offset 0; see brokers fsck\n"
+
+
+def test_a_store_that_is_full_still_serves_readers() -> None:
+    world = World()
+    peer = world.connect()
+    peer.ask(b"PRODUCE t one\n")
+    world.store.read_only = StoreFull("no space left")
+    assert peer.ask(b"PRODUCE t two\nCONSUME t 0\n") == b"ERR STORAGE no space left\nMESSAGE 0 3 one\n"
+
+
+def test_topics_get_the_durability_of_the_first_pattern_that_matches() -> None:
+    always, none = Durability.parse("always"), Durability.parse("none")
+    settings = LogmqSettings(
+        topics={
+            "log.*": TopicSettings(durability=none, retention_bytes=10),
+            "*": TopicSettings(retention_bytes=20),
+        },
+        retention_ms=30,
+    )
+    world = World(settings)
+    world.connect().ask(b"PRODUCE log.a x\nPRODUCE other x\n")
+    assert world.log("log.a").mode == none
+    assert world.log("other").mode == always
+    assert settings.for_topic("log.a") == TopicSettings(none, 10, 30)
+    assert settings.for_topic("other") == TopicSettings(always, 20, 30)
+
+
+def test_writes_of_different_modes_are_answered_in_order_each_when_its_mode_allows() -> None:
+    world = World(LogmqSettings(topics={"n*": TopicSettings(durability=Durability.parse("none"))}))
+    peer = world.connect()
+    assert peer.ask(b"PRODUCE t 1\nPRODUCE n 1\nPRODUCE t 2\nPRODUCE n 2\n") == b"OK 0\nOK 0\nOK 5\nOK 5\n"

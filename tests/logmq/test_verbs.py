@@ -1,0 +1,225 @@
+"""`brokers logmq ...` against the real process: what each command says, and how it ends."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+from prometheus_client.parser import text_string_to_metric_families
+
+from brokers.cli import run as run_here
+from brokers.errors import ExitCode
+from logmq.verbs import _lines
+from tests.support.server import Server, run, speak
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("logmq")) as server:
+        yield server
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def logmq(
+    server: Server, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    """`logmq("topics", "--json")`: exit code, standard output, standard error."""
+    monkeypatch.setenv("BROKERS_LOGMQ_PORT", str(server.address("logmq")[1]))
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = run_here(["logmq", *arguments])
+        out, err = capfdbinary.readouterr()
+        return code, out.decode("utf-8", "surrogateescape"), err.decode()
+
+    return command
+
+
+def rows(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_messages_given_as_arguments_show_their_offsets(logmq: Command) -> None:
+    assert logmq("produce", "args", "hello", "a second one") == (
+        0,
+        "topic  offset\nargs        0\nargs        9\n",
+        "",
+    )
+    code, out, _ = logmq("produce", "args", "x", "--json")
+    assert (code, rows(out)) == (0, [{"topic": "args", "offset": 25}])
+    assert logmq("consume", "args")[1] == "hello\na second one\nx\n"
+
+
+def test_each_line_of_standard_input_is_a_message(server: Server) -> None:
+    lines = b"".join(b"line %d\r\n" % number for number in range(5000)) + b"\nno end"
+    address = ("--port", str(server.address("logmq")[1]))
+    done = run("logmq", "produce", "stdin", "--json", *address, stdin=lines)
+    assert (done.returncode, done.stderr) == (0, "")
+    (row,) = rows(done.stdout)
+    assert (row["messages"], row["first"]) == (5002, 0)
+    shown = run("logmq", "consume", "stdin", *address)
+    assert shown.stdout.encode() == lines.replace(b"\r", b"") + b"\n"
+
+
+async def test_lines_are_cut_where_they_end_however_they_come() -> None:
+    class Pieces:
+        def __init__(self, *pieces: bytes) -> None:
+            self.pieces = list(pieces)
+
+        async def read1(self, _: int) -> bytes:
+            await trio.lowlevel.checkpoint()
+            return self.pieces.pop(0) if self.pieces else b""
+
+    assert [line async for line in _lines(Pieces(b"a\nb", b"", b"never"))] == [b"a", b"b"]
+    assert [line async for line in _lines(Pieces(b"a\r", b"\nb", b"c\n\n", b"d"))] == [b"a", b"bc", b"", b"d"]
+
+
+def test_consume_begins_and_ends_where_it_is_told(logmq: Command) -> None:
+    logmq("produce", "range", "one", "two", "three")
+    assert logmq("consume", "range", "--from", "7")[1] == "two\nthree\n"
+    assert logmq("consume", "range", "--from", "7", "--max", "1")[1] == "two\n"
+    assert logmq("consume", "range", "--from", "end")[1] == ""
+    assert logmq("consume", "range", "--from", "first", "--max", "0")[1] == ""
+    assert logmq("consume", "range", "--max", "1", "--offsets")[1] == "0  one\n"
+    assert rows(logmq("consume", "range", "--max", "2", "--json")[1]) == [
+        {"offset": 0, "message": "one"},
+        {"offset": 7, "message": "two"},
+    ]
+
+
+def test_a_group_goes_on_where_it_has_committed(logmq: Command, server: Server) -> None:
+    logmq("produce", "grouped", "one", "two", "three")
+    group = ("--group", "billing", "--commit")
+    assert logmq("consume", "grouped", *group, "--max", "2")[1] == "one\ntwo\n"
+    assert logmq("consume", "grouped", "--group", "billing")[1] == "three\n"
+    folder = ("--data-dir", str(server.data))
+    shown = {"group": "billing", "topic": "grouped", "offset": 14, "end": 23, "behind_bytes": 9}
+    assert rows(logmq("groups", "--topic", "grouped", "--json", *folder)[1]) == [shown]
+    assert logmq("groups", "--group", "nobody", "--json", *folder)[1] == ""
+    assert logmq("consume", "grouped", *group)[1] == "three\n"
+    assert logmq("consume", "grouped", *group) == (0, "", "")
+
+
+def test_a_commit_without_a_group_is_refused(logmq: Command) -> None:
+    code, _, err = logmq("consume", "x", "--commit")
+    assert code == ExitCode.CONFIGURATION
+    assert "--group" in err
+
+
+def test_tail_shows_what_is_there_and_what_comes(logmq: Command, server: Server) -> None:
+    logmq("produce", "tailed", "one", "two")
+    assert logmq("tail", "tailed", "--from", "first", "--max", "2")[1] == "one\ntwo\n"
+    assert rows(logmq("tail", "tailed", "--from", "7", "--max", "1", "--json")[1]) == [
+        {"offset": 7, "message": "two"}
+    ]
+
+
+def test_topics_offsets_seek_and_delete(logmq: Command) -> None:
+    logmq("produce", "life", "one", "two")
+    row = {"topic": "life", "first": 0, "end": 14, "bytes": 14}
+    assert row in rows(logmq("topics", "--json")[1])
+    assert rows(logmq("offsets", "life", "--json")[1]) == [{"topic": "life", "first": 0, "end": 14}]
+    assert rows(logmq("seek", "life", "0", "--json")[1]) == [{"topic": "life", "offset": 0}]
+    assert rows(logmq("seek", "life", "2001-01-01T12:00", "--json")[1]) == [{"topic": "life", "offset": 0}]
+    assert rows(logmq("delete", "life", "--json")[1]) == [{"topic": "life", "deleted": True}]
+    code, out, err = logmq("offsets", "life")
+    assert (code, out) == (ExitCode.FAILED, "")
+    assert err == "brokers: NO_TOPIC: life does not exist; the first write makes it\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("produce", ".bad", "x"), ExitCode.FAILED),
+        (("consume", "nix"), ExitCode.FAILED),
+        (("consume", "nix", "--from", "soon"), ExitCode.CONFIGURATION),
+        (("seek", "nix", "soon"), ExitCode.CONFIGURATION),
+        (("delete", "nix"), ExitCode.FAILED),
+        (("offsets",), ExitCode.USAGE),
+        (("topics", "--port", "1"), ExitCode.UNAVAILABLE),
+        (("produce", "t", "x", "--port", "1"), ExitCode.UNAVAILABLE),
+        (("tail", "t", "--port", "1"), ExitCode.UNAVAILABLE),
+    ],
+)
+def test_a_command_that_fails_says_why_in_one_line(
+    logmq: Command, arguments: tuple[str, ...], code: ExitCode
+) -> None:
+    got, out, err = logmq(*arguments)
+    assert (got, out) == (code, "")
+    assert err.startswith("brokers: ")
+    assert err.count("\n") == 1
+
+
+def test_a_reader_that_leaves_early_is_no_error_of_ours(server: Server, tmp_path: Path) -> None:
+    port = str(server.address("logmq")[1])
+    speak(server.address("logmq"), b"".join(b"PRODUCE early %d\n" % number for number in range(100_000)))
+    import subprocess
+    import sys
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "brokers", "logmq", "consume", "early", "--port", port],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"0\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_every_command_has_help_with_an_example(logmq: Command) -> None:
+    for verb in ("serve", "produce", "consume", "tail", "topics", "offsets", "seek", "groups", "delete"):
+        code, out, _ = logmq(verb, "--help")
+        assert code == 0
+        assert f"brokers logmq {verb}" in out.partition("Examples:")[2]
+
+
+def test_the_stand_alone_form_serves_logmq_alone_and_drains_well(tmp_path: Path) -> None:
+    with Server(tmp_path, "--port", "0", verb=("logmq", "serve")) as alone:
+        assert {bound["protocol"] for bound in alone.ready["addresses"]} == {"logmq"}
+        with socket.create_connection(alone.address("logmq")) as waiting:
+            waiting.sendall(b"PRODUCE t one\nFETCH t 7 100 60000\nPING\n")
+            while not waiting.recv(100).endswith(b"OK 0\n"):
+                pass
+            assert alone.stop() == 0
+            assert b"".join(iter(lambda: waiting.recv(100), b"")) == b"EOF\nPONG\n"
+
+
+def counted(server: Server) -> dict[tuple[str, ...], float]:
+    text = run("metrics", "--data-dir", str(server.data)).stdout
+    return {
+        (sample.name.removeprefix("brokers_logmq_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("brokers_logmq_")
+    }
+
+
+def test_metrics_count_what_was_done(server: Server) -> None:
+    before = counted(server)
+    blob = b"\0\0\0\3one"
+    speak(
+        server.address("logmq"),
+        b"PRODUCE m one\nPRODUCE m two\nCONSUME m 0\nFETCH m 0 100\nNOPE\nCOMMIT g m 7\n"
+        b"BATCH m w 1 7\n" + blob + b"BATCH m w 1 7\n" + blob,
+    )
+    after = counted(server)
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    assert {name: value for name, value in grown.items() if value} == {
+        ("messages_produced_total",): 3,
+        ("produced_bytes_total",): 21,
+        ("messages_consumed_total",): 1,
+        ("fetched_bytes_total",): 14,
+        ("batches_repeated_total",): 1,
+        ("requests_refused_total", "UNKNOWN_COMMAND"): 1,
+        ("topics",): 1,
+        ("commits",): 1,
+        ("writers",): 1,
+    }
+    assert after["tails",] == after["fetches_waiting",] == 0

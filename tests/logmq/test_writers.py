@@ -1,0 +1,104 @@
+"""A batch that is sent again is answered again and written once."""
+
+from typing import Any, cast
+
+import pytest
+
+from logmq.settings import LogmqSettings
+from logmq.wire import Refusal
+from logmq.writers import WINDOW, Writers
+from shared.errors import StoreFull
+from tests.logmq.fakes import Peer, World, record
+
+
+def batch(seq: int, payload: bytes = b"one", topic: bytes = b"t", writer: bytes = b"w") -> bytes:
+    blob = record(payload)
+    return b"BATCH %b %b %d %d\n%b" % (topic, writer, seq, len(blob), blob)
+
+
+def restarted(peer: Peer) -> Writers:
+    world = peer.world
+    writers = Writers(cast(Any, world.store), cast(Any, world.writer_table), writers_max=8)
+    writers.repair(world.broker.topics.by_id().get)
+    return writers
+
+
+def test_a_repeated_batch_gets_the_same_answer_and_writes_nothing() -> None:
+    peer = World().connect()
+    assert peer.ask(batch(1) + batch(2) + batch(1) + batch(2)) == b"OK 0\nOK 7\nOK 0\nOK 7\n"
+    assert peer.world.log("t").end == 14
+    assert peer.world.broker.counts.batches_repeated == 2
+
+
+def test_writers_and_topics_are_apart() -> None:
+    peer = World().connect()
+    sent = batch(1) + batch(1, writer=b"v") + batch(1, topic=b"u")
+    assert peer.ask(sent + sent) == b"OK 0\nOK 7\nOK 0\n" * 2
+
+
+def test_a_repetition_is_answered_only_once_the_first_is_durable() -> None:
+    world = World()
+    peer, again = world.connect(), world.connect()
+    peer.send(batch(1))
+    again.send(batch(1))
+    assert again.take() == b""
+    world.store.settle()
+    assert (peer.take(), again.take()) == (b"OK 0\n", b"OK 0\n")
+
+
+def test_repetitions_are_known_after_a_restart() -> None:
+    peer = World().connect()
+    peer.ask(batch(1) + batch(2))
+    writers = restarted(peer)
+    log = cast(Any, peer.world.log("t"))
+    assert writers.write(log, "w", 1, record(b"one"), 1) == (0, None, False)
+    assert writers.write(log, "w", 2, record(b"one"), 1) == (7, None, False)
+    assert writers.write(log, "w", 3, record(b"one"), 1)[::2] == (14, True)
+
+
+def test_the_newest_batches_are_remembered_and_older_ones_refused() -> None:
+    peer = World().connect()
+    peer.ask(b"".join(batch(seq) for seq in range(WINDOW + 10)))
+    end = peer.world.log("t").end
+    assert peer.ask(batch(10) + batch(WINDOW + 9)) == b"OK 70\nOK %d\n" % (7 * (WINDOW + 9))
+    answer = peer.ask(batch(9))
+    assert answer.startswith(b"ERR LIMIT seq 9 of writer w is too old to tell")
+    assert peer.world.log("t").end == end
+
+
+def test_the_longest_silent_writer_is_forgotten_for_a_new_one() -> None:
+    world = World(LogmqSettings(writers_max=3))
+    peer = world.connect()
+    for writer in (b"a", b"b", b"c"):
+        peer.ask(batch(1, writer=writer))
+    peer.ask(batch(1, writer=b"a"))  # a repetition counts as speaking
+    peer.ask(batch(1, writer=b"d"))
+    assert len(world.broker.writers) == 3
+    assert peer.ask(batch(1, writer=b"a")) == b"OK 0\n"
+    assert peer.ask(batch(1, writer=b"b")) == b"OK 28\n"
+    assert len(world.writer_table.rows) == 3
+
+
+def test_a_deleted_topics_writers_are_forgotten_also_after_a_crash_between() -> None:
+    peer = World().connect()
+    peer.ask(batch(1) + batch(1, topic=b"u"))
+    del peer.world.namespace.logs["u"]
+    writers = restarted(peer)
+    assert len(writers) == 1
+    assert len(peer.world.writer_table.rows) == 1
+
+
+def test_a_batch_that_could_not_be_written_is_not_remembered() -> None:
+    peer = World().connect()
+    peer.ask(batch(1))
+    peer.world.store.read_only = StoreFull("no space left")
+    assert peer.ask(batch(2)) == b"ERR STORAGE no space left\n"
+    peer.world.store.read_only = None
+    assert peer.ask(batch(2) + batch(2)) == b"OK 7\nOK 7\n"
+
+
+def test_a_refusal_of_a_seq_names_what_is_remembered() -> None:
+    peer = World().connect()
+    peer.ask(batch(WINDOW * 2))
+    with pytest.raises(Refusal, match=f"{WINDOW * 2} was, and the newest {WINDOW}"):
+        peer.world.broker.writers.write(cast(Any, peer.world.log("t")), "w", WINDOW, record(b"x"), 1)

@@ -1,0 +1,63 @@
+import resource
+from pathlib import Path
+
+import pytest
+
+from shared.net.admission import DESCRIPTORS_KEPT_BACK, Admission, memory_bytes
+from shared.net.settings import NetSettings
+
+
+def test_the_caps_count_in_all_and_by_address() -> None:
+    door = Admission(NetSettings(connections_max=4, connections_per_address_max=2))
+    assert [door.admit("192.0.2.1") for _ in range(3)] == [None, None, "connections_per_address_max"]
+    assert [door.admit("192.0.2.2") for _ in range(3)] == [None, None, "connections_max"]
+    door.leave("192.0.2.1")
+    assert door.admit("192.0.2.1") is None
+    assert door.connections == 4
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1", ""])
+def test_loopback_has_no_cap_of_its_own(host: str) -> None:
+    door = Admission(NetSettings(connections_max=100, connections_per_address_max=1))
+    assert [door.admit(host) for _ in range(50)] == [None] * 50
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:1", True),  # one customer's network
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+    ],
+)
+def test_an_address_is_counted_as_its_owner(one: str, other: str, same: bool) -> None:
+    door = Admission(NetSettings(connections_per_address_max=1))
+    assert door.admit(one) is None
+    assert (door.admit(other) is not None) is same
+
+
+def test_descriptors_are_kept_back_from_the_limit() -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    door = Admission(NetSettings(connections_max=10**9))
+    assert door.connections_max >= soft - DESCRIPTORS_KEPT_BACK
+    assert door.connections_max == resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT_BACK
+
+
+def test_memory_is_the_machines_unless_a_control_group_says_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = memory_bytes()
+    assert whole > 64 << 20
+    files = {
+        "/proc/self/cgroup": "0::/brokers/serve\n",
+        "/sys/fs/cgroup/brokers/serve/memory.max": "max\n",
+        "/sys/fs/cgroup/brokers/memory.max": "33554432\n",
+    }
+
+    def read_text(path: Path) -> str:
+        try:
+            return files[str(path)]
+        except KeyError:
+            raise FileNotFoundError(str(path)) from None
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert memory_bytes() == 32 << 20

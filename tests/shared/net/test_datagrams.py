@@ -1,0 +1,181 @@
+"""UDP in bulk: order, bounds, filters, and what was lost on the way."""
+
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import structlog
+import trio
+
+from shared.errors import ConfigError
+from shared.net.connection import Connection
+from shared.net.datagrams import TURN_DATAGRAMS, Address, allowed_networks, bind_udp
+from shared.net.listeners import CannotListen
+from shared.net.network import Group, Network
+from shared.net.settings import NetSettings
+from tests.shared.net.served import Recorder, Sessions, read_all
+
+
+@attrs.define(eq=False)
+class Sink:
+    """Collects datagrams; `more` is set anew with each batch."""
+
+    batches: list[list[tuple[bytes, Address]]] = attrs.field(factory=list)
+    changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+
+    def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+        self.batches.append(list(datagrams))
+        self.changed.unpark_all()
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [data for batch in self.batches for data, _ in batch]
+
+    async def wait_for(self, count: int) -> None:
+        while len(self.payloads) < count:
+            await self.changed.park()
+
+
+@attrs.frozen
+class Endpoint:
+    group: Group
+    address: Address
+    sender: socket.socket
+
+    def send(self, data: bytes) -> None:
+        self.sender.sendto(data, self.address)
+
+
+@asynccontextmanager
+async def receiving(
+    sink: Sink, *, allow: Sequence[str] = (), started: bool = True, buffer_bytes: int = 1 << 20
+) -> AsyncIterator[Endpoint]:
+    network = Network(NetSettings(udp_receive_buffer_bytes=buffer_bytes))
+    group = network.group("test", after_round=lambda: None, log=structlog.stdlib.get_logger())
+    (address,) = group.bind_udp("test", "127.0.0.1", 0, sink, allow=allow)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.bind(("127.0.0.1", 0))
+        endpoint = Endpoint(group, address, sender)
+        if not started:
+            yield endpoint
+            return
+        async with trio.open_nursery() as nursery:
+            await nursery.start(group.serve)
+            with trio.fail_after(10):
+                yield endpoint
+            nursery.cancel_scope.cancel()
+
+
+async def test_datagrams_come_in_order_with_their_sender() -> None:
+    sink = Sink()
+    async with receiving(sink) as endpoint:
+        texts = [b"", b"x", b"y" * 1551, *[b"%d" % number for number in range(100)]]
+        for text in texts:
+            endpoint.send(text)
+        await sink.wait_for(len(texts))
+        assert sink.payloads == texts
+        assert {sender for batch in sink.batches for _, sender in batch} == {endpoint.sender.getsockname()}
+        assert endpoint.group.counters.datagrams_in == len(texts)
+
+
+async def test_a_flood_comes_in_batches_that_are_bounded_and_others_get_their_turn() -> None:
+    sink = Sink()
+    async with receiving(sink, buffer_bytes=8 << 20) as endpoint:
+        count = 4 * TURN_DATAGRAMS
+        for number in range(count):
+            endpoint.send(b"%d" % number)
+        turns = 0
+        while len(sink.payloads) < count:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+        assert max(len(batch) for batch in sink.batches) <= TURN_DATAGRAMS
+        assert turns >= 4
+        assert len(sink.batches) < count / 4, "they were taken one by one"
+
+
+async def test_what_the_system_drops_is_counted() -> None:
+    sink = Sink()
+    async with receiving(sink, buffer_bytes=4096) as endpoint:
+        for _ in range(500):  # nobody takes them meanwhile: there is no await here
+            endpoint.send(b"x" * 1000)
+        await sink.wait_for(1)
+        values = {sample.name: sample.value for sample in endpoint.group.samples()}
+        drops = values["net_datagrams_kernel_drops_total"]
+        assert drops > 0
+        assert drops + values["net_datagrams_in_total"] == 500
+        again = {sample.name: sample.value for sample in endpoint.group.samples()}
+        assert again["net_datagrams_kernel_drops_total"] == drops, "they were counted twice"
+
+
+async def test_senders_that_are_not_allowed_are_counted_and_not_heard() -> None:
+    sink = Sink()
+    async with receiving(sink, allow=["127.0.0.5/32"]) as endpoint:
+        endpoint.send(b"stranger")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as friend:
+            friend.bind(("127.0.0.5", 0))
+            friend.sendto(b"friend", endpoint.address)
+        await sink.wait_for(1)
+        assert sink.payloads == [b"friend"]
+        assert endpoint.group.counters.datagrams_filtered == 1
+
+
+async def test_a_sink_that_crashes_loses_its_batch_and_no_more() -> None:
+    class Crashing(Sink):
+        def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+            super().receive_many(datagrams)
+            if datagrams[0][0] == b"crash":
+                raise ZeroDivisionError
+
+    sink = Crashing()
+    async with receiving(sink) as endpoint:
+        endpoint.send(b"crash")
+        await sink.wait_for(1)
+        endpoint.send(b"on")
+        await sink.wait_for(2)
+        assert endpoint.group.counters.crashes == 1
+
+
+async def test_what_a_sink_writes_to_connections_leaves_with_its_batch() -> None:
+    subscribers: list[Connection] = []
+
+    class Publishing(Sink):
+        def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+            for data, _ in datagrams:
+                for subscriber in subscribers:
+                    subscriber.write(data)
+
+    def subscribe(session: Recorder) -> None:
+        subscribers.append(session.connection)
+
+    sessions = Sessions(subscribe)
+    async with receiving(Publishing(), started=False) as endpoint, trio.open_nursery() as nursery:
+        (address,) = endpoint.group.bind_tcp("test", "127.0.0.1", 0, sessions)
+        await nursery.start(endpoint.group.serve)
+        client = await trio.open_tcp_stream(*address)
+        await sessions.next()
+        for number in range(3):
+            endpoint.send(b"<%d>" % number)
+        assert await read_all(client, 9) == b"<0><1><2>"
+        await client.aclose()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "192.0.2.1"])
+def test_beyond_loopback_senders_must_be_named(host: str) -> None:
+    with pytest.raises(ConfigError, match="name the networks") as error:
+        allowed_networks("pubsub.allow", host, [])
+    assert error.value.key == "pubsub.allow"
+    assert len(allowed_networks("pubsub.allow", host, ["10.0.0.0/8", "fd00::/8"])) == 2
+
+
+def test_a_network_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.0/99"):
+        allowed_networks("pubsub.allow", "127.0.0.1", ["10.0.0.0/99"])
+
+
+def test_a_taken_udp_port_is_one_clear_line() -> None:
+    (taken,) = bind_udp("127.0.0.1", 0, NetSettings())
+    with taken, pytest.raises(CannotListen, match="Address already in use"):
+        bind_udp("127.0.0.1", taken.getsockname()[1], NetSettings())

@@ -1,0 +1,86 @@
+import math
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.net.deadlines import STALE_MIN, Deadlines
+
+
+@attrs.define(eq=False)
+class Item:
+    deadline: float = math.inf
+    heaped: float = math.inf
+
+
+def test_a_deadline_comes_once_and_in_order_of_time() -> None:
+    deadlines: Deadlines[Item] = Deadlines()
+    late, early = Item(), Item()
+    deadlines.set(late, 2.0)
+    deadlines.set(early, 1.0)
+    assert deadlines.next == 1.0
+    assert list(deadlines.due(0.9)) == []
+    assert list(deadlines.due(5.0)) == [early, late]
+    assert deadlines.next == math.inf
+    assert list(deadlines.due(9.0)) == []
+
+
+def test_a_deadline_put_off_does_not_come_at_its_old_time() -> None:
+    deadlines: Deadlines[Item] = Deadlines()
+    item = Item()
+    deadlines.set(item, 1.0)
+    deadlines.set(item, 3.0)
+    assert list(deadlines.due(2.0)) == []
+    assert deadlines.next == 3.0
+    assert list(deadlines.due(3.0)) == [item]
+
+
+def test_renewing_a_deadline_adds_no_entries() -> None:
+    deadlines: Deadlines[Item] = Deadlines()
+    item = Item()
+    for second in range(1000):
+        deadlines.set(item, 30.0 + second)
+    assert len(deadlines) == 1
+
+
+def test_those_who_leave_do_not_pile_up_until_their_time() -> None:
+    deadlines: Deadlines[Item] = Deadlines()
+    for _ in range(10_000):
+        item = Item()
+        deadlines.set(item, 30.0)
+        deadlines.forget(item)
+        assert len(deadlines) <= 2 * STALE_MIN
+    assert list(deadlines.due(31.0)) == []
+
+
+def test_setting_deadlines_that_have_passed_while_they_are_served_ends() -> None:
+    deadlines: Deadlines[Item] = Deadlines()
+    item = Item()
+    deadlines.set(item, 1.0)
+    served = 0
+    for each in deadlines.due(1.0):
+        served += 1
+        deadlines.set(each, 1.0)
+    assert served == 1
+    assert deadlines.next == 1.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.integers(0, 50), st.just(math.inf), st.none()))))
+def test_what_is_due_is_what_was_wanted(steps: list[tuple[int, float | None]]) -> None:
+    deadlines: Deadlines[Item] = Deadlines()
+    items = [Item() for _ in range(6)]
+    wanted: dict[Item, float] = {}
+    for number, deadline in steps:
+        item = items[number]
+        if deadline is None:
+            deadlines.forget(item)
+            wanted.pop(item, None)
+        else:
+            deadlines.set(item, deadline)
+            wanted[item] = deadline
+    for now in range(51):
+        assert deadlines.next >= now or now == 0
+        due = set(deadlines.due(now))
+        assert due == {item for item, deadline in wanted.items() if deadline <= now}
+        for item in due:
+            del wanted[item]

@@ -1,0 +1,189 @@
+"""Binding, and taking connections within the caps."""
+
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import structlog
+import trio
+
+from shared.errors import ConfigError
+from shared.net.listeners import (
+    CannotListen,
+    bind_tcp,
+    check_exposure,
+    connection_options,
+    format_address,
+    is_loopback,
+)
+from shared.net.network import Network
+from shared.net.settings import NetSettings
+from tests.shared.net.served import Sessions, echo, read_all, serving
+
+SETTINGS = NetSettings()
+
+
+def test_a_taken_port_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen) as error:
+            bind_tcp("127.0.0.1", port, SETTINGS)
+    assert error.value.address == f"127.0.0.1:{port}"
+    assert str(error.value) == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_an_address_that_is_not_ours_is_one_clear_line() -> None:
+    with pytest.raises(CannotListen, match=r"cannot listen on 192\.0\.2\.1:0: "):
+        bind_tcp("192.0.2.1", 0, SETTINGS)
+
+
+def test_a_name_that_does_not_exist_is_one_clear_line() -> None:
+    with pytest.raises(CannotListen, match=r"cannot listen on no-such-host\.invalid:1: "):
+        bind_tcp("no-such-host.invalid", 1, SETTINGS)
+
+
+def test_port_zero_picks_one_for_all_addresses_of_a_name() -> None:
+    sockets = bind_tcp("", 0, SETTINGS)
+    ports = {sock.getsockname()[1] for sock in sockets}
+    for sock in sockets:
+        sock.close()
+    assert len(ports) == 1
+    assert 0 not in ports
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+async def test_ipv6_is_served_and_its_peers_shown_in_brackets() -> None:
+
+    sessions = Sessions(echo)
+    group = Network(SETTINGS).group("test", after_round=lambda: None, log=structlog.stdlib.get_logger())
+    (address,) = group.bind_tcp("test", "::1", 0, sessions)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(group.serve)
+        client = await trio.open_tcp_stream(*address)
+        session = await sessions.next()
+        assert session.connection.peer == format_address("::1", client.socket.getsockname()[1])
+        assert session.connection.peer.startswith("[::1]:")
+        await client.aclose()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("", False),
+        ("::", False),
+        ("192.168.1.5", False),
+        ("db.example.org", False),
+    ],
+)
+def test_only_loopback_is_open_without_tls(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+    check_exposure("logmq.host", host, secure=True, insecure=False)
+    check_exposure("logmq.host", host, secure=False, insecure=True)
+    if loopback:
+        check_exposure("logmq.host", host, secure=False, insecure=False)
+    else:
+        with pytest.raises(ConfigError, match="--insecure") as error:
+            check_exposure("logmq.host", host, secure=False, insecure=False)
+        assert error.value.key == "logmq.host"
+
+
+@pytest.mark.parametrize("kind", ["poll", "stream"])
+@pytest.mark.parametrize("pushes", [False, True])
+async def test_accepted_sockets_have_the_options_that_find_dead_peers(kind: str, pushes: bool) -> None:
+    sessions = Sessions(echo)
+    async with serving(kind, sessions, pushes=pushes) as served:
+        _, session = await sessions.join(served)
+        connection = session.connection
+        stream = getattr(connection, "stream", None)
+        sock = connection._socket if stream is None else stream.socket  # type: ignore[attr-defined]
+        for level, option, value in connection_options(SETTINGS, pushes=False):
+            expected = value if option != getattr(socket, "TCP_USER_TIMEOUT", None) or not pushes else 0
+            assert bool(expected) == bool(sock.getsockopt(level, option))
+            if expected > 1:
+                assert sock.getsockopt(level, option) == expected
+
+
+@pytest.mark.parametrize("kind", ["poll", "stream"])
+async def test_above_the_cap_connections_are_closed_and_counted_and_room_is_used_again(kind: str) -> None:
+    sessions = Sessions(echo)
+    async with serving(kind, sessions, connections_max=2) as served:
+        first, session = await sessions.join(served)
+        await sessions.join(served)
+        third = await served.connect()
+        assert await read_all(third) == b""
+        assert served.group.counters.refused == {"connections_max": 1}
+        await trio.aclose_forcefully(first)
+        await session.lost.wait()
+        again, _ = await sessions.join(served)
+        await again.send_all(b"hello")
+        assert await read_all(again, 5) == b"hello"
+
+
+EXHAUSTION = """
+import os, resource, sys, socket
+import structlog, trio
+from shared.net.network import Network
+from shared.net.settings import NetSettings
+from tests.shared.net.served import Sessions, echo, read_all
+
+async def main(driver):
+    network = Network(NetSettings(driver=driver))
+    group = network.group("test", after_round=lambda: None, log=structlog.stdlib.get_logger())
+    sessions = Sessions(echo)
+    (address,) = group.bind_tcp("test", "127.0.0.1", 0, sessions)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(group.serve)
+        good, _ = await sessions.join(Server(address))
+        hoard, waiting = [], [socket.socket() for _ in range(3)]
+        while True:
+            try:
+                hoard.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(address)
+        while group.counters.refused.get("descriptors", 0) < 3:
+            await good.send_all(b"hello")
+            assert await read_all(good, 5) == b"hello"
+        assert group.counters.emfile >= 1
+        for fd in hoard:
+            os.close(fd)
+        for sock in waiting:
+            assert sock.recv(1) == b""
+            sock.close()
+        again, _ = await sessions.join(Server(address))
+        await again.send_all(b"served")
+        assert await read_all(again, 6) == b"served"
+        await good.aclose(), await again.aclose()
+        nursery.cancel_scope.cancel()
+    print("survived")
+
+class Server:
+    def __init__(self, address): self.address = address
+    async def connect(self): return await trio.open_tcp_stream(*self.address)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))
+trio.run(main, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("driver", ["auto", "stream"])
+def test_running_out_of_descriptors_is_survived(driver: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(EXHAUSTION), driver],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.stdout.endswith("survived\n"), done.stdout + done.stderr
+    assert "connections refused" in done.stdout

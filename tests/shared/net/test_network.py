@@ -1,0 +1,165 @@
+"""A group as its host uses it."""
+
+import gc
+import socket
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+import trio.testing
+
+from shared.errors import ConfigError
+from shared.net.listeners import CannotListen
+from shared.net.network import Group, Network
+from shared.net.settings import NetSettings
+from tests.shared.net.served import Certificates, Recorder, Sessions, echo, read_all, serving
+
+DRIVERS = pytest.mark.parametrize("kind", ["poll", "stream"])
+
+
+def make_group(**settings: object) -> Group:
+    network = Network(NetSettings(**settings))  # type: ignore[arg-type]
+    return network.group("test", after_round=lambda: None, log=structlog.stdlib.get_logger())
+
+
+async def test_a_group_that_stops_accepting_keeps_its_connections() -> None:
+    sessions = Sessions(echo)
+    async with serving("poll", sessions) as served:
+        client, _ = await sessions.join(served)
+        served.group.stop_accepting()
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(OSError, match="refused"):
+            served.connect_socket()
+        await client.send_all(b"still here")
+        assert await read_all(client, 10) == b"still here"
+
+
+async def test_a_port_can_be_bound_again_at_once_after_a_group_ended() -> None:
+    async with serving("poll", Sessions(echo)) as served:
+        assert not isinstance(served.address, str)
+        port = served.address[1]
+        client = await served.connect()
+        await client.send_all(b"1")
+        assert await read_all(client, 1) == b"1"
+    group = make_group()
+    assert group.bind_tcp("test", "127.0.0.1", port, Sessions(echo)) == [("127.0.0.1", port)]
+    group.close()
+    group.close()
+
+
+async def test_a_group_that_was_bound_and_never_served_lets_go_of_its_ports() -> None:
+    group = make_group()
+    (address,) = group.bind_tcp("test", "127.0.0.1", 0, Sessions(echo))
+    group.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(address)
+
+
+async def test_two_endpoints_of_a_group_count_together() -> None:
+    sessions = Sessions(echo)
+    async with serving("poll", sessions) as served:
+        await sessions.join(served)
+        await sessions.join(served)
+        values = {(each.name, each.labels): each.value for each in served.group.samples()}
+        assert values["net_accepted_total", (("protocol", "test"),)] == 2
+        whole = {each.name: each.value for each in served.network.samples()}
+        assert whole["net_connections"] == 2
+    closed = {each.labels: each.value for each in served.group.samples() if each.name == "net_closed_total"}
+    assert closed == {(("protocol", "test"), ("reason", "shutdown")): 2}
+
+
+def test_listening_beyond_loopback_needs_tls_or_consent(certificates: Certificates) -> None:
+    network = Network(NetSettings())
+    log = structlog.stdlib.get_logger()
+    bare = network.group("test", after_round=lambda: None, log=log)
+    with pytest.raises(ConfigError, match="--insecure") as error:
+        bare.bind_tcp("test", "0.0.0.0", 0, Sessions())
+    assert error.value.key == "test.host"
+    bare.close()
+    for group in (
+        network.group("test", after_round=lambda: None, log=log, insecure=True),
+        network.group("test", after_round=lambda: None, log=log, tls=certificates.server),
+    ):
+        assert len(group.bind_tcp("test", "0.0.0.0", 0, Sessions())) == 1
+        group.close()
+
+
+def test_a_local_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
+    group = make_group()
+    path = tmp_path / "control.sock"
+    group.bind_unix(path, Sessions())
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(CannotListen, match=r"control\.sock: Address already in use"):
+        group.bind_unix(path, Sessions())
+    group.close()
+
+
+@DRIVERS
+async def test_a_closed_connection_and_its_session_are_freed_without_the_collector(kind: str) -> None:
+    sessions = Sessions(echo)
+    async with serving(kind, sessions) as served:
+        client, session = await sessions.join(served)
+        watched = weakref.ref(session)
+        lost = session.lost
+        del session
+        gc.disable()
+        try:
+            await trio.aclose_forcefully(client)
+            await lost.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            assert watched() is None
+        finally:
+            gc.enable()
+
+
+@DRIVERS
+async def test_a_group_that_is_cancelled_amid_everything_leaves_nothing_behind(kind: str) -> None:
+    sessions = Sessions(echo)
+    async with serving(kind, sessions) as served:
+        opened: list[Recorder] = []
+        for _ in range(5):
+            _, session = await sessions.join(served)
+            opened.append(session)
+            session.connection.outbox.bound = 1 << 30
+            session.connection.write(b"x" * 10_000_000)
+            session.connection.wake_at(session.connection.now + 100)
+        opened[0].connection.finish()
+        opened[1].connection.pause_reading()
+    assert [session.calls for session in opened] == [["lost"]] * 5
+    assert served.network.budget.held_bytes == 0
+    assert served.network.admission.connections == 0
+    assert all(session.connection.closed for session in opened)
+
+
+WITHOUT_EPOLL = """
+import os, sys
+import structlog, trio
+del os.eventfd  # trio itself needs epoll on Linux, so what goes is the other half of what we need
+from shared.net.network import Network
+from shared.net.settings import NetSettings
+from tests.shared.net.served import Sessions, echo, read_all
+
+async def main():
+    group = Network(NetSettings()).group("test", after_round=lambda: None, log=structlog.stdlib.get_logger())
+    (address,) = group.bind_tcp("test", "127.0.0.1", 0, Sessions(echo))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(group.serve)
+        async with await trio.open_tcp_stream(*address) as client:
+            await client.send_all(b"hello")
+            assert await read_all(client, 5) == b"hello"
+        nursery.cancel_scope.cancel()
+    assert "shared.net.poll" not in sys.modules
+
+trio.run(main)
+"""
+
+
+def test_plain_tcp_is_served_where_there_is_no_epoll() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EPOLL], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,207 @@
+"""The queue of what is to be said, its policies, and the memory that all of them share."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.checks import MemoryConnection
+from shared.net.outbox import FileRange, Outbox, OutboxBudget, Policy
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> Iterator[int]:
+    """A file that holds the alphabet."""
+    path = tmp_path / "letters"
+    path.write_bytes(b"abcdefghijklmnopqrstuvwxyz")
+    fd = os.open(path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def test_an_idle_outbox_holds_no_queue() -> None:
+    assert Outbox(100).chunks is None
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=50), max_size=30),
+    st.lists(st.integers(1, 40)),
+    st.booleans(),
+)
+def test_bytes_leave_in_order_however_the_transport_takes_them(
+    chunks: list[bytes], steps: list[int], slowly: bool
+) -> None:
+    outbox = Outbox(1 << 20)
+    for chunk in chunks:
+        outbox.push(chunk)
+    sent = b""
+    for step in (*steps, *[7] * 1500):
+        if not outbox.chunks:
+            break
+        offered = bytes(outbox.begin()) if slowly else b"".join(outbox.gather())
+        taken = min(step, len(offered))
+        sent += offered[:taken]
+        outbox.advance(taken)
+        assert outbox.size == sum(map(len, chunks)) - len(sent)
+    assert sent == b"".join(chunks)
+    assert not outbox.begun
+
+
+@given(st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=30), st.integers(0, 60), st.data())
+def test_dropping_takes_the_oldest_that_have_not_begun_and_never_the_newest(
+    chunks: list[bytes], begun: int, data: st.DataObject
+) -> None:
+    outbox = Outbox(1 << 20)
+    for chunk in chunks:
+        outbox.push(chunk)
+    total = outbox.size
+    outbox.advance(min(begun, total - len(chunks[-1])))
+    left = outbox.size
+    target = data.draw(st.integers(0, total))
+    dropped = outbox.drop_oldest(target)
+    rest = b"".join(outbox.gather())
+    assert outbox.size == left - dropped == len(rest)
+    assert outbox.dropped_bytes == dropped
+    assert rest.endswith(chunks[-1])
+    whole = [chunk for chunk in (outbox.chunks or ()) if not isinstance(chunk, memoryview)]
+    assert whole == chunks[len(chunks) - len(whole) :]
+    assert outbox.size <= target or len(whole) == 1
+
+
+def test_a_file_range_is_read_in_parts_and_released_once(letters: int) -> None:
+    outbox = Outbox(1000)
+    released: list[str] = []
+    outbox.push(b"<")
+    outbox.push_file(FileRange(letters, 2, 10, lambda: released.append("first")))
+    outbox.push(b">")
+    assert outbox.size == 12
+    assert outbox.memory_bytes < 2 + 3 * 100, "a file range is not in memory"
+    assert outbox.begin() == b"<"
+    outbox.advance(1)
+    part = outbox.begin()
+    assert part == b"cdefghijkl"
+    outbox.advance(4)
+    assert outbox.begin() == b"ghijkl"
+    assert not released
+    outbox.advance(6)
+    assert released == ["first"]
+    assert outbox.begin() == b">"
+    outbox.advance(1)
+    assert outbox.size == outbox.file_bytes == 0
+
+
+def test_files_are_let_go_when_dropped_and_when_the_connection_ends(letters: int) -> None:
+    outbox = Outbox(1000)
+    released: list[int] = []
+    for number in range(3):
+        outbox.push_file(FileRange(letters, 0, 10, partial(released.append, number)))
+    assert outbox.drop_oldest(25) == 10
+    assert released == [0]
+    outbox.clear()
+    assert released == [0, 1, 2]
+    assert outbox.size == outbox.memory_bytes == 0
+
+
+def test_a_file_that_ends_early_is_an_error_and_not_silence(letters: int) -> None:
+    outbox = Outbox(1000)
+    outbox.push_file(FileRange(letters, 20, 10, lambda: None))
+    assert outbox.begin() == b"uvwxyz"
+    outbox.advance(6)
+    with pytest.raises(EOFError):
+        outbox.begin()
+
+
+@attrs.define(eq=False)
+class Debtor:
+    """Halves what it holds when asked to pay, or gives all."""
+
+    budget: OutboxBudget
+    halves: bool
+    held: int = 0
+    paid: int = 0
+
+    def hold(self, held: int) -> None:
+        self.held = held
+        self.budget.account(self, held)
+
+    def pay(self) -> int:
+        self.paid += 1
+        self.held = self.held // 2 if self.halves else 0
+        return self.held
+
+
+def test_the_largest_pays_first_and_only_as_often_as_needed() -> None:
+    budget = OutboxBudget(1000)
+    small, large = Debtor(budget, halves=True), Debtor(budget, halves=True)
+    small.hold(300)
+    large.hold(600)
+    assert (small.paid, large.paid) == (0, 0)
+    small.hold(450)
+    assert (small.paid, large.paid, large.held) == (0, 1, 300)
+    assert budget.held_bytes == 750
+    assert budget.payments == 1
+
+
+def test_who_cannot_pay_in_part_pays_with_everything() -> None:
+    budget = OutboxBudget(1000)
+    closing = Debtor(budget, halves=False)
+    closing.hold(1001)
+    assert closing.held == budget.held_bytes == 0
+
+
+def test_a_debtor_that_pays_nothing_is_forgotten_rather_than_asked_for_ever() -> None:
+    budget = OutboxBudget(10)
+
+    class Stubborn(Debtor):
+        def pay(self) -> int:
+            return self.held
+
+    stubborn = Stubborn(budget, halves=True)
+    stubborn.hold(11)
+    assert budget.payments == 1
+
+
+def test_a_settled_debtor_owes_nothing() -> None:
+    budget = OutboxBudget(1000)
+    debtor = Debtor(budget, halves=True)
+    debtor.hold(500)
+    debtor.hold(0)
+    debtor.hold(0)
+    assert budget.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "reading", "size", "aborted"),
+    [
+        (Policy.WAIT, False, 120, None),
+        (Policy.DROP, True, 80, None),
+        (Policy.DISCONNECT, True, 0, "slow consumer"),
+    ],
+)
+def test_a_policy_applies_above_the_bound(
+    policy: Policy, reading: bool, size: int, aborted: str | None
+) -> None:
+    connection = MemoryConnection(bound=100, policy=policy)
+    for _ in range(3):
+        connection.write(b"x" * 40)
+    assert connection.outbox.size == size
+    assert connection.aborted == aborted
+    assert connection.reading is reading
+
+
+def test_a_memory_connection_drains_when_the_test_takes() -> None:
+    connection = MemoryConnection(bound=10)
+    more = [b"second", b"third"]
+    connection.on_drained = lambda: connection.write(more.pop(0))
+    connection.write(b"first and much")
+    assert connection.taken() == b"first and muchsecond"
+    assert connection.reading
+    connection.finish()
+    connection.write(b"too late")
+    assert connection.taken() == b""
+    assert connection.finished

@@ -1,0 +1,183 @@
+"""What only the poll driver has to prove: turns, wake-ups, and what ten thousand connections cost."""
+
+import gc
+import sys
+import tracemalloc
+from time import perf_counter
+
+import pytest
+import trio
+import trio.testing
+
+from shared.net.connection import Connection
+from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
+
+if sys.platform != "linux":
+    pytest.skip("epoll is Linux's", allow_module_level=True)
+
+from shared.net.poll import EVENTS_MAX, YIELD_SECONDS
+
+
+async def test_a_flood_on_one_connection_does_not_starve_another_nor_other_tasks() -> None:
+    sessions = Sessions(echo)
+    async with serving("poll", sessions) as served:
+        flooding, flood = await sessions.join(served)
+        quick, _ = await sessions.join(served)
+        async with trio.open_nursery() as nursery:
+
+            async def send_for_ever() -> None:
+                while True:
+                    await flooding.send_all(b"x" * 100_000)
+
+            async def read_for_ever() -> None:
+                while True:
+                    await flooding.receive_some(100_000)
+
+            nursery.start_soon(send_for_ever)
+            nursery.start_soon(read_for_ever)
+            while len(flood.data) < 5_000_000:
+                await trio.lowlevel.checkpoint()
+            before = len(flood.data)
+            for number in range(100):
+                await quick.send_all(b"%d" % number)
+                assert await read_all(quick, len(b"%d" % number)) == b"%d" % number
+            assert len(flood.data) - before < 100 * 8_000_000, "the other waited for megabytes each time"
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_slow_session_leaves_others_to_the_next_round_and_forgets_none() -> None:
+    def prepare(session: Recorder) -> None:
+        def answer(data: bytes) -> None:
+            until = perf_counter() + YIELD_SECONDS
+            while perf_counter() < until:
+                pass
+            session.connection.write(data)
+
+        session.on_receive = answer
+
+    sessions = Sessions(prepare)
+    async with serving("poll", sessions) as served:
+        sockets = []
+        for _ in range(3 * EVENTS_MAX):
+            sockets.append(served.connect_socket())
+            await sessions.next()
+        for sock in sockets:
+            sock.send(b"?")
+        for sock in sockets:
+            await trio.lowlevel.wait_readable(sock)
+            assert sock.recv(10) == b"?"
+
+
+async def test_after_round_may_ask_for_a_turn_of_the_others() -> None:
+    """Rounds follow one another without a turn for others in between, unless the hook asks for one."""
+    turns = 0
+    turns_at_round: list[int] = []
+
+    def after_round() -> bool:
+        turns_at_round.append(turns)
+        return True
+
+    sessions = Sessions()
+    async with serving("poll", sessions, after_round=after_round, read_bytes_max=1) as served:
+        _, session = await sessions.join(served)
+        sock = served.connect_socket()
+        other = await sessions.next()
+        turns_at_round.clear()
+        size = sock.send(b"x" * 2_000_000)  # many rounds' worth: one reads 64 KiB
+        while len(other.data) < size:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+        assert len(turns_at_round) > 10
+        # Twice is possible: trio shuffles who goes first in a turn.
+        assert max(turns_at_round.count(turn) for turn in turns_at_round) <= 2
+        assert not session.data
+
+
+async def test_a_call_from_outside_wakes_the_parked_driver() -> None:
+    sessions = Sessions(lambda session: session.connection.pause_reading())
+    async with serving("poll", sessions) as served:
+        client, session = await sessions.join(served)
+        await client.send_all(b"waiting")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert session.calls == []
+        session.connection.resume_reading()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert session.data == b"waiting"
+        session.connection.abort("test")
+        await session.lost.wait()
+
+
+async def test_a_connection_that_ends_itself_in_the_midst_of_a_round_harms_no_neighbour() -> None:
+    """Everybody closes everybody else: events of the round that are about the dead are skipped."""
+    everybody: list[Connection] = []
+
+    def prepare(session: Recorder) -> None:
+        everybody.append(session.connection)
+
+        def close_others(data: bytes) -> None:
+            for other in everybody:
+                if other is not session.connection:
+                    other.abort("test")
+            session.connection.write(b"survivor")
+
+        session.on_receive = close_others
+
+    sessions = Sessions(prepare)
+    async with serving("poll", sessions) as served:
+        clients = []
+        for _ in range(10):
+            client, _ = await sessions.join(served)
+            clients.append(client)
+        for client in clients:
+            sock = client.socket  # type: ignore[attr-defined]
+            await sock.send(b"!")
+        answers = 0
+        for client in clients:
+            try:
+                answers += await client.receive_some() == b"survivor"
+            except trio.BrokenResourceError:
+                pass
+        assert answers == 1
+        assert served.group.counters.crashes == 0
+        assert served.group.counters.closed == {"test": 9}
+
+
+class Quiet:
+    """The smallest session."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def receive(self, data: bytes) -> None:
+        self.connection.write(data)
+
+    def receive_eof(self) -> None:
+        self.connection.finish()
+
+    def on_deadline(self, now: float) -> None: ...
+
+    def connection_lost(self) -> None: ...
+
+
+async def test_an_idle_connection_costs_less_than_four_kibibytes() -> None:
+    count = 300
+    async with serving("poll", Quiet) as served:
+        warm = served.connect_socket()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            clients = []
+            for _ in range(count):
+                clients.append(served.connect_socket())
+            while served.group.connections < count + 1:
+                await trio.lowlevel.checkpoint()
+            own = sum(sys.getsizeof(client) for client in clients)
+            used, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        warm.close()
+        assert (used - own) / count < 4096
+        for connection in served.group._rounds.connections:
+            assert connection.outbox.chunks is None

@@ -1,0 +1,182 @@
+"""The stream driver over streams made by hand, where time is the test's."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
+
+from shared.checks import StreamServer
+from shared.net.outbox import Policy
+from shared.net.settings import NetSettings
+from shared.net.tls import TlsStream, server_context
+from tests.shared.net.served import Certificates, Recorder, Sessions, echo, read_all
+
+
+@asynccontextmanager
+async def running(server: StreamServer) -> AsyncIterator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.run)
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_deadline_comes_when_it_is_due_and_not_before(autojump_clock: MockClock) -> None:
+    server, sessions = StreamServer(), Sessions()
+    near, far = memory_stream_pair()
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, far, sessions)
+        session = await sessions.next()
+        session.connection.wake_at(session.connection.now + 30)
+        times: list[float] = []
+        session.on_time = times.append
+        start = trio.current_time()
+        session.connection.wake_at(session.connection.now + 20)
+        await trio.sleep(60)
+        assert times == [pytest.approx(start + 20)]
+        await near.aclose()
+
+
+async def test_a_deadline_may_be_taken_back(autojump_clock: MockClock) -> None:
+    server, sessions = StreamServer(), Sessions()
+    _, far = memory_stream_pair()
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, far, sessions)
+        session = await sessions.next()
+        session.connection.wake_at(session.connection.now + 20)
+        session.connection.wake_at(float("inf"))
+        await trio.sleep(60)
+        assert session.calls == []
+
+
+async def test_a_lingering_close_discards_input_for_a_second_and_no_longer(autojump_clock: MockClock) -> None:
+    server = StreamServer()
+
+    def _bye(session: Recorder) -> None:
+        session.connection.write(b"bye")
+        session.connection.finish()
+
+    sessions = Sessions(lambda session: setattr(session, "on_receive", lambda data: _bye(session)))
+    near, far = memory_stream_pair()
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, far, sessions)
+        await near.send_all(b"quit")
+        session = await sessions.next()
+        start = trio.current_time()
+        assert await read_all(near) == b"bye"
+        assert trio.current_time() == start, "the end is told at once"
+        await near.send_all(b"more")
+        await session.lost.wait()
+        assert trio.current_time() == pytest.approx(start + 1)
+        assert session.data == b"quit"
+
+
+async def test_a_peer_that_ends_first_is_not_lingered_for(autojump_clock: MockClock) -> None:
+    server, sessions = StreamServer(), Sessions()
+    near, far = memory_stream_pair()
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, far, sessions)
+        await near.send_eof()
+        session = await sessions.next()
+        start = trio.current_time()
+        await session.lost.wait()
+        assert trio.current_time() == start
+
+
+async def test_a_finished_connection_whose_peer_takes_nothing_ends_after_its_time(
+    autojump_clock: MockClock,
+) -> None:
+    server, sessions = StreamServer(NetSettings(flush_seconds=30)), Sessions()
+    near, far = lockstep_stream_pair()  # takes nothing until it is read
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, far, sessions)
+        session = await sessions.next()
+        for _ in range(3):
+            session.connection.write(b"x" * 300_000)
+        session.connection.finish()
+        start = trio.current_time()
+        await trio.sleep(20)
+        assert len(await near.receive_some(300_000)) == 300_000  # some progress: another 30 seconds
+        await session.lost.wait()
+        assert 30 < trio.current_time() - start <= 61
+        assert server.counters.closed == {"stalled": 1}
+
+
+async def test_a_slow_reader_in_lockstep_gets_every_byte_in_order() -> None:
+    server = StreamServer()
+    near, far = lockstep_stream_pair()
+    text = bytes(range(256)) * 40
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, far, Sessions(echo))
+        nursery.start_soon(near.send_all, text)
+        received = b""
+        while len(received) < len(text):
+            received += await near.receive_some(7)
+        assert received == text
+
+
+async def test_a_chunk_that_is_being_sent_is_not_dropped() -> None:
+    server, sessions = StreamServer(), Sessions()
+    near, far = lockstep_stream_pair()
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, far, sessions)
+        connection = (await sessions.next()).connection
+        connection.outbox.bound, connection.outbox.policy = 10, Policy.DROP
+        connection.write(b"first.")
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(5):
+            connection.write(b"later%d" % number)
+        assert await read_all(near, 12) == b"first.later4"
+        assert connection.outbox.dropped_chunks == 4
+
+
+async def test_one_serves_on_when_another_reader_is_stuck(autojump_clock: MockClock) -> None:
+    server = StreamServer()
+    stuck_near, stuck_far = lockstep_stream_pair()
+    near, far = memory_stream_pair()
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, stuck_far, Sessions(echo))
+        nursery.start_soon(server.serve, far, Sessions(echo))
+        nursery.start_soon(stuck_near.send_all, b"x" * 1000)
+        await trio.testing.wait_all_tasks_blocked()
+        await near.send_all(b"hello")
+        assert await read_all(near, 5) == b"hello"
+
+
+async def test_a_tls_handshake_that_takes_too_long_is_ended(
+    autojump_clock: MockClock, certificates: Certificates
+) -> None:
+    server, sessions = StreamServer(), Sessions()
+    near, far = memory_stream_pair()
+    context = server_context(certificates.server)
+    async with running(server) as nursery:
+        start = trio.current_time()
+        nursery.start_soon(server.serve, TlsStream(far, context), sessions)
+        await near.send_all(b"\x16\x03\x01")  # how a handshake begins
+        assert await read_all(near) == b""
+        assert trio.current_time() == pytest.approx(start + 5)
+        assert server.counters.handshakes_failed == 1
+        assert server.counters.accepted == 0
+        assert server.rounds.admission.connections == 0
+
+
+async def test_what_is_no_tls_at_all_gets_the_end(certificates: Certificates) -> None:
+    server = StreamServer()
+    near, far = memory_stream_pair()
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, TlsStream(far, server_context(certificates.server)), Sessions())
+        await near.send_all(b"PRODUCE orders hello\n")
+        await read_all(near)
+        assert server.counters.handshakes_failed == 1
+
+
+async def test_stopping_the_server_tells_every_session(autojump_clock: MockClock) -> None:
+    server, sessions = StreamServer(), Sessions()
+    _, far = memory_stream_pair()
+    async with running(server) as nursery:
+        nursery.start_soon(server.serve, far, sessions)
+        session = await sessions.next()
+    assert session.calls == ["lost"]
+    assert server.counters.closed == {"shutdown": 1}

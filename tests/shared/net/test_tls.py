@@ -1,0 +1,120 @@
+"""TLS over real sockets, with Python's own client at the other end."""
+
+import socket
+import ssl
+from pathlib import Path
+
+import attrs
+import pytest
+import structlog
+import trio
+
+from shared.errors import ConfigError
+from shared.net.network import Network
+from shared.net.settings import NetSettings, TlsSettings
+from shared.net.tls import server_context
+from tests.shared.net.served import Certificates, Sessions, echo, read_all, serving
+
+
+async def test_a_half_closed_tls_peer_still_gets_its_answer(certificates: Certificates) -> None:
+    """Python's own sockets cannot half-close TLS, so the client is OpenSSL by hand."""
+    sessions = Sessions(lambda session: setattr(session, "on_eof", lambda: None))
+    async with serving("tls", sessions, certificates=certificates) as served:
+        assert not isinstance(served.address, str)
+        transport = await trio.open_tcp_stream(*served.address)
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = certificates.client_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+
+        async def step() -> None:
+            await transport.send_all(outgoing.read())
+            incoming.write(await transport.receive_some())
+
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await step()
+        tls.write(b"request")
+        with pytest.raises(ssl.SSLWantReadError):
+            tls.unwrap()  # says goodbye, and waits for the other's
+        await transport.send_all(outgoing.read())
+        session = await sessions.next()
+        await session.told_eof.wait()
+        assert session.data == b"request"
+        session.connection.write(b"answer")
+        session.connection.finish()
+        received = b""
+        while True:
+            try:
+                part = tls.read(100)
+            except ssl.SSLWantReadError:
+                incoming.write(await transport.receive_some())
+            except ssl.SSLZeroReturnError:
+                break
+            else:
+                received += part
+        assert received == b"answer"
+        await transport.aclose()
+
+
+async def test_a_server_with_a_client_authority_takes_only_its_clients(certificates: Certificates) -> None:
+    network = Network(NetSettings())
+    log = structlog.stdlib.get_logger()
+    group = network.group("test", after_round=lambda: None, log=log, tls=certificates.mutual)
+    (address,) = group.bind_tcp("test", "127.0.0.1", 0, Sessions(echo))
+    known, stranger = certificates.client_context(), certificates.client_context()
+    certificates.authority.issue_cert("client@example.org").configure_cert(known)
+
+    async def ask(context: ssl.SSLContext) -> bytes:
+        async with await trio.open_ssl_over_tcp_stream(*address, ssl_context=context) as client:
+            await client.send_all(b"hello")
+            return await read_all(client, 5)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(group.serve)
+        with trio.fail_after(10):
+            assert await ask(known) == b"hello"
+            with pytest.raises(trio.BrokenResourceError) as refused:
+                await ask(stranger)
+            assert "alert certificate required" in str(refused.value.__cause__)
+        nursery.cancel_scope.cancel()
+    assert group.counters.handshakes_failed == 1
+    assert group.counters.accepted == 1
+
+
+def test_old_versions_of_tls_and_renegotiation_are_refused(certificates: Certificates) -> None:
+    context = server_context(certificates.server)
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+
+
+async def test_tls_keeps_connections_it_has_while_a_handshake_dawdles(certificates: Certificates) -> None:
+    async with serving("tls", Sessions(echo), certificates=certificates) as served:
+        assert not isinstance(served.address, str)
+        dawdlers = [socket.create_connection(served.address) for _ in range(10)]
+        client = await served.connect()
+        await client.send_all(b"hello")
+        assert await read_all(client, 5) == b"hello"
+        for dawdler in dawdlers:
+            dawdler.close()
+
+
+@pytest.mark.parametrize("field", ["certificate", "key", "client_ca"])
+def test_a_file_that_is_missing_or_is_none_of_its_kind_is_named(
+    field: str, certificates: Certificates, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as missing:
+        server_context(attrs.evolve(certificates.mutual, **{field: tmp_path / "none.pem"}), "dms.tls")
+    assert missing.value.key == f"dms.tls.{field}"
+    assert "none.pem" in missing.value.text
+    (tmp_path / "wrong.pem").write_text("this is no PEM")
+    with pytest.raises(ConfigError) as wrong:
+        server_context(attrs.evolve(certificates.mutual, **{field: tmp_path / "wrong.pem"}), "dms.tls")
+    assert wrong.value.key == f"dms.tls.{field}" or field == "certificate"
+
+
+def test_a_key_without_a_certificate_is_refused(certificates: Certificates) -> None:
+    with pytest.raises(ConfigError) as error:
+        server_context(TlsSettings(key=certificates.server.key))
+    assert error.value.key == "tls.certificate"

@@ -1,0 +1,233 @@
+"""What comes and goes: the index, its trie and its cache against a plain dict and the table."""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shared.routing.cache import MatchCache
+from shared.routing.index import RoutingIndex
+from shared.routing.syntax import EVERY_NAME, EveryName, Pattern, Wildcards
+from shared.routing.trie import Node, Trie
+from tests.shared.routing.table import SLASHES, table_matches
+
+levels = st.sampled_from([b"", b"a", b"b", b"c", b"*", b"+"])
+texts = st.lists(levels, min_size=1, max_size=5).map(b"/".join)
+common = st.sampled_from([b"a", b"a/b", b"a/+", b"a/*", b"a/+/b", b"a/+/c", b"a/*/b", b"+/*", b"*/*", b"*"])
+patterns: st.SearchStrategy[Pattern] = st.just(EVERY_NAME) | common | texts
+subscribers = st.integers(0, 3)
+
+
+def shape(node: Node[Any]) -> Any:
+    """Everything that hangs on `node`, as plain data, so that the forms (bare or dict) count too."""
+    children = node.children
+    return (
+        members(node.ends),
+        members(node.below),
+        sorted((rest, members(who)) for rest, who in node.rests.items())
+        if isinstance(node.rests, dict)
+        else (node.rests, members(node.rest_only)),
+        sorted((level, shape(child)) for level, child in children.items())
+        if isinstance(children, dict)
+        else (children, node.child_only and shape(node.child_only)),
+        node.one and shape(node.one),
+        node.many and shape(node.many),
+    )
+
+
+def members(few: Any) -> Any:
+    return sorted(few) if isinstance(few, dict) else few
+
+
+class Changes(RuleBasedStateMachine):
+    wildcards: Wildcards | None = SLASHES
+    cache_bytes_max = 2**20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index: RoutingIndex[int] = RoutingIndex(self.wildcards, cache_bytes_max=self.cache_bytes_max)
+        self.model: dict[int, set[Pattern]] = {}
+        self.asked: set[bytes] = set()
+
+    def matches(self, pattern: Pattern, name: bytes) -> bool:
+        if isinstance(pattern, EveryName):
+            return True
+        return pattern == name if self.wildcards is None else table_matches(self.wildcards, pattern, name)
+
+    @rule(subscriber=subscribers, pattern=patterns)
+    def subscribe(self, subscriber: int, pattern: Pattern) -> None:
+        held = self.model.setdefault(subscriber, set())
+        assert self.index.subscribe(subscriber, pattern) == (pattern not in held)
+        held.add(pattern)
+
+    @rule(subscriber=subscribers, pattern=patterns)
+    def unsubscribe(self, subscriber: int, pattern: Pattern) -> None:
+        held = self.model.get(subscriber, set())
+        assert self.index.unsubscribe(subscriber, pattern) == (pattern in held)
+        held.discard(pattern)
+
+    @precondition(lambda self: any(self.model.values()))
+    @rule(data=st.data())
+    def unsubscribe_what_is_held(self, data: st.DataObject) -> None:
+        pairs = sorted((who, repr(pattern), pattern) for who, held in self.model.items() for pattern in held)
+        subscriber, _, pattern = data.draw(st.sampled_from(pairs))
+        assert self.index.unsubscribe(subscriber, pattern)
+        self.model[subscriber].remove(pattern)
+
+    @rule(subscriber=subscribers)
+    def drop(self, subscriber: int) -> None:
+        assert self.index.drop(subscriber) == len(self.model.pop(subscriber, ()))
+
+    @rule(name=texts)
+    def match(self, name: bytes) -> None:
+        self.asked.add(name)
+        self.check(name)
+
+    @rule()
+    def match_what_was_asked_before(self) -> None:
+        for name in self.asked:
+            self.check(name)
+
+    def check(self, name: bytes) -> None:
+        expected = [who for who, held in self.model.items() if any(self.matches(p, name) for p in held)]
+        assert sorted(self.index.match(name)) == sorted(expected)
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        assert len(self.index) == sum(map(len, self.model.values()))
+        assert self.index.statistics().subscribers == sum(1 for held in self.model.values() if held)
+        for subscriber in range(4):
+            assert set(self.index.patterns(subscriber)) == self.model.get(subscriber, set())
+
+    @invariant()
+    def the_trie_is_as_if_nothing_had_ever_left(self) -> None:
+        if self.wildcards is None:
+            return
+        fresh: Trie[int] = Trie(self.wildcards)
+        for subscriber, held in self.model.items():
+            for pattern in held:
+                if not isinstance(pattern, EveryName):
+                    fresh.add(pattern, subscriber)
+        trie = self.index._patterns
+        assert isinstance(trie, Trie)
+        assert shape(trie._root) == shape(fresh._root)
+
+
+class ChangesWithoutCache(Changes):
+    cache_bytes_max = 0
+
+
+class ChangesOfExactNames(Changes):
+    wildcards = None
+
+
+class ChangesWithAFullCache(Changes):
+    cache_bytes_max = 1500
+
+
+TestChanges = Changes.TestCase
+TestChangesWithoutCache = ChangesWithoutCache.TestCase
+TestChangesOfExactNames = ChangesOfExactNames.TestCase
+TestChangesWithAFullCache = ChangesWithAFullCache.TestCase
+MACHINES = (TestChanges, TestChangesWithoutCache, TestChangesOfExactNames, TestChangesWithAFullCache)
+for machine in MACHINES:
+    machine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+del machine  # or its tests would run once more under this name
+
+
+def test_a_match_in_hand_stays_as_it_was() -> None:
+    index: RoutingIndex[str] = RoutingIndex(SLASHES)
+    index.subscribe("x", b"a/*")
+    index.subscribe("y", b"a/*")
+    found = index.match(b"a/b")
+    for subscriber in found:
+        index.drop(subscriber)  # what a loop over slow consumers does
+    assert found == ("x", "y")
+    assert index.match(b"a/b") == ()
+
+
+def test_a_name_asked_for_again_is_not_walked_again() -> None:
+    index: RoutingIndex[str] = RoutingIndex(SLASHES)
+    index.subscribe("x", b"a/*")
+    for _ in range(10):
+        assert index.match(b"a/b") == ("x",)
+        assert index.match(b"c") == ()
+    assert index.statistics().walks == 2
+
+
+def test_an_exact_subscription_forgets_only_its_own_name() -> None:
+    index: RoutingIndex[str] = RoutingIndex(SLASHES)
+    index.match(b"a")
+    index.match(b"b")
+    index.subscribe("x", b"a")
+    assert index.match(b"a") == ("x",)
+    assert index.match(b"b") == ()
+    assert index.statistics().walks == 3
+
+
+def test_a_name_is_forgotten_in_the_old_generation_too() -> None:
+    index: RoutingIndex[str] = RoutingIndex(SLASHES, cache_bytes_max=2000)
+    index.match(b"a")
+    for i in range(5):
+        index.match(b"%d" % i)  # fills half of the bound: what was young is old now
+    walks = index.statistics().walks
+    assert index.match(b"a") == ()
+    assert index.statistics().walks == walks
+    for i in range(5, 9):
+        index.match(b"%d" % i)
+    index.subscribe("x", b"a")
+    assert index.match(b"a") == ("x",)
+
+
+def test_the_cache_stays_within_its_bound_whatever_is_asked() -> None:
+    index: RoutingIndex[int] = RoutingIndex(SLASHES, cache_bytes_max=100_000)
+    for subscriber in range(100):
+        index.subscribe(subscriber, b"*")
+    for i in range(5000):
+        index.match(b"name/%d" % i)
+    cached = index.statistics().cached_names
+    assert 0 < cached * (200 + 8 * 100) <= 100_000
+    walks = index.statistics().walks
+    index.match(b"name/4999")
+    assert index.statistics().walks == walks
+
+
+def test_a_match_too_large_for_the_cache_is_only_not_kept() -> None:
+    index: RoutingIndex[int] = RoutingIndex(SLASHES, cache_bytes_max=2000)
+    for subscriber in range(100):
+        index.subscribe(subscriber, b"*")
+    index.subscribe(0, b"small")
+    assert len(index.match(b"a")) == len(index.match(b"a")) == 100
+    assert index.statistics().cached_names == 0
+
+
+def test_what_is_asked_for_often_survives_a_flood_of_names_that_come_once() -> None:
+    index: RoutingIndex[str] = RoutingIndex(SLASHES, cache_bytes_max=20_000)
+    for i in range(5000):
+        index.match(b"often")
+        index.match(b"once/%d" % i)
+    assert index.statistics().walks <= 5000 + 1
+
+
+def test_a_cache_without_room_keeps_nothing() -> None:
+    cache: MatchCache[str] = MatchCache(0)
+    cache.keep(b"", ())
+    assert len(cache) == 0
+
+
+def test_none_cannot_subscribe() -> None:
+    index: RoutingIndex[Any] = RoutingIndex(SLASHES)
+    with pytest.raises(TypeError):
+        index.subscribe(None, b"a")
+    assert len(index) == 0
+
+
+def test_a_subscriber_of_its_own_kind_is_told_apart_by_what_it_equals() -> None:
+    index: RoutingIndex[tuple[str, int]] = RoutingIndex(SLASHES)
+    assert index.subscribe(("x", 1), b"a")
+    assert not index.subscribe(("x", 1), b"a")
+    assert index.subscribe(("x", 2), b"a")
+    assert index.unsubscribe(("x", 1), b"a")
+    assert index.match(b"a") == (("x", 2),)

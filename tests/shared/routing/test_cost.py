@@ -1,0 +1,154 @@
+"""What the index costs, in steps and bytes that are counted, never in time."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shared.routing.index
+from shared.routing.few import with_one, without
+from shared.routing.index import RoutingIndex
+from tests.shared.routing.table import SLASHES, table_matches
+
+FOLDER = shared.routing.index.__file__.rpartition("index.py")[0]
+
+
+def lines_run(action: Callable[[], Any]) -> int:
+    """How many lines of the routing package `action` executes: a count it does not make itself."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith(FOLDER):
+            return None
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def table_size(pattern: bytes, name: bytes) -> int:
+    return (pattern.count(b"/") + 2) * (name.count(b"/") + 2)
+
+
+LONG = b"/".join([b"a"] * 128)
+
+WORST = [
+    b"/".join([b"*"] * 128 + [b"x"]),
+    b"/".join([b"*", b"a"] * 64 + [b"x"]),
+    b"/".join([b"*", b"+"] * 64 + [b"x"]),
+    b"/".join([b"+", b"*"] * 64 + [b"x"]),
+    b"/".join([b"*", b"a", b"+"] * 40 + [b"x"]),
+    b"/".join([b"*", b"*", b"a", b"a"] * 32),
+    b"/".join([b"a"] * 127 + [b"*", b"x"]),
+    b"/".join([b"+"] * 128 + [b"x"]),
+]
+
+
+@pytest.mark.parametrize("pattern", WORST, ids=range(len(WORST)))
+@pytest.mark.parametrize("name", [LONG, LONG + b"/x", LONG + b"/x/y"], ids=["no", "yes", "beyond"])
+def test_the_worst_patterns_cost_no_more_than_the_table(pattern: bytes, name: bytes) -> None:
+    index: RoutingIndex[str] = RoutingIndex(SLASHES)
+    index.subscribe("x", pattern)
+    found: list[tuple[str, ...]] = []
+    lines = lines_run(lambda: found.append(index.match(name)))
+    assert bool(found[0]) == table_matches(SLASHES, pattern, name)
+    assert index.statistics().visits <= table_size(pattern, name)
+    assert lines <= 20 * table_size(pattern, name)
+
+
+def test_the_worst_patterns_together_cost_no_more_than_the_sum() -> None:
+    index: RoutingIndex[bytes] = RoutingIndex(SLASHES)
+    for pattern in WORST:
+        index.subscribe(pattern, pattern)
+    name = LONG + b"/x"
+    lines = lines_run(lambda: index.match(name))
+    tables = sum(table_size(pattern, name) for pattern in WORST)
+    assert index.statistics().visits <= tables
+    assert lines <= 20 * tables
+
+
+texts = st.lists(st.sampled_from([b"a", b"", b"*", b"+"]), min_size=1, max_size=12).map(b"/".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(texts, min_size=1, max_size=6, unique=True), texts)
+def test_no_input_costs_more_than_the_table(patterns: list[bytes], name: bytes) -> None:
+    index: RoutingIndex[bytes] = RoutingIndex(SLASHES)
+    for pattern in patterns:
+        index.subscribe(pattern, pattern)
+    index.match(name)
+    assert index.statistics().visits <= sum(table_size(pattern, name) for pattern in patterns)
+
+
+def test_a_match_costs_the_same_among_few_and_among_many_subscriptions() -> None:
+    index: RoutingIndex[int] = RoutingIndex(SLASHES)
+    index.subscribe(0, b"a/+/c")
+    among_one = lines_run(lambda: index.match(b"a/b/c"))
+    for i in range(1, 5000):
+        index.subscribe(i, b"z%d/+/c" % i)
+        index.subscribe(i, b"a/b/c/z%d/*" % i)
+        index.subscribe(i, b"z%d/b/c" % i)
+    among_many = lines_run(lambda: index.match(b"a/b/c"))
+    assert among_many <= 3 * among_one
+
+
+def test_a_long_name_that_no_pattern_begins_like_is_not_read_to_its_end() -> None:
+    index: RoutingIndex[str] = RoutingIndex(SLASHES)
+    index.subscribe("x", b"b/+/c")
+    long = lines_run(lambda: index.match(LONG))
+    short = lines_run(lambda: index.match(b"a/a"))
+    assert long == short
+
+
+def test_dropping_costs_what_that_subscriber_holds() -> None:
+    def cost(others: int) -> int:
+        index: RoutingIndex[int] = RoutingIndex(SLASHES)
+        for subscriber in range(others + 1):
+            for i in range(10):
+                index.subscribe(subscriber, b"a/+/%d/*" % i)
+                index.subscribe(subscriber, b"a/b/%d" % i)
+                index.subscribe(subscriber, b"a/%d/+/%d" % (subscriber, i))
+        return lines_run(lambda: index.drop(0))
+
+    assert cost(others=500) <= cost(others=2) * 1.5
+
+
+def test_many_that_left_are_not_paid_for_at_every_later_match() -> None:
+    # A dict that lost most of its entries is read at the cost of its largest size.
+    few = None
+    for subscriber in range(100_000):
+        few = with_one(few, subscriber)
+    for subscriber in range(99_900):
+        few = without(few, subscriber)
+    assert isinstance(few, dict)
+    assert len(few) == 100
+    assert sys.getsizeof(few) < 100 * 256
+    for subscriber in range(99_900, 100_000):
+        few = without(few, subscriber)
+    assert few is None
+
+
+def test_coming_and_going_at_one_size_does_not_copy_again_and_again() -> None:
+    few = None
+    for subscriber in range(70_000):
+        few = with_one(few, subscriber)
+    copies = 0
+    for subscriber in range(69_999, 1000, -1):
+        few = without(few, subscriber)
+        if subscriber & (subscriber - 1) == 0:
+            for _ in range(20):
+                before = few
+                few = without(with_one(few, -1), -1)
+                copies += few is not before
+    assert copies <= 1

@@ -1,0 +1,266 @@
+"""Backups: whole, checked, sparse, and taken while the folder is written."""
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from shared.errors import StoreError, StoreInUse
+from shared.storage import syscalls
+from shared.storage.settings import Durability
+from shared.storage.store import Store
+from shared.storage.tools import copying
+from shared.storage.tools.backup import backup, restore
+from shared.storage.tools.fsck import check
+from shared.storage.tools.live_backup import backup_files
+from shared.storage.tools.manifest import FileLine, Manifest
+from tests.support.folders import SETTINGS, add, contents, fill, flip, open_folder, tree
+
+WORDS = {
+    ("logmq", "orders"): [b"one", b"two"],
+    ("logmq", "Mixed.Case"): [b""],
+    ("dms", "%41 queue"): [b"x" * 9],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    fill(tmp_path / "data", WORDS)
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_backup_restored_serves_what_the_folder_did(tmp_path: Path, folder: Path, clean: bool) -> None:
+    fill(folder, {("logmq", "orders"): [b"three"]}, clean=clean)
+    made = backup(folder, tmp_path / "backup", now_ms=5)
+    assert made.check.ok
+    put_back = restore(tmp_path / "backup", tmp_path / "restored")
+    assert put_back.check.ok
+    assert put_back.bytes == made.bytes > 0
+    wanted = {**WORDS, ("logmq", "orders"): [b"one", b"two", b"three"]}
+    assert contents(tmp_path / "restored") == wanted == contents(folder)
+
+
+def test_a_backup_is_a_data_folder_itself(tmp_path: Path, folder: Path) -> None:
+    backup(folder, tmp_path / "backup", now_ms=5)
+    assert check(tmp_path / "backup").findings == ()
+    assert contents(tmp_path / "backup") == WORDS
+
+
+def test_a_backup_is_its_owners_alone(tmp_path: Path, folder: Path) -> None:
+    backup(folder, tmp_path / "backup", now_ms=5)
+    for path in (tmp_path / "backup").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_target_that_holds_something_is_left_alone(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    with pytest.raises(StoreError, match="not empty"):
+        backup(folder, tmp_path / "full", now_ms=5)
+    backup(folder, tmp_path / "backup", now_ms=5)
+    with pytest.raises(StoreError, match="not empty"):
+        restore(tmp_path / "backup", tmp_path / "full")
+    with pytest.raises(StoreError, match="not empty"):
+        restore(tmp_path / "backup", folder)
+    assert tree(tmp_path / "full") == {"mine": b"mine"}
+    (tmp_path / "empty").mkdir()
+    restore(tmp_path / "backup", tmp_path / "empty")
+
+
+def test_a_backup_inside_of_the_folder_is_refused(folder: Path) -> None:
+    with pytest.raises(StoreError, match="inside"):
+        backup(folder, folder / "backup", now_ms=5)
+
+
+def test_what_is_not_a_whole_backup_is_not_restored(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(StoreError, match="not a backup"):
+        restore(folder, tmp_path / "restored")
+    backup(folder, tmp_path / "backup", now_ms=5)
+    flip(tmp_path / "backup" / "BACKUP", 77)
+    with pytest.raises(StoreError, match="damaged"):
+        restore(tmp_path / "backup", tmp_path / "restored")
+    assert not (tmp_path / "restored").exists()
+
+
+@pytest.mark.parametrize("name", ["logmq/orders.log", "logmq/orders.idx", "CATALOG", "FORMAT"])
+def test_a_backup_that_changed_since_is_not_restored(tmp_path: Path, folder: Path, name: str) -> None:
+    backup(folder, tmp_path / "backup", now_ms=5)
+    flip(tmp_path / "backup" / name, 20)
+    with pytest.raises(StoreError, match=f"{name} is not as it was"):
+        restore(tmp_path / "backup", tmp_path / "restored")
+    if name != "FORMAT":
+        assert not (tmp_path / "restored" / "FORMAT").exists(), "no broker takes it"
+
+
+def test_a_manifest_cannot_lead_out_of_the_backup(tmp_path: Path, folder: Path) -> None:
+    backup(folder, tmp_path / "backup", now_ms=5)
+    for path in ("../data/FORMAT", "/etc/passwd", "a//b"):
+        (tmp_path / "backup" / "BACKUP").write_bytes(Manifest(5, False, [FileLine(path, 0, 1, 0)]).pack())
+        with pytest.raises(StoreError, match="outside"):
+            restore(tmp_path / "backup", tmp_path / "restored")
+
+
+def test_damage_is_copied_and_told(tmp_path: Path, folder: Path) -> None:
+    flip(folder / "logmq" / "orders.log", 40)
+    made = backup(folder, tmp_path / "backup", now_ms=5)
+    assert [finding.path for finding in made.check.findings] == ["logmq/orders.log"]
+    assert not made.check.ok
+    assert (tmp_path / "backup/logmq/orders.log").read_bytes() == (folder / "logmq/orders.log").read_bytes()
+
+
+async def test_a_served_folder_is_not_copied_behind_the_brokers_back(tmp_path: Path) -> None:
+    store = await open_folder(tmp_path / "data")
+    with pytest.raises(StoreInUse):
+        backup(tmp_path / "data", tmp_path / "backup", now_ms=5)
+    store.abandon()
+
+
+async def _live(store: Store, tmp_path: Path) -> None:
+    report = await backup_files(store, tmp_path / "data", tmp_path / "backup", now_ms=5)
+    assert report.check.findings == ()
+
+
+async def test_a_live_backup_holds_what_was_visible_and_no_more(tmp_path: Path) -> None:
+    store = await open_folder(tmp_path / "data")
+    add(store, "logmq", "orders", [b"one", b"two"])
+    add(store, "logmq", "Plain", [b"p"], Durability("none"))
+    add(store, "logmq", "timed", [b"t"], Durability.parse("interval:50ms"))
+    store.namespace("logmq", Durability("always")).create("empty")
+    add(store, "logmq", "gone", [b"x"])
+    store.namespace("logmq", Durability("always")).delete("gone")
+    store.settle()
+    log = store.namespace("logmq", Durability("always")).logs["orders"]
+    snapshot = store.snapshot
+
+    async def then_more() -> object:
+        taken = await snapshot()
+        add(store, "logmq", "orders", [b"after the moment"])
+        return taken
+
+    store.snapshot = then_more  # type: ignore[method-assign, assignment]
+    await _live(store, tmp_path)
+    assert log.visible > 14
+    await store.close()
+    kept = await trio.to_thread.run_sync(contents, tmp_path / "backup")
+    assert kept == {
+        ("logmq", "orders"): [b"one", b"two"],
+        ("logmq", "Plain"): [b"p"],
+        ("logmq", "timed"): [b"t"],
+        ("logmq", "empty"): [],
+    }
+
+
+async def test_a_log_that_is_deleted_and_made_again_meanwhile_is_not_mixed_up(tmp_path: Path) -> None:
+    store = await open_folder(tmp_path / "data")
+    space = store.namespace("logmq", Durability("always"))
+    add(store, "logmq", "a", [b"old"])
+    add(store, "logmq", "b", [b"other"])
+    snapshot = store.snapshot
+
+    async def then_replaced() -> object:
+        taken = await snapshot()
+        space.delete("a")
+        add(store, "logmq", "a", [b"new life"])
+        return taken
+
+    store.snapshot = then_replaced  # type: ignore[method-assign, assignment]
+    await _live(store, tmp_path)
+    await store.close()
+    assert await trio.to_thread.run_sync(contents, tmp_path / "backup") == {("logmq", "b"): [b"other"]}
+
+
+async def test_what_retention_dropped_stays_a_hole_and_offsets_stay(tmp_path: Path) -> None:
+    store = await open_folder(tmp_path / "data")
+    for number in range(40):
+        add(store, "logmq", "long", [b"%4d" % number * 8192])  # 32 KiB each
+    log = store.namespace("logmq", Durability("always")).logs["long"]
+    first = 36 * (32768 + 4)
+    log.drop_below(first)
+    store.settle()
+    await store.checkpoint()
+    await store.retain()
+    punched = (tmp_path / "data/logmq/long.log").stat().st_blocks * 512 < first
+    await _live(store, tmp_path)
+    await store.close()
+    made = backup(tmp_path / "data", tmp_path / "second", now_ms=5)
+    assert made.check.findings == ()
+    for folder in (tmp_path / "backup", tmp_path / "second"):
+        copy = folder / "logmq/long.log"
+        assert copy.stat().st_size == 40 * (32768 + 4)
+        if punched:
+            assert copy.stat().st_blocks * 512 < 8 * 32768
+        held = await trio.to_thread.run_sync(contents, folder)
+        assert held["logmq", "long"] == [b"%4d" % number * 8192 for number in range(36, 40)]
+
+
+def test_holes_are_copied_as_holes_with_and_without_the_kernels_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "sparse"
+    with source.open("wb") as file:
+        for position in (1 << 20, 5 << 20):
+            file.seek(position)
+            file.write(os.urandom(100_000))
+        file.truncate(9 << 20)
+    for number in range(2):
+        target = tmp_path / f"copy{number}"
+        fd, out = os.open(source, os.O_RDONLY), copying.create_target(target)
+        copying.copy_range(fd, out, 0, 9 << 20)
+        assert copying.crc_of_range(fd, 0, 9 << 20) == copying.crc_of_range(out, 0, 9 << 20)
+        with pytest.raises(OSError, match="before its time"):
+            copying.crc_of_range(out, 0, (9 << 20) + 1)
+        os.close(fd)
+        os.close(out)
+        assert target.read_bytes() == source.read_bytes()
+        assert target.stat().st_blocks <= source.stat().st_blocks + 16
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
+
+
+async def test_a_read_only_store_can_still_be_backed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_folder(tmp_path / "data")
+    add(store, "logmq", "orders", [b"safe"])
+
+    def fails(fd: int) -> None:
+        raise OSError(5, "the disk is dying")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(syscalls, "sync_data", fails)
+        add(store, "logmq", "orders", [b"lost"])
+    assert store.read_only is not None
+    await _live(store, tmp_path)
+    store.abandon()
+    assert await trio.to_thread.run_sync(contents, tmp_path / "backup") == {("logmq", "orders"): [b"safe"]}
+
+
+async def test_a_backup_while_the_store_runs_does_not_stop_it(tmp_path: Path) -> None:
+    """With threads, and appends all the while."""
+    store = await Store.open(tmp_path / "data", SETTINGS)
+    space = store.namespace("logmq", Durability("always"))
+    log, _ = space.create("orders")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        _, ticket = log.append(b"\0\0\0\1x" * 1000, 1000)
+        await store.wait(ticket)
+        done = trio.Event()
+
+        async def back_up() -> None:
+            report = await backup_files(store, tmp_path / "data", tmp_path / "backup", now_ms=5)
+            assert report.check.ok
+            done.set()
+
+        nursery.start_soon(back_up)
+        appended = 0
+        while not done.is_set():
+            _, ticket = log.append(b"\0\0\0\1y" * 10, 10)
+            await store.wait(ticket)
+            appended += 1
+        assert appended > 0
+        nursery.cancel_scope.cancel()
+    await store.close()
+    held = await trio.to_thread.run_sync(contents, tmp_path / "backup")
+    assert held["logmq", "orders"][:1000] == [b"x"] * 1000
+    assert set(held["logmq", "orders"][1000:]) <= {b"y"}

@@ -1,0 +1,121 @@
+"""After a crash anywhere the store shows what it acknowledged, and invents nothing.
+
+A fake disk knows every state that a power cut may leave (tests/support/fake_disk.py); the real store recovers
+from each, and a witness compares (tests/support/promises.py). States that differ only where recovery and the
+comparison never look are recovered once. Both numbers are printed: `pytest -s`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import trio
+
+from tests.support.crashes import Tally, check_cuts, check_kills, check_recovery, record, varied
+from tests.support.fake_disk import FakeDisk
+from tests.support.promises import BrokenPromiseError
+from tests.support.workers import worker_processes
+from tests.support.workloads import SMALL, drawn, sequence, something
+
+# Of these all triples are run, of all operations all pairs. The last ones reuse segments of the journal.
+_CORE = ("change two", "delete or make again", "checkpoint")
+_LAP = ("append much", "append much", "checkpoint")
+_LAPS = (*_LAP, "append much", "append much"), (*_LAP, *_LAP, "append much", "append")
+_RUNS_MAX = 5000
+_SEEDS = range(10)
+_SAMPLE = 16
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[ProcessPoolExecutor]:
+    with worker_processes() as pool:
+        yield pool
+
+
+def _tally(results: Iterator[Tally]) -> Tally:
+    total = Tally()
+    for result in results:
+        total.add(result)
+    print(total)
+    return total
+
+
+def test_short_workloads_keep_their_promises_in_every_legal_state(workers: ProcessPoolExecutor) -> None:
+    workloads = [
+        *itertools.product(SMALL, repeat=1),
+        *itertools.product(SMALL, repeat=2),
+        *itertools.product(_CORE, repeat=3),
+        *_LAPS,
+    ]
+    total = _tally(workers.map(_short, workloads, chunksize=4))
+    assert total.sampled == 0, "all states of all cuts"
+    assert total.states >= total.runs > len(workloads)
+
+
+def _short(operations: Sequence[str]) -> Tally:
+    return trio.run(_check_short, operations)
+
+
+async def _check_short(operations: Sequence[str]) -> Tally:
+    """The cuts in the last operation: those before it are another workload's."""
+    history = await record(sequence(operations[-1:]), something(operations[:-1]))
+    tally = await check_cuts(history.cuts, history.witness, _RUNS_MAX, seed=0)
+    tally.add(await check_kills(history))
+    return tally
+
+
+def test_long_workloads_keep_their_promises_in_half_a_million_states(workers: ProcessPoolExecutor) -> None:
+    total = _tally(workers.map(_long, _SEEDS))
+    assert total.states >= 500_000
+    assert total.runs > 1000
+
+
+def _long(seed: int) -> Tally:
+    return trio.run(_check_long, seed)
+
+
+async def _check_long(seed: int) -> Tally:
+    history = await record(drawn(seed, operations=10), settings=varied(seed))
+    tally = await check_cuts(history.cuts, history.witness, _SAMPLE, seed)
+    tally.add(await check_kills(history))
+    cut = history.cuts[seed % len(history.cuts)]
+    tally.add(await check_recovery(history.witness, cut, seed, runs=2))
+    return tally
+
+
+class _LyingDisk(FakeDisk):
+    """Says that it synced, and did not."""
+
+    lies: Callable[[str, str], bool]
+
+    def sync_data(self, fd: int) -> None:
+        path = self._open[fd].path
+        if self.lies("file", path):
+            self._told("sync", path)
+        else:
+            super().sync_data(fd)
+
+    def sync_folder(self, path: str) -> None:
+        if self.lies("folder", path):
+            self._told("sync_folder", path)
+        else:
+            super().sync_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("what", "suffix"),
+    [("file", ".wal"), ("file", ".log"), ("file", ".idx"), ("file", "CATALOG.new"), ("folder", "")],
+)
+async def test_a_sync_left_out_anywhere_is_found_out(what: str, suffix: str) -> None:
+    """Else this proves nothing."""
+    found = []
+    for operations in (["append"] * 3, ["append", "checkpoint", "append"], ["delete or make again"] * 2):
+        disk = _LyingDisk()
+        disk.lies = lambda kind, path: kind == what and path.endswith(suffix)
+        history = await record(sequence(operations), something(["restart"]), disk)
+        try:
+            await check_cuts(history.cuts, history.witness, 200, seed=0)
+        except BrokenPromiseError as error:
+            found.append(error)
+    assert found

@@ -1,0 +1,266 @@
+"""The journal: batches, segments, laps, and what a reader makes of a bad end or a bad middle."""
+
+import errno
+
+import pytest
+
+from shared.storage import format, journal, replay
+from shared.storage.format import Kind
+from shared.storage.journal import Journal, PoisonError, segment_path
+from shared.storage.replay import Damage
+from tests.support.fake_disk import FakeDisk, Operation
+
+SEGMENT = 8 << 10
+
+
+def start(disk: FakeDisk, lsn: int = 0, *, bytes_max: int = 1 << 20) -> Journal:
+    disk.make_folder(journal.FOLDER)
+    return Journal.start(disk, 77, lsn, segment_bytes=SEGMENT, bytes_max=bytes_max, zero_fill=False)
+
+
+def add(writer: Journal, body: bytes) -> int:
+    """One batch with one append; returns its LSN."""
+    parts = [format.pack_entry(Kind.APPEND, 1, 0, len(body), 1), body]
+    writer.write(parts, 1, sum(map(len, parts)), 5)
+    assert writer.previous is not None
+    return writer.previous
+
+
+def bodies(disk: FakeDisk, found: replay.Replay) -> list[bytes]:
+    return [payload[format.ENTRY_HEADER_BYTES :] for _, payload in replay.read_payloads(disk, found.batches)]
+
+
+def flip(disk: FakeDisk, segment_lsn: int, position: int) -> None:
+    fd = disk.open(segment_path(segment_lsn))
+    byte = disk.read(fd, 1, position)[0]
+    disk.write(fd, bytes([byte ^ 1]), position)
+    disk.close(fd)
+
+
+def fail(disk: FakeDisk, kinds: str, error: int, times: int = 1) -> None:
+    """The next operations of these kinds fail."""
+    left = times
+
+    def before(operation: Operation) -> None:
+        nonlocal left
+        if left and operation.kind in kinds.split():
+            left -= 1
+            raise OSError(error, "injected")
+
+    disk.before = before
+
+
+def test_batches_come_back_in_order_over_many_segments() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    written = [bytes([n]) * (n * 37 % 3000) for n in range(60)]
+    for body in written:
+        add(writer, body)
+    found = replay.scan(disk, 77, 0)
+    assert bodies(disk, found) == written
+    assert found.end_lsn == writer.position
+    assert (found.damage, found.torn_bytes) == ([], 0)
+    assert len(writer.old) > 5
+    middle = found.batches[30].batch.lsn
+    assert bodies(disk, replay.scan(disk, 77, middle)) == written[30:]
+    assert replay.scan(disk, 78, 0).batches == [], "another folder's journal"
+
+
+def test_a_freed_segment_is_reused_and_its_old_batches_never_parse() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    for n in range(9):
+        add(writer, bytes([n]) * 3000)
+    replay_lsn = writer.position
+    segments = len(writer.old)
+    assert segments >= 2
+    writer.release(replay_lsn)
+    assert writer.old == []
+    assert writer.spare is not None
+    assert writer.spare.lsn == writer.current.end
+    assert journal.segment_lsns(disk) == [writer.current.lsn, writer.spare.lsn]
+    written = [bytes([n]) * 2000 for n in range(4)]
+    for body in written:
+        add(writer, body)
+    assert bodies(disk, replay.scan(disk, 77, replay_lsn)) == written
+
+
+def test_the_spare_is_made_ahead_and_used() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    writer.prepare()
+    writer.prepare()
+    spare = writer.spare
+    assert spare is not None
+    add(writer, bytes(5000))
+    add(writer, bytes(5000))
+    assert writer.current is spare
+    assert writer.spare is None
+
+
+def test_a_batch_larger_than_a_segment_gets_a_larger_one() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    writer.prepare()
+    add(writer, b"before")
+    add(writer, b"L" * 50_000)
+    add(writer, b"after")
+    assert bodies(disk, replay.scan(disk, 77, 0)) == [b"before", b"L" * 50_000, b"after"]
+    writer.release(writer.position)
+    assert all(segment.size == SEGMENT for segment in (writer.current, writer.spare) if segment)
+
+
+def test_a_torn_tail_is_cut() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    add(writer, b"one")
+    writer.sync()
+    torn = add(writer, b"x" * 2000)
+    flip(disk, 0, torn + 900)
+    found = replay.scan(disk, 77, 0)
+    assert bodies(disk, found) == [b"one"]
+    assert found.damage == []
+    assert found.torn_bytes == 2560
+    assert found.end_lsn == torn
+
+
+def test_an_unsynced_batch_behind_a_lost_one_is_cut_too() -> None:
+    """In interval mode a power cut may keep the later batch and lose the earlier: a suffix, never a hole."""
+    disk = FakeDisk()
+    writer = start(disk)
+    add(writer, b"one")
+    writer.sync()
+    lost = add(writer, b"two")
+    add(writer, b"three")
+    flip(disk, 0, lost + 70)
+    found = replay.scan(disk, 77, 0)
+    assert bodies(disk, found) == [b"one"]
+    assert found.damage == []
+
+
+def test_an_unsynced_batch_lost_at_a_segments_start_is_a_torn_tail() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    add(writer, bytes(5000))
+    lost = add(writer, b"L" * 5000)
+    assert lost == SEGMENT
+    add(writer, b"three")
+    flip(disk, SEGMENT, 2000)
+    found = replay.scan(disk, 77, 0)
+    assert len(found.batches) == 1
+    assert found.damage == []
+    assert found.torn_bytes == format.padded(64 + 32 + 5000)
+
+
+@pytest.mark.parametrize("position", [0, 5, 20, 70])
+def test_a_bad_batch_below_a_later_ones_synced_lsn_is_damage_and_the_rest_is_applied(position: int) -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    lsns = []
+    for n in range(5):
+        lsns.append(add(writer, bytes([n]) * 100))
+        writer.sync()
+    flip(disk, 0, lsns[2] + position)
+    found = replay.scan(disk, 77, 0)
+    assert found.damage == [Damage(lsns[2], lsns[3])]
+    assert bodies(disk, found) == [bytes([n]) * 100 for n in (0, 1, 3, 4)]
+    assert [segment.lsn for segment in found.damaged_segments()] == [0]
+
+
+def test_a_missing_segment_is_damage() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    for n in range(6):
+        add(writer, bytes([n]) * 3500)
+        writer.sync()
+    disk.unlink(segment_path(SEGMENT))
+    found = replay.scan(disk, 77, 0)
+    assert [body[0] for body in bodies(disk, found)] == [0, 1, 4, 5]
+    assert len(found.damage) == 1
+
+
+def test_a_failed_write_is_taken_back_and_the_journal_goes_on() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    add(writer, b"one")
+    before = writer.position
+
+    def short_then_full(operation: Operation) -> int | None:
+        if operation.kind != "write" or operation.length == 512:
+            return None
+        if operation.offset == before:
+            return 1024
+        raise OSError(errno.ENOSPC, "injected")
+
+    disk.before = short_then_full
+    with pytest.raises(OSError, match="injected"):
+        add(writer, b"x" * 3000)
+    disk.before = None
+    assert writer.position == before
+    assert replay.scan(disk, 77, 0).torn_bytes == 0
+    add(writer, b"two")
+    assert bodies(disk, replay.scan(disk, 77, 0)) == [b"one", b"two"]
+
+
+def test_a_write_that_cannot_be_taken_back_is_final() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    fail(disk, "write", errno.EIO, times=2)
+    with pytest.raises(PoisonError) as raised:
+        add(writer, b"one")
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+def test_a_failed_sync_is_final() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    add(writer, b"one")
+    fail(disk, "sync", errno.EIO)
+    with pytest.raises(PoisonError):
+        writer.sync()
+    assert writer.synced == 0
+
+
+def test_a_short_write_is_finished() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    disk.before = lambda operation: min(operation.length, 700) if operation.kind == "write" else None
+    add(writer, b"x" * 3000)
+    assert bodies(disk, replay.scan(disk, 77, 0)) == [b"x" * 3000]
+
+
+def test_a_journal_at_its_bound_is_full_until_a_checkpoint() -> None:
+    disk = FakeDisk()
+    writer = start(disk, bytes_max=3 * SEGMENT)
+    for _ in range(3):
+        add(writer, bytes(5000))
+    with pytest.raises(OSError, match="full until a checkpoint") as raised:
+        add(writer, bytes(5000))
+    assert raised.value.errno == errno.ENOSPC
+    writer.release(writer.position)
+    add(writer, bytes(5000))
+
+
+def test_a_new_segments_failed_sync_is_final_and_a_full_disk_is_not() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    add(writer, bytes(5000))
+    fail(disk, "allocate", errno.ENOSPC)
+    with pytest.raises(OSError, match="injected"):
+        add(writer, bytes(5000))
+    fail(disk, "sync_folder", errno.EIO)
+    with pytest.raises(PoisonError):
+        add(writer, bytes(5000))
+
+
+def test_an_empty_segment_in_the_way_of_a_reused_one_goes_and_takes_nothing_with_it() -> None:
+    """A power cut may leave the next segment's name without its length: its LSN is where the journal ends."""
+    disk = FakeDisk()
+    add(start(disk), b"old")
+    disk.close(disk.open(segment_path(SEGMENT), create=True))
+    writer = Journal.start(
+        disk, 77, SEGMENT, segment_bytes=SEGMENT, bytes_max=1 << 20, free=[(0, SEGMENT), (SEGMENT, 0)]
+    )
+    add(writer, b"new")
+    assert disk.names(journal.FOLDER) == [f"{SEGMENT:020d}.wal"]
+    assert bodies(disk, replay.scan(disk, 77, SEGMENT)) == [b"new"]

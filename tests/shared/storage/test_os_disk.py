@@ -1,0 +1,296 @@
+"""The disk on real files, and the lock of a data folder."""
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.errors import StoreInUse
+from shared.storage import syscalls
+from shared.storage.disk import Disk
+from shared.storage.lock import LOCK_NAME, FolderLock
+from shared.storage.os_disk import OsDisk
+
+LINUX = sys.platform.startswith("linux")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "data"
+
+
+@pytest.fixture
+def disk(folder: Path) -> Iterator[OsDisk]:
+    with OsDisk(folder) as opened:
+        contract: Disk = opened
+        assert contract is opened
+        yield opened
+
+
+def put(disk: OsDisk, path: str, data: bytes) -> None:
+    fd = disk.open(path, create=True)
+    assert disk.write(fd, data, 0) == len(data)
+    disk.close(fd)
+
+
+def test_folders_and_files_are_their_owners_alone(disk: OsDisk, folder: Path) -> None:
+    disk.make_folder("logmq")
+    put(disk, "logmq/orders.log", b"x")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "logmq").stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "logmq" / "orders.log").stat().st_mode) == 0o600
+
+
+def test_no_handle_survives_an_exec(disk: OsDisk) -> None:
+    fd = disk.open("a", create=True)
+    assert not os.get_inheritable(fd)
+    disk.close(fd)
+
+
+def test_no_link_is_followed(disk: OsDisk, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_bytes(b"secret")
+    (folder / "file").symlink_to(tmp_path / "outside" / "secret")
+    (folder / "namespace").symlink_to(tmp_path / "outside")
+    for attempt in (
+        lambda: disk.open("file"),
+        lambda: disk.open("file", create=True),
+        lambda: disk.open("namespace/secret"),
+        lambda: disk.make_folder("namespace"),
+        lambda: disk.names("namespace"),
+    ):
+        with pytest.raises(OSError, match=r".") as caught:
+            attempt()
+        assert caught.value.errno in (errno.ELOOP, errno.ENOTDIR)
+    assert (tmp_path / "outside" / "secret").read_bytes() == b"secret"
+
+
+@pytest.mark.parametrize("path", ["", "..", "a/..", "./a/", "../a", "a\0b"])
+def test_a_path_cannot_leave_the_folder(disk: OsDisk, path: str) -> None:
+    disk.make_folder("a")
+    with pytest.raises((ValueError, FileNotFoundError)):
+        disk.open(path, create=True)
+
+
+def test_a_pipe_in_a_files_place_is_an_error_not_a_hang(disk: OsDisk, folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        disk.open("pipe")
+
+
+def test_the_handle_outlives_a_rename_of_the_folder(disk: OsDisk, folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+    put(disk, "a", b"here")
+    assert (folder.with_name("moved") / "a").read_bytes() == b"here"
+
+
+def test_reads_give_what_is_there_and_less_only_at_the_end(disk: OsDisk) -> None:
+    put(disk, "a", b"0123456789")
+    fd = disk.open("a")
+    assert disk.read(fd, 4, 3) == b"3456"
+    assert disk.read(fd, 100, 8) == b"89"
+    assert disk.read(fd, 100, 10) == b""
+    assert disk.size(fd) == 10
+    disk.close(fd)
+
+
+def test_what_was_just_written_is_read_without_waiting(disk: OsDisk) -> None:
+    data = os.urandom(300_000)
+    put(disk, "a", data)
+    fd = disk.open("a")
+    assert disk.read_nowait(fd, 200_000, 50_000) in (data[50_000:250_000], None)
+    assert disk.read_nowait(fd, 500_000, 250_000) in (data[250_000:], None)
+    assert disk.read_nowait(fd, 10, 300_000) in (b"", None)
+    disk.close(fd)
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="no RWF_NOWAIT here")
+def test_a_read_that_would_wait_says_none(disk: OsDisk) -> None:
+    data = os.urandom(1 << 20)
+    put(disk, "a", data)
+    fd = disk.open("a")
+    disk.sync_data(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert disk.read_nowait(fd, 1 << 20, 0) in (None, data)  # tmpfs has no disk to wait for
+    assert disk.read(fd, 1 << 20, 0) == data
+    disk.close(fd)
+
+
+def test_a_read_that_fails_without_waiting_is_left_to_one_that_waits(
+    disk: OsDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "no")
+
+    put(disk, "a", b"x")
+    fd = disk.open("a")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "preadv", fail)
+        assert disk.read_nowait(fd, 1, 0) is None
+    disk.close(fd)
+
+
+def test_a_file_system_without_nowait_is_asked_once(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def refuse(fd: int, *_: object) -> int:
+        asked.append(fd)
+        raise OSError(errno.EOPNOTSUPP, "no")
+
+    put(disk, "a", b"x")
+    monkeypatch.setattr(os, "preadv", refuse)
+    fd = disk.open("a")
+    assert disk.read_nowait(fd, 1, 0) is None
+    assert disk.read_nowait(fd, 1, 0) is None
+    assert len(asked) == (1 if hasattr(os, "RWF_NOWAIT") else 0)
+    disk.close(fd)
+
+
+def test_exclusive_creation_refuses_what_is_there(disk: OsDisk) -> None:
+    put(disk, "a", b"x")
+    with pytest.raises(FileExistsError):
+        disk.open("a", create=True, exclusive=True)
+    with pytest.raises(FileNotFoundError):
+        disk.open("b")
+
+
+def test_names_are_sorted_and_a_missing_folder_has_none(disk: OsDisk) -> None:
+    assert disk.names("journal") == []
+    disk.make_folder("journal")
+    disk.make_folder("journal")
+    put(disk, "journal/b", b"")
+    put(disk, "journal/a", b"")
+    assert disk.names("journal") == ["a", "b"]
+    disk.rename("journal/a", "journal/c")
+    disk.unlink("journal/b")
+    assert disk.names("journal") == ["c"]
+    assert disk.names("") == ["journal"]
+
+
+def test_syncs_take_files_folders_and_everything(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.make_folder("logmq")
+    put(disk, "logmq/a", b"x")
+    put(disk, "b", b"x")
+    fd = disk.open("b")
+    disk.sync_data(fd)
+    disk.close(fd)
+    disk.sync_folder("")
+    disk.sync_folder("logmq")
+    disk.sync_all()
+    synced: list[int] = []
+    monkeypatch.setattr(syscalls, "syncfs", lambda fd: False)
+    monkeypatch.setattr(syscalls, "sync_data", lambda fd: synced.append(os.fstat(fd).st_ino))
+    disk.sync_all()  # file by file where syncfs cannot be trusted
+    assert len(synced) == 2
+
+
+def test_a_failed_sync_is_an_error_with_its_number(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = disk.open("a", create=True)
+    disk.close(fd)
+    with pytest.raises(OSError, match=r"\[Errno 9\]"):
+        disk.sync_data(fd)
+    with pytest.raises(OSError, match=r"\[Errno 9\]"):
+        disk.allocate(fd, 4096)
+
+
+def test_allocation_makes_the_file_long_and_a_hole_keeps_it_so(disk: OsDisk, folder: Path) -> None:
+    fd = disk.open("a", create=True)
+    disk.allocate(fd, 1 << 20)
+    assert disk.size(fd) == 1 << 20
+    disk.allocate(fd, 4096)
+    assert disk.size(fd) == 1 << 20, "allocation never shortens"
+    disk.write(fd, os.urandom(1 << 20), 0)
+    disk.sync_data(fd)
+    before = (folder / "a").stat().st_blocks
+    tail = disk.read(fd, 4096, (1 << 20) - 4096)
+    if disk.punch(fd, 0, 1 << 19):
+        assert disk.read(fd, 1 << 19, 0) == bytes(1 << 19)
+        assert (folder / "a").stat().st_blocks < before
+    assert disk.size(fd) == 1 << 20
+    assert disk.read(fd, 4096, (1 << 20) - 4096) == tail
+    disk.truncate(fd, 10)
+    assert disk.size(fd) == 10
+    disk.close(fd)
+
+
+def test_a_file_system_that_cannot_reserve_gets_the_length(
+    disk: OsDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(syscalls, "_fallocate", None)
+    fd = disk.open("a", create=True)
+    disk.allocate(fd, 8192)
+    assert disk.size(fd) == 8192
+    disk.allocate(fd, 100)
+    assert disk.size(fd) == 8192
+    assert disk.punch(fd, 0, 4096) is False
+    disk.close(fd)
+
+
+def test_free_space_is_less_than_the_whole(disk: OsDisk) -> None:
+    free, whole = disk.free_bytes()
+    assert 0 <= free <= whole
+
+
+def test_a_read_only_disk_changes_nothing(disk: OsDisk, folder: Path) -> None:
+    put(disk, "a", b"x")
+    with OsDisk(folder, read_only=True) as reader:
+        fd = reader.open("a")
+        assert reader.read(fd, 10, 0) == b"x"
+        for attempt in (
+            lambda: reader.write(fd, b"y", 0),
+            lambda: reader.truncate(fd, 0),
+            lambda: reader.unlink("a"),
+            lambda: reader.rename("a", "b"),
+            lambda: reader.make_folder("c"),
+            lambda: reader.open("d", create=True),
+        ):
+            with pytest.raises(OSError, match=r"."):
+                attempt()
+        reader.close(fd)
+    assert (folder / "a").read_bytes() == b"x"
+    with pytest.raises(FileNotFoundError):
+        OsDisk(folder / "missing", read_only=True)
+
+
+def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    with FolderLock.take(tmp_path):
+        assert (tmp_path / LOCK_NAME).read_text() == f"{os.getpid()}\n"
+        with pytest.raises(StoreInUse, match=f"process {os.getpid()}"):
+            FolderLock.take(tmp_path)
+    FolderLock.take(tmp_path).release()
+
+
+def test_the_lock_goes_with_its_process_however_it_ends(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from shared.storage.lock import FolderLock\n"
+        "held = FolderLock.take(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(StoreInUse, match=f"process {holder.pid}"):
+            FolderLock.take(tmp_path)
+        holder.kill()
+        holder.wait()
+    FolderLock.take(tmp_path).release()
+
+
+def test_a_link_in_the_locks_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("keep me")
+    (tmp_path / LOCK_NAME).symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match=r"."):
+        FolderLock.take(tmp_path)
+    assert (tmp_path / "target").read_text() == "keep me"

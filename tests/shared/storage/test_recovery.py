@@ -1,0 +1,346 @@
+"""Starting after an unclean end: torn tails, damage, deletions, laps, what interval and none may lose."""
+
+import random
+
+import attrs
+import pytest
+
+from shared.errors import CorruptRecord, StoreFormat
+from shared.storage import replay
+from shared.storage.catalog import read as read_catalog
+from shared.storage.journal import segment_path
+from shared.storage.store import Store
+from tests.support.fake_disk import FakeDisk, newest
+from tests.support.stores import (
+    ALWAYS,
+    INTERVAL,
+    KIB,
+    NONE,
+    SMALL,
+    ask,
+    open_store,
+    payloads,
+    read_all,
+    records,
+    reopen,
+)
+
+ROOMY = attrs.evolve(SMALL, segment_bytes=1024 * KIB)
+
+
+def flip(disk: FakeDisk, path: str, position: int) -> None:
+    fd = disk.open(path)
+    byte = disk.read(fd, 1, position)[0]
+    disk.write(fd, bytes([byte ^ 1]), position)
+    disk.close(fd)
+
+
+def batches(disk: FakeDisk) -> replay.Replay:
+    catalog = read_catalog(disk)
+    assert catalog is not None
+    return replay.scan(disk, catalog.journal_id, catalog.replay_lsn)
+
+
+async def append_each(store: Store, name: str, count: int, size: int = 100) -> None:
+    log = store.namespace("logmq", ALWAYS).logs[name]
+    for n in range(count):
+        await store.wait(log.append(records(b"%d" % n + bytes(size)), 1)[1])
+
+
+async def test_a_torn_tail_is_cut_and_counted_and_the_rest_is_there() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk, ROOMY)
+    store.namespace("logmq", ALWAYS).create("orders")
+    await append_each(store, "orders", 10)
+    store.abandon()
+    disk = disk.kill()
+    last = batches(disk).batches[-1]
+    flip(disk, segment_path(last.segment.lsn), last.position + 100)
+    store = await open_store(disk, ROOMY)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert [p.rstrip(b"\0") for p in await read_all(log)] == [b"%d" % n for n in range(9)]
+    assert store.statistics().torn_bytes == 512
+    assert store.statistics().journal_damages == 0
+    await append_each(store, "orders", 1)
+    assert len(await read_all(log)) == 10
+
+
+async def test_damage_is_kept_aside_and_hides_only_what_it_held() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk, ROOMY)
+    for name in ("hit", "spared"):
+        store.namespace("logmq", ALWAYS).create(name)
+    for name in ("hit", "spared", "hit"):
+        await append_each(store, name, 5)
+    log = store.namespace("logmq", ALWAYS).logs["hit"]
+    whole = await read_all(log)
+    store.abandon()
+    disk = disk.kill()
+    # Of the journal, the fourth append to `hit`; and the log files as if they had never been written.
+    found = batches(disk)
+    bad = found.batches[3]
+    flip(disk, segment_path(bad.segment.lsn), bad.position + 100)
+    for name in ("hit", "spared"):
+        fd = disk.open(f"logmq/{name}.log")
+        disk.truncate(fd, 0)
+    segment = disk.read(disk.open(segment_path(bad.segment.lsn)), 1 << 20, 0)
+    store = await open_store(disk, ROOMY)
+    assert store.statistics().journal_damages == 1
+    aside = [name for name in disk.names("journal") if ".damaged-" in name]
+    assert len(aside) == 1
+    assert disk.read(disk.open(f"journal/{aside[0]}"), 1 << 20, 0) == segment
+    logs = store.namespace("logmq", ALWAYS).logs
+    assert len(await read_all(logs["spared"])) == 5
+    log = logs["hit"]
+    size = len(whole[0]) + 4
+    assert log.end == 10 * size
+    good: list[bytes] = []
+    offset = 0
+    while offset < log.end:
+        data = await ask(log.read, offset, size)
+        if isinstance(data, CorruptRecord):
+            assert offset == 3 * size
+            offset += size
+        else:
+            good += payloads(data)
+            offset += len(data)
+    assert good == whole[:3] + whole[4:]
+    assert [mark.damaged for mark in log.marks(0, log.end)] == [False, True, False]
+    store, disk = await reopen(store, disk, ROOMY)
+    log = store.namespace("logmq", ALWAYS).logs["hit"]
+    assert isinstance(await ask(log.read, 3 * size, 1), CorruptRecord), "a second start does not bless it"
+
+
+async def test_bytes_that_indexes_vouch_for_survive_damage_of_the_journal() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk, ROOMY)
+    store.namespace("logmq", ALWAYS).create("orders")
+    await append_each(store, "orders", 20, size=30_000)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    whole = await read_all(log)
+    await store._marking.flush()
+    store.abandon()
+    disk = disk.kill()
+    found = batches(disk)
+    for number in (5, 6, len(found.batches) - 2):
+        bad = found.batches[number]
+        flip(disk, segment_path(bad.segment.lsn), bad.position + 100)
+    store = await open_store(disk, ROOMY)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert store.statistics().journal_damages == 2
+    assert await read_all(log) == whole
+    assert not any(mark.unverified for mark in log.marks(0, log.end))
+
+
+async def test_a_log_deleted_in_the_journal_stays_deleted_and_its_name_is_free() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    namespace = store.namespace("logmq", ALWAYS)
+    for _ in range(4):
+        log, _ = namespace.create("orders")
+        await append_each(store, "orders", 3)
+        await store.wait(namespace.delete("orders"))
+    other, _ = namespace.create("other")
+    await store.wait(other.append(records(b"x"), 1)[1])
+    store, disk = await reopen(store, disk)
+    namespace = store.namespace("logmq", ALWAYS)
+    assert list(namespace.logs) == ["other"]
+    assert not any(name.startswith("orders") for name in disk.names("logmq"))
+    log, _ = namespace.create("orders")
+    assert log.id > other.id
+
+
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
+async def test_a_name_used_again_never_shows_the_old_logs_bytes(mode: object) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    namespace = store.namespace("logmq", ALWAYS)
+    machines = []
+    for n in range(3):
+        log, _ = namespace.create("orders", mode)  # type: ignore[arg-type]
+        for _ in range(5):
+            await store.wait(log.append(records(b"life %d" % n + bytes(999)), 1)[1])
+        if n == 1:
+            await store.checkpoint()
+        machines.append((n, disk.kill()))
+        if n < 2:
+            ticket = namespace.delete("orders")
+            machines.append((n, disk.kill()))
+            await store.wait(ticket)
+            machines.append((-1, disk.kill()))
+    for n, machine in machines:
+        store = await open_store(machine)
+        logs = store.namespace("logmq", ALWAYS).logs
+        if n < 0:
+            assert not logs
+        else:
+            assert await read_all(logs["orders"]) == [b"life %d" % n + bytes(999)] * 5
+
+
+async def test_ids_are_not_used_again_after_a_lost_create() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk, ROOMY)
+    lost, _ = store.namespace("logmq", INTERVAL).create("lost")
+    lost.append(records(b"lost"), 1)
+    store.settle()
+    await store._marking.flush()
+    store.abandon()
+    machine = disk.kill()
+    create = batches(machine).batches[0]  # the files made it to the disk, the journal did not
+    flip(machine, segment_path(create.segment.lsn), create.position + 70)
+    store = await open_store(machine, ROOMY)
+    namespace = store.namespace("logmq", INTERVAL)
+    assert not namespace.logs
+    assert not {"lost.idx", "lost.log"} & set(machine.names("logmq")), "what it left behind is aside"
+    log, _ = namespace.create("lost")
+    assert log.id > lost.id
+
+
+async def test_interval_loses_a_suffix_and_never_a_hole() -> None:
+    random_ = random.Random(7)
+    lengths = set()
+    for attempt in range(60):
+        disk = FakeDisk()
+        store = await open_store(disk, ROOMY)
+        log, _ = store.namespace("logmq", INTERVAL).create("orders")
+        for n in range(8):
+            log.append(records(b"%d" % n + bytes(300)), 1)
+            store.settle()
+            if n == 1 and attempt % 2:
+                assert await store.checkpoint()
+            if n == 3:
+                store._committer.sync_written()
+        await store._marking.flush()
+        machine = disk.power_cut().boot(lambda n, what: random_.randrange(n))
+        store = await open_store(machine, ROOMY)
+        log = store.namespace("logmq", INTERVAL).logs["orders"]
+        found = [payload.rstrip(b"\0") for payload in await read_all(log)]
+        assert found == [b"%d" % n for n in range(len(found))]
+        assert len(found) >= 4
+        lengths.add(len(found))
+        assert log.marks(0, log.end)[-1].end == log.end
+        assert machine.size(machine.open("logmq/orders.log")) == log.end, "what is lost is cut from the file"
+        await store.wait(log.append(records(b"on"), 1)[1])
+        assert (await read_all(log))[-1] == b"on"
+    assert len(lengths) > 2, "the trial must be able to lose"
+
+
+async def test_none_loses_a_suffix_and_never_serves_what_does_not_match() -> None:
+    random_ = random.Random(8)
+    lengths = set()
+    for _ in range(60):
+        disk = FakeDisk()
+        store = await open_store(disk, ROOMY)
+        log, _ = store.namespace("logmq", ALWAYS).create("orders", NONE)
+        await store.wait(store.namespace("logmq", ALWAYS).create("other", ALWAYS)[1])
+        for n in range(12):
+            log.append(records(b"%d" % n + bytes([n]) * 20_000), 1)
+            store.settle()
+            if n == 3:
+                assert await store.checkpoint()
+        machine = disk.power_cut().boot(
+            lambda n, what: random_.randrange(n) if random_.random() < 0.003 else 0
+        )
+        store = await open_store(machine, ROOMY)
+        log = store.namespace("logmq", ALWAYS).logs["orders"]
+        found = await read_all(log)
+        assert found == [b"%d" % n + bytes([n]) * 20_000 for n in range(len(found))]
+        assert len(found) >= 4, "the checkpoint synced these"
+        lengths.add(len(found))
+    assert len(lengths) > 2
+
+
+async def test_starting_twice_is_starting_once() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk, ROOMY)
+    for name in ("a", "b"):
+        store.namespace("logmq", ALWAYS).create(name)
+        await append_each(store, name, 10)
+    store.abandon()
+    machine = disk.kill()
+    operations = 0
+
+    class StopError(Exception):
+        pass
+
+    while True:
+        attempt = machine.kill()
+
+        def stop(operation: object, limit: int = operations) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > limit:
+                raise StopError
+
+        seen = 0
+        attempt.before = stop
+        try:
+            await open_store(attempt, ROOMY)
+        except StopError:
+            operations += 7
+            attempt.before = None
+            for after in (attempt.kill(), attempt.power_cut().boot(newest)):
+                store = await open_store(after, ROOMY)
+                logs = store.namespace("logmq", ALWAYS).logs
+                assert [len(await read_all(logs[name])) for name in ("a", "b")] == [10, 10]
+            continue
+        break
+    assert operations > 30
+
+
+async def test_the_journal_begins_anew_and_reuses_segments() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    store.namespace("logmq", ALWAYS).create("orders")
+    for _ in range(6):
+        await append_each(store, "orders", 5)
+        store, disk = await reopen(store, disk)
+        assert len(disk.names("journal")) <= 2
+    assert len(await read_all(store.namespace("logmq", ALWAYS).logs["orders"])) == 30
+
+
+async def test_another_segment_size_is_no_obstacle() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    store.namespace("logmq", ALWAYS).create("orders")
+    for settings in (ROOMY, SMALL, ROOMY):
+        await append_each(store, "orders", 5)
+        store, disk = await reopen(store, disk, settings)
+    assert len(await read_all(store.namespace("logmq", ALWAYS).logs["orders"])) == 15
+
+
+async def test_a_first_start_cut_short_can_be_started_again() -> None:
+    stops = 0
+    for limit in range(40):
+        disk = FakeDisk()
+        seen = 0
+
+        def stop(operation: object, limit: int = limit) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > limit:
+                raise KeyboardInterrupt
+
+        disk.before = stop
+        try:
+            await open_store(disk)
+        except KeyboardInterrupt:
+            stops += 1
+        disk.before = None
+        for machine in (disk.kill(), disk.power_cut().boot(lambda n, what: n - 1), disk.power_cut().boot()):
+            store = await open_store(machine)
+            store.namespace("logmq", ALWAYS).create("orders")
+            await append_each(store, "orders", 1)
+    assert stops > 8
+
+
+async def test_a_journal_without_its_catalog_is_not_started_over() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    store.namespace("logmq", ALWAYS).create("orders")
+    await append_each(store, "orders", 3)
+    store.abandon()
+    disk = disk.kill()
+    disk.unlink("CATALOG")
+    with pytest.raises(StoreFormat, match="CATALOG"):
+        await open_store(disk)

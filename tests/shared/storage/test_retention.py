@@ -1,0 +1,250 @@
+"""Retention: what goes, what stays, what a jumping clock must not do."""
+
+import errno
+from pathlib import Path
+
+import attrs
+import pytest
+
+from shared.errors import OutOfRange, StoreFull
+from shared.storage.log import Log
+from shared.storage.store import Durability, Retention, Store
+from tests.support.fake_disk import FakeDisk, Operation
+from tests.support.stores import (
+    ALWAYS,
+    INTERVAL,
+    KIB,
+    NONE,
+    SMALL,
+    HandClock,
+    ask,
+    open_store,
+    read_all,
+    records,
+    reopen,
+    taken,
+)
+
+RECORD = 10_000
+
+
+async def filled(store: Store, clock: HandClock, retention: Retention, count: int = 100) -> Log:
+    log, _ = store.namespace("logmq", ALWAYS, retention=retention).create("orders")
+    for n in range(count):
+        await store.wait(log.append(records(b"%04d" % n + bytes(RECORD - 8)), 1)[1])
+        clock.advance(1)
+    return log
+
+
+def punches(disk: FakeDisk) -> list[tuple[str, int, int]]:
+    seen: list[tuple[str, int, int]] = []
+
+    def before(operation: Operation) -> None:
+        if operation.kind == "punch":
+            seen.append((operation.path, operation.offset, operation.length))
+
+    disk.before = before
+    return seen
+
+
+async def test_bytes_above_the_bound_go_and_offsets_stay() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log = await filled(store, clock, Retention(bytes_max=300_000))
+    end = log.end
+    await store.retain()
+    assert log.end == end
+    assert end - 300_000 <= log.first < end - 300_000 + 128 * KIB
+    assert log.first % RECORD == 0
+    kept = await read_all(log)
+    assert [payload[:4] for payload in kept] == [b"%04d" % n for n in range(log.first // RECORD, 100)]
+    error = await ask(log.read, log.first - RECORD, 10)
+    assert isinstance(error, OutOfRange)
+    assert error.first == log.first
+    before = punches(disk)
+    await store.retain()
+    assert log.first % 4096 or before
+    first = log.first
+    for _ in range(2):
+        store, disk = await reopen(store, disk)
+        log = store.namespace("logmq", ALWAYS).logs["orders"]
+        assert (log.first, log.end) == (first, end)
+        assert await read_all(log) == kept
+        assert [m for m in log.marks(0, end) if m.end <= first] == []
+
+
+async def test_records_older_than_the_bound_go() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log = await filled(store, clock, Retention(ms_max=40_000))
+    await store.retain()
+    now = clock.wall_ms()
+    marks = log.marks(0, log.end)
+    assert 0 < log.first == marks[0].offset
+    assert marks[0].last_ms >= now - 40_000
+    assert log.first >= 50 * RECORD
+    clock.advance(3000)
+    await store.retain()
+    assert log.first == log.end, "everything is too old"
+    offset, ticket = log.append(records(b"on"), 1)
+    await store.wait(ticket)
+    assert offset == log.first
+    assert await read_all(log) == [b"on"]
+
+
+async def test_the_first_offset_is_in_the_journal_before_there_is_a_hole() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log = await filled(store, clock, Retention(bytes_max=300_000))
+    order: list[str] = []
+
+    def before(operation: Operation) -> None:
+        if operation.kind in ("sync", "punch"):
+            order.append(f"{operation.kind} {operation.path.partition('/')[0]}")
+
+    disk.before = before
+    await store.retain()
+    assert not any(step.startswith("punch") for step in order), "it is not durable yet"
+    await store.retain()
+    assert order.index("sync journal") < order.index("punch logmq")
+    assert log.first_kept == log.first
+
+
+async def test_there_is_no_hole_under_a_reader(tmp_path: Path) -> None:
+    clock = HandClock()
+    store = await open_store(folder=tmp_path, clock=clock)
+    log = await filled(store, clock, Retention(bytes_max=300_000))
+    await store.checkpoint()
+    path = tmp_path / "logmq" / "orders.log"
+    whole = path.read_bytes()
+    blocks = path.stat().st_blocks
+    part = await ask(log.read_chunk, 0, 200 * KIB)
+    for _ in range(3):
+        await store.retain()
+    assert log.first > 0
+    assert path.read_bytes() == whole, "somebody reads there"
+    length = part.length
+    assert taken(part) == whole[:length]
+    for _ in range(2):
+        await store.retain()
+    assert path.stat().st_size == len(whole)
+    if path.stat().st_blocks < blocks:  # else the file system cannot
+        assert path.read_bytes()[log.first :] == whole[log.first :]
+        assert not any(path.read_bytes()[: 4096 * (log.first // 4096)])
+    await store.close()
+
+
+async def test_a_file_system_without_holes_keeps_the_space_and_the_promise() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    disk.can_punch = False
+    store = await open_store(disk, clock=clock)
+    log = await filled(store, clock, Retention(bytes_max=300_000))
+    for _ in range(3):
+        await store.retain()
+    assert log.first > 0
+    assert len(await read_all(log)) == (log.end - log.first) // RECORD
+
+
+@pytest.mark.parametrize("step", [7200, -7200])
+async def test_age_retention_pauses_after_a_step_of_the_clock(step: int) -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log = await filled(store, clock, Retention(ms_max=1000 * 1000))
+    await store.retain()
+    assert not store.statistics().retention_paused
+    clock.wall += step * 1000
+    await store.retain()
+    assert store.statistics().retention_paused
+    assert log.first == 0
+    clock.advance(5000)
+    await store.retain()
+    assert log.first == 0
+    log.retention = Retention(bytes_max=0)
+    await store.retain()
+    assert log.first == log.end, "retention by bytes does not pause"
+
+
+async def test_a_clock_behind_the_catalog_pauses_age_retention_from_the_start() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    await filled(store, clock, Retention(ms_max=1000), count=3)
+    await store.close()
+    store = await open_store(disk.kill(), clock=HandClock(clock.wall_ms() - 2 * 3_600_000))
+    assert store.statistics().retention_paused
+
+
+async def test_an_index_gives_space_back_too_and_still_finds_everything() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, attrs.evolve(SMALL, segment_bytes=1024 * KIB), clock=clock)
+    log, _ = store.namespace("logmq", ALWAYS, retention=Retention(bytes_max=8 << 20)).create("orders")
+    for _ in range(300):
+        await store.wait(log.append(records(bytes(70_000)), 1)[1])
+    await store.checkpoint()
+    for _ in range(2):
+        await store.retain()
+    fd = disk.open("logmq/orders.idx")
+    index = disk.read(fd, disk.size(fd), 0)
+    assert len(index) == 64 + 300 * 64
+    assert not any(index[64 : 128 * 64])
+    assert any(index[192 * 64 : 192 * 64 + 64])
+    for machine in (disk, disk.kill()):
+        if machine is not disk:
+            store = await open_store(machine)
+            log = store.namespace("logmq", ALWAYS).logs["orders"]
+        marks = log.marks(0, log.end)
+        assert marks[0].offset == log.first
+        assert len(marks) == (log.end - log.first) // 70_004
+        for mark in marks:
+            assert len(await ask(log.read, mark.offset, 10)) == 70_004
+        assert log.seek(0) == log.first
+
+
+async def test_a_log_around_the_journal_is_retained_too() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log, _ = store.namespace("logmq", NONE, retention=Retention(bytes_max=100_000)).create("orders")
+    for n in range(60):
+        await store.wait(log.append(records(b"%04d" % n + bytes(RECORD - 8)), 1)[1])
+    for _ in range(2):
+        await store.retain()
+    first, kept = log.first, await read_all(log)
+    assert first > 0
+    store, _ = await reopen(store, disk)
+    log = store.namespace("logmq", NONE).logs["orders"]
+    assert log.first == first
+    assert await read_all(log) == kept
+
+
+async def test_a_first_offset_that_cannot_be_written_is_taken_back() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log = await filled(store, clock, Retention(), count=5)
+
+    def refuse(operation: Operation) -> None:
+        if operation.kind == "write" and operation.path.startswith("journal/"):
+            disk.before = None
+            raise OSError(errno.ENOSPC, "injected")
+
+    disk.before = refuse
+    ticket = log.drop_below(2 * RECORD)
+    assert isinstance(await ask(log.read, 0, 10), OutOfRange)
+    with pytest.raises(StoreFull):
+        await store.wait(ticket)
+    assert (log.first, log.first_kept) == (0, 0)
+    assert len(await read_all(log)) == 5
+
+
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
+async def test_what_was_copied_forward_is_safe_before_the_original_is_dropped(mode: Durability) -> None:
+    """A power cut right after the ticket: the copies are there, whatever the log's mode."""
+    disk = FakeDisk()
+    store = await open_store(disk)
+    log, _ = store.namespace("logmq", mode).create("orders")
+    await store.wait(log.append(records(b"dead" * 2000, b"live"), 2)[1])
+    copy, _ = log.append(records(b"live"), 1)
+    await store.wait(log.drop_below(copy))
+    for choose in (lambda n, what: n - 1, lambda n, what: 0):
+        store = await open_store(disk.power_cut().boot(choose))
+        log = store.namespace("logmq", mode).logs["orders"]
+        assert log.first == copy
+        assert await read_all(log) == [b"live"]

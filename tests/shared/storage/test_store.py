@@ -1,0 +1,635 @@
+"""The store as protocols see it: appending, reading, creating, deleting, closing."""
+
+import errno
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from shared.errors import (
+    CorruptRecord,
+    LogDeleted,
+    NotARecord,
+    OutOfRange,
+    StoreClosed,
+    StoreError,
+    StoreFormat,
+    StoreInUse,
+)
+from shared.storage import format
+from shared.storage.log import Log
+from shared.storage.marking import Marking
+from shared.storage.settings import StorageSettings
+from shared.storage.store import Durability, Store, Ticket
+from tests.support.fake_disk import FakeDisk, Operation
+from tests.support.stores import (
+    ALWAYS,
+    INTERVAL,
+    KIB,
+    NONE,
+    SMALL,
+    HandClock,
+    ask,
+    inline,
+    open_store,
+    payloads,
+    read_all,
+    records,
+    reopen,
+    taken,
+)
+
+MODES = [ALWAYS, INTERVAL, NONE]
+
+
+@asynccontextmanager
+async def running(store: Store) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def filled(store: Store, mode: Durability = ALWAYS, count: int = 300, size: int = 1000) -> Log:
+    log, _ = store.namespace("logmq", ALWAYS, plain_names=True).create("orders", mode)
+    for n in range(count):
+        _, ticket = log.append(records(b"%06d" % n + bytes(size - 6)), 1)
+        if n % 10 == 9:
+            await store.wait(ticket)
+    return log
+
+
+# -- appending and reading
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+async def test_what_is_appended_is_read_after_its_ticket_and_not_before(mode: Durability) -> None:
+    store = await open_store(FakeDisk())
+    log, _ = store.namespace("logmq", mode).create("orders")
+    first, ticket = log.append(records(b"one", b"two"), 2)
+    second, same = log.append(records(b"three"), 1)
+    assert (first, second, log.end, log.visible) == (0, 14, 23, 0)
+    assert same is ticket
+    assert await ask(log.read, 0, 1000) == b""
+    await store.wait(ticket)
+    assert log.visible == 23
+    assert payloads(await ask(log.read, 0, 1000)) == [b"one", b"two", b"three"]
+    assert await ask(log.read, 14, 1000) == records(b"three")
+    assert await ask(log.read, 23, 1000) == b""
+    assert await ask(log.read, 99, 1000) == b""
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("end", ["clean", "killed"])
+async def test_everything_acknowledged_is_there_after_a_start(mode: Durability, end: str) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    log = await filled(store, mode)
+    before = await read_all(log)
+    marks = [(mark.offset, mark.crc32c) for mark in log.marks(0, log.end)]
+    if end == "clean":
+        await store.close()
+        disk = disk.kill()
+        store = await open_store(disk)
+        assert store.statistics().recovered_batches == 0
+    else:
+        store, disk = await reopen(store, disk)
+        assert (store.statistics().recovered_batches > 0) or mode == NONE
+    again = store.namespace("logmq", ALWAYS, plain_names=True).logs["orders"]
+    assert (again.id, again.mode, again.first, again.end) == (log.id, mode, 0, log.end)
+    assert await read_all(again) == before
+    assert not any(mark.unverified for mark in again.marks(0, again.end))
+    if end == "clean":
+        assert [(mark.offset, mark.crc32c) for mark in again.marks(0, again.end)] == marks
+    offset, ticket = again.append(records(b"more"), 1)
+    await store.wait(ticket)
+    assert offset == log.end
+    assert (await read_all(again))[-1] == b"more"
+
+
+async def test_a_read_gives_whole_records_within_its_bound_and_at_least_one() -> None:
+    store = await open_store(FakeDisk())
+    log = await filled(store, size=96)
+    for bound, count in ((1, 1), (100, 1), (199, 1), (200, 2), (1050, 10)):
+        data = await ask(log.read, 500, bound)
+        assert payloads(data) == [b"%06d" % n + bytes(90) for n in range(5, 5 + count)]
+    data = await ask(log.read, 500, 10 << 20)
+    assert len(data) == log.end - 500
+
+
+async def test_a_record_larger_than_any_bound_comes_whole() -> None:
+    store = await open_store(FakeDisk())
+    log, _ = store.namespace("logmq", ALWAYS).create("orders")
+    big = bytes(range(256)) * 2000
+    _, ticket = log.append(records(b"a", big, b"b"), 3)
+    await store.wait(ticket)
+    assert payloads(await ask(log.read, 5, 10)) == [big]
+    assert payloads(await ask(log.read, 0, 200 * KIB)) == [b"a"]
+    assert await read_all(log) == [b"a", big, b"b"]
+
+
+async def test_an_append_larger_than_a_segment_is_one_batch() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    log, _ = store.namespace("logmq", ALWAYS).create("orders")
+    _, ticket = log.append(records(*[bytes(1000)] * 300), 300)
+    await store.wait(ticket)
+    store, _ = await reopen(store, disk)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert await read_all(log) == [bytes(1000)] * 300
+
+
+async def test_an_offset_inside_a_record_is_refused_and_the_nearest_below_named() -> None:
+    store = await open_store(FakeDisk())
+    log = await filled(store, size=96)
+    for offset in (1, 50, 101, 25_399):
+        error = await ask(log.read, offset, 1000)
+        assert isinstance(error, NotARecord)
+        assert error.below == offset // 100 * 100
+        assert isinstance(await ask(log.read_chunk, offset, 1 << 20), NotARecord)
+        assert isinstance(await ask(log.is_record_start, offset), NotARecord)
+    assert await ask(log.is_record_start, 2500) is True
+    assert await ask(log.is_record_start, log.end) is True
+    assert isinstance(await ask(log.is_record_start, log.end + 1), NotARecord)
+
+
+async def test_chunks_are_ranges_of_the_file_that_hold_whole_records(tmp_path: Path) -> None:
+    store = await open_store(folder=tmp_path)
+    log = await filled(store)
+    data = (tmp_path / "logmq" / "orders.log").read_bytes()
+    assert data == b"".join(records(payload) for payload in await read_all(log))
+    offset = 0
+    while offset < log.visible:
+        part = await ask(log.read_chunk, offset, 100 * KIB)
+        assert part.fd >= 0
+        length = part.length
+        assert taken(part) == data[offset : offset + length]
+        assert format.count_records(data[offset : offset + length])
+        offset += length
+    assert (await ask(log.read_chunk, offset, 1000)).length == 0
+    small = await ask(log.read_chunk, 1004, 10)
+    assert (small.offset, small.length) == (1004, 1004)
+    small.release()
+    assert log.users is None
+    await store.close()
+
+
+async def test_time_seeks_find_the_mark_that_reaches_it() -> None:
+    clock = HandClock(1_000_000)
+    store = await open_store(FakeDisk(), clock=clock)
+    log, _ = store.namespace("logmq", ALWAYS).create("orders")
+    async with running(store):
+        starts = []
+        for _ in range(5):
+            offset, ticket = log.append(records(bytes(70_000)), 1)
+            starts.append(offset)
+            await store.wait(ticket)
+            clock.advance(10)
+    assert log.seek(0) == 0
+    assert log.seek(1_020_000) == starts[2]
+    assert log.seek(1_020_001) == starts[3]
+    assert log.seek(2_000_000) == log.visible
+
+
+async def test_marks_that_touch_a_range_are_listed() -> None:
+    store = await open_store(FakeDisk())
+    log = await filled(store)
+    marks = log.marks(0, log.end)
+    assert len(marks) > 3
+    assert log.marks(marks[1].offset, marks[1].offset + 1) == [marks[1]]
+    assert log.marks(marks[1].offset + 5, marks[2].offset + 1) == marks[1:3]
+    assert log.marks(5, 5) == []
+    assert log.marks(log.end, log.end + 5) == []
+
+
+# -- a log's life
+
+
+async def test_a_log_made_again_by_its_name_is_another_log() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    namespace = store.namespace("logmq", ALWAYS, plain_names=True)
+    old = await filled(store)
+    part = await ask(old.read_chunk, 0, 1 << 20)
+    told: list[Log] = []
+    old.watchers.add(told.append)
+    namespace.delete("orders")
+    assert told == [old]
+    assert old.deleted
+    assert isinstance(await ask(old.read, 0, 10), LogDeleted)
+    with pytest.raises(LogDeleted):
+        old.append(records(b"late"), 1)
+    new, _ = namespace.create("orders")
+    _, ticket = new.append(records(b"new"), 1)
+    await store.wait(ticket)
+    assert new.id > old.id
+    assert isinstance(await ask(old.read, 0, 10), LogDeleted)
+    assert len(taken(part)) == part.length > 0, "a reader that had begun goes on with the old bytes"
+    assert await read_all(new) == [b"new"]
+    for _ in range(2):
+        store, disk = await reopen(store, disk)
+        log = store.namespace("logmq", ALWAYS, plain_names=True).logs["orders"]
+        assert log.id == new.id
+        assert await read_all(log) == [b"new"]
+
+
+async def test_a_deleted_log_leaves_no_files_and_no_handles() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    await filled(store)
+    async with running(store):
+        await trio.sleep(1)
+        assert disk.names("logmq") == ["orders.idx", "orders.log"]
+        await store.wait(store.namespace("logmq", ALWAYS).delete("orders"))
+        assert disk.names("logmq") == []
+    assert store.statistics().open_files == 0
+
+
+@pytest.mark.parametrize("late", ["_write", "_apply"])
+async def test_a_thread_late_with_an_old_logs_work_does_not_touch_the_new_ones_files(late: str) -> None:
+    """An index flush, or a log write tried again, is under way while a log goes and its name comes anew."""
+    gate, reached = trio.Event(), trio.Event()
+
+    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        if getattr(work, "__name__", "") == late and isinstance(getattr(work, "__self__", None), Marking):
+            reached.set()
+            await gate.wait()
+        return work(*args)
+
+    disk = FakeDisk()
+    store = await Store.open(Path("unused"), SMALL, disk=disk, clock=HandClock(), in_thread=in_thread)
+    namespace = store.namespace("logmq", ALWAYS)
+    old, _ = namespace.create("orders")
+    if late == "_apply":
+
+        def refuse(operation: Operation) -> None:
+            if operation.kind == "write" and operation.path.endswith(".log"):
+                raise OSError(errno.ENOSPC, "injected")
+
+        disk.before = refuse
+    await store.wait(old.append(records(b"old"), 1)[1])
+    disk.before = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store._marking.flush)
+        await reached.wait()
+        namespace.delete("orders")
+        new, _ = namespace.create("orders")
+        await store.wait(new.append(records(b"new one"), 1)[1])
+        gate.set()
+    await store._marking.flush()
+    assert await read_all(new) == [b"new one"]
+    store, disk = await reopen(store, disk)
+    new = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert await read_all(new) == [b"new one"]
+    assert not any(mark.unverified for mark in new.marks(0, new.end))
+
+
+async def test_names_become_file_names_that_any_file_system_takes() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    namespace = store.namespace("dms", ALWAYS)
+    for name in ("Orders", ".hidden", "a/b", "ü", "x" * 250):
+        _, ticket = namespace.create(name)
+        log = namespace.logs[name]
+        _, ticket = log.append(records(name.encode()), 1)
+        await store.wait(ticket)
+    names = disk.names("dms")
+    assert {"%4Frders.log", "%2Ehidden.log", "a%2Fb.log", "%C3%BC.log"} < set(names)
+    assert all(len(name) < 220 for name in names)
+    store, _ = await reopen(store, disk)
+    logs = store.namespace("dms", ALWAYS).logs
+    assert {name: await read_all(log) for name, log in logs.items()} == {
+        name: [name.encode()] for name in ("Orders", ".hidden", "a/b", "ü", "x" * 250)
+    }
+
+
+async def test_a_second_log_by_one_name_is_refused() -> None:
+    store = await open_store(FakeDisk())
+    namespace = store.namespace("logmq", ALWAYS)
+    namespace.create("orders")
+    with pytest.raises(StoreError, match="already"):
+        namespace.create("orders")
+
+
+async def test_a_file_that_nobody_owns_is_moved_aside() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    namespace = store.namespace("logmq", ALWAYS)
+    fd = disk.open("logmq/orders.log", create=True)
+    disk.write(fd, b"somebody's", 0)
+    disk.close(fd)
+    log, _ = namespace.create("orders")
+    _, ticket = log.append(records(b"ours"), 1)
+    await store.wait(ticket)
+    assert await read_all(log) == [b"ours"]
+    assert f"orders.log.stray-{log.id}" in disk.names("logmq")
+
+
+async def test_a_mode_changes_for_what_comes_and_survives_a_start() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    namespace = store.namespace("logmq", ALWAYS)
+    log, _ = namespace.create("orders")
+    expected = []
+    for n, mode in enumerate([NONE, ALWAYS, INTERVAL, NONE, NONE, ALWAYS] * 2):
+        namespace.change_mode("orders", mode)
+        _, ticket = log.append(records(b"%d" % n), 1)
+        expected.append(b"%d" % n)
+        if n % 3:
+            await store.wait(ticket)
+    await store.wait(ticket)
+    assert await read_all(log) == expected
+    store, disk = await reopen(store, disk)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert log.mode == ALWAYS
+    assert await read_all(log) == expected
+
+
+# -- handles and folders
+
+
+async def test_idle_logs_keep_no_handle(tmp_path: Path) -> None:
+    store = await open_store(folder=tmp_path, settings=attrs.evolve(SMALL, open_files_max=10))
+    namespace = store.namespace("logmq", ALWAYS)
+    for n in range(60):
+        log, _ = namespace.create(f"t{n}")
+        _, ticket = log.append(records(b"%d" % n), 1)
+        await store.wait(ticket)
+        assert store.statistics().open_files <= 10
+    for n in range(60):
+        assert await read_all(namespace.logs[f"t{n}"]) == [b"%d" % n]
+    assert store.statistics().open_files <= 10
+    await store.close()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+async def test_a_commit_of_more_logs_than_handles_leaves_few_open(mode: Durability) -> None:
+    most = 0
+
+    class CountingDisk(FakeDisk):
+        def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int:
+            nonlocal most
+            fd = super().open(path, create=create, exclusive=exclusive)
+            most = max(most, len(self.open_paths))
+            return fd
+
+    disk = CountingDisk()
+    store = await open_store(disk, attrs.evolve(SMALL, open_files_max=10))
+    namespace = store.namespace("logmq", mode)
+    logs = [namespace.create(f"t{n}")[0] for n in range(100)]
+    for n in range(3):
+        tickets = [log.append(records(b"%d" % n), 1)[1] for log in logs]
+        await store.wait(tickets[0])
+        assert await store._marking.flush()
+    assert most <= 2 * 10 + 2 * 16 + 5
+    assert len(disk.open_paths) <= 10 + 3, "handles, and the journal's segments"
+    for log in logs:
+        assert await read_all(log) == [b"0", b"1", b"2"]
+    await store.close()
+    assert disk.open_paths == []
+
+
+async def test_a_folder_serves_one_store_at_a_time(tmp_path: Path) -> None:
+    store = await open_store(folder=tmp_path)
+    with pytest.raises(StoreInUse):
+        await open_store(folder=tmp_path)
+    await store.close()
+    await (await open_store(folder=tmp_path)).close()
+
+
+async def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    await (await open_store(folder=tmp_path)).close()
+    (tmp_path / "FORMAT").write_text("brokers data folder, format 2\n")
+    with pytest.raises(StoreFormat, match="format 2"):
+        await open_store(folder=tmp_path)
+    (tmp_path / "FORMAT").write_text("diary")
+    with pytest.raises(StoreFormat, match="not a data folder"):
+        await open_store(folder=tmp_path)
+
+
+async def test_a_damaged_catalog_is_refused_with_a_hint() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    await filled(store)
+    await store.close()
+    fd = disk.open("CATALOG")
+    disk.write(fd, b"?", 20)
+    with pytest.raises(StoreFormat, match="fsck"):
+        await open_store(disk)
+
+
+async def test_a_closed_store_takes_nothing() -> None:
+    store = await open_store(FakeDisk())
+    log = await filled(store)
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreClosed):
+        log.append(records(b"x"), 1)
+    with pytest.raises(StoreClosed):
+        store.namespace("logmq", ALWAYS).create("other")
+
+
+async def test_closing_commits_what_was_appended() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    log, _ = store.namespace("logmq", ALWAYS).create("orders")
+    told: list[bool] = []
+    log.append(records(b"last words"), 1)[1].when_done(lambda ticket: told.append(ticket.error is None))
+    await store.close()
+    assert told == [True]
+    store = await open_store(disk.kill())
+    assert await read_all(store.namespace("logmq", ALWAYS).logs["orders"]) == [b"last words"]
+
+
+async def test_real_threads_serve_many_logs(tmp_path: Path) -> None:
+    """On the system's own disk, clock and threads: commits are under way while others append and read."""
+    settings = StorageSettings(segment_bytes=256 * KIB, inline_sync_seconds=0, reader_threads=2)
+    store = await Store.open(tmp_path, settings)
+    namespace = store.namespace("logmq", ALWAYS)
+    async with running(store):
+
+        async def writer(name: str) -> None:
+            log, _ = namespace.create(name)
+            for n in range(60):
+                _, ticket = log.append(records(b"%s %d" % (name.encode(), n), bytes(500)), 2)
+                await store.wait(ticket)
+                data = await ask(log.read, log.first, 64)
+                assert payloads(data)[0] == b"%s 0" % name.encode()
+
+        async with trio.open_nursery() as nursery:
+            for n in range(12):
+                nursery.start_soon(writer, f"t{n}")
+    statistics = store.statistics()
+    assert statistics.checkpoints >= 1
+    assert statistics.records == 12 * 120
+    await store.close()
+    store = await Store.open(tmp_path, settings)
+    for name, log in store.namespace("logmq", ALWAYS).logs.items():
+        assert (await read_all(log))[::2] == [b"%s %d" % (name.encode(), n) for n in range(60)]
+    await store.close()
+
+
+# -- damage
+
+
+async def test_every_flipped_bit_of_a_log_is_found_and_the_rest_is_served() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    log = await filled(store, count=200)
+    whole = await read_all(log)
+    marks = log.marks(0, log.end)
+    await store.close()
+    for position in range(0, log.end, 8111):
+        damaged = disk.kill()
+        fd = damaged.open("logmq/orders.log")
+        byte = damaged.read(fd, 1, position)[0]
+        damaged.write(fd, bytes([byte ^ 1 << position % 8]), position)
+        store = await open_store(damaged)
+        log = store.namespace("logmq", ALWAYS).logs["orders"]
+        bad = next(mark for mark in marks if mark.offset <= position < mark.end)
+        error = await ask(log.read, bad.offset, 10)
+        assert isinstance(error, CorruptRecord)
+        assert error.offset == bad.offset
+        found: list[bytes] = []
+        offset = 0
+        while offset < log.visible:
+            data = await ask(log.read, offset, 1 << 20)
+            if isinstance(data, CorruptRecord):
+                offset = bad.end
+            else:
+                found += payloads(data)
+                offset += len(data)
+        assert found == [p for n, p in enumerate(whole) if not bad.offset <= n * 1004 < bad.end]
+        assert isinstance(await ask(log.read_chunk, bad.offset, 1 << 20), CorruptRecord)
+        assert store.statistics().damaged_ranges == 1
+
+
+@pytest.mark.parametrize("how", ["missing", "short", "last entry", "header"])
+async def test_a_broken_index_is_rebuilt_and_says_so(how: str) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    log = await filled(store)
+    whole = await read_all(log)
+    await store.close()
+    disk = disk.kill()
+    if how == "missing":
+        disk.unlink("logmq/orders.idx")
+    else:
+        fd = disk.open("logmq/orders.idx")
+        size = disk.size(fd)
+        if how == "short":
+            disk.truncate(fd, size - 100)
+        else:
+            disk.write(fd, b"\xff", 4 if how == "header" else size - 10)
+    store = await open_store(disk)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert await read_all(log) == whole
+    marks = log.marks(0, log.end)
+    assert marks[-1].unverified == (how != "header")
+    assert marks[0].unverified == (how == "missing")
+    assert marks[-1].end == log.end
+    _, ticket = log.append(records(b"more"), 1)
+    await store.wait(ticket)
+    assert (await read_all(log))[-1] == b"more"
+
+
+async def test_a_damaged_index_entry_hides_only_what_it_covers() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    log = await filled(store)
+    marks = log.marks(0, log.end)
+    await store.close()
+    fd = disk.open("logmq/orders.idx")
+    disk.write(fd, b"\xff", 64 + 64 + 3)
+    store = await open_store(disk.kill())
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert isinstance(await ask(log.read, marks[1].offset, 10), CorruptRecord)
+    assert len(await ask(log.read, 0, 10)) == 1004
+    assert len(await ask(log.read, marks[2].offset, 10)) == 1004
+
+
+async def test_a_log_file_that_is_gone_is_damage_not_a_crash() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    await filled(store)
+    await store.close()
+    disk = disk.kill()
+    disk.unlink("logmq/orders.log")
+    store = await open_store(disk)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert isinstance(await ask(log.read, 0, 10), CorruptRecord)
+    assert isinstance(await ask(log.read_chunk, 0, 1 << 20), CorruptRecord)
+
+
+# -- reading what is not in memory
+
+
+class ColdDisk(FakeDisk):
+    """Nothing is ever in the page cache."""
+
+    def read_nowait(self, fd: int, length: int, offset: int) -> bytes | None:
+        return None
+
+
+async def test_cold_reads_are_answered_later_and_the_same() -> None:
+    disk = ColdDisk()
+    store = await open_store(disk)
+    log = await filled(store)
+    async with running(store):
+        assert len(await read_all(log)) == 300
+        assert payloads(await ask(log.read, 1004, 1))[0][:6] == b"000001"
+        early: list[object] = []
+        log.read(200 * 1004, 10, early.append)
+        assert early == []
+        store.namespace("logmq", ALWAYS).delete("orders")
+        await trio.testing.wait_all_tasks_blocked()
+        assert isinstance(early[0], LogDeleted)
+    assert store.statistics().cold_reads >= 3
+
+
+async def test_what_is_appended_on_a_cold_answer_is_committed_without_anybodys_help() -> None:
+    store = await open_store(ColdDisk())
+    log = await filled(store)
+    tickets: list[Ticket] = []
+    async with running(store):
+        log.is_record_start(200 * 1004, lambda _: tickets.append(log.append(records(b"later"), 1)[1]))
+        assert not tickets
+        await trio.testing.wait_all_tasks_blocked()
+        assert tickets[0].done
+
+
+async def test_a_cold_read_is_answered_when_the_store_stops() -> None:
+    blocked = trio.Event()
+
+    async def never(work: object, *args: object, **_: object) -> None:
+        blocked.set()
+        await trio.sleep_forever()
+
+    store = await open_store(ColdDisk())
+    log = await filled(store)
+    found: list[object] = []
+    store._background._in_thread = never
+    async with running(store):
+        log.read(0, 10, found.append)
+        await blocked.wait()
+    assert isinstance(found[0], StoreClosed)
+
+
+async def test_reading_below_the_first_kept_offset_is_out_of_range() -> None:
+    store = await open_store(FakeDisk())
+    log = await filled(store)
+    await store.wait(log.drop_below(10_040))
+    error = await ask(log.read, 9036, 10)
+    assert isinstance(error, OutOfRange)
+    assert error.first == 10_040
+    assert len(await ask(log.read, 10_040, 10)) == 1004
+    assert isinstance(await ask(log.is_record_start, 0), OutOfRange)
+
+
+async def test_the_store_can_be_opened_inline_and_in_a_thread_alike(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path, SMALL, in_thread=inline)
+    await store.close()

@@ -1,0 +1,282 @@
+"""Answers leave in request order, whatever they wait for."""
+
+import tempfile
+from collections.abc import Callable
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.checks import MemoryConnection
+from shared.errors import StoreError, StoreReadOnly
+from shared.net.outbox import FileRange
+from shared.replies import Held, Replies
+
+
+class Ticket:
+    def __init__(self) -> None:
+        self.done = False
+        self.error: StoreError | None = None
+        self.callbacks: list[Callable[[Any], None]] = []
+
+    def when_done(self, callback: Callable[[Any], None]) -> None:
+        self.callbacks.append(callback)
+
+    def resolve(self, error: StoreError | None = None) -> None:
+        self.done, self.error = True, error
+        for callback in self.callbacks:
+            callback(self)
+
+
+def refused(error: StoreError) -> bytes:
+    return f"<{error}>".encode()
+
+
+def pair(**limits: int) -> tuple[Replies, MemoryConnection]:
+    connection = MemoryConnection()
+    return Replies(connection, refused, **cast(Any, limits)), connection
+
+
+def owe(replies: Replies, ticket: Ticket, reply: bytes, count: int = 1) -> None:
+    replies.owe(cast(Any, ticket), reply, count)
+
+
+def file_range(data: bytes, released: list[bytes]) -> FileRange:
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (release closes it)
+    file.write(data)
+    file.flush()
+
+    def release() -> None:
+        file.close()
+        released.append(data)
+
+    return FileRange(file.fileno(), 0, len(data), release)
+
+
+def test_what_is_ready_leaves_at_once() -> None:
+    replies, connection = pair()
+    replies.say(b"one")
+    assert connection.taken() == b"one"
+    assert not replies.owed
+
+
+def test_what_is_ready_waits_behind_what_is_not() -> None:
+    replies, connection = pair()
+    ticket = Ticket()
+    owe(replies, ticket, b"1")
+    replies.say(b"2")
+    held = replies.hold()
+    replies.say(b"4")
+    replies.say(b"5")
+    assert connection.taken() == b""
+    assert replies.owed
+    held.resolve(b"3")
+    assert connection.taken() == b""
+    ticket.resolve()
+    assert connection.taken() == b"12345"
+    assert not replies.owed
+
+
+def test_a_held_answer_lets_go_what_was_ready_before_it() -> None:
+    replies, connection = pair()
+    ticket = Ticket()
+    owe(replies, ticket, b"1")
+    held = replies.hold()
+    ticket.resolve()
+    assert connection.taken() == b"1"
+    held.resolve(b"2")
+    assert connection.taken() == b"2"
+
+
+def test_all_that_shares_a_ticket_is_one_entry_and_one_write() -> None:
+    replies, connection = pair()
+    ticket = Ticket()
+    for _ in range(1000):
+        owe(replies, ticket, b"x")
+    assert len(ticket.callbacks) == 1
+    ticket.resolve()
+    chunks = connection.outbox.chunks
+    assert chunks is not None
+    assert [bytes(cast(bytes, chunk)) for chunk in chunks] == [b"x" * 1000]
+
+
+def test_tickets_that_resolve_out_of_order_answer_in_order() -> None:
+    replies, connection = pair()
+    slow, quick = Ticket(), Ticket()
+    owe(replies, slow, b"1")
+    owe(replies, quick, b"2")
+    owe(replies, slow, b"3")
+    quick.resolve()
+    assert connection.taken() == b""
+    slow.resolve()
+    assert connection.taken() == b"123"
+
+
+def test_a_failed_ticket_refuses_each_of_its_requests_and_no_other() -> None:
+    replies, connection = pair()
+    ticket = Ticket()
+    owe(replies, ticket, b"OK\nOK\n", 2)
+    replies.say(b"PONG\n")
+    owe(replies, ticket, b"OK\n")
+    ticket.resolve(StoreReadOnly("bad"))
+    assert connection.taken() == b"<bad><bad>PONG\n<bad>"
+
+
+def test_a_ticket_that_is_done_already_is_answered_at_once() -> None:
+    replies, connection = pair()
+    good, bad = Ticket(), Ticket()
+    good.resolve()
+    bad.resolve(StoreReadOnly("bad"))
+    owe(replies, good, b"fine")
+    owe(replies, bad, b"OK OK", 2)
+    assert connection.taken() == b"fine<bad><bad>"
+
+
+def test_a_turn_comes_once_everything_before_has_left() -> None:
+    replies, connection = pair()
+    ticket = Ticket()
+    turns: list[Held] = []
+
+    def on_turn(held: Held) -> None:
+        assert connection.taken() == b"1"
+        held.write(b"2a")
+        turns.append(held)
+
+    owe(replies, ticket, b"1")
+    held = replies.hold(on_turn)
+    replies.say(b"3")
+    assert turns == []
+    ticket.resolve()
+    assert turns == [held]
+    assert connection.taken() == b"2a"
+    held.write(b"2b")
+    held.resolve(b"2c")
+    assert connection.taken() == b"2b2c3"
+
+
+def test_a_turn_comes_at_once_where_nothing_is_owed_and_may_resolve_there() -> None:
+    replies, connection = pair()
+    replies.hold(lambda held: held.resolve(b"now"))
+    assert connection.taken() == b"now"
+    assert not replies.owed
+
+
+def test_a_file_range_keeps_its_place() -> None:
+    replies, connection = pair()
+    released: list[bytes] = []
+    held = replies.hold()
+    replies.say(file_range(b"second ", released))
+    replies.say(b"third")
+    held.resolve([b"first: ", file_range(b"file ", released)])
+    assert connection.taken() == b"first: file second third"
+    assert released == [b"file ", b"second "]
+
+
+def test_a_lost_connection_lets_go_of_files_and_ignores_what_comes_later() -> None:
+    replies, connection = pair()
+    released: list[bytes] = []
+    ticket = Ticket()
+    early = replies.hold()
+    late = replies.hold()
+    owe(replies, ticket, b"x")
+    replies.say(file_range(b"said", released))
+    late.resolve(file_range(b"resolved", released))
+    replies.drop()
+    early.resolve(file_range(b"after", released))
+    ticket.resolve()
+    assert sorted(released) == [b"after", b"resolved", b"said"]
+    assert connection.taken() == b""
+    assert not replies.owed
+
+
+def test_reading_pauses_while_too_many_bytes_are_owed() -> None:
+    replies, connection = pair(bytes_max=100)
+    ticket, other = Ticket(), Ticket()
+    owe(replies, ticket, b"x" * 60)
+    owe(replies, other, b"y" * 40)
+    assert connection.reading
+    owe(replies, other, b"y")
+    assert replies.full
+    assert not connection.reading
+    ticket.resolve()  # 41 of 100 left
+    assert connection.reading
+    assert not replies.full
+
+
+def test_reading_pauses_while_too_much_is_waited_for() -> None:
+    connection = MemoryConnection()
+    room: list[bool] = []
+    replies = Replies(connection, refused, on_room=lambda: room.append(True), entries_max=4)
+    held = [replies.hold() for _ in range(4)]
+    assert not replies.full
+    held.append(replies.hold())
+    assert replies.full
+    for one in held[:2]:
+        one.resolve(b"")
+    assert replies.full
+    held[2].resolve(b"")
+    assert not replies.full
+    assert room == [True]
+    assert connection.reading  # with an on_room, pausing is the session's
+
+
+def test_when_empty_comes_once_and_after_the_last_answer_has_left() -> None:
+    replies, connection = pair()
+    seen: list[bytes] = []
+    replies.when_empty(lambda: seen.append(b"at once"))
+    held = replies.hold()
+    replies.when_empty(lambda: seen.append(connection.taken()))
+    replies.when_empty(lambda: replies.say(b"more"))
+    held.resolve(b"last")
+    replies.say(b"!")
+    assert seen == [b"at once", b"last"]
+    assert connection.taken() == b"more!"
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("say"), st.integers(0, 99)),
+        st.tuples(st.just("owe"), st.integers(0, 3)),
+        st.tuples(st.just("hold"), st.booleans()),
+        st.tuples(st.just("ticket"), st.integers(0, 3)),
+        st.tuples(st.just("resolve"), st.integers(0, 99)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_in_any_course_of_events_answers_leave_in_request_order(steps: list[tuple[str, int]]) -> None:
+    replies, connection = pair()
+    tickets = [Ticket() for _ in range(4)]
+    held: list[tuple[Held, bytes]] = []
+    expected = sent = b""
+    for number, (what, which) in enumerate(steps):
+        answer = b"%d," % number
+        if what == "say":
+            replies.say(answer)
+            expected += answer
+        elif what == "owe":
+            if tickets[which].done:
+                tickets[which] = Ticket()
+            owe(replies, tickets[which], answer)
+            expected += answer
+        elif what == "hold":
+            held.append((replies.hold((lambda _: None) if which else None), answer))
+            expected += answer
+        elif what == "ticket":
+            if not tickets[which].done:
+                tickets[which].resolve()
+        elif held:
+            one, text = held.pop(which % len(held))
+            one.resolve(text)
+        sent += connection.taken()
+        assert expected.startswith(sent)
+    for ticket in tickets:
+        if not ticket.done:
+            ticket.resolve()
+    for one, text in held:
+        one.resolve(text)
+    assert sent + connection.taken() == expected
+    assert not replies.owed
+    assert replies.owed_bytes == 0

@@ -1,0 +1,79 @@
+"""Protocols that are installed only for a test: fake entry points over real modules made on the spot."""
+
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint
+from typing import Any, cast
+
+import attrs
+import pytest
+import structlog
+
+from brokers import plugs
+from shared.metrics import Sample
+from shared.plug import Context, Plug, Service, Verb
+
+
+@attrs.frozen
+class Settings:
+    port: int = 0
+
+
+class Idle:
+    """A service that binds nothing and does nothing."""
+
+    endpoints = ()
+    admin_verbs: tuple[Verb, ...] = ()
+
+    async def run(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def samples(self) -> Iterable[Sample]:
+        return ()
+
+
+async def open_idle(_: Context, __: Any) -> Service:
+    return Idle()
+
+
+def plug(name: str, **changes: Any) -> Plug:
+    """A plug that does nothing, but for `changes`."""
+    idle = Plug(
+        name=name, summary=f"Protocol {name}.", settings=Settings, open=open_idle, verbs=f"{name}_plug:app"
+    )
+    return attrs.evolve(idle, **changes)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Mapping[str, Any] | Exception]) -> None:
+    """Have exactly these protocols installed: by name, what the module `<name>_plug` holds.
+
+    An exception instead: importing it raises that. Entry points name the module's `plug`.
+    """
+    points = []
+    for name, contents in modules.items():
+        module = types.ModuleType(f"{name}_plug", f"Protocol {name}.\n\nMore.")
+        if isinstance(contents, Exception):
+            module.__getattr__ = _raiser(contents)  # type: ignore[method-assign]
+        else:
+            vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, f"{name}_plug", module)
+        points.append(EntryPoint(name, f"{name}_plug:plug", plugs.GROUP))
+    monkeypatch.setattr(plugs, "entry_points", lambda group: points)
+
+
+def quiet_log() -> structlog.stdlib.BoundLogger:
+    """A logger that nobody hears, and that makes no tracebacks pretty."""
+
+    def drop(_: Any, __: str, ___: Any) -> Any:
+        raise structlog.DropEvent
+
+    return cast(structlog.stdlib.BoundLogger, structlog.wrap_logger(None, processors=[drop]))
+
+
+def _raiser(error: Exception) -> Callable[[str], Any]:
+    def get(_: str) -> Any:
+        raise error
+
+    return get

@@ -1,0 +1,37 @@
+"""What comes in goes out."""
+
+from collections.abc import Sequence
+
+import attrs
+
+from shared.net.connection import Connection
+from shared.net.datagrams import Address
+
+
+@attrs.define(eq=False)
+class Echo:
+    """What all connections share."""
+
+    shout: bool
+    bytes_total: int = 0
+
+    def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+        """Datagrams are counted alone: nobody answers them."""
+        self.bytes_total += sum(len(data) for data, _ in datagrams)
+
+
+class EchoSession:
+    def __init__(self, echo: Echo, connection: Connection) -> None:
+        self._echo = echo
+        self._connection = connection
+
+    def receive(self, data: bytes) -> None:
+        self._echo.bytes_total += len(data)
+        self._connection.write(data.upper() if self._echo.shout else data)
+
+    def receive_eof(self) -> None:
+        self._connection.finish()
+
+    def on_deadline(self, now: float) -> None: ...
+
+    def connection_lost(self) -> None: ...

@@ -1,0 +1,193 @@
+"""Things to do to a store while it is being crashed: single operations, and sequences drawn by a seed."""
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+from shared.storage.log import Log
+from shared.storage.settings import Durability
+from shared.storage.store import Namespace
+from shared.storage.table import Table
+from tests.support.crashes import open_store
+from tests.support.promises import Witness
+
+ALWAYS = Durability("always")
+MODES = {"a": "always", "i": "interval:50ms", "n": "none"}
+
+
+class Worker:
+    """Does operations, each with payloads that occur nowhere else."""
+
+    def __init__(self, witness: Witness, size: int = 40) -> None:
+        self.witness = witness
+        self.size = size
+        self.is_open = hasattr(witness, "store")
+        self._table: Table | None = None
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.witness.store.namespace("logmq", ALWAYS)
+
+    def payload(self, size: int | None = None) -> bytes:
+        head = b"<%d>" % self.witness.tick()
+        return head.ljust(self.size if size is None else size, b".")
+
+    def log(self, name: str) -> Log:
+        """The log by that name, made if there is none; its first letter is its mode."""
+        found = self.namespace.logs.get(name)
+        return found or self.witness.create(self.namespace, name, MODES[name[0]])
+
+    def settle(self) -> None:
+        self.witness.store.settle()
+
+    async def append(self, name: str, *sizes: int) -> None:
+        self.witness.append(self.log(name), [self.payload(size) for size in sizes] or [self.payload()])
+        self.settle()
+
+    async def append_all(self, *names: str) -> None:
+        self.witness.append_all([(self.log(name), [self.payload()]) for name in names])
+        self.settle()
+
+    async def together(self, *names: str) -> None:
+        """Several logs in one commit, each for itself."""
+        for name in names:
+            self.witness.append(self.log(name), [self.payload()])
+        self.settle()
+
+    async def delete(self, name: str) -> None:
+        if name in self.namespace.logs:
+            self.witness.delete(self.namespace, name)
+            self.settle()
+
+    async def replace(self, name: str) -> None:
+        """Delete and make again under the name, in one commit."""
+        if name in self.namespace.logs:
+            self.witness.delete(self.namespace, name)
+        self.witness.append(self.log(name), [self.payload()])
+        self.settle()
+
+    async def drop(self, name: str) -> None:
+        """Retention: all records but the last."""
+        log = self.namespace.logs.get(name)
+        if log is not None and log.visible > log.first:
+            last = self.witness.last_offset(log)
+            self.witness.drop_below(log, last)
+            self.settle()
+
+    async def put(self, name: str, key: bytes) -> None:
+        """Change a table, or take the key out of it."""
+        if self._table is None:
+            self._table = await Table.open(self.witness.store.namespace("tables", ALWAYS), name)
+        self.witness.put(self._table, key, None if self.witness.moment % 5 == 4 else self.payload())
+        self.settle()
+
+    async def checkpoint(self) -> None:
+        since = self.witness.tick()
+        if await self.witness.store.checkpoint():
+            self.witness.everything_safe(since)
+
+    async def restart(self) -> None:
+        """The process dies between two operations, and the store is opened again."""
+        self.is_open = False
+        self.witness.store.abandon()
+        await self.open()
+
+    async def close_and_open(self) -> None:
+        """A clean stop and a start."""
+        self.is_open = False
+        await self.witness.store.close()
+        await self.open()
+
+    async def open(self) -> None:
+        self._table = None
+        since = self.witness.tick()
+        self.witness.store = await open_store(self.witness.disk, self.witness.clock, self.witness.settings)
+        self.witness.everything_safe(since)
+        self.is_open = True
+
+
+Operation = Callable[[Worker], Awaitable[None]]
+
+SMALL: dict[str, Operation] = {
+    "append": lambda worker: worker.append("a"),
+    "append interval": lambda worker: worker.append("i"),
+    "append none": lambda worker: worker.append("n"),
+    "delete or make again": lambda worker: worker.replace("a"),
+    "change two": lambda worker: worker.append_all("a", "i"),
+    "change weak": lambda worker: worker.append_all("i", "n"),
+    "drop": lambda worker: worker.drop("a"),
+    "checkpoint": lambda worker: worker.checkpoint(),
+    "restart": lambda worker: worker.restart(),
+}
+"""The alphabet of the short workloads, which are all run."""
+
+OPERATIONS: dict[str, Operation] = {
+    **SMALL,
+    "append much": lambda worker: worker.append("a", 900, 900, 900),  # most of a journal segment
+}
+
+
+Workload = Callable[[Witness], Awaitable[None]]
+
+
+def sequence(operations: Sequence[str]) -> Workload:
+    """A workload of operations by name."""
+
+    async def run(witness: Witness) -> None:
+        worker = Worker(witness)
+        for name in operations:
+            await OPERATIONS[name](worker)
+
+    return run
+
+
+def something(then: Sequence[str]) -> Workload:
+    """What a short workload finds: a log of each mode with a record, one more in the journal; and `then`."""
+
+    async def run(witness: Witness) -> None:
+        worker = Worker(witness)
+        for name in ("a", "i", "n"):
+            await worker.append(name)
+        await worker.checkpoint()
+        await worker.append("a")
+        await sequence(then)(witness)
+
+    return run
+
+
+def drawn(seed: int, operations: int) -> Workload:
+    """A longer workload: more logs, larger records, everything mixed."""
+
+    async def run(witness: Witness) -> None:
+        source = random.Random(seed)
+        worker = Worker(witness)
+        names = ["a1", "a2", "i1", "n1"][: source.choice((2, 4))]
+        for _ in range(operations):
+            await _draw(worker, source, names)
+
+    return run
+
+
+async def _draw(worker: Worker, source: random.Random, names: list[str]) -> None:
+    name = source.choice(names)
+    roll = source.random()
+    if roll < 0.45:
+        sizes = [source.choice((0, 10, 100, 400, 900)) for _ in range(source.choice((1, 1, 2, 5)))]
+        await worker.append(name, *sizes)
+    elif roll < 0.6:
+        await worker.together(*source.sample(names, 2))
+    elif roll < 0.7:
+        await worker.append_all(*source.sample(names, 2))
+    elif roll < 0.75:
+        await worker.delete(name)
+    elif roll < 0.83:
+        await worker.replace(name)
+    elif roll < 0.87:
+        await worker.drop(name)
+    elif roll < 0.92:
+        await worker.put("t", source.choice((b"one", b"two")))
+    elif roll < 0.96:
+        await worker.checkpoint()
+    elif roll < 0.98:
+        await worker.close_and_open()
+    else:
+        await worker.restart()

@@ -1,0 +1,350 @@
+"""A load over several connections, and a record of all that was sent and answered.
+
+One thread speaks on raw sockets, so it always knows what it has read when the cut comes: everything before it
+counts. Connections differ in temper: one request at a time, or up to 128 in flight; several write to the same
+topics; each has a topic of its own that it deletes and makes again now and then.
+"""
+
+import random
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+
+from tests.trials.ledger import Book, Commit, Delete, Ledger, Operation, Repeat, Write, record
+from tests.trials.payloads import Payloads
+
+_RECEIVE_BYTES = 1 << 18
+_BATCH_RECORDS_MAX = 20
+RETENTION_BYTES = 500_000
+RETENTION_UNIT_BYTES = 420_000
+"""What goes at once: the longest record here, where one fills an index entry by itself."""
+KEPT = "retention"
+"""In the names of topics of which no more than that is kept."""
+
+
+@attrs.frozen
+class Temper:
+    """How a connection behaves. `window`: requests in flight at most; the weights say what it sends."""
+
+    window: int
+    produce: float = 10.0
+    append: float = 2.0
+    batch: float = 0.5
+    repeat: float = 0.2
+    commit: float = 0.5
+    delete: float = 0.05
+
+
+TEMPERS = (
+    Temper(window=1),
+    Temper(window=1, produce=0, append=0, batch=5, repeat=1),
+    Temper(window=128),
+    Temper(window=64, delete=1, commit=1),
+    Temper(window=16, batch=5, repeat=1, produce=2),
+    Temper(window=8, produce=1, append=1, delete=4, batch=1),
+)
+
+
+class Peer:
+    """A connection of the load. `name` is the writer's name in every ledger."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        name: str,
+        temper: Temper,
+        own: Sequence[Ledger],
+        shared: Sequence[Ledger],
+        payloads: Payloads,
+        source: random.Random,
+    ) -> None:
+        self.name = name
+        self.faults: list[str] = []
+        self.refusals: list[tuple[float, str]] = []
+        self.gone = False
+        self._temper = temper
+        self._own = own
+        self._shared = shared
+        self._payloads = payloads
+        self._source = source
+        self._waiting: deque[tuple[Ledger, Operation, int]] = deque()
+        self._out = bytearray()
+        self._in = bytearray()
+        self._known: dict[str, list[int]] = {}  # offsets that may be committed, of each topic's present life
+        self._lives: dict[str, int] = {}
+        self.socket = socket.create_connection(address)
+        self.socket.setblocking(False)
+
+    def fill(self, now: float) -> None:
+        """Think of requests until the window is full."""
+        temper = self._temper
+        kinds = (self._produce, self._append, self._batch, self._repeat, self._commit, self._delete)
+        weights = (temper.produce, temper.append, temper.batch, temper.repeat, temper.commit, temper.delete)
+        room = temper.window - len(self._waiting)
+        if room < temper.window // 2:
+            return  # more at once: bursts are what batches are made of
+        for kind in self._source.choices(kinds, weights, k=room):
+            kind(now)
+
+    def flush(self) -> None:
+        """Send what the socket takes."""
+        while self._out and not self.gone:
+            try:
+                sent = self.socket.send(self._out)
+            except BlockingIOError:
+                return
+            except OSError:
+                return  # reset: what came before it is still to be read
+            del self._out[:sent]
+
+    def receive(self) -> None:
+        """Read and account for what there is."""
+        while not self.gone:
+            try:
+                data = self.socket.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.gone = True
+                return
+            self._in += data
+            self._account(time.monotonic())
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._out)
+
+    def _account(self, now: float) -> None:
+        *lines, rest = self._in.split(b"\n")
+        self._in = rest
+        for line in lines:
+            if not self._waiting:
+                self.faults.append(f"{self.name}: an answer to nothing: {bytes(line[:80])!r}")
+                continue
+            ledger, operation, life = self._waiting.popleft()
+            operation.answered = now
+            word, _, value = bytes(line).partition(b" ")
+            if word == b"ERR":
+                operation.refusal = bytes(line)
+                self.refusals.append(
+                    (now, f"{ledger.name}: {type(operation).__name__}: {operation.refusal!r}")
+                )
+            elif word != b"OK":
+                self.faults.append(f"{self.name}: {bytes(line[:80])!r} for a {type(operation).__name__}")
+            else:
+                self._answered(ledger, operation, value, life)
+
+    def _answered(self, ledger: Ledger, operation: Operation, value: bytes, life: int) -> None:
+        match operation:
+            case Write():
+                operation.offset = int(value)
+                if life == self._lives.get(ledger.name, 0):
+                    self._known.setdefault(ledger.name, []).append(operation.offset)
+            case Repeat(of=first):
+                if not first.refusal and first.offset != int(value):
+                    self.faults.append(
+                        f"{ledger.name}: batch {first.batch} at {first.offset}, sent again at {value!r}"
+                    )
+            case Commit(value=committed):
+                if committed != int(value):
+                    self.faults.append(f"{ledger.name}: COMMIT {committed} answered {value!r}")
+            case Delete():
+                if value:
+                    self.faults.append(f"{ledger.name}: DELETE answered {value!r}")
+
+    # What may be sent.
+
+    def _ask(self, ledger: Ledger, operation: Operation, request: bytes, *, keep: bool = True) -> None:
+        if keep:
+            ledger.operations.append(operation)
+        self._waiting.append((ledger, operation, self._lives.get(ledger.name, 0)))
+        self._out += request
+
+    def _any(self) -> Ledger:
+        return self._source.choice(self._own if self._source.random() < 0.5 else self._shared)
+
+    def _produce(self, now: float) -> None:
+        ledger = self._any()
+        payload = self._payloads.line(self.name)
+        write = Write(self.name, now, records=record(payload))
+        self._ask(ledger, write, b"PRODUCE %s %s\n" % (ledger.name.encode(), payload))
+
+    def _append(self, now: float) -> None:
+        ledger = self._any()
+        # Where nobody else writes an empty message can be told from others by its place.
+        payload = (
+            b"" if ledger in self._own and self._source.random() < 0.1 else self._payloads.raw(self.name)
+        )
+        write = Write(self.name, now, records=record(payload))
+        self._ask(ledger, write, b"APPEND %s %d\n%s" % (ledger.name.encode(), len(payload), payload))
+
+    def _batch(self, now: float) -> None:
+        ledger = self._any()
+        count = self._source.randint(1, _BATCH_RECORDS_MAX)
+        records = b"".join(record(self._payloads.raw(self.name)) for _ in range(count))
+        seq = ledger.next_seq(self.name)
+        write = Write(self.name, now, records=records, count=count, batch=(self.name, seq))
+        self._ask(ledger, write, batch_request(ledger.name, write))
+
+    def _repeat(self, now: float) -> None:
+        ledger = self._any()
+        for operation in reversed(ledger.operations[-40:]):
+            if isinstance(operation, Delete):
+                return
+            if isinstance(operation, Write) and operation.batch and operation.writer == self.name:
+                request = batch_request(ledger.name, operation)
+                self._ask(ledger, Repeat(self.name, now, of=operation), request, keep=False)
+                return
+
+    def _commit(self, now: float) -> None:
+        ledger = self._any()
+        known = self._known.get(ledger.name)
+        if known and ledger.kept_bytes is None:  # what is dropped meanwhile cannot be committed
+            value = self._source.choice(known)
+            commit = Commit(self.name, now, group=f"group-{self.name}", value=value)
+            request = b"COMMIT %s %s %d\n" % (commit.group.encode(), ledger.name.encode(), value)
+            ledger.groups.add(commit.group)
+            self._ask(ledger, commit, request)
+
+    def _delete(self, now: float) -> None:
+        ledger = self._source.choice(self._own)
+        if ledger.standing:
+            self._known.pop(ledger.name, None)
+            self._lives[ledger.name] = self._lives.get(ledger.name, 0) + 1
+            self._ask(ledger, Delete(self.name, now), b"DELETE %s\n" % ledger.name.encode())
+
+
+class Watcher:
+    """A connection that reads a topic as it grows, and keeps what it was shown."""
+
+    def __init__(self, address: tuple[str, int], ledger: Ledger) -> None:
+        self.faults: list[str] = []
+        self.refusals: list[tuple[float, str]] = []
+        self.gone = False
+        self._ledger = ledger
+        self._next = ledger.end
+        self._in = bytearray()
+        self._asked = False
+        self._out = b""
+        self.socket = socket.create_connection(address)
+        self.socket.setblocking(False)
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._out)
+
+    def fill(self, now: float) -> None:
+        if not self._asked:
+            self._out += b"FETCH %s %d 100000 200\n" % (self._ledger.name.encode(), self._next)
+            self._asked = True
+
+    def flush(self) -> None:
+        try:
+            self._out = self._out[self.socket.send(self._out) :] if self._out else b""
+        except OSError:
+            pass
+
+    def receive(self) -> None:
+        while not self.gone:
+            try:
+                data = self.socket.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.gone = True
+                return
+            self._in += data
+            self._account()
+
+    def _account(self) -> None:
+        end = self._in.find(b"\n")
+        if end < 0:
+            return
+        word, *fields = bytes(self._in[:end]).split(b" ")
+        if word == b"CHUNK":
+            offset, length, after = map(int, fields)
+            if len(self._in) < end + 1 + length:
+                return
+            if (offset, after) != (self._next, self._next + length):
+                self.faults.append(f"{self._ledger.name}: asked for {self._next}, got {offset} to {after}")
+            self._ledger.read += self._in[end + 1 : end + 1 + length]
+            self._next = after
+            end += length
+        elif word != b"EOF":
+            text = f"{self._ledger.name}: FETCH {self._next}: {bytes(self._in[:80])!r}"
+            self.refusals.append((time.monotonic(), text))
+        del self._in[: end + 1]
+        self._asked = False
+
+
+def batch_request(topic: str, write: Write) -> bytes:
+    """A BATCH as it goes over the wire, the first time and any other."""
+    assert write.batch is not None
+    writer, seq = write.batch
+    return b"BATCH %s %s %d %d\n%s" % (
+        topic.encode(),
+        writer.encode(),
+        seq,
+        len(write.records),
+        write.records,
+    )
+
+
+class Load:
+    """Several peers and a watcher, on one server."""
+
+    def __init__(
+        self, address: tuple[str, int], book: Book, modes: Sequence[str], source: random.Random
+    ) -> None:
+        payloads = Payloads(source)
+        lasting = [book.open(f"{mode}-shared-{number}", mode) for mode in modes for number in range(2)]
+        kept = [book.open(f"{mode}-{KEPT}", mode, RETENTION_BYTES - RETENTION_UNIT_BYTES) for mode in modes]
+        self._peers: list[Peer | Watcher] = []
+        for number, temper in source.sample(list(enumerate(TEMPERS)), source.randint(2, len(TEMPERS))):
+            own = [book.open(f"{mode}-own-{number}", mode) for mode in modes]
+            self._peers.append(
+                Peer(address, f"writer-{number}", temper, own, lasting + kept, payloads, source)
+            )
+        self._peers.append(Watcher(address, source.choice(lasting)))
+
+    def run(self, seconds: float) -> None:
+        """Keep it up for so long. What is answered is accounted for as it comes."""
+        self._run(time.monotonic() + seconds, fill=True)
+
+    def drain(self, cut: float, seconds: float = 5.0) -> list[str]:
+        """The server is gone: read what it had still said, close, and return what was wrong all along.
+
+        A refusal before `cut` was wrong: nothing was asked that may be refused.
+        """
+        self._run(time.monotonic() + seconds, fill=False)
+        faults = []
+        for peer in self._peers:
+            peer.socket.close()
+            faults += peer.faults
+            faults += [text for at, text in peer.refusals if at < cut]
+        return faults
+
+    def _run(self, until: float, *, fill: bool) -> None:
+        with selectors.DefaultSelector() as selector:
+            for peer in self._peers:
+                if not peer.gone:
+                    selector.register(peer.socket, selectors.EVENT_READ, peer)
+            while selector.get_map() and (now := time.monotonic()) < until:
+                for peer in self._peers:
+                    if fill and not peer.gone:
+                        peer.fill(now)
+                        peer.flush()
+                        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+                        selector.modify(peer.socket, events, peer)
+                for key, _ in selector.select(min(until - now, 0.02)):
+                    key.data.receive()
+                    if key.data.gone:
+                        selector.unregister(key.fileobj)

@@ -1,0 +1,77 @@
+"""The server under trial, as a process: the real one, or a command that takes its place."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.support.server import NotReadyError, Server
+
+REAL = (sys.executable, "-m", "brokers")
+
+
+class TrialServer(Server):
+    """`command` is what goes before `serve`; the data folder may be elsewhere than the ready file."""
+
+    def __init__(self, folder: Path, data: Path, *arguments: str, command: Sequence[str] = REAL) -> None:
+        # A thousand starts need not each compile the same modules.
+        super().__init__(folder, *arguments, environ={"PYTHONDONTWRITEBYTECODE": ""})
+        self.data = data
+        self._command = [*command, "serve"]
+
+    def begin(self) -> None:
+        """Start and wait until it is ready. Raises NotReadyError."""
+        self.ready_file.unlink(missing_ok=True)  # a killed process left its own
+        self.start()
+
+    def begin_and_kill(
+        self,
+        seconds: float,
+        *,
+        after_lock: bool,
+        before_kill: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Start, and kill so many seconds later; returns whether that was before it was ready.
+
+        The seconds count from the process's start, or from when it has locked the data folder and recovers.
+        Raises NotReadyError where it ended by itself.
+        """
+        before = self.process
+        killed, over = threading.Event(), threading.Event()
+
+        def kill() -> None:
+            while self.process is before or self.process is None:
+                time.sleep(0.0005)
+            process = self.process
+            while after_lock and not (self._locked_by(process.pid) or over.is_set()):
+                time.sleep(0.0005)
+            time.sleep(seconds)
+            killed.set()
+            before_kill()
+            process.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            self.begin()
+            early = False
+        except NotReadyError:
+            if not killed.is_set():
+                raise
+            early = True
+        finally:
+            over.set()
+            killer.join()
+        self.wait()
+        return early
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def _locked_by(self, pid: int) -> bool:
+        try:
+            return (self.data / "LOCK").read_bytes() == b"%d\n" % pid
+        except OSError:
+            return False

@@ -1,0 +1,338 @@
+"""What was sent, what was answered, what was read; and whether all of it can be true at once.
+
+Nothing here knows what the server does inside: the model has only what clients know. Every message has its
+own payload, so a record read anywhere names the request that it came from. Each request is an interval: from
+the tick at which it was sent (`begun`) to the tick of its answer (`ended`); without an answer to the tick at
+which the server was through with that connection. Whatever lies within intervals that overlap may have
+happened in any order; what does not overlap has an order, and that is what is checked.
+
+Topics are deleted and made again under clients' hands, so most promises are checked for the messages that are
+*certainly there*: no deletion of their topic can have come after them.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from tests.trials.sim.world import BrokenPromise, World
+
+LENGTH_BYTES = 4
+
+
+@attrs.define(eq=False)
+class Message:
+    """One payload that a client sent, perhaps several times (BATCH).
+
+    `first_begun`: when it was first sent; `begun`: when that was sent which was answered, or was sent last.
+    `offset`: where the server said it is, or where somebody read it. `known_seconds`: virtual time of that.
+    """
+
+    topic: str
+    payload: bytes
+    wire: int
+    first_begun: int
+    begun: int
+    ended: float = math.inf
+    over: float = math.inf
+    offset: int | None = None
+    acked: bool = False
+    known_seconds: float = math.inf
+    refused: bool = False
+    lost: bool = False
+    missed: bool = False
+    """It was not there after a power cut that may have taken it; its answer may still be under way."""
+    retried: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.payload[:24]!r} in {self.topic}"
+
+
+@attrs.define(eq=False)
+class Deletion:
+    """A DELETE of a topic; `over`: it cannot take effect later."""
+
+    begun: int
+    over: float = math.inf
+    acked: bool = False
+    refused: bool = False
+
+
+@attrs.define(eq=False)
+class Commitment:
+    """A COMMIT. `ended`: it had taken effect by then (it was answered, or somebody read it)."""
+
+    offset: int
+    begun: int
+    ended: float = math.inf
+    over: float = math.inf
+    refused: bool = False
+
+
+@attrs.define(eq=False)
+class Topic:
+    """All that clients know of one topic's name."""
+
+    name: str
+    mode: str
+    messages: dict[bytes, Message] = attrs.Factory(dict)
+    deletions: list[Deletion] = attrs.Factory(list)
+    commitments: dict[str, list[Commitment]] = attrs.Factory(dict)
+
+
+Record = tuple[int, bytes]
+
+
+class Model:
+    """The clients' knowledge, all of it."""
+
+    def __init__(self, world: World, interval_seconds: float) -> None:
+        self._world = world
+        self._interval_seconds = interval_seconds
+        self._topics: dict[str, Topic] = {}
+        self.sent = 0
+        self.acknowledged = 0
+        self.records_checked = 0
+        self._lossy = False
+        self._safe_seconds = math.inf
+        self._sync_seconds = 0.0
+
+    def topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            mode = {"i": "interval", "n": "none"}.get(name[0], "always")
+            topic = self._topics[name] = Topic(name, mode)
+        return topic
+
+    @property
+    def topics(self) -> list[Topic]:
+        return list(self._topics.values())
+
+    # -- writing
+
+    def send(self, name: str, payload: bytes, wire: int) -> Message:
+        topic = self.topic(name)
+        self.sent += 1
+        now = self._world.tick()
+        message = topic.messages[payload] = Message(name, payload, wire, now, now)
+        return message
+
+    def send_again(self, message: Message, wire: int) -> None:
+        message.begun = self._world.tick()
+        message.wire = wire
+        message.over = math.inf
+        message.retried = True
+        message.missed = False
+
+    def acked(self, message: Message, offset: int) -> None:
+        now = self._world.tick()
+        if message.offset is not None and message.offset != offset:
+            self._check_moved(message, offset, now)
+        self.acknowledged += 1
+        message.lost = message.missed
+        message.offset = offset
+        message.acked = True
+        message.known_seconds = min(message.known_seconds, self._world.now())
+        message.ended = message.over = now
+        self._world.on_answer()
+
+    def _check_moved(self, message: Message, offset: int, now: int) -> None:
+        """A message has two offsets only if it was written again after its topic was deleted."""
+        if not self._maybe_deleted_since(message.topic, message.first_begun, now) and not message.lost:
+            raise BrokenPromise(f"{message} was at {message.offset}, and is said to be at {offset}")
+
+    def refused(self, message: Message) -> None:
+        """An answer after which the message was certainly not written (by this attempt)."""
+        if not message.retried:
+            message.refused = True
+        message.over = self._world.tick()
+
+    def forgotten(self, unanswered: Iterable[Message | Deletion | Commitment]) -> None:
+        """The server is through with the connection on which these were sent and not answered."""
+        now = self._world.tick()
+        for request in unanswered:
+            request.over = min(request.over, now)
+
+    # -- deleting
+
+    def delete(self, name: str) -> Deletion:
+        deletion = Deletion(self._world.tick())
+        self.topic(name).deletions.append(deletion)
+        return deletion
+
+    def deleted(self, deletion: Deletion) -> None:
+        deletion.acked = True
+        deletion.over = self._world.tick()
+        self._world.on_answer()
+
+    def nothing_to_delete(self, name: str, deletion: Deletion) -> None:
+        """DELETE was answered with NO_TOPIC."""
+        deletion.refused = True
+        deletion.over = self._world.tick()
+        self.saw_end(name, 0, deletion.begun)
+
+    def _maybe_deleted_since(self, name: str, begun: float, until: float) -> bool:
+        """Whether a deletion may have taken effect after a request that began at `begun`, by `until`."""
+        deletions = self.topic(name).deletions
+        return any(d.over > begun and d.begun < until and not d.refused for d in deletions)
+
+    def _certainly_deleted(self, message: Message, before: float) -> bool:
+        """Whether a deletion came after the message could last be written, and was answered by `before`."""
+        deletions = self.topic(message.topic).deletions
+        return any(d.acked and d.begun > message.over and d.over < before for d in deletions)
+
+    def certainly_there(self, message: Message, begun: float) -> bool:
+        """Whether a read that began at `begun` must find it."""
+        if message.offset is None or message.ended >= begun or message.lost:
+            return False
+        return not self._maybe_deleted_since(message.topic, message.begun, math.inf)
+
+    # -- reading
+
+    def read(self) -> int:
+        """A read begins; give what is returned to what it saw."""
+        return self._world.tick()
+
+    def saw(self, name: str, record: Record, begun: int) -> Message:
+        """Somebody read this record: it is somebody's message, and will be there for ever."""
+        offset, payload = record
+        message = self.topic(name).messages.get(payload)
+        self.records_checked += 1
+        if message is None:
+            raise BrokenPromise(f"{name} holds at {offset} what nobody sent: {payload[:64]!r}")
+        if message.refused:
+            raise BrokenPromise(f"{message} was refused, and is at {offset}")
+        if message.lost and message.over < begun:
+            raise BrokenPromise(f"{message} was lost, and is back at {offset}")
+        if self._certainly_deleted(message, begun):
+            raise BrokenPromise(f"{message} was deleted with its topic, and is at {offset}")
+        now = self._world.tick()
+        if message.offset != offset:
+            if message.offset is not None:
+                self._check_moved(message, offset, now)
+            message.offset = offset
+        unknown = message.ended == math.inf
+        message.ended = min(message.ended, now)
+        message.known_seconds = min(message.known_seconds, self._world.now())
+        if unknown:
+            self._world.on_sight()
+        return message
+
+    def saw_end(self, name: str, offset: int, begun: int) -> None:
+        """A read at `offset` found nothing there or behind it."""
+        for message in self.topic(name).messages.values():
+            at = message.offset
+            if at is not None and at >= offset and self.certainly_there(message, begun):
+                raise BrokenPromise(f"{message} is at {at}, and the end was said to be at {offset} or below")
+
+    # -- group offsets
+
+    def commit(self, group: str, name: str, offset: int) -> Commitment:
+        commitment = Commitment(offset, self._world.tick())
+        self.topic(name).commitments.setdefault(group, []).append(commitment)
+        return commitment
+
+    def committed(self, commitment: Commitment) -> None:
+        commitment.ended = commitment.over = self._world.tick()
+        self._world.on_answer()
+
+    def saw_committed(self, group: str, name: str, offset: int | None, begun: int) -> None:
+        """COMMITTED was answered; None: NO_COMMIT (or NO_TOPIC)."""
+        now = self._world.tick()
+        topic = self.topic(name)
+        commitments = topic.commitments.get(group, [])
+        # What certainly happened before this read, and what it may have seen must not lie wholly before it.
+        certain = [c.begun for c in commitments if c.ended < begun]
+        certain += [d.begun for d in topic.deletions if d.acked and d.over < begun]
+        last = max(certain, default=-1)
+        if offset is None:
+            possible = last == -1 or any(
+                d.begun < now and d.over >= last and not d.refused for d in topic.deletions
+            )
+        else:
+            seen = [
+                c
+                for c in commitments
+                if c.offset == offset and c.begun < now and c.over >= last and not c.refused
+            ]
+            possible = bool(seen)
+            if len(seen) == 1:
+                seen[0].ended = min(seen[0].ended, now)
+        if not possible:
+            raise BrokenPromise(f"group {group} of {name} is at {offset}, which a later commit replaced")
+
+    # -- after a restart, when nothing else is under way
+
+    def machine_ended(self, *, lossy: bool, safe_seconds: float, sync_seconds: float) -> None:
+        """See `machine.End`. There may be several before anybody reads."""
+        self._lossy |= lossy
+        self._safe_seconds = min(self._safe_seconds, safe_seconds)
+        self._sync_seconds = max(self._sync_seconds, sync_seconds)
+
+    def saw_all(self, name: str, records: Sequence[Record], begun: int) -> None:
+        """All that a topic holds."""
+        topic = self.topic(name)
+        found: dict[bytes, int] = {}
+        expected = 0
+        for offset, payload in records:
+            if offset != expected:
+                raise BrokenPromise(f"{name} has a hole: {expected} to {offset}")
+            expected += LENGTH_BYTES + len(payload)
+            if payload in found:
+                raise BrokenPromise(f"{payload[:24]!r} is in {name} twice: {found[payload]} and {offset}")
+            found[payload] = offset
+        if topic.mode != "always":
+            self._take_losses(topic, found, expected)
+        messages = [self.saw(name, record, begun) for record in records]
+        self._check_order(messages)
+        for message in topic.messages.values():
+            if message.payload not in found and self.certainly_there(message, begun):
+                how = "acknowledged" if message.acked else "read"
+                raise BrokenPromise(f"{message} was {how} at {message.offset}, and is gone")
+
+    def restarted(self) -> None:
+        """Every topic was seen."""
+        self._lossy = False
+        self._safe_seconds = math.inf
+        self._sync_seconds = 0.0
+
+    def _take_losses(self, topic: Topic, found: dict[bytes, int], end: int) -> None:
+        """After a power cut a weaker mode may have lost a suffix: `interval` one of so many seconds.
+
+        A sync begins an interval late at most, behind one that may be under way, and then takes its time.
+        """
+        if not self._lossy:
+            return
+        safe_until = self._safe_seconds - self._interval_seconds - 2 * self._sync_seconds - 0.01
+        for message in topic.messages.values():
+            if message.payload in found or message.lost:
+                continue
+            message.missed = True
+            if message.offset is None:
+                continue
+            if self._maybe_deleted_since(topic.name, message.begun, math.inf):
+                continue
+            if message.offset < end:
+                raise BrokenPromise(f"{message} was at {message.offset}, below the end, and is gone")
+            if topic.mode == "interval" and message.known_seconds < safe_until:
+                raise BrokenPromise(f"{message} was written long before the power cut, and is gone")
+            message.lost = True
+            message.over = min(message.over, self._world.tick())
+
+    def _check_order(self, messages: Sequence[Message]) -> None:
+        """Requests on one connection, and requests of which one ended before the other began, keep their
+        order."""
+        last_begun = -1
+        last: Message | None = None
+        by_wire: dict[int, Message] = {}
+        for message in messages:
+            if message.ended < last_begun:
+                raise BrokenPromise(f"{message} was there before {last} was sent, and stands behind it")
+            if message.first_begun > last_begun:
+                last_begun, last = message.first_begun, message
+            if message.retried:
+                continue
+            before = by_wire.get(message.wire)
+            if before is not None and before.begun > message.begun:
+                raise BrokenPromise(f"{message} was sent before {before}, and stands behind it")
+            by_wire[message.wire] = message

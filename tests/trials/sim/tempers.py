@@ -1,0 +1,168 @@
+"""What a run is mostly about: seeds differ in temper, so that what is rare in one kind of run is common in
+another. A run that does a bit of everything finds less than runs that each do much of one thing.
+"""
+
+import random
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import attrs
+
+EPISODES = MappingProxyType(
+    {
+        "produce": 8,
+        "batches": 4,
+        "walk": 3,
+        "fetch": 3,
+        "tail": 3,
+        "group": 4,
+        "delete": 2,
+        "inquire": 1,
+    }
+)
+
+
+@attrs.frozen
+class Temper:
+    """Every field is a choice, drawn from by the seed.
+
+    `topics`: names; those of modes `interval` and `none` begin with i and n (see model.py). `episodes`: what
+    clients do, by weight. `endings`: of a life, weights of a power cut, a kill and a clean stop. `ends`: what
+    ends it, and `end_kinds` before which operation of the disk (see disk.py). `faults`: of the disk.
+    """
+
+    topics: tuple[str, ...] = ("abcin", "ab", "in")
+    episodes: Mapping[str, int] = EPISODES
+    clients: tuple[int, ...] = (2, 3, 4)
+    lives: tuple[int, ...] = (1, 2, 3)
+    endings: tuple[int, int, int] = (6, 2, 1)
+    ends: tuple[str, ...] = ("time", "operation", "kind", "answer", "sight")
+    end_kinds: tuple[str, ...] = (
+        "sync journal",
+        "sync journal",
+        "write journal",
+        "sync",
+        "sync_folder",
+        "rename",
+        "unlink",
+        "create",
+    )
+    faults: tuple[str, ...] = ("", "", "", "", "", "sync", "sync", "errors", "full", "read")
+    sync_seconds: tuple[float, ...] = (0.0, 0.0, 0.0002, 0.002, 0.02)
+    stall_seconds: tuple[float, ...] = (0.0, 0.0, 0.5, 2.0)
+    inline_sync_seconds: tuple[float, ...] = (0.0, 300e-6, 1.0)
+    interleaved: tuple[float, ...] = (0.0, 0.5, 1.0)
+    segment_bytes: tuple[int, ...] = (4096, 16384, 65536)
+
+
+def _only(**weights: int) -> Mapping[str, int]:
+    return MappingProxyType({name: weights.get(name, 0) for name in EPISODES})
+
+
+TEMPERS = MappingProxyType(
+    {
+        "mixed": Temper(),
+        "answers": Temper(
+            topics=("a", "ab"),
+            endings=(1, 0, 0),
+            ends=("answer",),
+            faults=("",),
+            episodes=_only(produce=6, batches=2, group=2, delete=1),
+        ),
+        "groups": Temper(
+            topics=("a",),
+            endings=(1, 0, 0),
+            ends=("answer",),
+            faults=("",),
+            sync_seconds=(0.002, 0.02),
+            inline_sync_seconds=(0.0,),
+            episodes=_only(produce=1, group=6),
+        ),
+        "batches": Temper(
+            topics=("a", "ab"),
+            endings=(3, 1, 0),
+            ends=("kind", "time"),
+            end_kinds=("sync journal", "write journal"),
+            faults=("",),
+            sync_seconds=(0.002, 0.02),
+            episodes=_only(produce=1, batches=8),
+        ),
+        "readers": Temper(
+            topics=("a", "ab"),
+            endings=(1, 0, 0),
+            ends=("sight", "sight", "time"),
+            faults=("",),
+            sync_seconds=(0.002, 0.02),
+            inline_sync_seconds=(0.0,),
+            interleaved=(1.0,),
+            episodes=_only(produce=4, walk=2, fetch=6, tail=2),
+        ),
+        "failing syncs": Temper(
+            topics=("a", "ab"),
+            endings=(1, 0, 0),
+            faults=("sync",),
+            segment_bytes=(65536,),
+            episodes=_only(produce=6, batches=1, walk=1, group=1),
+        ),
+        "full disks": Temper(endings=(1, 1, 0), faults=("full", "full", "errors")),
+        "checkpoints": Temper(
+            topics=("ab", "abcdefgh"),
+            endings=(1, 1, 0),
+            ends=("kind", "kind", "operation"),
+            end_kinds=("rename", "sync_folder", "sync_folder journal", "unlink", "create"),
+            faults=("",),
+            sync_seconds=(0.0002, 0.002),
+            inline_sync_seconds=(0.0,),
+            interleaved=(1.0,),
+            segment_bytes=(4096,),
+            episodes=_only(produce=8, batches=2, group=1, delete=1),
+        ),
+        "deletes": Temper(
+            topics=("a", "ab", "in"),
+            endings=(2, 2, 0),
+            ends=("answer", "operation"),
+            faults=("",),
+            episodes=_only(produce=5, batches=1, group=1, delete=5, fetch=1),
+        ),
+        "torn writes": Temper(
+            topics=("a", "ab"),
+            endings=(1, 0, 0),
+            ends=("kind",),
+            end_kinds=("sync journal",),
+            faults=("",),
+            episodes=_only(produce=4, batches=2),
+        ),
+        "restarts": Temper(
+            topics=("ab",),
+            clients=(2,),
+            lives=(4,),
+            endings=(3, 1, 0),
+            ends=("answer", "time", "operation"),
+            faults=("",),
+            episodes=_only(produce=6, batches=1, group=1, delete=1),
+        ),
+        "intervals": Temper(
+            topics=("i",),
+            endings=(1, 0, 0),
+            ends=("time",),
+            faults=("",),
+            sync_seconds=(0.0, 0.002),
+            stall_seconds=(0.0,),
+            segment_bytes=(65536,),
+            episodes=_only(produce=6, tail=1),
+        ),
+        # Nothing asks for a sync but the intervals: BATCH, COMMIT and DELETE do.
+        "weak modes": Temper(
+            topics=("i", "in", "n"),
+            endings=(2, 1, 0),
+            ends=("time",),
+            faults=("", "", "full"),
+            episodes=_only(produce=8, fetch=2, tail=1),
+        ),
+    }
+)
+
+
+def drawn(chance: random.Random) -> str:
+    """A temper's name; every other run is a mixed one."""
+    return "mixed" if chance.random() < 0.5 else chance.choice([*TEMPERS])

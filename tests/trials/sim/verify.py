@@ -1,0 +1,66 @@
+"""After each start, before anybody else is served: everything that can be read, against the model."""
+
+from collections.abc import Callable, Sequence
+
+from tests.trials.sim.dialog import Dialog, Refused
+from tests.trials.sim.model import LENGTH_BYTES, Model, Record
+from tests.trials.sim.network import Network, Wire
+from tests.trials.sim.world import BrokenPromise, World
+
+GROUPS = ("g", "h")
+
+
+class Verifier:
+    """Reads all topics and all groups' offsets over a connection of its own, with no fault on the way."""
+
+    def __init__(self, world: World, network: Network, model: Model, topics: Sequence[str]) -> None:
+        self._world = world
+        self._network = network
+        self._model = model
+        self._topics = topics
+
+    async def verify(self, accept: Callable[[Wire], None]) -> None:
+        wire = self._network.wire_to(accept, faulty=False)
+        dialog = Dialog(self._world, wire, "verifier")
+        for topic in self._topics:
+            begun = self._model.read()
+            self._model.saw_all(topic, await self._records(dialog, topic), begun)
+            for group in GROUPS:
+                begun = self._model.read()
+                await dialog.send(b"COMMITTED %s %s\n" % (group.encode(), topic.encode()))
+                self._committed(group, topic, await dialog.ok(), begun)
+        self._model.restarted()
+        await dialog.half_close()
+        await dialog.at_end()
+        wire.client.close()
+        await wire.server_done.wait()
+
+    async def _records(self, dialog: Dialog, topic: str) -> list[Record]:
+        records: list[Record] = []
+        offset = 0
+        while True:
+            await dialog.send(b"FETCH %s %d 65536\n" % (topic.encode(), offset))
+            answer = await dialog.chunk()
+            if answer is None:
+                break
+            if isinstance(answer, Refused):
+                raise BrokenPromise(f"{topic} cannot be read at {offset} after a start: {answer}")
+            records += answer
+            last, payload = answer[-1]
+            offset = last + LENGTH_BYTES + len(payload)
+        await dialog.send(b"OFFSETS %s\n" % topic.encode())
+        ends = await dialog.numbers(b"OFFSETS", 2)
+        if isinstance(ends, Refused):
+            if ends.code != "NO_TOPIC" or records:
+                raise BrokenPromise(f"OFFSETS {topic} after a start: {ends}")
+        elif list(ends) != [0, offset]:
+            raise BrokenPromise(f"{topic} holds 0 to {offset}, and OFFSETS says {ends}")
+        return records
+
+    def _committed(self, group: str, topic: str, answer: int | Refused, begun: int) -> None:
+        if isinstance(answer, int):
+            self._model.saw_committed(group, topic, answer, begun)
+        elif answer.code in ("NO_COMMIT", "NO_TOPIC"):
+            self._model.saw_committed(group, topic, None, begun)
+        else:
+            raise BrokenPromise(f"COMMITTED {group} {topic} after a start: {answer}")
