@@ -322,8 +322,8 @@ class Committer:
                     run.journaled = True
                 if run.journaled:
                     journaled.add(log)
-                else:
-                    self._take_index(work)
+                elif not work.index_pinned:
+                    work.mean_direct(self._files.pin(log.index_file))
             for change in round_.changes:
                 if change.kind is Kind.FIRST and change.log not in works:
                     works[change.log] = self._work(change.log)
@@ -343,10 +343,6 @@ class Committer:
     def _work(self, log: Log) -> Work:
         log.busy = True
         return Work(log, self._files.pin(log.file))
-
-    def _take_index(self, work: Work) -> None:
-        if not work.index_pinned:
-            work.mean_direct(self._files.pin(work.log.index_file))
 
     # -- the outcome
 
