@@ -1,0 +1,1 @@
+"""DMS: work queues; a message leaves its queue when a consumer acknowledges it."""

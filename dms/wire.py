@@ -1,0 +1,226 @@
+"""DMS's frames: bytes to tuples and back, for both roles. No I/O, no state.
+
+Source: PROTOCOL.md, "Frames". A server at speed reads runs of like frames at once instead (`dms.runs`).
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+import attrs
+
+from shared.errors import BrokerError
+
+MAGIC = 0xDEADBEEF
+VERSION = 1
+HEADER = struct.Struct(">IIBBHI")
+"""Magic, payload length, type, version, status, message id."""
+HEADER_BYTES = HEADER.size
+PAYLOAD_BYTES_MAX = 4096
+SKIPPED_BYTES_MAX = 1024 * 1024
+"""A longer payload is read and thrown away up to this; beyond it the connection closes."""
+NAME_BYTES_MAX = 64
+DELIVERY_ID_BIT = 0x80000000
+"""Set in every delivery id, so that none equals an id that a client counts upwards."""
+
+
+class Type(IntEnum):
+    """What a frame is."""
+
+    HANDSHAKE = 0x01
+    HANDSHAKE_ACK = 0x02
+    HANDSHAKE_NACK = 0x04
+    CREATE_QUEUE = 0x11
+    CREATE_QUEUE_OK = 0x12
+    DELETE_QUEUE = 0x13
+    DELETE_QUEUE_OK = 0x14
+    LIST_QUEUES = 0x15
+    LIST_QUEUES_OK = 0x16
+    PRODUCE = 0x21
+    PRODUCE_OK = 0x22
+    CONSUME = 0x31
+    DELIVER = 0x34
+    ACK = 0x41
+    ACK_OK = 0x42
+    NACK = 0x43
+    NACK_OK = 0x44
+    DISCONNECT = 0x51
+    DISCONNECT_OK = 0x52
+    ERROR = 0xFE
+
+
+REPLIES: dict[Type, Type] = {
+    Type.HANDSHAKE: Type.HANDSHAKE_ACK,
+    Type.CREATE_QUEUE: Type.CREATE_QUEUE_OK,
+    Type.DELETE_QUEUE: Type.DELETE_QUEUE_OK,
+    Type.LIST_QUEUES: Type.LIST_QUEUES_OK,
+    Type.PRODUCE: Type.PRODUCE_OK,
+    Type.CONSUME: Type.DELIVER,
+    Type.ACK: Type.ACK_OK,
+    Type.NACK: Type.NACK_OK,
+    Type.DISCONNECT: Type.DISCONNECT_OK,
+}
+"""Every request, and what answers it when it succeeds."""
+
+
+class Status(IntEnum):
+    """How a request went."""
+
+    OK = 0
+    QUEUE_FULL = 1
+    QUEUE_NOT_FOUND = 2
+    QUEUE_EXISTS = 3
+    TIMEOUT = 4
+    PROTOCOL_ERROR = 5
+    BAD_MAGIC = 6
+    VERSION_MISMATCH = 7
+    PAYLOAD_TOO_LARGE = 8
+    INVALID_TYPE = 9
+    INTERNAL = 10
+
+
+@attrs.define(eq=False)
+class Refusal(BrokerError):
+    """A request that is answered with ERROR."""
+
+    status: Status
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.status.name}: {self.text}"
+
+    def frame(self, message_id: int) -> bytes:
+        return pack(Type.ERROR, message_id, self.text.encode(), self.status)
+
+
+@attrs.define(eq=False)
+class Broken(Refusal):
+    """A header behind which nothing can be read any more; `message_id` is what it says its id is."""
+
+    message_id: int = 0
+
+
+Frame = tuple[int, int, int, int, bytes]
+"""Type, version, status, message id, payload. A tuple: a frozen object takes three times as long to make."""
+
+
+def pack(type_: int, message_id: int, payload: bytes = b"", status: int = 0, version: int = VERSION) -> bytes:
+    """One frame. The payload is at most 4096 bytes; texts are cut there."""
+    return HEADER.pack(MAGIC, len(payload), type_, version, status, message_id) + payload
+
+
+def unpack_header(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[int, int, int, int, int] | None:
+    """Length, type, version, status, message id; None until 16 bytes are there. Raises Broken.
+
+    A wrong first byte is not waited upon: the magic is checked as far as it has come.
+    """
+    if len(data) - at < HEADER_BYTES:
+        came = bytes(data[at : at + 4])
+        if came != MAGIC.to_bytes(4, "big")[: len(came)]:
+            raise bad_magic(came, 0)
+        return None
+    magic, length, type_, version, status, message_id = HEADER.unpack_from(data, at)
+    if magic != MAGIC:
+        raise bad_magic(bytes(data[at : at + 4]), message_id)
+    if length > SKIPPED_BYTES_MAX:
+        raise Broken(
+            Status.PAYLOAD_TOO_LARGE, f"a payload of {length} bytes; at most {PAYLOAD_BYTES_MAX}", message_id
+        )
+    return length, type_, version, status, message_id
+
+
+def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:
+    """All whole frames from `at` on, and the position behind them. For a client.
+
+    Raises Broken for what a server never sends: a wrong magic, a payload above 4096 bytes.
+    """
+    frames: list[Frame] = []
+    while (header := unpack_header(data, at)) is not None:
+        length, type_, version, status, message_id = header
+        if length > PAYLOAD_BYTES_MAX:
+            raise Broken(
+                Status.PAYLOAD_TOO_LARGE,
+                f"a payload of {length} bytes; at most {PAYLOAD_BYTES_MAX}",
+                message_id,
+            )
+        start = at + HEADER_BYTES
+        at_end = start + length
+        if at_end > len(data):
+            break
+        frames.append((type_, version, status, message_id, bytes(data[start:at_end])))
+        at = at_end
+    return frames, at
+
+
+def bad_magic(came: bytes, message_id: int) -> Broken:
+    return Broken(Status.BAD_MAGIC, f"a frame begins with deadbeef, not {came.hex()}", message_id)
+
+
+# -- payloads
+
+
+def pack_name(name: str) -> bytes:
+    """A queue's name as it stands at the front of a payload. Raises Refusal where it is not one."""
+    encoded = name.encode("utf-8", "surrogatepass")
+    name_untrusted(encoded)
+    return len(encoded).to_bytes(2, "big") + encoded
+
+
+def split_name(payload: bytes) -> tuple[bytes, int]:
+    """The bytes of the name at the front of `payload`, unchecked, and where they end. Raises Refusal."""
+    if len(payload) < 2:
+        raise malformed("the payload begins with a name: its length in 2 bytes, then so many bytes")
+    end = 2 + int.from_bytes(payload[:2], "big")
+    if end > len(payload):
+        raise malformed(f"the name is said to be {end - 2} bytes, and {len(payload) - 2} follow")
+    return payload[2:end], end
+
+
+def name_untrusted(name: bytes) -> str:
+    """A queue's name as text. Raises Refusal."""
+    if not 1 <= len(name) <= NAME_BYTES_MAX:
+        raise malformed(f"a name is 1 to {NAME_BYTES_MAX} bytes, not {len(name)}")
+    try:
+        text = name.decode("utf-8")
+    except UnicodeDecodeError:
+        raise malformed("a name is UTF-8") from None
+    if not text.isprintable() and any(ord(char) < 32 or 127 <= ord(char) < 160 for char in text):
+        raise malformed("a name holds no control characters")
+    return text
+
+
+def malformed(text: str) -> Refusal:
+    return Refusal(Status.PROTOCOL_ERROR, text)
+
+
+def pack_list(total: int, entries: Iterable[tuple[bytes, int]]) -> bytes:
+    """The payload of LIST_QUEUES_OK: of `entries`, name and depth sorted by name, as many as fit.
+
+    `total`: all queues there are, shown as at most 65,535.
+    """
+    parts = [min(total, 0xFFFF).to_bytes(2, "big")]
+    room = PAYLOAD_BYTES_MAX - 2
+    for name, depth in entries:
+        room -= 6 + len(name)
+        if room < 0:
+            break
+        parts.append(
+            b"%b%b%b" % (len(name).to_bytes(2, "big"), name, min(depth, 0xFFFFFFFF).to_bytes(4, "big"))
+        )
+    return b"".join(parts)
+
+
+def unpack_list(payload: bytes) -> tuple[int, Sequence[tuple[str, int]]]:
+    """How many queues there are in all, and those of this page with their depths. Raises Refusal."""
+    if len(payload) < 2:
+        raise malformed("a list begins with the number of all queues, in 2 bytes")
+    entries: list[tuple[str, int]] = []
+    at = 2
+    while at < len(payload):
+        name, used = split_name(payload[at:])
+        at += used
+        if at + 4 > len(payload):
+            raise malformed("a list's last depth is cut short")
+        entries.append((name_untrusted(name), int.from_bytes(payload[at : at + 4], "big")))
+        at += 4
+    return int.from_bytes(payload[:2], "big"), entries

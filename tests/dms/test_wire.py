@@ -1,0 +1,135 @@
+"""Frames as bytes: golden ones, any cut, any garbage."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dms import wire
+from dms.wire import Broken, Refusal, Status, Type
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "dms"
+
+
+def golden(name: str) -> tuple[bytes, Type, int, int]:
+    """A golden frame, and the type, status and id that its first line says."""
+    first, *lines = (GOLDEN / f"{name}.hex").read_text().splitlines()
+    type_, status, message_id = (field.split()[-1] for field in first.split(","))
+    return bytes.fromhex("".join(lines)), Type(int(type_, 16)), int(status), int(message_id)
+
+
+def test_every_type_has_golden_bytes() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.hex")} == {type_.name.lower() for type_ in Type}
+
+
+@pytest.mark.parametrize("type_", list(Type))
+def test_golden_frames_are_read_and_written(type_: Type) -> None:
+    data, golden_type, status, message_id = golden(type_.name.lower())
+    ((found, version, found_status, found_id, payload),), end = wire.decode(data)
+    assert (found, version, found_status, found_id) == (golden_type, 1, status, message_id)
+    assert found == type_
+    assert end == len(data)
+    assert wire.pack(type_, message_id, payload, status) == data
+
+
+@pytest.mark.parametrize("type_", list(Type))
+def test_a_frame_that_is_not_whole_is_waited_for(type_: Type) -> None:
+    data, *_ = golden(type_.name.lower())
+    for cut in range(len(data)):
+        assert wire.decode(data[:cut]) == ([], 0)
+    assert wire.decode(data + data[:15])[1] == len(data)
+
+
+FRAMES = st.lists(
+    st.tuples(
+        st.integers(0, 255),
+        st.integers(0, 255),
+        st.integers(0, 65535),
+        st.integers(0, 2**32 - 1),
+        st.binary(max_size=300),
+    ),
+    max_size=20,
+)
+
+
+@given(FRAMES, st.data())
+def test_frames_cut_anywhere_come_out_whole(frames: list[wire.Frame], data: st.DataObject) -> None:
+    stream = b"".join(
+        wire.pack(type_, message_id, payload, status, version)
+        for type_, version, status, message_id, payload in frames
+    )
+    buffer, found = b"", []
+    while stream:
+        cut = data.draw(st.integers(1, len(stream)))
+        buffer, stream = buffer + stream[:cut], stream[cut:]
+        some, end = wire.decode(buffer)
+        found += some
+        buffer = buffer[end:]
+    assert found == frames
+    assert buffer == b""
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_an_error_at_its_first_wrong_byte(garbage: bytes) -> None:
+    magic = bytes.fromhex("deadbeef")
+    right = next((at for at in range(min(4, len(garbage))) if garbage[at] != magic[at]), None)
+    if right is None:
+        return
+    with pytest.raises(Broken) as caught:
+        wire.decode(garbage)
+    assert caught.value.status is Status.BAD_MAGIC
+
+
+def test_a_length_above_a_mebibyte_ends_it_and_says_whose_it_was() -> None:
+    header = wire.HEADER.pack(wire.MAGIC, (1 << 20) + 1, Type.PRODUCE, 1, 0, 77)
+    with pytest.raises(Broken) as caught:
+        wire.unpack_header(header)
+    assert caught.value.status is Status.PAYLOAD_TOO_LARGE
+    assert caught.value.message_id == 77
+    length, *_ = wire.unpack_header(wire.HEADER.pack(wire.MAGIC, 1 << 20, Type.PRODUCE, 1, 0, 77)) or (0,)
+    assert length == 1 << 20
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "é" * 33, "a\x00b", "a\nb", "a\x7fb", "\x85", "\ud800"])
+def test_what_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        wire.pack_name(name)
+    assert caught.value.status is Status.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize("name", ["x", "x" * 64, "é" * 32, "a b", "queue/1", "日本", "\u200b"])
+def test_other_names_pass(name: str) -> None:
+    encoded, end = wire.split_name(wire.pack_name(name) + b"body")
+    assert wire.name_untrusted(encoded) == name
+    assert end == len(encoded) + 2
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0", b"\0\2a", b"\xff\xffabc"])
+def test_a_name_that_is_cut_short_is_malformed(payload: bytes) -> None:
+    with pytest.raises(Refusal):
+        wire.split_name(payload)
+
+
+@given(st.lists(st.tuples(st.text("abcé", min_size=1, max_size=20), st.integers(0, 2**32 - 1)), max_size=300))
+def test_a_list_holds_as_many_as_fit(queues: list[tuple[str, int]]) -> None:
+    payload = wire.pack_list(len(queues), [(name.encode(), depth) for name, depth in queues])
+    total, entries = wire.unpack_list(payload)
+    assert len(payload) <= wire.PAYLOAD_BYTES_MAX
+    assert total == len(queues)
+    assert list(entries) == queues[: len(entries)]
+    if len(entries) < len(queues):
+        assert len(payload) + 6 + len(queues[len(entries)][0].encode()) > wire.PAYLOAD_BYTES_MAX
+
+
+@given(st.binary(max_size=60))
+def test_a_list_that_is_garbage_is_refused_or_read(payload: bytes) -> None:
+    with suppress(Refusal):
+        total, entries = wire.unpack_list(payload)
+        assert wire.pack_list(total, [(name.encode(), depth) for name, depth in entries]) == payload
+
+
+def test_a_refusal_is_an_error_frame_with_its_text() -> None:
+    data, _, status, message_id = golden("error")
+    assert Refusal(Status(status), "no message in time").frame(message_id) == data
