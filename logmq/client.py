@@ -38,10 +38,11 @@ from logmq.answers import (
     records_of,
     topic_row,
 )
-from logmq.link import Address, Disconnected, Link, Unreachable, answered, open_again, pause_before
+from logmq.link import Link, answered
 from logmq.runs import encode
 from logmq.streams import Producer, Records, Tail
 from logmq.wire import name_untrusted, topic_untrusted
+from shared.net.dial import Address, Disconnected, Unreachable, open_again, pause_before
 
 __all__ = [
     "Client",
@@ -80,7 +81,7 @@ async def connect(
     attempt is made once. `ssl_context`: TLS, for `host` unless `server_hostname` says otherwise. Raises
     ConnectionRefusedError where nobody answers, ssl.SSLError.
     """
-    address = Address(host, port, ssl_context, server_hostname)
+    address = Address(host, port, ssl_context, server_hostname, kind="LogMQ")
     stream = await address.open()
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:

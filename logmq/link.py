@@ -1,89 +1,17 @@
 """A connection to a LogMQ server, as a client has it: requests go out together, answers come in order."""
 
-import errno
-import secrets
-import ssl
 from collections import deque
 from typing import Any
 
-import attrs
 import trio
 
 from logmq.answers import Answer
-from shared.errors import BrokerError, RemoteProtocolError
+from shared.errors import RemoteProtocolError
+from shared.net.dial import Disconnected
 
 RECEIVE_BYTES = 256 * 1024
 UNANSWERED_BYTES_MAX = 4 * 1024 * 1024
 """Of requests: what waits to be sent, and what waits for its answer."""
-CONNECT_SECONDS = 10.0
-PAUSE_SECONDS = (0.05, 2.0)
-"""Before connecting again: the first pause, doubled each time, and the longest."""
-
-
-class Disconnected(BrokerError):
-    """The connection was lost: what was asked may or may not have been done."""
-
-
-class Unreachable(Disconnected):
-    """No connection could be made in time, or the client is closed: nothing was asked."""
-
-
-@attrs.frozen
-class Address:
-    """Where a server is, and how it is reached. `ssl_context`: TLS, for `host` unless said otherwise."""
-
-    host: str
-    port: int
-    ssl_context: ssl.SSLContext | None = None
-    server_hostname: str | None = None
-
-    async def open(self) -> trio.abc.Stream:
-        """A stream to it. Raises ConnectionRefusedError, whatever the reason, and ssl.SSLError."""
-        try:
-            with trio.fail_after(CONNECT_SECONDS):
-                stream: trio.abc.Stream = await trio.open_tcp_stream(self.host, self.port)
-                if self.ssl_context is None:
-                    return stream
-                name = self.server_hostname or self.host
-                tls = trio.SSLStream(stream, self.ssl_context, server_hostname=name)
-                try:
-                    await tls.do_handshake()
-                except BaseException as error:
-                    await trio.aclose_forcefully(tls)
-                    if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
-                        raise error.__cause__ from None
-                    raise
-                return tls
-        except ssl.SSLError:
-            raise
-        except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
-            why = f"no LogMQ server answers ({error or type(error).__name__})"
-            raise ConnectionRefusedError(errno.ECONNREFUSED, why, f"{self.host}:{self.port}") from error
-
-
-async def open_again(address: Address, seconds: float) -> trio.abc.Stream:
-    """Connect, with growing pauses, for so long. Raises Unreachable."""
-    deadline = trio.current_time() + seconds
-    attempts = 0
-    while True:
-        try:
-            return await address.open()
-        except OSError as error:
-            pause = pause_before(attempts)
-            if trio.current_time() + pause > deadline:
-                raise Unreachable(f"{address.host}:{address.port}: {error.strerror or error}") from error
-            await trio.sleep(pause)
-            attempts += 1
-
-
-def pause_before(attempts: int) -> float:
-    """Seconds to wait before trying again, after so many attempts.
-
-    Half of each pause is chance: a thousand clients of one server must not come back at once.
-    """
-    first, longest = PAUSE_SECONDS
-    pause = min(first * (1 << min(attempts, 20)), longest)
-    return pause / 2 + pause / 2 * secrets.randbelow(1000) / 1000
 
 
 class Link:

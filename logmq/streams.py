@@ -8,9 +8,10 @@ import attrs
 import trio
 
 from logmq.answers import ChunkAnswer, LineAnswer, Record, records_of, take_message
-from logmq.link import RECEIVE_BYTES, Address, Disconnected, Unreachable, answered, open_again
+from logmq.link import RECEIVE_BYTES, answered
 from logmq.runs import HEADER_BYTES, encode
 from shared.errors import BrokerError, RemoteProtocolError
+from shared.net.dial import Address, Disconnected, Unreachable, open_again
 
 FOLLOW_WAIT_MS = 20_000
 """Of one FETCH that follows a topic's end: below the half minute after which middleboxes forget the idle."""
