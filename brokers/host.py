@@ -65,6 +65,7 @@ class Host:
         """
         folder = self._config.serve.data_dir
         store = self._store = await self._open_store(folder)
+        self._network.admission.told = store.make_way
         try:
             with self._control_socket(folder) as listener:
                 await self._serve(store, listener, task_status)

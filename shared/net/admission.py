@@ -3,12 +3,15 @@
 import ipaddress
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 from shared.net.settings import NetSettings
 
 DESCRIPTORS_KEPT_BACK = 500
 """For logs, journal segments, cold reads and the administrator: a flood of connections may not take these."""
+
+_TELL_EVERY = 16
 
 
 def raise_file_limit() -> int:
@@ -66,6 +69,8 @@ class Admission:
         )
         self.per_address_max = settings.connections_per_address_max
         self.connections = 0
+        self.told: Callable[[int], None] | None = None
+        """Called with `connections` as they come and go, not at each one."""
         self._by_address: dict[str, int] = {}
 
     def admit(self, host: str) -> str | None:
@@ -78,11 +83,17 @@ class Admission:
                 return "connections_per_address_max"
             self._by_address[key] = open_now + 1
         self.connections += 1
+        self._tell()
         return None
+
+    def _tell(self) -> None:
+        if self.told is not None and self.connections % _TELL_EVERY == 0:
+            self.told(self.connections)
 
     def leave(self, host: str) -> None:
         """A connection that was admitted has closed."""
         self.connections -= 1
+        self._tell()
         if key := _address_key(host):
             left = self._by_address[key] - 1
             if left:

@@ -33,6 +33,8 @@ from shared.storage.work import Work
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
+_MANY_RUNS = 65
+"""So many runs are more than one commit in the trio thread has."""
 _APPEND = int(Kind.APPEND)  # looking a member up in its enum takes as long as packing the entry
 
 
@@ -312,13 +314,14 @@ class Commit:
             for change in round_.changes:
                 if change.kind is Kind.DELETE:
                     self._remove(change.log)
-        direct: list[Run] = []
-        for round_ in good:
-            for run in round_.runs.values():
-                if run.journaled:
-                    self._apply_journaled(run)
-                else:
-                    direct.append(run)
+        runs = [run for round_ in good for run in round_.runs.values()]
+        journaled = [run for run in runs if run.journaled]
+        if len(journaled) >= _MANY_RUNS:
+            self._apply_many(journaled)
+        else:
+            for run in journaled:
+                self._apply_journaled(run)
+        direct = [run for run in runs if not run.journaled]
         if direct:
             try:
                 for run in direct:
@@ -354,6 +357,37 @@ class Commit:
             if not work.kept:
                 self._let_go(work)
         self._mark(work, run)
+
+    def _apply_many(self, runs: Sequence[Run]) -> None:
+        """In one call, which spares this thread a wait for the interpreter at each file."""
+        ready: list[Run] = []
+        writes: list[tuple[int, memoryview, int]] = []
+        for run in runs:
+            work = self.works[run.log]
+            if not self._is_plain(run.log, work):
+                self._apply_journaled(run)
+            else:
+                assert run.written is not None
+                ready.append(run)
+                writes.append((work.fd, run.written, run.offset))
+        for run, (_, data, _), taken in zip(ready, writes, self.disk.write_many(writes), strict=True):
+            work = self.works[run.log]
+            if taken != len(data) or work.unapplied is not None:
+                self._apply_journaled(run)  # writes it again, whole, or knows what to do about the error
+            else:
+                run.written = None
+                self._mark(work, run)
+
+    def _is_plain(self, log: Log, work: Work) -> bool:
+        """Whether its file is open, and stays so, and has all that came before."""
+        if log.unapplied or work.unapplied is not None:
+            return False
+        try:
+            if work.fd < 0:
+                self._open(work)
+        except (FileGone, OSError):
+            return False  # opened again by itself, where the error is dealt with
+        return work.kept
 
     def _keep_in_memory(self, work: Work, run: Run, data: memoryview) -> None:
         if work.unapplied is None:

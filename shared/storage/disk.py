@@ -28,6 +28,9 @@ class Disk(Protocol):
     def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
         """Write some of `data`; returns how many bytes were taken (a short write is legal)."""
 
+    def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> Sequence[int]:
+        """Write all (descriptor, bytes, offset), in no order; for each the bytes taken, or minus an errno."""
+
     def sync_data(self, fd: int) -> None:
         """fdatasync. After any error nothing about the file's unsynced bytes is known."""
 

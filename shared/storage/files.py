@@ -9,6 +9,7 @@ meanwhile, or open their own and hand them over afterwards.
 """
 
 import errno
+import math
 import os
 import resource
 import threading
@@ -19,7 +20,7 @@ from shared.storage.disk import Disk
 
 _FILES_MAX = 8192
 _FILES_LEAST = 400
-_CONNECTIONS = 21_000
+_KEPT_BACK = 600  # the journal, cold reads, listeners; and connections counted a few at a time
 _ROOM_LEAST = 16
 _EVICT_LOOKS = 8  # pinned ones are passed over, so that many of them cost little
 
@@ -45,7 +46,8 @@ class OpenFiles:
 
     def __init__(self, disk: Disk, files_max: int = 0) -> None:
         self._disk = disk
-        self._files_max = files_max or default_files_max()
+        self._is_fixed = files_max > 0
+        self._files_max = files_max or files_beside(0)
         self._open: OrderedDict[LogFile, None] = OrderedDict()
         self._names = threading.Lock()
         self.repairs = threading.Lock()
@@ -89,6 +91,15 @@ class OpenFiles:
     def room(self) -> int:
         """How many handles a thread may leave open for `adopt`; those beyond it closes itself."""
         return max(_ROOM_LEAST, self._files_max - len(self._open))
+
+    def make_way(self, connections: int) -> None:
+        """So many connections are open: keep the handles that the process's limit leaves beside them."""
+        if not self._is_fixed:
+            self._files_max = files_beside(connections)
+            kept = math.inf
+            while self._files_max < len(self._open) < kept:
+                kept = len(self._open)
+                self._evict()
 
     def pin(self, file: LogFile) -> int:
         """The descriptor, or -1 if it is closed; it stays as it is until `unpin`."""
@@ -149,12 +160,12 @@ class OpenFiles:
                 self._close(file)
 
 
-def default_files_max() -> int:
-    """What connections leave us: they may take all of a small limit but 500, and 20,000 of a large one."""
+def files_beside(connections: int) -> int:
+    """How many handles the process's limit leaves beside so many connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _FILES_MAX
-    return min(max(_FILES_LEAST, soft - _CONNECTIONS), soft // 2, _FILES_MAX)
+    return min(max(_FILES_LEAST, soft - _KEPT_BACK - connections), soft // 2, _FILES_MAX)
 
 
 def out_of_space(error: OSError) -> bool:

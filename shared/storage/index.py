@@ -133,7 +133,14 @@ def _blocks(disk: Disk, fd: int, position: int) -> Iterator[bytes]:
 
 def write_marks(disk: Disk, fd: int, log_id: int, number: int, marks: Sequence[Mark]) -> None:
     """Write entries from `number` on. Raises OSError; writing the same again is always right."""
-    write_all(disk, fd, b"".join(format.pack_mark(mark, log_id) for mark in marks), mark_position(number))
+    data, position = packed_marks(log_id, number, marks)
+    write_all(disk, fd, data, position)
+
+
+def packed_marks(log_id: int, number: int, marks: Sequence[Mark]) -> tuple[memoryview, int]:
+    """Entries from `number` on as bytes, in a buffer of their own, and where in the file they go."""
+    data = bytearray().join(format.pack_mark(mark, log_id) for mark in marks)
+    return memoryview(data), mark_position(number)
 
 
 def write_header(disk: Disk, fd: int, log_id: int, created_ms: int) -> None:

@@ -104,24 +104,48 @@ class Marking:
         return error is None and not unapplied
 
     def _write(self, writings: list[_Writing], room: int) -> None:
+        together: list[_Writing] = []
         for writing in writings:
-            log = writing.log
             try:
-                if writing.number == UNKNOWN:
-                    found = marks.load_end(self._disk, self._files, log, writing.end)
-                    writing.number, writing.last_ms = found
-                if writing.fd < 0:
-                    writing.fd = marks.open_for_writing(self._disk, self._files, log)
+                if self._open(writing):
                     room -= 1
-                index.write_marks(self._disk, writing.fd, log.id, writing.number, writing.marks)
-                writing.written = True
+                if room < 0 and writing.fd != writing.pinned_fd:
+                    self._write_one(writing)
+                    self._disk.close(writing.fd)
+                    writing.fd = writing.pinned_fd
+                else:
+                    together.append(writing)
             except FileGone:
                 pass
             except OSError as error:
                 writing.error = error
-            if room < 0 and writing.fd != writing.pinned_fd:
-                self._disk.close(writing.fd)
-                writing.fd = writing.pinned_fd
+        # In one call: between two, this thread would wait for the interpreter.
+        parts = [
+            (writing.fd, *index.packed_marks(writing.log.id, writing.number, writing.marks))
+            for writing in together
+        ]
+        for writing, (_, data, _), taken in zip(together, parts, self._disk.write_many(parts), strict=True):
+            if taken == len(data):
+                writing.written = True
+                continue
+            try:
+                self._write_one(writing)
+            except OSError as error:
+                writing.error = error
+
+    def _open(self, writing: _Writing) -> bool:
+        """Make it ready to be written to; whether its file had to be opened. Raises FileGone, OSError."""
+        if writing.number == UNKNOWN:
+            found = marks.load_end(self._disk, self._files, writing.log, writing.end)
+            writing.number, writing.last_ms = found
+        if writing.fd >= 0:
+            return False
+        writing.fd = marks.open_for_writing(self._disk, self._files, writing.log)
+        return True
+
+    def _write_one(self, writing: _Writing) -> None:
+        index.write_marks(self._disk, writing.fd, writing.log.id, writing.number, writing.marks)
+        writing.written = True
 
     def _done(self, writing: _Writing) -> None:
         log = writing.log

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from shared.storage import syscalls
+from shared.storage import aio, syscalls
 
 _FILE_MODE = 0o600
 _FOLDER_MODE = 0o700
@@ -117,6 +117,16 @@ class OsDisk:
 
     def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
         return os.pwrite(fd, data, offset)
+
+    def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> Sequence[int]:
+        outcomes = aio.write_many(writes)
+        return [self._outcome(*write) for write in writes] if outcomes is None else outcomes
+
+    def _outcome(self, fd: int, data: memoryview, offset: int) -> int:
+        try:
+            return self.write(fd, data, offset)
+        except OSError as error:
+            return -(error.errno or errno.EIO)
 
     def sync_data(self, fd: int) -> None:
         syscalls.sync_data(fd)

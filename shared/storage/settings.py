@@ -78,7 +78,7 @@ class StorageSettings:
     sync_all_logs: int = attrs.field(default=64, validator=validators.ge(0))
     """More changed logs than this are synced by one syncfs (seen: 3 ms, against 40 ms for 1,000 logs)."""
     open_files_max: int = attrs.field(default=0, validator=validators.ge(0))
-    """Handles kept open; 0: what the process's limit leaves beside connections, 400 to 8192."""
+    """Handles kept open; 0: what the process's limit leaves beside the open connections, 400 to 8192."""
     cache_bytes: int = attrs.field(default=16 * MIB, validator=validators.ge(0))
     """Of blocks read for single records, and of the newest appends for readers at the end of a log."""
     reader_threads: int = attrs.field(default=4, validator=validators.ge(1))

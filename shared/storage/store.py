@@ -199,6 +199,10 @@ class Store:
         """The end of a driver's round: have what was appended committed, at once where that is quick."""
         self._committer.settle()
 
+    def make_way(self, connections: int) -> None:
+        """So many connections are open in this process: keep fewer files open, or more, beside them."""
+        self._files.make_way(connections)
+
     async def wait(self, ticket: Ticket) -> None:
         """Settle, and wait until the ticket is done. Raises its error."""
         if not ticket.done:

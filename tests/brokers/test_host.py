@@ -32,6 +32,8 @@ class FakeStore:
         await self.broken.wait()
         raise ZeroDivisionError("a bug in the store")
 
+    def make_way(self, connections: int) -> None: ...
+
     def settle(self) -> None: ...
 
     def statistics(self) -> Any:

@@ -230,6 +230,15 @@ class FakeDisk:
         self._put(file, part, offset)
         return len(part)
 
+    def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> list[int]:
+        outcomes = []
+        for fd, data, offset in writes:
+            try:
+                outcomes.append(self.write(fd, data, offset))
+            except OSError as error:
+                outcomes.append(-(error.errno or errno.EIO))
+        return outcomes
+
     def _put(self, file: File, data: bytes, offset: int) -> None:
         if not data:
             return

@@ -1,5 +1,9 @@
 """Handles of logs' files stay few, and never lead to another log's bytes."""
 
+import resource
+
+import pytest
+
 from shared.storage.files import LogFile, OpenFiles
 from tests.support.fake_disk import FakeDisk
 
@@ -35,3 +39,35 @@ def test_a_handle_in_use_outlives_its_log_and_no_longer() -> None:
     files.unpin(log)
     assert log.fd == -1
     assert len(files) == 0
+
+
+def test_connections_are_made_way_for_and_what_is_pinned_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1400, 1400))
+    disk = FakeDisk()
+    files = OpenFiles(disk)
+    logs = made(disk, *(f"log {n}" for n in range(650)))
+    for log in logs:
+        files.pin_open(log)
+    for log in logs[5:]:
+        files.unpin(log)
+    assert len(files) == 650
+    files.make_way(300)
+    assert len(files) == 500
+    assert all(log.fd >= 0 for log in logs[:5])
+    files.make_way(800)
+    assert len(files) == 400, "never fewer"
+    files.make_way(0)
+    for log in logs:
+        files.pin_open(log)
+        files.unpin(log)
+    assert len(files) == 650
+
+
+def test_a_number_that_was_set_is_kept_to() -> None:
+    disk = FakeDisk()
+    files = OpenFiles(disk, 2)
+    files.make_way(0)
+    for log in made(disk, "a", "b", "c"):
+        files.pin_open(log)
+        files.unpin(log)
+    assert len(files) == 2

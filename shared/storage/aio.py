@@ -1,0 +1,102 @@
+"""Many small writes to many files in one call: POSIX asynchronous I/O, as glibc has it.
+
+A thread that writes takes the interpreter's lock back after every call, and beside a busy loop each time
+costs it several times the write itself (seen with 7 KB each to 1,000 files: 36 us against 8). `lio_listio`
+does them all without the lock. Where it is not to be had, the caller writes them one after the other.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+Write = tuple[int, memoryview, int]
+"""Descriptor, bytes, offset."""
+
+# struct aiocb of glibc where long and pointers are 64 bits; _probe sees whether that holds here.
+_CONTROL_BYTES = 168
+_REQUEST = struct.Struct("=iiiiQQQii")  # fildes, opcode, priority, padding, buffer, length, sigevent
+_OFFSET_AT = 128
+_OUTCOME = struct.Struct("=iiq")  # error, padding, bytes taken
+_OUTCOME_AT = 112
+_LIO_WRITE = 1
+_LIO_WAIT = 0
+_SIGEV_NONE = 1
+
+_THREADS = 4  # of glibc's own; it would start 20
+
+
+def write_many(writes: Sequence[Write]) -> list[int] | None:
+    """Write them all, in no order; for each the bytes taken, or minus an errno. None: not to be had here.
+
+    The bytes must lie in writable buffers (bytearray), as only those tell their address.
+    """
+    libc = _libc()
+    return None if libc is None or not _works() else _write_many(libc, writes)
+
+
+def _write_many(libc: Any, writes: Sequence[Write]) -> list[int]:
+    if not writes:
+        return []
+    count = len(writes)
+    controls = bytearray(_CONTROL_BYTES * count)
+    held = [ctypes.c_char.from_buffer(data) for _, data, _ in writes]
+    base = ctypes.addressof(ctypes.c_char.from_buffer(controls))
+    at = 0
+    for (fd, data, offset), buffer in zip(writes, held, strict=True):
+        address = ctypes.addressof(buffer)
+        _REQUEST.pack_into(controls, at, fd, _LIO_WRITE, 0, 0, address, len(data), 0, 0, _SIGEV_NONE)
+        struct.pack_into("=q", controls, at + _OFFSET_AT, offset)
+        at += _CONTROL_BYTES
+    pointers = struct.pack(f"={count}Q", *range(base, base + at, _CONTROL_BYTES))
+    libc.lio_listio(_LIO_WAIT, pointers, count, None)
+    outcomes = []
+    for number, at in enumerate(range(0, len(controls), _CONTROL_BYTES)):
+        while True:
+            error, _, taken = _OUTCOME.unpack_from(controls, at + _OUTCOME_AT)
+            if error != errno.EINPROGRESS:
+                break
+            libc.aio_suspend(pointers[number * 8 : number * 8 + 8], 1, None)  # a signal ended the wait
+        outcomes.append(-error if error else taken)
+    return outcomes
+
+
+@cache
+def _libc() -> Any | None:
+    if not sys.platform.startswith("linux") or sys.maxsize < 1 << 32:
+        return None
+    try:
+        if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
+            return None
+        libc = ctypes.CDLL(None, use_errno=True)
+        _ = libc.lio_listio, libc.aio_suspend
+        libc.aio_init((ctypes.c_int * 10)(_THREADS, 1024, 0, 0, 0, 0, 1, 0, 0, 0))
+    except (OSError, ValueError, AttributeError):
+        return None
+    return libc
+
+
+@cache
+def _works() -> bool:
+    """Whether the layout above is this machine's, seen on a file in memory and on one that refuses."""
+    try:
+        good = os.memfd_create("probe", os.MFD_CLOEXEC)
+    except OSError:
+        return False
+    bad = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        writes = [
+            (good, memoryview(bytearray(b"first")), 3),
+            (bad, memoryview(bytearray(b"second")), 0),
+            (good, memoryview(bytearray(b"third")), 20),
+        ]
+        outcomes = _write_many(_libc(), writes)
+        expected = bytes(3) + b"first" + bytes(12) + b"third"
+        return outcomes == [5, -errno.EBADF, 5] and os.pread(good, 64, 0) == expected
+    finally:
+        os.close(good)
+        os.close(bad)
