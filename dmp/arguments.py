@@ -1,0 +1,103 @@
+"""What `queue.declare` may ask for: a queue's flags and arguments; and the limits that the settings add."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dmp.properties import TTL_MS_MAX
+from dmp.refusals import Code, Refusal
+
+_COUNT_MAX = (1 << 63) - 1
+
+
+@attrs.frozen
+class QueueArguments:
+    """None: not asked for. `ttl_ms`: of each message. `expires_ms`: of the queue while nobody uses it."""
+
+    ttl_ms: int | None = None
+    messages_max: int | None = None
+    bytes_max: int | None = None
+    dead_letter_exchange: bytes | None = None
+    dead_letter_key: bytes | None = None
+    expires_ms: int | None = None
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> "QueueArguments":
+        """Raises Refusal (PRECONDITION_FAILED). What does not begin with `x-` is the user's own.
+
+        An `x-` argument that this broker does not know is refused: a queue that silently does not do what was
+        asked of it is worse than none.
+        """
+        for name, value in table.items():
+            if name.startswith("x-") and name not in _KNOWN and value != _HARMLESS.get(name, _NEVER):
+                raise _invalid(name, "this broker does not know it")
+        dead_letter = _text(table, "x-dead-letter-exchange")
+        dead_letter_key = _text(table, "x-dead-letter-routing-key")
+        if dead_letter_key is not None and dead_letter is None:
+            raise _invalid("x-dead-letter-routing-key", "it needs x-dead-letter-exchange beside it")
+        return cls(
+            ttl_ms=_number(table, "x-message-ttl", 0, TTL_MS_MAX),
+            messages_max=_number(table, "x-max-length", 0, _COUNT_MAX),
+            bytes_max=_number(table, "x-max-length-bytes", 0, _COUNT_MAX),
+            dead_letter_exchange=dead_letter,
+            dead_letter_key=dead_letter_key,
+            expires_ms=_number(table, "x-expires", 1, TTL_MS_MAX),
+        )
+
+
+@attrs.frozen
+class QueueKind:
+    """What must be equal where a queue is declared again. `table`: its arguments as they came."""
+
+    durable: bool = False
+    exclusive: bool = False
+    auto_delete: bool = False
+    table: bytes = b"\0\0\0\0"
+    arguments: QueueArguments = QueueArguments()
+
+
+@attrs.frozen
+class QueueLimits:
+    """For every queue; 0: none. Above `drop_messages` ready ones, new messages are dropped and counted."""
+
+    warn_messages: int = 0
+    drop_messages: int = 0
+
+
+_KNOWN = frozenset(
+    {
+        "x-message-ttl",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-expires",
+    }
+)
+_HARMLESS = {"x-queue-type": "classic", "x-queue-mode": "default", "x-overflow": "drop-head"}
+"""What is asked for is what this broker does anyway."""
+_NEVER = object()
+
+
+def _number(table: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    value = table.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise _invalid(name, f"it is a number from {least} to {most}")
+    return value
+
+
+def _text(table: Mapping[str, Any], name: str) -> bytes | None:
+    value = table.get(name)
+    if value is None:
+        return None
+    data = value.encode() if isinstance(value, str) else value
+    if not isinstance(data, bytes) or len(data) > 255:
+        raise _invalid(name, "it is a string of at most 255 bytes")
+    return data
+
+
+def _invalid(name: str, why: str) -> Refusal:
+    return Refusal(Code.PRECONDITION_FAILED, f"invalid arg '{name}' for queue: {why}")

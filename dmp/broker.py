@@ -1,0 +1,219 @@
+"""What all connections share: exchanges, queues, and how a message gets from the one to the other.
+
+A publish is `route`d, then given to its queues by `publish`, a run of like messages at a time. Where some of
+the queues are durable and the messages persistent, their records are appended together, all or nothing, and
+the ticket says when they count. What is taken from durable queues is written down once a round (`flush`).
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from dmp import dead_letters
+from dmp.arguments import QueueLimits
+from dmp.counts import Counts
+from dmp.definitions import Definitions
+from dmp.exchanges import DEFAULT, Exchange, route
+from dmp.memory import Memory
+from dmp.message import Head, Message
+from dmp.owners import Owner
+from dmp.queue_log import QueueLog
+from dmp.queues import Queue
+from dmp.refusals import Refusal, not_found, shown
+from dmp.settings import DmpSettings
+from dmp.timers import Timers
+from dmp.wiring import Wiring
+from shared.errors import StoreError
+from shared.storage.inventory import Namespace
+from shared.storage.log import Log
+from shared.storage.store import Store, Ticket
+
+if TYPE_CHECKING:
+    from dmp.amqp.session import Session
+
+
+class Broker:
+    """One broker, without its sockets.
+
+    `generation` changes with every exchange, queue and binding: a route found before is then no good.
+    `wall_seconds`: the wall clock, for what dead letters say. `new_name`: a name nobody can guess.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        settings: DmpSettings,
+        log: structlog.stdlib.BoundLogger,
+        definitions: Definitions,
+        logs: Namespace,
+        now: Callable[[], float],
+        wall_seconds: Callable[[], float],
+        new_name: Callable[[], str],
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.log = log
+        self.definitions = definitions
+        self.logs = logs
+        self.wall_seconds = wall_seconds
+        self.new_name = new_name
+        self.counts = Counts()
+        self.memory = Memory(settings.memory_bytes_max)
+        self.timers = Timers(now)
+        self.limits = QueueLimits(settings.queue_warn_messages, settings.queue_drop_messages)
+        self.exchanges: dict[bytes, Exchange] = {}
+        self.queues: dict[bytes, Queue] = {}
+        self.bindings = 0
+        self.generation = 0
+        self.sessions: set[Session] = set()
+        self.draining = False
+        self.wiring = Wiring(self)
+        self._changed: dict[QueueLog, None] = {}
+        self._dying: deque[tuple[Queue, Message, str]] = deque()
+        self._burying = False
+        self._disk_failed = False
+
+    # -- publishing
+
+    def route(self, exchange: bytes, head: Head) -> tuple[Queue, ...]:
+        """The queues that want it, each once. Raises Refusal: no such exchange, malformed headers."""
+        if exchange == DEFAULT:
+            queue = self.queues.get(head.key)
+            return () if queue is None else (queue,)
+        found = self.exchanges.get(exchange)
+        if found is None:
+            raise not_found("exchange", exchange)
+        return route(found, head, self.exchanges.get)
+
+    def publish(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
+        """Give a run to its queues; the ticket is what a confirm waits for, None: nothing.
+
+        Raises StoreError where durable queues cannot write; then no queue has got anything.
+        """
+        ticket = None
+        if head.persistent:
+            logged = [(queue, queue.log) for queue in queues if queue.log is not None]
+            if logged:
+                ticket = self._publish_logged(head, logged, bodies)
+                queues = [queue for queue in queues if queue.log is None]
+        for queue in queues:
+            queue.publish(head, bodies)
+        return ticket
+
+    def _publish_logged(
+        self,
+        head: Head,
+        logged: list[tuple[Queue, QueueLog]],
+        bodies: Sequence[bytes],
+        taken: tuple[Log, bytes, int] | None = None,
+    ) -> Ticket:
+        runs = [queue.number(head, bodies) for queue, _ in logged]
+        parts = [
+            (log.log, log.records(head, messages), len(messages))
+            for (_, log), messages in zip(logged, runs, strict=True)
+        ]
+        if taken is not None:
+            offsets, ticket = self.store.append_all([*parts, taken], reserved=True)
+        elif len(parts) == 1:
+            first, records, count = parts[0]
+            offset, ticket = first.append(records, count)
+            offsets = [offset]
+        else:
+            offsets, ticket = self.store.append_all(parts)
+        for (queue, log), messages, offset in zip(logged, runs, offsets, strict=False):
+            log.appended(head, messages, offset)
+            queue.publish_logged(messages, ticket)
+        return ticket
+
+    # -- what queues ask for
+
+    def log_changed(self, log: QueueLog) -> None:
+        self._changed[log] = None
+
+    def flush(self) -> None:
+        """The end of a stretch of work: write down what was taken from durable queues."""
+        if not self._changed:
+            return
+        changed, self._changed = self._changed, {}
+        try:
+            while changed:
+                log = next(iter(changed))
+                log.flush()
+                del changed[log]
+        except StoreError as error:
+            self._changed = changed | self._changed
+            if (
+                not self._disk_failed
+            ):  # the store says more itself; what is not written comes back at a restart
+                self._disk_failed = True
+                self.log.error("acknowledgements cannot be written", reason=str(error))
+
+    def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
+        if queue.kind.arguments.dead_letter_exchange is None:
+            queue.leave(messages)
+            return
+        self._dying.extend((queue, message, reason) for message in messages)
+        if self._burying:  # one dead letter pushes out another: they go one after the other, not nested
+            return
+        self._burying = True
+        try:
+            while self._dying:
+                self._bury(*self._dying.popleft())
+        finally:
+            self._burying = False
+
+    def _bury(self, queue: Queue, message: Message, reason: str) -> None:
+        arguments = queue.kind.arguments
+        exchange = arguments.dead_letter_exchange
+        assert exchange is not None
+        key = message.head.key if arguments.dead_letter_key is None else arguments.dead_letter_key
+        try:
+            head = dead_letters.head_of(message, queue.name, reason, exchange, key, self.wall_seconds())
+            targets = dead_letters.without_circles(head, self.route(exchange, head), reason)
+            if not targets:
+                self.counts.dead_letters_lost += 1
+                queue.leave([message])
+                return
+            self._move(queue, message, head, targets)
+            self.counts.dead_lettered += 1
+        except Refusal:  # the exchange is not there
+            self.counts.dead_letters_lost += 1
+            queue.leave([message])
+        except StoreError:  # its record stands: a restart brings it back
+            self.counts.dead_letters_lost += 1
+            queue.lose([message])
+
+    def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> None:
+        """Into the targets, and out of the queue, as one where both are on the disk."""
+        logged = [(target, target.log) for target in targets if target.log is not None]
+        if message.offset >= 0 and logged and queue.log is not None:
+            queue.leave([message])
+            taken = queue.log.log, queue.log.taken_record(), 1
+            self._publish_logged(head, logged, (message.body,), taken)
+            targets = [target for target in targets if target.log is None]
+            for target in targets:
+                target.publish(head, (message.body,))
+            return
+        self.publish(head, targets, (message.body,))
+        queue.leave([message])
+
+    def queue_unused(self, queue: Queue) -> None:
+        self.wiring.delete_unused(queue)
+
+    def queue_above_warning(self, queue: Queue) -> None:
+        self.counts.warned += 1
+        self.log.warning(
+            "a queue is long", queue=shown(queue.name), ready=len(queue.ready), consumers=len(queue.consumers)
+        )
+
+    # -- applications
+
+    def new_owner(self, user: str) -> Owner:
+        return Owner(user, self._owner_ended)
+
+    def _owner_ended(self, owner: Owner) -> None:
+        for queue in tuple(owner.queues):
+            self.wiring.delete_unused(queue)

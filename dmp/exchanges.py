@@ -1,0 +1,141 @@
+"""Exchanges: which queues a message goes to.
+
+A binding joins an exchange (the source) to a queue, or to another exchange, with a key and arguments. The
+four types differ only in what they look at: nothing (fanout), the key (direct; topic by words), the headers.
+Queues and exchanges that are bound are subscribers in `shared.routing`; what it answers is looked through for
+exchanges, whose own answers are added. Nothing comes twice, and no circle of exchanges is walked twice.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from dmp.header_match import HeaderMatch
+from dmp.message import Head
+from dmp.tables import read_table
+from shared.routing.index import RoutingIndex
+from shared.routing.syntax import EVERY_NAME, Wildcards
+
+if TYPE_CHECKING:
+    from dmp.queues import Queue
+
+DEFAULT = b""
+TYPES = ("direct", "topic", "fanout", "headers")
+PREDECLARED: Mapping[bytes, str] = {
+    b"amq.direct": "direct",
+    b"amq.topic": "topic",
+    b"amq.fanout": "fanout",
+    b"amq.headers": "headers",
+    b"amq.match": "headers",
+}
+TOPIC_WORDS = Wildcards(separator=b".", any_levels=b"#", one_level=b"*")
+_CACHE_BYTES = 1 << 20
+
+Destination: TypeAlias = "Queue | Exchange"
+
+
+@attrs.frozen
+class Binding:
+    """`arguments`: the table as it came, on the wire; two bindings that differ in it alone are two."""
+
+    source: bytes
+    destination: bytes
+    to_exchange: bool
+    key: bytes
+    arguments: bytes
+
+    def read_arguments(self) -> dict[str, Any]:
+        return read_table(self.arguments)
+
+
+@attrs.frozen
+class ExchangeKind:
+    """What must be equal where an exchange is declared again."""
+
+    type: str
+    durable: bool = False
+    auto_delete: bool = False
+    internal: bool = False
+    alternate: bytes | None = None
+
+
+class Exchange:
+    """One exchange. `bindings` are those it is the source of; `bound_to` those it is the destination of."""
+
+    __slots__ = ("_everything", "_headers", "_index", "_uses", "bindings", "bound_to", "kind", "name")
+
+    def __init__(self, name: bytes, kind: ExchangeKind) -> None:
+        self.name = name
+        self.kind = kind
+        self.bindings: dict[Binding, Destination] = {}
+        self.bound_to: set[Binding] = set()
+        words = TOPIC_WORDS if kind.type == "topic" else None
+        self._index: RoutingIndex[Destination] = RoutingIndex(words, cache_bytes_max=_CACHE_BYTES)
+        self._uses: dict[tuple[Destination, bytes], int] = {}  # bindings that differ in arguments only
+        self._headers: dict[Binding, HeaderMatch] = {}
+        self._everything = kind.type == "fanout"
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.name!r} {self.kind.type}>"
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Raises Refusal where a binding with these arguments makes no sense here."""
+        if self.kind.type == "headers":
+            HeaderMatch(arguments)
+
+    def add(self, binding: Binding, destination: Destination, arguments: Mapping[str, Any]) -> bool:
+        """False where the binding is there already. Raises Refusal for arguments that make no sense."""
+        if binding in self.bindings:
+            return False
+        if self.kind.type == "headers":
+            self._headers[binding] = HeaderMatch(arguments)
+        else:
+            key = b"" if self._everything else binding.key
+            uses = self._uses.get((destination, key), 0)
+            self._uses[destination, key] = uses + 1
+            if not uses:
+                self._index.subscribe(destination, EVERY_NAME if self._everything else key)
+        self.bindings[binding] = destination
+        return True
+
+    def remove(self, binding: Binding) -> None:
+        """It is there."""
+        destination = self.bindings.pop(binding)
+        if self._headers.pop(binding, None) is not None:
+            return
+        key = b"" if self._everything else binding.key
+        uses = self._uses.pop((destination, key)) - 1
+        if uses:
+            self._uses[destination, key] = uses
+        else:
+            self._index.unsubscribe(destination, EVERY_NAME if self._everything else key)
+
+    def match(self, head: Head) -> Iterable[Destination]:
+        """Those bound directly that want it. Raises Refusal where its headers cannot be decoded."""
+        if self.kind.type != "headers":
+            return self._index.match(head.key)
+        if not self._headers:
+            return ()
+        headers = head.headers
+        return [self.bindings[binding] for binding, match in self._headers.items() if match.fits(headers)]
+
+
+def route(first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | None]) -> "tuple[Queue, ...]":
+    """The queues that a message published to `first` goes to, each once."""
+    queues: dict[Queue, None] = {}
+    seen = {first}
+    waiting = [first]
+    while waiting:
+        exchange = waiting.pop()
+        found = exchange.match(head)
+        if not found and exchange.kind.alternate is not None:
+            alternate = exchanges(exchange.kind.alternate)
+            found = () if alternate is None else (alternate,)
+        for destination in found:
+            if not isinstance(destination, Exchange):
+                queues[destination] = None
+            elif destination not in seen:
+                seen.add(destination)
+                waiting.append(destination)
+    return tuple(queues)

@@ -1,0 +1,109 @@
+"""The service: AMQP's principal and DMP on a store, as the host runs it."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from dmp.amqp.session import Session as AmqpSession
+from dmp.broker import Broker
+from dmp.definitions import Definitions
+from dmp.door import AMQP_HEADER, Door, OpenSession
+from dmp.samples import samples
+from dmp.settings import DmpSettings
+from shared.metrics import Sample
+from shared.net.connection import Connection, Session
+from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.storage.table import Table
+
+QUEUES = "dmp-queues"
+TABLES = "dmp-tables"
+_NAME_BYTES = 16
+
+DOORS: Mapping[bytes, OpenSession] = {AMQP_HEADER: AmqpSession}
+"""What a connection may speak, by its first eight bytes."""
+
+
+async def open_broker(
+    context: Context, settings: DmpSettings, *, now: Callable[[], float] = trio.current_time
+) -> Broker:
+    """Load what is durable, messages included. Raises StoreError."""
+    store = context.store
+    definitions = Definitions(await Table.open(store.namespace(TABLES, settings.durability), "definitions"))
+    broker = Broker(
+        store=store,
+        settings=settings,
+        log=context.log,
+        definitions=definitions,
+        logs=store.namespace(QUEUES, settings.durability),
+        now=now,
+        wall_seconds=time.time,
+        new_name=lambda: secrets.token_urlsafe(_NAME_BYTES),
+    )
+    await broker.wiring.restore(definitions.load())
+    return broker
+
+
+class DmpService:
+    """Both protocols on their one endpoint."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
+            TcpEndpoint("dmp", broker.settings.port, self._open_session, pushes=True),
+        )
+        self.admin_verbs: Sequence[Verb] = (
+            Verb("queues", "every queue: ready, unacknowledged, consumers", self._queues),
+            Verb("exchanges", "every exchange, its type and bindings", self._exchanges),
+        )
+
+    async def run(self) -> None:
+        """Messages and queues that expire."""
+        await self._broker.timers.run(self._after_timers)
+
+    def drain(self) -> None:
+        self._broker.draining = True
+        for session in tuple(self._broker.sessions):
+            session.drain()
+
+    def samples(self) -> Iterable[Sample]:
+        return samples(self._broker)
+
+    def _after_timers(self) -> None:
+        self._broker.flush()
+        self._broker.store.settle()
+
+    def _open_session(self, connection: Connection) -> Session:
+        return Door(connection, self._broker, DOORS)
+
+    async def _queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [
+            {
+                "queue": queue.name.decode(errors="replace"),
+                "ready": len(queue.ready),
+                "ready_bytes": queue.ready_bytes,
+                "unacked": queue.unacked,
+                "consumers": len(queue.consumers),
+                "feed": queue.feed is not None,
+                "durable": queue.log is not None,
+                "exclusive": queue.kind.exclusive,
+            }
+            for _, queue in sorted(self._broker.queues.items())
+        ]
+
+    async def _exchanges(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [
+            {
+                "exchange": name.decode(errors="replace"),
+                "type": exchange.kind.type,
+                "durable": exchange.kind.durable,
+                "bindings": len(exchange.bindings),
+            }
+            for name, exchange in sorted(self._broker.exchanges.items())
+        ]
+
+
+async def open_service(context: Context, settings: DmpSettings) -> DmpService:
+    return DmpService(await open_broker(context, settings))

@@ -1,0 +1,42 @@
+"""How much all waiting messages together may take, and who waits when it is too much."""
+
+from collections.abc import Callable
+
+_LOW = 0.9
+"""Of the bound: publishers go on when so much is left, not at every message that leaves."""
+
+
+class Memory:
+    """`held_bytes`: bodies and their books, in all queues and unacknowledged.
+
+    When full, publishers' connections are not read until a tenth is free (or are refused, where they hold
+    unacknowledged messages themselves: `amqp.publishing` says why).
+    """
+
+    __slots__ = ("_waiting", "bytes_max", "full", "held_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.held_bytes = 0
+        self.full = False
+        self._waiting: list[Callable[[], None]] = []
+
+    def take(self, count: int) -> None:
+        self.held_bytes += count
+        if self.held_bytes > self.bytes_max:
+            self.full = True
+
+    def give(self, count: int) -> None:
+        self.held_bytes -= count
+        if self.full and self.held_bytes <= self.bytes_max * _LOW:
+            self.full = False
+            waiting, self._waiting = self._waiting, []
+            for callback in waiting:
+                callback()
+
+    def when_free(self, callback: Callable[[], None]) -> None:
+        """Call it once, when it is not full any more; at once if it is not so."""
+        if self.full:
+            self._waiting.append(callback)
+        else:
+            callback()

@@ -1,0 +1,95 @@
+"""A message: a head, which messages of one kind share, and a body.
+
+A producer usually sends many messages that differ in nothing but their bodies. What they have in common is
+one `Head` object, made once and found again by the bytes it was made of, and everything that is derived from
+it (frames, a record's beginning) is made once too. So a message costs a slice of the receive buffer, and a
+`Message` only where it has to wait somewhere.
+"""
+
+import math
+import struct
+from typing import Any
+
+from dmp.properties import NO_PROPERTIES, Noted, headers_of, note_untrusted
+
+MESSAGE_BYTES = 200
+"""A waiting message's own cost beside its body: the object, its number, its places in a deque and a dict."""
+
+_U32 = struct.Struct(">I")
+
+
+class Head:
+    """Everything of a message but its body.
+
+    `exchange` and `key`: bytes, 255 at most. `properties`: property flags and properties as on the wire,
+    well formed. `body_bytes`: the length of each body. `frames` and `envelope` are for the wires that keep
+    there what they put before a body.
+    """
+
+    __slots__ = (
+        "_headers",
+        "body_bytes",
+        "envelope",
+        "exchange",
+        "frames",
+        "key",
+        "noted",
+        "persistent",
+        "properties",
+        "record",
+        "ttl_ms",
+    )
+
+    def __init__(
+        self,
+        exchange: bytes,
+        key: bytes,
+        body_bytes: int,
+        properties: bytes = NO_PROPERTIES,
+        noted: Noted | None = None,
+    ) -> None:
+        """`noted`: what `note_untrusted` found in `properties`, where that is known."""
+        if noted is None:
+            noted = note_untrusted(properties)
+        self.exchange = exchange
+        self.key = key
+        self.properties = properties
+        self.body_bytes = body_bytes
+        self.noted = noted
+        self.persistent = noted.persistent
+        self.ttl_ms = noted.ttl_ms
+        self.frames: dict[int, bytes] = {}
+        self.envelope: bytes | None = None
+        self.record: bytes | None = None
+        self._headers: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"Head({self.exchange!r}, {self.key!r}, {self.body_bytes} bytes)"
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers table, decoded once."""
+        if self._headers is None:
+            self._headers = headers_of(self.properties, self.noted)
+        return self._headers
+
+
+class Message:
+    """A message in one queue.
+
+    `number` gives its place in the queue, also when it comes back. `expires`: monotonic seconds, inf for
+    never. `offset`: of its record in the queue's log, -1 where it has none.
+    """
+
+    __slots__ = ("body", "expires", "head", "number", "offset", "redelivered")
+
+    def __init__(self, head: Head, body: bytes, number: int) -> None:
+        self.head = head
+        self.body = body
+        self.number = number
+        self.expires = math.inf
+        self.offset = -1
+        self.redelivered = False
+
+    def __repr__(self) -> str:
+        return f"Message({self.number}, {self.head!r})"

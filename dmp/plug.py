@@ -1,0 +1,19 @@
+"""DMP as the host sees it."""
+
+from dmp.settings import DmpSettings
+from shared.plug import Context, Plug, Service
+
+
+async def open_service(context: Context, settings: DmpSettings) -> Service:
+    from dmp import listener  # the commands load this module too, and have no use for a store
+
+    return await listener.open_service(context, settings)
+
+
+plug = Plug(
+    name="dmp",
+    summary="AMQP 0-9-1 exchanges and queues, and bulk messages over leased connections.",
+    settings=DmpSettings,
+    open=open_service,
+    verbs="dmp.verbs:app",
+)

@@ -1,0 +1,117 @@
+"""A message's properties as they stand on the wire: flags, then the properties that the flags announce.
+
+They go from publisher to consumer as they came, byte for byte. What the broker itself must know (is it
+persistent, when does it expire) is read off by walking over them, which also proves them well formed; tables
+are decoded only where a headers exchange or a dead letter asks for it.
+"""
+
+import struct
+from typing import Any
+
+import attrs
+from pamqp import commands
+
+from dmp.refusals import Code, Refusal
+from dmp.tables import check_table, read_table
+
+_U16 = struct.Struct(">H")
+_U32 = struct.Struct(">I")
+
+_SHORT, _TABLE, _OCTET, _TIME = range(4)
+_FIELDS = (
+    (0x8000, _SHORT, "content_type"),
+    (0x4000, _SHORT, "content_encoding"),
+    (0x2000, _TABLE, "headers"),
+    (0x1000, _OCTET, "delivery_mode"),
+    (0x0800, _OCTET, "priority"),
+    (0x0400, _SHORT, "correlation_id"),
+    (0x0200, _SHORT, "reply_to"),
+    (0x0100, _SHORT, "expiration"),
+    (0x0080, _SHORT, "message_id"),
+    (0x0040, _TIME, "timestamp"),
+    (0x0020, _SHORT, "message_type"),
+    (0x0010, _SHORT, "user_id"),
+    (0x0008, _SHORT, "app_id"),
+    (0x0004, _SHORT, "cluster_id"),
+)
+_UNUSED_FLAGS = 0x0003
+NO_PROPERTIES = b"\x00\x00"
+_PERSISTENT = 2
+TTL_MS_MAX = 0xFFFFFFFF
+"""What fits four bytes: 49 days. RabbitMQ has the same bound."""
+
+
+@attrs.frozen
+class Noted:
+    """What the broker has to know of a message's properties. `headers`: where the table stands, or None."""
+
+    persistent: bool = False
+    ttl_ms: int | None = None
+    headers: tuple[int, int] | None = None
+    user_id: bytes | None = None
+
+
+_NOTHING = Noted()
+
+
+def note_untrusted(properties: bytes) -> Noted:
+    """Walk over `properties`, flags first. Raises Refusal: SYNTAX_ERROR, or PRECONDITION_FAILED."""
+    if properties == NO_PROPERTIES:
+        return _NOTHING
+    if len(properties) < 2:
+        raise Refusal(Code.SYNTAX_ERROR, "a content header without its property flags")
+    (flags,) = _U16.unpack_from(properties)
+    if flags & _UNUSED_FLAGS:
+        raise Refusal(Code.SYNTAX_ERROR, "property flags that class basic does not have")
+    at, end = 2, len(properties)
+    spans: dict[str, tuple[int, int]] = {}
+    for bit, kind, name in _FIELDS:
+        if not flags & bit:
+            continue
+        start = at
+        if kind == _SHORT:
+            at += 1 + (properties[at] if at < end else end)
+        elif kind == _TABLE:
+            at += 4 + (_U32.unpack_from(properties, at)[0] if at + 4 <= end else end)
+        else:
+            at += 1 if kind == _OCTET else 8
+        if at > end:
+            raise Refusal(Code.SYNTAX_ERROR, f"property {name} reaches past the end of its frame")
+        spans[name] = start, at
+    if at != end:
+        raise Refusal(Code.SYNTAX_ERROR, f"{end - at} surplus bytes behind the properties")
+    headers = spans.get("headers")
+    if headers is not None:
+        check_table(properties, headers[0], headers[1])
+    mode = spans.get("delivery_mode")
+    user = spans.get("user_id")
+    return Noted(
+        persistent=mode is not None and properties[mode[0]] == _PERSISTENT,
+        ttl_ms=_ttl(properties, spans.get("expiration")),
+        headers=headers,
+        user_id=None if user is None else properties[user[0] + 1 : user[1]],
+    )
+
+
+def headers_of(properties: bytes, noted: Noted) -> dict[str, Any]:
+    """The headers table, decoded; empty where there is none. Raises Refusal."""
+    if noted.headers is None:
+        return {}
+    start, end = noted.headers
+    return read_table(properties[start:end])
+
+
+def unpack(properties: bytes) -> commands.Basic.Properties:
+    """Well-formed properties, decoded."""
+    unpacked = commands.Basic.Properties()
+    unpacked.unmarshal(_U16.unpack_from(properties)[0], properties[2:])
+    return unpacked
+
+
+def _ttl(properties: bytes, span: tuple[int, int] | None) -> int | None:
+    if span is None:
+        return None
+    text = properties[span[0] + 1 : span[1]]
+    if not text.isdigit() or len(text) > 10 or int(text) > TTL_MS_MAX:
+        raise Refusal(Code.PRECONDITION_FAILED, "invalid expiration: it is milliseconds, in decimal digits")
+    return int(text)

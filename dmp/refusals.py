@@ -1,0 +1,96 @@
+"""What may be refused, in the words of AMQP 0-9-1: a reply code, and whether it costs the channel or more."""
+
+from enum import IntEnum
+
+import attrs
+
+from shared.errors import BrokerError
+
+TEXT_BYTES_MAX = 255
+"""A reply text is a short string."""
+
+
+class Code(IntEnum):
+    """The specification's reply codes (its section 1.1, constants)."""
+
+    CONTENT_TOO_LARGE = 311
+    NO_ROUTE = 312
+    NO_CONSUMERS = 313
+    CONNECTION_FORCED = 320
+    INVALID_PATH = 402
+    ACCESS_REFUSED = 403
+    NOT_FOUND = 404
+    RESOURCE_LOCKED = 405
+    PRECONDITION_FAILED = 406
+    FRAME_ERROR = 501
+    SYNTAX_ERROR = 502
+    COMMAND_INVALID = 503
+    CHANNEL_ERROR = 504
+    UNEXPECTED_FRAME = 505
+    RESOURCE_ERROR = 506
+    NOT_ALLOWED = 530
+    NOT_IMPLEMENTED = 540
+    INTERNAL_ERROR = 541
+
+    @property
+    def closes_connection(self) -> bool:
+        """Whether the specification calls it a connection exception; else only the channel ends."""
+        return self not in _CHANNEL_CODES
+
+
+_CHANNEL_CODES = frozenset(
+    {
+        Code.CONTENT_TOO_LARGE,
+        Code.NO_ROUTE,
+        Code.NO_CONSUMERS,
+        Code.ACCESS_REFUSED,
+        Code.NOT_FOUND,
+        Code.RESOURCE_LOCKED,
+        Code.PRECONDITION_FAILED,
+    }
+)
+
+
+@attrs.define(eq=False)
+class Refusal(BrokerError):
+    """Something asked for is not done; nothing has changed. `hard`: as if the code were a connection's."""
+
+    code: Code
+    text: str
+    hard: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.code.name} - {self.text}"
+
+    @property
+    def closes_connection(self) -> bool:
+        return self.hard or self.code.closes_connection
+
+    @property
+    def reply_text(self) -> bytes:
+        """As a short string's bytes, cut where a character ends."""
+        return str(self).encode()[:TEXT_BYTES_MAX].decode(errors="ignore").encode()
+
+
+def shown(name: bytes) -> str:
+    """A name in a text for its peer or the log: quoted, control characters escaped."""
+    text = name.decode(errors="backslashreplace")
+    return "'" + "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) + "'"
+
+
+def not_found(kind: str, name: bytes) -> Refusal:
+    return Refusal(Code.NOT_FOUND, f"no {kind} {shown(name)} in vhost '/'")
+
+
+def inequivalent(what: str, kind: str, name: bytes, received: object, current: object) -> Refusal:
+    return Refusal(
+        Code.PRECONDITION_FAILED,
+        f"inequivalent arg '{what}' for {kind} {shown(name)} in vhost '/': "
+        f"received {_said(received)} but current is {_said(current)}",
+    )
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "'true'" if value else "'false'"
+    return "none" if value is None else repr(value)

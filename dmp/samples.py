@@ -1,0 +1,55 @@
+"""What is told when somebody scrapes, read from plain ints."""
+
+from collections.abc import Iterable
+
+from dmp.broker import Broker
+from shared.metrics import Sample
+
+_COUNTERS = (
+    ("published", "messages_published_total", "Messages published to an exchange that is there."),
+    ("published_bytes", "published_bytes_total", "Their bodies' bytes."),
+    ("delivered", "messages_delivered_total", "Messages given to consumers and feeds."),
+    ("got", "messages_got_total", "Messages given to basic.get."),
+    ("redelivered", "messages_redelivered_total", "Of all those, the ones that had been given before."),
+    ("acknowledged", "messages_acknowledged_total", "Messages acknowledged."),
+    ("rejected", "messages_rejected_total", "Messages rejected and not wanted back."),
+    ("requeued", "messages_requeued_total", "Messages that came back to their queue."),
+    ("confirmed", "publishes_confirmed_total", "Publishes confirmed."),
+    ("refused_publishes", "publishes_refused_total", "Publishes not taken: disk or memory."),
+    ("returned", "messages_returned_total", "Mandatory or immediate messages sent back."),
+    ("unroutable", "messages_unroutable_total", "Messages that no queue wanted, dropped."),
+    ("expired", "messages_expired_total", "Messages that grew too old in a queue."),
+    ("overflowed", "messages_overflowed_total", "Messages pushed out of a queue by its maximum length."),
+    ("dropped_full", "messages_dropped_total", "New messages dropped at queue_drop_messages."),
+    ("dead_lettered", "messages_dead_lettered_total", "Messages passed on to a dead-letter exchange."),
+    ("dead_letters_lost", "dead_letters_lost_total", "Dead letters that no queue wanted."),
+    ("recovered", "messages_recovered_total", "Messages that the start found in the logs of queues."),
+    ("memory_waits", "memory_waits_total", "Times a publisher was held back for memory_bytes_max."),
+    ("warned", "queue_warnings_total", "Times a queue grew beyond queue_warn_messages."),
+    ("logins_refused", "logins_refused_total", "Wrong names, passwords or places."),
+    ("heartbeats_missed", "heartbeats_missed_total", "Connections closed for silence."),
+    ("too_late", "too_late_total", "Connections closed for a login or a frame that took too long."),
+)
+
+
+def samples(broker: Broker) -> Iterable[Sample]:
+    counts = broker.counts
+    for field, name, help_ in _COUNTERS:
+        yield Sample(f"dmp_{name}", getattr(counts, field), help_)
+    for code, refused in sorted(counts.refusals.items()):
+        yield Sample(
+            "dmp_refusals_total", refused, "Channel and connection exceptions.", labels=(("code", code),)
+        )
+    queues = broker.queues.values()
+    for name, value, help_ in (
+        ("connections", counts.connections, "AMQP connections past their login."),
+        ("channels", counts.channels, "Open channels."),
+        ("consumers", counts.consumers, "Consumers."),
+        ("exchanges", len(broker.exchanges), "Exchanges."),
+        ("queues", len(broker.queues), "Queues."),
+        ("bindings", broker.bindings, "Bindings."),
+        ("messages_ready", sum(len(queue.ready) for queue in queues), "Messages that wait for a taker."),
+        ("messages_unacked", sum(queue.unacked for queue in queues), "Messages given and not acknowledged."),
+        ("memory_bytes", broker.memory.held_bytes, "What waiting messages take; at most memory_bytes_max."),
+    ):
+        yield Sample(f"dmp_{name}", value, help_, kind="gauge")

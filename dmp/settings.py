@@ -1,0 +1,63 @@
+"""DMP's settings: section `[dmp]`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import validators
+
+from shared.net.settings import TlsSettings
+from shared.storage.settings import Durability
+
+KIB = 1024
+MIB = 1024 * 1024
+
+
+def _amount(default: int, least: int, most: int) -> Any:
+    return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
+
+
+def _users() -> Mapping[str, str]:
+    return {"guest": "guest"}
+
+
+@attrs.frozen
+class DmpSettings:
+    """Section `[dmp]`: the AMQP principal, and what holds for its exchanges and queues."""
+
+    port: int = _amount(5672, 0, 65535)
+    users: Mapping[str, str] = attrs.field(factory=_users, repr=False)
+    """Names and passwords (PLAIN). `guest` may come from loopback only, whatever its password."""
+    prefer_direct: bool = False
+    """Tell clients, by the server property `direct` = 1, to move bulk messages over DMP."""
+    durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
+    """When a durable declaration is answered and a persistent publish confirmed."""
+    heartbeat_seconds: int = _amount(60, 0, 3600)
+    """Proposed to clients, who decide; 0: none. RabbitMQ's default."""
+    login_seconds: float = attrs.field(default=10.0, validator=validators.gt(0))
+    """From the connection's first moment to connection.open."""
+    frame_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
+    """A frame begun is finished within."""
+    frame_bytes_max: int = _amount(128 * KIB, 4096, MIB)
+    """A frame with its eight bytes around the payload; clients may ask for less. RabbitMQ's default."""
+    channels_max: int = _amount(2047, 1, 65535)
+    """On one connection. RabbitMQ's default."""
+    message_bytes_max: int = _amount(16 * MIB - 1, 1, 16 * MIB - 1)
+    """One body: what DMP's 24-bit lengths can say."""
+    exchanges_max: int = _amount(10_000, 16, 1_000_000)
+    queues_max: int = _amount(50_000, 1, 1_000_000)
+    bindings_max: int = _amount(200_000, 1, 10_000_000)
+    consumers_max: int = _amount(4096, 1, 65535)
+    """On one connection."""
+    unacked_max: int = _amount(100_000, 1, 10_000_000)
+    """On one channel, where it has set no lower prefetch: then deliveries wait for acknowledgements."""
+    memory_bytes_max: int = _amount(512 * MIB, MIB, 1 << 50)
+    """All waiting messages together. Above it publishers' connections are not read until a tenth is free;
+    a publish from one that itself holds unacknowledged messages, which would then never be read, is
+    refused."""
+    queue_warn_messages: int = _amount(0, 0, 1 << 40)
+    """Ready messages above which a queue is logged and counted, once until it has halved; 0: none."""
+    queue_drop_messages: int = _amount(0, 0, 1 << 40)
+    """Ready messages above which a queue drops what comes new, counted; 0: none."""
+    tls: TlsSettings = attrs.field(factory=TlsSettings)
+    """Section `[dmp.tls]`: instead of `[tls]`."""

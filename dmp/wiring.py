@@ -1,0 +1,298 @@
+"""Declaring, deleting, binding: how exchanges and queues come and go. Whoever may not, or asks for nonsense,
+gets a `Refusal`, and nothing has changed.
+
+What is durable is in the definitions too, and its ticket says when the answer may be sent. Names that begin
+with `amq.` are the broker's; the default exchange has a binding for every queue that nobody can touch.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dmp.arguments import QueueArguments, QueueKind
+from dmp.definitions import Saved
+from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Binding, Destination, Exchange, ExchangeKind
+from dmp.owners import Owner
+from dmp.queue_log import QueueLog
+from dmp.queues import Queue
+from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
+from shared.errors import StoreError
+from shared.storage.store import Ticket
+
+if TYPE_CHECKING:
+    from dmp.broker import Broker
+
+_RESERVED = b"amq."
+
+
+class Wiring:
+    """The verbs, over a broker."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        for name, type_ in PREDECLARED.items():
+            broker.exchanges[name] = Exchange(name, ExchangeKind(type_, durable=True))
+        broker.exchanges[DEFAULT] = Exchange(DEFAULT, ExchangeKind("direct", durable=True))
+
+    # -- exchanges
+
+    def declare_exchange(self, name: bytes, kind: ExchangeKind) -> Ticket | None:
+        """Make it, or find that there is one just like it."""
+        broker = self._broker
+        if name == DEFAULT:
+            raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
+        if kind.type not in TYPES:
+            raise Refusal(Code.COMMAND_INVALID, f"unknown exchange type {shown(kind.type.encode())}")
+        found = broker.exchanges.get(name)
+        if found is not None:
+            self._same_exchange(name, kind, found.kind)
+            return None
+        if name.startswith(_RESERVED):
+            raise _reserved("exchange", name)
+        if len(broker.exchanges) >= broker.settings.exchanges_max:
+            raise _too_many("exchanges_max", broker.settings.exchanges_max)
+        ticket = broker.definitions.put_exchange(name, kind) if kind.durable else None
+        broker.exchanges[name] = Exchange(name, kind)
+        broker.generation += 1
+        return ticket
+
+    def exchange(self, name: bytes) -> Exchange:
+        """The one by that name. Raises Refusal (NOT_FOUND)."""
+        found = self._broker.exchanges.get(name)
+        if found is None:
+            raise not_found("exchange", name)
+        return found
+
+    def delete_exchange(self, name: bytes, *, if_unused: bool = False) -> Ticket | None:
+        if name == DEFAULT or name.startswith(_RESERVED):
+            raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(name)} is the broker's own")
+        exchange = self.exchange(name)
+        if if_unused and exchange.bindings:
+            raise Refusal(Code.PRECONDITION_FAILED, f"exchange {shown(name)} in vhost '/' in use")
+        ticket = None
+        for binding in tuple(exchange.bindings):
+            ticket = self._unbind(exchange, binding) or ticket
+        for binding in tuple(exchange.bound_to):
+            ticket = self._unbind(self.exchange(binding.source), binding, follow=True) or ticket
+        broker = self._broker
+        if exchange.kind.durable:
+            ticket = broker.definitions.drop_exchange(name)
+        del broker.exchanges[name]
+        broker.generation += 1
+        return ticket
+
+    def _same_exchange(self, name: bytes, kind: ExchangeKind, now: ExchangeKind) -> None:
+        if kind.type != now.type:
+            text = f"exchange {shown(name)} is of type '{now.type}', not '{kind.type}'"
+            raise Refusal(Code.NOT_ALLOWED, text)
+        for what in ("durable", "auto_delete", "internal"):
+            if getattr(kind, what) != getattr(now, what):
+                raise inequivalent(what, "exchange", name, getattr(kind, what), getattr(now, what))
+        if kind.alternate != now.alternate:
+            raise inequivalent("alternate-exchange", "exchange", name, kind.alternate, now.alternate)
+
+    # -- queues
+
+    def declare_queue(self, name: bytes, kind: QueueKind, owner: Owner) -> tuple[Queue, Ticket | None]:
+        """Make it, or find that there is one just like it. An empty name: a name of the broker's choice."""
+        broker = self._broker
+        found = broker.queues.get(name) if name else None
+        if found is not None:
+            self._allow(found, owner)
+            self._same_queue(found, kind)
+            found.redeclared()
+            return found, None
+        if name.startswith(_RESERVED):
+            raise _reserved("queue", name)
+        if len(broker.queues) >= broker.settings.queues_max:
+            raise _too_many("queues_max", broker.settings.queues_max)
+        name = name or b"amq.gen-" + broker.new_name().encode()
+        queue = Queue(name, kind, broker, owner if kind.exclusive else None, broker.limits)
+        ticket = None
+        if kind.durable and not kind.exclusive:
+            log, ticket = broker.logs.create(_log_name(name))
+            queue.log = QueueLog(log)
+            ticket = broker.definitions.put_queue(name, kind)
+        broker.queues[name] = queue
+        broker.generation += 1
+        if queue.owner is not None:
+            queue.owner.queues[queue] = None
+        queue.redeclared()
+        return queue, ticket
+
+    def queue(self, name: bytes, owner: Owner | None) -> Queue:
+        """The one by that name. Raises Refusal: NOT_FOUND, or RESOURCE_LOCKED where it is another's own."""
+        found = self._broker.queues.get(name)
+        if found is None:
+            raise not_found("queue", name)
+        self._allow(found, owner)
+        return found
+
+    def delete_queue(
+        self, queue: Queue, *, if_unused: bool = False, if_empty: bool = False
+    ) -> tuple[int, Ticket | None]:
+        """How many messages went with it."""
+        if if_unused and queue.in_use:
+            raise Refusal(Code.PRECONDITION_FAILED, f"queue {shown(queue.name)} in vhost '/' in use")
+        if if_empty and not queue.empty:
+            raise Refusal(Code.PRECONDITION_FAILED, f"queue {shown(queue.name)} in vhost '/' not empty")
+        broker = self._broker
+        ticket = None
+        if queue.log is not None:
+            ticket = broker.definitions.drop_queue(queue.name)
+        for binding in tuple(queue.bound):
+            ticket = self._unbind(self.exchange(binding.source), binding, follow=True) or ticket
+        if queue.log is not None:
+            ticket = broker.logs.delete(queue.log.log.name)
+        del broker.queues[queue.name]
+        broker.generation += 1
+        if queue.owner is not None:
+            queue.owner.queues.pop(queue, None)
+        count = len(queue.ready)
+        queue.delete()
+        return count, ticket
+
+    def consumer_left(self, queue: Queue) -> None:
+        """An auto-delete queue goes with the last of its consumers, a feed counting as one."""
+        if queue.kind.auto_delete and queue.had_consumer and not queue.in_use and not queue.deleted:
+            self.delete_unused(queue)
+
+    def delete_unused(self, queue: Queue) -> None:
+        """The same where nobody waits for an answer."""
+        if queue.deleted:
+            return
+        try:
+            self.delete_queue(queue)
+        except StoreError as error:
+            self._broker.log.error("a queue cannot be deleted", queue=shown(queue.name), reason=str(error))
+
+    def _allow(self, queue: Queue, owner: Owner | None) -> None:
+        if queue.owner is not None and queue.owner is not owner:
+            text = f"cannot obtain exclusive access to locked queue {shown(queue.name)} in vhost '/'"
+            raise Refusal(Code.RESOURCE_LOCKED, text)
+
+    def _same_queue(self, queue: Queue, kind: QueueKind) -> None:
+        now = queue.kind
+        for what in ("durable", "exclusive", "auto_delete"):
+            if getattr(kind, what) != getattr(now, what):
+                raise inequivalent(what, "queue", queue.name, getattr(kind, what), getattr(now, what))
+        if kind.arguments != now.arguments:
+            raise inequivalent("arguments", "queue", queue.name, *_difference(kind.arguments, now.arguments))
+
+    # -- bindings
+
+    def bind(
+        self, source: bytes, destination: Destination, key: bytes, table: bytes, arguments: Mapping[str, Any]
+    ) -> Ticket | None:
+        """`table`: the arguments as they came. A binding that is there already is no news."""
+        broker = self._broker
+        exchange = self._bindable(source)
+        binding = _binding(source, destination, key, table)
+        if binding in exchange.bindings:
+            return None
+        if broker.bindings >= broker.settings.bindings_max:
+            raise _too_many("bindings_max", broker.settings.bindings_max)
+        ticket = None
+        if exchange.kind.durable and _is_durable(destination):
+            exchange.check(arguments)
+            ticket = broker.definitions.put_binding(binding)
+        self._add(exchange, binding, destination, arguments)
+        return ticket
+
+    def unbind(self, source: bytes, destination: Destination, key: bytes, table: bytes) -> Ticket | None:
+        """A binding that is not there is gone already."""
+        exchange = self._bindable(source)
+        binding = _binding(source, destination, key, table)
+        return self._unbind(exchange, binding, follow=True) if binding in exchange.bindings else None
+
+    def _bindable(self, source: bytes) -> Exchange:
+        if source == DEFAULT:
+            raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
+        return self.exchange(source)
+
+    def _add(
+        self, exchange: Exchange, binding: Binding, destination: Destination, arguments: Mapping[str, Any]
+    ) -> None:
+        exchange.add(binding, destination, arguments)
+        bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
+        bound.add(binding)
+        self._broker.bindings += 1
+        self._broker.generation += 1
+
+    def _unbind(self, exchange: Exchange, binding: Binding, *, follow: bool = False) -> Ticket | None:
+        """`follow`: an auto-delete exchange goes with its last binding."""
+        destination = exchange.bindings[binding]
+        ticket = None
+        if exchange.kind.durable and _is_durable(destination):
+            ticket = self._broker.definitions.drop_binding(binding)
+        exchange.remove(binding)
+        bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
+        bound.discard(binding)
+        self._broker.bindings -= 1
+        self._broker.generation += 1
+        if follow and exchange.kind.auto_delete and not exchange.bindings:
+            ticket = self.delete_exchange(exchange.name) or ticket
+        return ticket
+
+    # -- after a start
+
+    async def restore(self, saved: Saved) -> None:
+        """Bring back what was durable, with the messages. Raises StoreError."""
+        broker = self._broker
+        for name, exchange_kind in saved.exchanges:
+            broker.exchanges[name] = Exchange(name, exchange_kind)
+        known = {_log_name(name) for name, _ in saved.queues}
+        for left in [left for left in broker.logs.logs if left not in known]:
+            broker.logs.delete(left)  # a crash came between the two steps of a delete
+        for name, kind in saved.queues:
+            log = broker.logs.logs.get(_log_name(name))
+            if log is None:
+                log, _ = broker.logs.create(_log_name(name), reserved=True)
+            queue = Queue(name, kind, broker, None, broker.limits)
+            queue.log = QueueLog(log)
+            broker.queues[name] = queue
+            queue.recovered(await queue.log.load())
+            queue.redeclared()
+        for binding in saved.bindings:
+            exchange = broker.exchanges.get(binding.source)
+            places: Mapping[bytes, Destination] = broker.exchanges if binding.to_exchange else broker.queues
+            destination = places.get(binding.destination)
+            if exchange is None or destination is None:
+                broker.definitions.drop_binding(binding)
+            else:
+                self._add(exchange, binding, destination, binding.read_arguments())
+
+
+def _binding(source: bytes, destination: Destination, key: bytes, table: bytes) -> Binding:
+    return Binding(source, destination.name, isinstance(destination, Exchange), key, table)
+
+
+def _is_durable(destination: Destination) -> bool:
+    if isinstance(destination, Exchange):
+        return destination.kind.durable
+    return destination.log is not None
+
+
+def _log_name(queue: bytes) -> str:
+    return queue.decode()  # names of queues come through pamqp, which takes nothing but UTF-8
+
+
+def _difference(one: QueueArguments, other: QueueArguments) -> tuple[str, str]:
+    """Of two that differ: what each says of what differs."""
+    first, second = attrs.asdict(one), attrs.asdict(other)
+    differ = [name for name in first if first[name] != second[name]]
+    return _fields(first, differ), _fields(second, differ)
+
+
+def _fields(said: Mapping[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{name}={said[name]}" for name in names)
+
+
+def _reserved(kind: str, name: bytes) -> Refusal:
+    text = f"{kind} name {shown(name)} contains reserved prefix 'amq.*'"
+    return Refusal(Code.ACCESS_REFUSED, text)
+
+
+def _too_many(setting: str, most: int) -> Refusal:
+    return Refusal(Code.PRECONDITION_FAILED, f"there are {setting} = {most} already")

@@ -1,0 +1,240 @@
+"""A queue without a wire: order, turns, acknowledgements, time, limits, and what a restart brings back."""
+
+import pytest
+
+from dmp.arguments import QueueArguments, QueueKind
+from dmp.exchanges import ExchangeKind
+from dmp.queues import Queue
+from dmp.settings import DmpSettings
+from tests.dmp.world import PERSISTENT, Taker, World
+
+
+def declared(world: World, name: bytes = b"q", **arguments: object) -> Queue:
+    kind = QueueKind(arguments=QueueArguments(**arguments))  # type: ignore[arg-type]
+    return world.wiring.declare_queue(name, kind, world.owner)[0]
+
+
+def durable(world: World, name: bytes = b"q") -> Queue:
+    return world.wiring.declare_queue(name, QueueKind(durable=True), world.owner)[0]
+
+
+def bodies(queue: Queue) -> list[bytes]:
+    return [message.body for message in queue.ready]
+
+
+async def test_messages_wait_in_order_and_go_to_the_first_that_takes_them() -> None:
+    world = await World.open()
+    queue = declared(world)
+    world.publish(b"", b"q", b"a", b"b", b"c")
+    taker = Taker(room=2)
+    queue.add_consumer(taker)
+    queue.deal()
+    assert taker.bodies == [b"a", b"b"]
+    assert bodies(queue) == [b"c"]
+    taker.count = 5
+    queue.deal()
+    assert taker.bodies == [b"a", b"b", b"c"]
+    assert world.broker.memory.held_bytes == 0
+
+
+async def test_a_run_for_one_idle_consumer_is_passed_on_whole() -> None:
+    world = await World.open()
+    queue = declared(world)
+    taker = Taker()
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", b"a")
+    assert (taker.runs, taker.bodies, world.broker.memory.held_bytes) == (1, [b"a"], 0)
+
+
+async def test_consumers_take_turns() -> None:
+    world = await World.open()
+    queue = declared(world)
+    one, two = Taker(no_ack=False), Taker(no_ack=False)
+    world.publish(b"", b"q", *[b"%d" % n for n in range(6)])
+    queue.add_consumer(one)
+    queue.add_consumer(two)
+    queue.deal()
+    assert (one.bodies, two.bodies) == ([b"0", b"2", b"4"], [b"1", b"3", b"5"])
+    for n in range(6, 10):
+        world.publish(b"", b"q", b"%d" % n)
+    assert (len(one.bodies), len(two.bodies)) == (5, 5)
+
+
+async def test_what_is_requeued_comes_back_to_its_old_place() -> None:
+    world = await World.open()
+    queue = declared(world)
+    taker = Taker(no_ack=False, room=3)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", *[b"%d" % n for n in range(5)])
+    queue.settle([taker.messages[1]])
+    queue.requeue([taker.messages[2]])
+    assert bodies(queue) == [b"2", b"3", b"4"]
+    assert [message.redelivered for message in queue.ready] == [True, False, False]
+    queue.requeue([taker.messages[0]])
+    assert bodies(queue) == [b"0", b"2", b"3", b"4"]
+    assert queue.unacked == 0
+
+
+async def test_a_feed_comes_before_consumers_and_gives_back_what_it_has_not_written() -> None:
+    world = await World.open()
+    queue = declared(world)
+    consumer, feed = Taker(), Taker(room=2)
+    world.publish(b"", b"q", b"0")
+    queue.add_consumer(consumer)
+    queue.deal()
+    queue.attach_feed(feed)
+    world.publish(b"", b"q", b"1", b"2", b"3")
+    assert (consumer.bodies, feed.bodies, bodies(queue)) == ([b"0"], [b"1", b"2"], [b"3"])
+    messages = queue.number(queue.ready[0].head, [b"x"])
+    queue.detach_feed(feed)
+    assert consumer.bodies == [b"0", b"3"]
+    queue.take_back(messages)
+    assert consumer.bodies == [b"0", b"3", b"x"]
+
+
+async def test_messages_too_old_are_dead_letters() -> None:
+    world = await World.open()
+    declared(world, ttl_ms=1000, dead_letter_exchange=b"", dead_letter_key=b"dead")
+    dead = declared(world, b"dead")
+    world.publish(b"", b"q", b"old")
+    world.advance(0.5)
+    world.publish(b"", b"q", b"young")
+    world.advance(0.6)
+    assert bodies(dead) == [b"old"]
+    (death,) = dead.ready[0].head.headers["x-death"]
+    assert (death["reason"], death["queue"], death["count"]) == ("expired", "q", 1)
+    world.advance(1)
+    assert bodies(dead) == [b"old", b"young"]
+
+
+async def test_the_oldest_go_where_a_queue_is_full() -> None:
+    world = await World.open()
+    queue = declared(world, messages_max=2)
+    world.publish(b"", b"q", b"1", b"2", b"3")
+    assert bodies(queue) == [b"2", b"3"]
+    assert world.broker.counts.overflowed == 1
+
+
+async def test_the_newest_go_where_the_settings_say_drop() -> None:
+    world = await World.open(DmpSettings(queue_drop_messages=2, queue_warn_messages=1))
+    queue = declared(world)
+    world.publish(b"", b"q", b"1", b"2", b"3")
+    assert bodies(queue) == [b"1", b"2"]
+    assert (world.broker.counts.dropped_full, world.broker.counts.warned) == (1, 1)
+
+
+async def test_a_circle_of_dead_letters_ends() -> None:
+    world = await World.open()
+    queue = declared(world, ttl_ms=10, dead_letter_exchange=b"")
+    world.publish(b"", b"q", b"x")
+    world.advance(1)
+    assert bodies(queue) == []
+    assert world.broker.counts.dead_letters_lost == 1
+    assert world.broker.memory.held_bytes == 0
+
+
+async def test_an_unused_queue_goes() -> None:
+    world = await World.open()
+    queue = declared(world, expires_ms=1000)
+    taker = Taker()
+    queue.add_consumer(taker)
+    world.advance(5)
+    assert not queue.deleted
+    queue.remove_consumer(taker)
+    world.advance(0.9)
+    assert not queue.deleted
+    world.advance(0.2)
+    assert queue.deleted
+    assert b"q" not in world.broker.queues
+
+
+async def test_persistent_messages_are_seen_after_the_sync_and_again_after_a_restart() -> None:
+    world = await World.open()
+    queue = durable(world)
+    ticket = world.publish(b"", b"q", b"kept", b"taken", properties=PERSISTENT)
+    world.publish(b"", b"q", b"light")
+    assert bodies(queue) == []
+    world.settle()
+    assert ticket.done
+    assert bodies(queue) == [b"kept", b"taken", b"light"]
+    taker = Taker(no_ack=False, room=2)
+    queue.add_consumer(taker)
+    queue.deal()
+    queue.settle([taker.messages[1]])
+    world.settle()
+    after = await world.again()
+    found = after.broker.queues[b"q"]
+    assert bodies(found) == [b"kept"]
+    assert found.ready[0].redelivered
+
+
+async def test_durable_exchanges_queues_and_bindings_come_back() -> None:
+    world = await World.open()
+    queue = durable(world)
+    world.wiring.declare_exchange(b"e", ExchangeKind("topic", durable=True))
+    world.wiring.declare_exchange(b"gone", ExchangeKind("topic"))
+    world.wiring.bind(b"e", queue, b"a.#", b"\0\0\0\0", {})
+    world.settle()
+    after = await world.again()
+    assert b"gone" not in after.broker.exchanges
+    assert after.broker.exchanges[b"e"].kind.type == "topic"
+    after.publish(b"e", b"a.b.c", b"x")
+    assert bodies(after.broker.queues[b"q"]) == [b"x"]
+
+
+async def test_a_dead_letter_moves_from_log_to_log_as_one() -> None:
+    world = await World.open()
+    dead = durable(world, b"dead")
+    table = b"\0\0\0\0"
+    kind = QueueKind(
+        True, table=table, arguments=QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
+    )
+    queue = world.wiring.declare_queue(b"q", kind, world.owner)[0]
+    world.publish(b"", b"q", b"x", properties=PERSISTENT)
+    world.settle()
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    queue.deal()
+    queue.reject(taker.messages)
+    world.settle()
+    assert bodies(dead) == [b"x"]
+    after = await world.again()
+    assert bodies(after.broker.queues[b"dead"]) == [b"x"]
+    assert bodies(after.broker.queues[b"q"]) == []
+
+
+async def test_a_queue_that_is_drained_keeps_its_log_small() -> None:
+    world = await World.open()
+    queue = durable(world)
+    taker = Taker(no_ack=False)
+    world.publish(b"", b"q", b"stays", properties=PERSISTENT)
+    world.settle()
+    kept = queue.get(no_ack=False)
+    assert kept is not None
+    queue.add_consumer(taker)
+    for _ in range(60):
+        world.publish(b"", b"q", *[bytes(1000)] * 100, properties=PERSISTENT)
+        world.settle()
+        queue.settle(taker.messages)
+        taker.messages = []
+        world.settle()
+    assert queue.log is not None
+    log = queue.log.log
+    assert log.end - log.first < 1 << 20 < log.end
+    queue.requeue([kept])
+    after = await world.again()
+    assert bodies(after.broker.queues[b"q"]) == [b"stays"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_an_application_ends_with_the_last_that_holds_it(count: int) -> None:
+    world = await World.open()
+    kind = QueueKind(exclusive=True)
+    queue = world.wiring.declare_queue(b"mine", kind, world.owner)[0]
+    for _ in range(count - 1):
+        world.owner.hold()
+    for _ in range(count - 1):
+        world.owner.release()
+        assert not queue.deleted
+    world.owner.release()
+    assert queue.deleted

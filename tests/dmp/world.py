@@ -1,0 +1,105 @@
+"""A broker on a store in memory, and takers that a test looks into."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from dmp.broker import Broker
+from dmp.listener import open_broker
+from dmp.message import Head, Message
+from dmp.owners import Owner
+from dmp.properties import NO_PROPERTIES
+from dmp.settings import DmpSettings
+from shared.plug import Context
+from shared.storage.store import Store
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import open_store
+
+LOG = structlog.stdlib.get_logger("test")
+PERSISTENT = b"\x10\x00\x02"
+
+
+class World:
+    """A broker whose clock is the test's, and whose disk takes what `settle` gives it."""
+
+    def __init__(self, store: Store, disk: FakeDisk, broker: Broker, clock: "Clock") -> None:
+        self.store = store
+        self.disk = disk
+        self.broker = broker
+        self.wiring = broker.wiring
+        self.clock = clock
+        self.owner = broker.new_owner("guest")
+
+    @classmethod
+    async def open(cls, settings: DmpSettings | None = None, disk: FakeDisk | None = None) -> "World":
+        disk = disk or FakeDisk()
+        store = await open_store(disk)
+        clock = Clock()
+        context = Context(store, LOG)
+        broker = await open_broker(context, settings or DmpSettings(), now=lambda: clock.now)
+        return cls(store, disk, broker, clock)
+
+    async def again(self) -> "World":
+        """The process dies, and another one starts on what it wrote."""
+        self.store.abandon()
+        return await World.open(self.broker.settings, self.disk.kill())
+
+    def advance(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.broker.timers.run_due()
+
+    def publish(self, exchange: bytes, key: bytes, *bodies: bytes, properties: bytes = NO_PROPERTIES) -> Any:
+        ticket = None
+        for body in bodies:
+            of = Head(exchange, key, len(body), properties)
+            ticket = self.broker.publish(of, self.broker.route(exchange, of), [body])
+        return ticket
+
+    def settle(self) -> None:
+        self.broker.flush()
+        self.store.settle()
+
+
+class Clock:
+    now = 1000.0
+
+
+class Taker:
+    """Takes as much as it is told to."""
+
+    def __init__(self, *, no_ack: bool = True, room: int = 1 << 30, room_bytes: int = 1 << 30) -> None:
+        self.no_ack = no_ack
+        self.count = room
+        self.room_bytes = room_bytes
+        self.messages: list[Message] = []
+        self.bodies: list[bytes] = []
+        self.runs = 0
+        self.ended = False
+
+    def room(self) -> tuple[int, int]:
+        return self.count, self.room_bytes
+
+    def deliver(self, messages: list[Message]) -> None:
+        assert messages
+        assert len(messages) <= self.count
+        self.count -= len(messages)
+        self.messages += messages
+        self.bodies += [message.body for message in messages]
+
+    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
+        assert self.no_ack
+        self.runs += 1
+        self.count -= len(bodies)
+        self.bodies += bodies
+
+    def cancelled(self) -> None:
+        self.ended = True
+
+
+def head(key: bytes = b"", size: int = 0, properties: bytes = NO_PROPERTIES, exchange: bytes = b"") -> Head:
+    return Head(exchange, key, size, properties)
+
+
+def owner_of(broker: Broker) -> Owner:
+    return broker.new_owner("guest")
