@@ -17,10 +17,14 @@ class ExitCode(enum.IntEnum):
     FAILED = 1
     """The work could not be done (a final sync that failed, a refused request)."""
     USAGE = 2
+    MISSING = 66
+    """What the verb is about is not there."""
     UNAVAILABLE = 69
     """The verb needs a running server, and none runs."""
     DATA_FOLDER = 73
     """Locked by another process, not writable, or written by a newer version."""
+    TEMPORARY = 75
+    """Nothing is wrong: the same may work later."""
     CONFIGURATION = 78
     """A setting, or an address to bind, cannot be used."""
     INTERRUPTED = 130
@@ -65,13 +69,15 @@ class InvalidSettings(BrokerError):
         return ExitCode.USAGE if flags else ExitCode.CONFIGURATION
 
 
-def exit_code(error: BaseException) -> ExitCode:
+def exit_code(error: BaseException) -> int:
     """The code for an error that ended a command.
 
     A refused connection means here that the server a verb needs is not running.
     """
     if isinstance(error, Refusal | InvalidSettings):
         return error.code
+    if isinstance(error, BrokerError) and error.exit_code is not None:
+        return error.exit_code
     if isinstance(error, ConfigError):
         return ExitCode.CONFIGURATION
     if isinstance(error, StoreInUse | StoreFormat):

@@ -1,10 +1,15 @@
 """Every error that this project raises on purpose, under one root."""
 
+from typing import ClassVar
+
 import attrs
 
 
 class BrokerError(Exception):
     """The root. What is not one of these is a bug, and is logged with its traceback."""
+
+    exit_code: ClassVar[int | None] = None
+    """How a command ends that it ended, where scripts should be able to tell; None: as the host has it."""
 
 
 @attrs.define(eq=False)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers.errors import ExitCode
+from brokers.errors import ExitCode, exit_code
+from shared.errors import BrokerError
 from shared.storage.lock import FolderLock
 from tests.brokers.conftest import Run
 from tests.support.echo import install_echo
@@ -104,3 +105,11 @@ def test_a_protocols_own_certificate(command: Run, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("BROKERS_ECHO_TLS_CERTIFICATE", "/nowhere.pem")
     line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--enable", "echo")
     assert "echo.tls.certificate: cannot read /nowhere.pem" in line
+
+
+def test_an_error_may_say_how_the_command_ends_that_it_ended() -> None:
+    class NothingCame(BrokerError):
+        exit_code = ExitCode.TEMPORARY
+
+    assert exit_code(NothingCame()) == 75
+    assert exit_code(BrokerError()) == ExitCode.FAILED
