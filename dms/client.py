@@ -1,0 +1,349 @@
+"""A DMS client: pipelined, bounded, and careful about what may be sent twice.
+
+    async with connect() as client:
+        await client.create("jobs")
+        await client.produce("jobs", b"hello")
+        async with client.consume("jobs", prefetch=16) as messages:
+            async for message in messages:
+                ...
+                await message.ack()
+
+Any number of tasks may use one client at once: what they ask for while a send is under way goes out
+together, and replies are handed out as they come. One that is cancelled stops waiting, nothing more; the
+connection stays good. What is unanswered is bounded in bytes; beyond that, asking waits. Each `consume` has
+a connection of its own, which counts as a client for the server's limit.
+
+Every refusal is a class of `dms.errors` that is named after its status (QueueFull, QueueNotFound, ...), below
+`DmsError`.
+
+A lost connection is made again, with growing pauses, for `retry_seconds`; then what needs it raises
+`Unreachable`. What happens to messages that are in flight:
+
+- A `produce` whose reply was lost may or may not be in the queue. It raises `Disconnected`; with `again=True`
+  it is sent again instead, until it is answered: at least once, so a message may be there twice.
+- What a consumer was delivered goes back to its queue, and is delivered again. What it had not yet handed
+  out it forgets. An `ack` or `nack` of what had been handed out raises `Disconnected`: unless it had reached
+  the server, that message is delivered again. So handle messages such that twice does no harm.
+- The iterator itself goes on over the new connection.
+- `create` and `delete` raise `Disconnected`; `queues` is asked again.
+"""
+
+import json
+import ssl
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import attrs
+import trio
+
+from dms import wire
+from dms.consumer import Consumer, Message
+from dms.errors import (
+    BadMagic,
+    DmsError,
+    Internal,
+    InvalidType,
+    PayloadTooLarge,
+    ProtocolError,
+    QueueExists,
+    QueueFull,
+    QueueNotFound,
+    Timeout,
+    VersionMismatch,
+)
+from dms.link import Answer, Lasting, Link, greeted
+from dms.wire import PAYLOAD_BYTES_MAX, Type
+from shared.net.dial import Address, Disconnected, Unreachable
+
+__all__ = [
+    "BadMagic",
+    "Client",
+    "Consumer",
+    "Disconnected",
+    "DmsError",
+    "Internal",
+    "InvalidType",
+    "Message",
+    "PayloadTooLarge",
+    "ProtocolError",
+    "Queue",
+    "QueueExists",
+    "QueueFull",
+    "QueueNotFound",
+    "QueueOptions",
+    "Timeout",
+    "Unreachable",
+    "VersionMismatch",
+    "connect",
+]
+
+PORT = 9090
+PIECE_BYTES = 256 * 1024
+"""Of requests that are queued at once: many messages are sent in pieces of this size."""
+LISTED_MAX = 0xFFFF
+"""The highest number of queues that a list can say there are."""
+
+
+@attrs.frozen
+class Queue:
+    """A queue as the server lists it. `depth`: messages in it, held ones counted."""
+
+    name: str
+    depth: int
+
+
+@attrs.frozen(kw_only=True)
+class QueueOptions:
+    """How a new queue differs from what the server's settings say; None: not at all."""
+
+    depth: int | None = None
+    """Messages that it holds at most."""
+    ttl_ms: int | None = None
+    """Messages older than this are dead."""
+    max_deliveries: int | None = None
+    """Messages that come back after so many deliveries are dead."""
+    dead_letter: str | None = None
+    """The queue that dead messages move to; without one they are dropped."""
+    delay_ms: int | None = None
+    """From PRODUCE until the first delivery."""
+    retry_ms: int | None = None
+    """From a NACK until the next delivery, doubling with each."""
+    retry_max_ms: int | None = None
+
+    def encoded(self) -> bytes:
+        said = {name: value for name, value in attrs.asdict(self).items() if value is not None}
+        return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode() if said else b""
+
+
+AS_SET = QueueOptions()
+
+
+@asynccontextmanager
+async def connect(
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    *,
+    ssl_context: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
+    retry_seconds: float = 30.0,
+) -> AsyncIterator["Client"]:
+    """A client, connected; closed at the end of the block.
+
+    `retry_seconds`: how long a lost connection is tried again before what waits for it fails; the first
+    attempt is made once. `ssl_context`: TLS, for `host` unless `server_hostname` says otherwise. Raises
+    ConnectionRefusedError where nobody answers, ssl.SSLError, Internal where the server has clients enough.
+    """
+    address = Address(host, port, ssl_context, server_hostname, kind="DMS")
+    link = await greeted(await address.open(), None)
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run)
+        client = Client(nursery, address, retry_seconds, link)
+        try:
+            yield client
+            await client._leave()
+        except (Exception, GeneratorExit) as error:  # raised below: the caller's are not to come in a group
+            failure = error
+        finally:
+            client._close()
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+class Client:
+    """A server, as seen from here; made by `connect`. Queues are named by text, messages are bytes.
+
+    Every method raises DmsError where the server refuses, and for a name or a message that no server would
+    take; `Unreachable` where the server cannot be reached any more.
+    """
+
+    def __init__(self, nursery: trio.Nursery, address: Address, retry_seconds: float, link: Link) -> None:
+        self._nursery = nursery
+        self._address = address
+        self._retry_seconds = retry_seconds
+        self._lasting = Lasting(nursery, address, retry_seconds, first=link)
+        self._consumers: set[Consumer] = set()
+
+    async def produce(self, queue: str, body: bytes, *, again: bool = False) -> None:
+        """Put a message at the queue's end; returns when the server has it, as safe as the queue is.
+
+        Raises QueueFull, QueueNotFound; Disconnected where the reply is lost, unless `again`.
+        """
+        await self.produce_many(queue, (body,), again=again)
+
+    async def produce_many(self, queue: str, bodies: Iterable[bytes], *, again: bool = False) -> int:
+        """Put messages at the queue's end, in order, pipelined; returns how many had to be sent again.
+
+        Raises the first refusal once all are answered, with the places of all that were refused in its
+        `refused`; the others are in the queue. Raises Disconnected where replies are lost, unless `again`:
+        then what is unanswered is sent again.
+        """
+        pieces = [_Piece(start, piece) for start, piece in _pieces(_name(queue), bodies)]
+        sent_again = 0
+        while True:
+            try:
+                await self._produce(pieces)
+                break
+            except Unreachable:
+                raise
+            except Disconnected:
+                if not again:
+                    raise
+                for piece in pieces:
+                    sent_again += piece.forget_unanswered()
+        refused = {place: error for piece in pieces for place, error in piece.refused}
+        if refused:
+            error = refused[min(refused)]
+            error.refused = tuple(sorted(refused))
+            raise error
+        return sent_again
+
+    async def _produce(self, pieces: "Sequence[_Piece]") -> None:
+        """All over one connection: if that is lost, none is to be put behind a gap."""
+        link = await self._lasting.connected()
+        lost: Disconnected | None = None
+        try:
+            for piece in pieces:
+                if piece.payloads:
+                    await piece.send(link)
+        except Disconnected as error:
+            lost = error
+        for piece in pieces:
+            try:
+                await piece.settle()
+            except Disconnected as error:
+                lost = lost or error
+        if lost is not None:
+            raise lost
+
+    @asynccontextmanager
+    async def consume(self, queue: str, *, prefetch: int = 1) -> AsyncIterator[Consumer]:
+        """An async iterator over the queue's messages, for ever; see `Consumer`.
+
+        `prefetch`: how many are asked for ahead of what was taken from the iterator. The server counts
+        those as delivered: a higher number is faster and less fair to other consumers. At the end of the
+        block what is not acknowledged goes back to the queue.
+        """
+        _name(queue)
+        consumer = Consumer(self._nursery, self._address, self._retry_seconds, queue, prefetch)
+        self._consumers.add(consumer)
+        try:
+            yield consumer
+        finally:
+            self._consumers.discard(consumer)
+            consumer.close()
+
+    async def create(self, queue: str, options: QueueOptions = AS_SET) -> None:
+        """Make a queue. Raises QueueExists, and ProtocolError for options that the server does not take."""
+        payload = _name(queue) + options.encoded()
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            raise PayloadTooLarge(f"{len(payload)} bytes; at most {PAYLOAD_BYTES_MAX}")
+        await self._ask(Type.CREATE_QUEUE, payload)
+
+    async def delete(self, queue: str) -> None:
+        """End a queue, and all that is in it. Raises QueueNotFound."""
+        await self._ask(Type.DELETE_QUEUE, _name(queue))
+
+    async def queues(self) -> list[Queue]:
+        """All queues, by name."""
+        found: list[Queue] = []
+        after = b""
+        while True:
+            try:
+                total, page = _listed(await self._ask(Type.LIST_QUEUES, after))
+            except Unreachable:
+                raise
+            except Disconnected:
+                continue
+            found += page
+            # A server that knows only the spec shows what fits, and has no word for more.
+            if not page or (total < LISTED_MAX and len(found) >= total):
+                return found
+            after = wire.pack_name(page[-1].name)
+
+    async def _ask(self, type_: Type, payload: bytes) -> bytes:
+        link = await self._lasting.connected()
+        answer = Answer(type_, link.new_ids(1))
+        await link.ask(wire.pack(type_, answer.ids[0], payload), answer)
+        await answer.wait()
+        return answer.payload
+
+    async def _leave(self) -> None:
+        await self._lasting.leave()
+
+    def _close(self) -> None:
+        for consumer in tuple(self._consumers):
+            consumer.close()
+        self._lasting.close()
+
+
+class _Piece:
+    """Some of the messages of a `produce_many`; `start`: the place of the first among all of them."""
+
+    def __init__(self, start: int, payloads: list[bytes]) -> None:
+        self.payloads = payloads
+        self.refused: list[tuple[int, DmsError]] = []
+        self._start = start
+        self._answer: Answer | None = None
+
+    async def send(self, link: Link) -> None:
+        """Raises Disconnected."""
+        answer = Answer(Type.PRODUCE, link.new_ids(len(self.payloads)))
+        frames = map(wire.pack, [Type.PRODUCE] * len(self.payloads), answer.ids, self.payloads)
+        await link.ask(b"".join(frames), answer)
+        self._answer = answer
+
+    async def settle(self) -> None:
+        """Wait for the replies, if it was sent, and keep only what had none. Raises Disconnected."""
+        answer = self._answer
+        if answer is None:
+            return
+        try:
+            await answer.wait()
+        except DmsError:
+            pass
+        finally:
+            if answer.done:
+                self.refused += [(self._start + place, error) for place, error in answer.errors]
+                self._start += answer.count
+                del self.payloads[: answer.count]
+
+    def forget_unanswered(self) -> int:
+        """The connection is gone; returns how many messages will be sent a second time."""
+        answer, self._answer = self._answer, None
+        return len(self.payloads) if answer is not None else 0
+
+
+def _name(queue: str) -> bytes:
+    try:
+        return wire.pack_name(queue)
+    except wire.Refusal as error:
+        raise ProtocolError(error.text) from None
+
+
+def _pieces(name: bytes, bodies: Iterable[bytes]) -> Iterable[tuple[int, list[bytes]]]:
+    """Payloads in pieces, and the place of each piece's first message. Raises PayloadTooLarge."""
+    payloads: list[bytes] = []
+    size = start = 0
+    for body in bodies:
+        payload = name + body
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            most = PAYLOAD_BYTES_MAX - len(name)
+            raise PayloadTooLarge(f"a message of {len(body)} bytes; at most {most} in a queue of this name")
+        payloads.append(payload)
+        size += len(payload)
+        if size >= PIECE_BYTES:
+            yield start, payloads
+            start += len(payloads)
+            payloads, size = [], 0
+    if payloads:
+        yield start, payloads
+
+
+def _listed(payload: bytes) -> tuple[int, list[Queue]]:
+    try:
+        total, entries = wire.unpack_list(payload)
+    except wire.Refusal as error:
+        raise ProtocolError(f"the server's list cannot be read: {error.text}") from None
+    return total, [Queue(name, depth) for name, depth in entries]

@@ -1,0 +1,143 @@
+"""What a client receives: messages of one queue, asked for ahead, to be acknowledged one by one."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Self
+
+import attrs
+import trio
+
+from dms import wire
+from dms.errors import DmsError, Timeout
+from dms.link import Answer, Lasting, Link
+from dms.wire import Type
+from shared.net.dial import Address, Disconnected
+
+PREFETCH_MAX = 4096
+
+
+@attrs.define(eq=False)
+class Message:
+    """A message that the server has delivered, and holds for us until it is acknowledged."""
+
+    body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
+    id: int
+    """The delivery's: another when the message is delivered again."""
+    _consumer: "Consumer" = attrs.field(repr=False)
+    _link: Link = attrs.field(repr=False)
+
+    async def ack(self) -> None:
+        """It is dealt with: it leaves the queue; returns when the server has said so.
+
+        Raises Disconnected where the connection that delivered it is lost: unless this ACK had reached the
+        server by then, the message is delivered again. QueueNotFound where its queue was deleted meanwhile.
+        """
+        await self._consumer.ack(self)
+
+    async def nack(self) -> None:
+        """It is not: it goes back to its old place in the queue, and is delivered again. Raises as `ack`."""
+        await self._consumer.nack(self)
+
+
+class Consumer:
+    """An async iterator over a queue's messages; see `Client.consume`. Several tasks may share one."""
+
+    def __init__(
+        self, nursery: trio.Nursery, address: Address, retry_seconds: float, queue: str, prefetch: int
+    ) -> None:
+        if not 1 <= prefetch <= PREFETCH_MAX:
+            raise ValueError(f"a prefetch is 1 to {PREFETCH_MAX}, not {prefetch}")
+        self._name = wire.pack_name(queue)
+        self._prefetch = prefetch
+        self._lasting = Lasting(nursery, address, retry_seconds, self)
+        self._ready: deque[Message] = deque()
+        self._failed: DmsError | None = None
+        self._timeouts = 0
+        self._news = trio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        """The next message, however long it takes."""
+        while True:
+            try:
+                return await self.receive()
+            except Timeout:
+                continue
+
+    async def receive(self) -> Message:
+        """The next message. Raises Timeout where none came in the time that the server lets a CONSUME wait.
+
+        That time runs from when it was asked for, which with a prefetch may have been earlier.
+        """
+        timeouts = self._timeouts
+        while True:
+            if not self._ready:
+                self._raise_failure()
+            link = await self._lasting.connected()
+            here = link.consuming + len(self._ready)
+            if here <= self._prefetch // 2:
+                link.consume(self._name, self._prefetch - here)
+            if self._ready:
+                return self._ready.popleft()
+            await self._news.wait()
+            if self._timeouts > timeouts and not self._ready:
+                raise Timeout("no message came in time")
+
+    async def ack(self, *messages: Message) -> None:
+        """Acknowledge several at once. Raises as `Message.ack`, once all are answered."""
+        await self._settle(Type.ACK, messages)
+
+    async def nack(self, *messages: Message) -> None:
+        """Give several back at once."""
+        await self._settle(Type.NACK, messages)
+
+    async def _settle(self, type_: Type, messages: Sequence[Message]) -> None:
+        links = dict.fromkeys(message._link for message in messages)
+        answers = []
+        lost: Disconnected | None = None
+        for link in links:
+            ids = [message.id for message in messages if message._link is link]
+            answer = Answer(type_, ids)
+            try:
+                await link.ask(b"".join(wire.pack(type_, each) for each in ids), answer)
+                answers.append(answer)
+            except Disconnected as error:
+                lost = lost or error
+        for answer in answers:
+            await answer.wait()
+        if lost is not None:
+            raise Disconnected(f"{lost}; what it had delivered is delivered again")
+
+    # Told by the link (`link.Taker`).
+
+    def delivered(self, link: Link, delivery_id: int, body: bytes) -> None:
+        self._ready.append(Message(body, delivery_id, self, link))
+        self._tell()
+
+    def not_delivered(self, link: Link, error: DmsError) -> None:
+        if isinstance(error, Timeout):
+            self._timeouts += 1
+        else:
+            self._failed = error
+        self._tell()
+
+    def link_lost(self, link: Link) -> None:
+        # The server has them back, and delivers them again: to somebody.
+        self._ready = deque(message for message in self._ready if message._link is not link)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    def _raise_failure(self) -> None:
+        """Once: a queue that is gone may be there again."""
+        error, self._failed = self._failed, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Close its connection: what was delivered and not acknowledged goes back to the queue."""
+        self._lasting.close()

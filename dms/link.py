@@ -1,0 +1,359 @@
+"""A connection to a DMS server, as a client has it: requests go out together, replies come in order.
+
+What CONSUME asks for comes in any order between them: messages, and CONSUMEs that failed.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import trio
+
+from dms import wire
+from dms.errors import DmsError, Internal
+from dms.wire import REPLIES, Type
+from shared.errors import RemoteProtocolError
+from shared.net.dial import Address, Disconnected, Unreachable, open_again, pause_before
+
+RECEIVE_BYTES = 256 * 1024
+UNANSWERED_BYTES_MAX = 4 * 1024 * 1024
+"""Of requests: what waits to be sent, and what waits for its reply."""
+REQUEST_IDS = wire.DELIVERY_ID_BIT
+"""Ids below this are a client's own; they begin again at 1 when they are used up."""
+HANDSHAKE_SECONDS = 10.0
+CLOSE_SECONDS = 1.0
+"""For a server to say DISCONNECT_OK to one that leaves."""
+
+
+class Answer:
+    """The replies to a run of like requests: their `ids`, in order. `payload`: that of the last reply."""
+
+    __slots__ = ("count", "error", "errors", "event", "ids", "payload", "type")
+
+    def __init__(self, type_: Type, ids: Sequence[int]) -> None:
+        self.type = type_
+        self.ids = ids
+        self.count = 0
+        """Replies that came."""
+        self.errors: list[tuple[int, DmsError]] = []
+        """Places in the run, and how they were refused."""
+        self.error: Disconnected | None = None
+        """The connection was lost before all replies had come."""
+        self.payload = b""
+        self.event: trio.Event | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.error is not None or self.count == len(self.ids)
+
+    def tell(self) -> None:
+        if self.event is not None:
+            self.event.set()
+
+    async def wait(self) -> None:
+        """Until all replies are there. Raises Disconnected, else the first refusal."""
+        if not self.done:
+            self.event = trio.Event()
+            await self.event.wait()
+        if self.error is not None:
+            raise type(self.error)(str(self.error))
+        if self.errors:
+            error = self.errors[0][1]
+            error.refused = tuple(place for place, _ in self.errors)
+            raise error
+
+
+class Taker(Protocol):
+    """Who asked for messages."""
+
+    def delivered(self, link: "Link", delivery_id: int, body: bytes) -> None: ...
+
+    def not_delivered(self, link: "Link", error: DmsError) -> None: ...
+
+    def link_lost(self, link: "Link") -> None: ...
+
+
+class Link:
+    """One connection's life: a task that sends what piled up, one that hands out replies."""
+
+    def __init__(self, stream: trio.abc.Stream, taker: Taker | None, rest: bytes) -> None:
+        self._stream = stream
+        self._taker = taker
+        self._data = bytearray(rest)
+        self._outgoing: list[bytes] = []
+        self._awaited: deque[tuple[Answer, int]] = deque()
+        self._consuming: deque[int] = deque()
+        self._unanswered_bytes = 0
+        self._something = trio.Event()
+        self._room = trio.Event()
+        self._scope = trio.CancelScope()
+        self._next_id = 2  # 1 was the handshake
+        self.lost: Disconnected | None = None
+        self.replies = 0
+
+    def new_ids(self, count: int) -> Sequence[int]:
+        """Ids of `count` requests that are sent one behind the other."""
+        if self._next_id + count > REQUEST_IDS:
+            self._next_id = 1
+        ids = range(self._next_id, self._next_id + count)
+        self._next_id += count
+        return ids
+
+    async def ask(self, requests: bytes, answer: Answer) -> None:
+        """Queue requests; their answer is told. Waits while too much is unanswered. Raises Disconnected."""
+        while self._unanswered_bytes > UNANSWERED_BYTES_MAX and self.lost is None:
+            await self._room.wait()
+        if self.lost is not None:
+            raise type(self.lost)(str(self.lost))
+        self._outgoing.append(requests)
+        self._awaited.append((answer, len(requests)))
+        self._unanswered_bytes += len(requests)
+        self._something.set()
+
+    def consume(self, queue: bytes, count: int) -> None:
+        """Ask for so many messages; the taker hears of each. Only on a link that is not lost."""
+        ids = self.new_ids(count)
+        self._consuming.extend(ids)
+        self._outgoing.append(b"".join(wire.pack(Type.CONSUME, each, queue) for each in ids))
+        self._something.set()
+
+    @property
+    def consuming(self) -> int:
+        """CONSUMEs that wait."""
+        return len(self._consuming)
+
+    def lose(self, error: Disconnected) -> None:
+        """Whatever waits fails."""
+        if self.lost is None:
+            self.lost = error
+            self._scope.cancel()
+            self._room.set()
+            self._consuming.clear()
+            while self._awaited:
+                answer, _ = self._awaited.popleft()
+                answer.error = error
+                answer.tell()
+            if self._taker is not None:
+                self._taker.link_lost(self)
+
+    async def leave(self) -> None:
+        """Say goodbye, and wait a moment for the server's."""
+        if self.lost is None:
+            with trio.move_on_after(CLOSE_SECONDS):
+                answer = Answer(Type.DISCONNECT, self.new_ids(1))
+                try:
+                    await self.ask(wire.pack(Type.DISCONNECT, answer.ids[0]), answer)
+                    await answer.wait()
+                except (DmsError, Disconnected):
+                    pass
+        self.lose(Unreachable("the client is closed"))
+
+    async def run(self) -> None:
+        error = Disconnected("the server closed the connection")
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send)
+                    await self._receive()
+                    nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError) as group:
+            error = Disconnected(f"the connection broke ({group.exceptions[0].__cause__ or 'reset'})")
+        except* (wire.Refusal, RemoteProtocolError) as group:
+            error = Disconnected(f"the server's answer is not DMS's: {group.exceptions[0]}")
+        except* Disconnected as group:
+            error = Disconnected(str(group.exceptions[0]))
+        finally:
+            self.lose(error)
+            await trio.aclose_forcefully(self._stream)
+
+    async def _send(self) -> None:
+        while True:
+            await self._something.wait()
+            self._something = trio.Event()
+            while self._outgoing:
+                outgoing, self._outgoing = self._outgoing, []
+                await self._stream.send_all(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
+
+    async def _receive(self) -> None:
+        data = self._data
+        while True:
+            frames, at = wire.decode(data)
+            self._hand_out(frames)
+            del data[:at]
+            received = await self._stream.receive_some(RECEIVE_BYTES)
+            if not received:
+                return
+            data += received
+
+    def _hand_out(self, frames: Iterable[wire.Frame]) -> None:
+        for type_, _, status, message_id, payload in frames:
+            if type_ == Type.DELIVER:
+                self._delivered(message_id, payload)
+            elif type_ == Type.ERROR and message_id in self._consuming:
+                self._consuming.remove(message_id)  # nearly always the first
+                assert self._taker is not None
+                self._taker.not_delivered(self, refusal(status, payload))
+            elif type_ == Type.DISCONNECT:
+                raise Disconnected("the server is stopping")
+            else:
+                self._replied(type_, status, message_id, payload)
+
+    def _delivered(self, delivery_id: int, body: bytes) -> None:
+        # Which CONSUME it answers it does not say: of one connection they are served in order.
+        if not self._consuming or self._taker is None:
+            raise RemoteProtocolError("a message that nobody asked for")
+        self._consuming.popleft()
+        self.replies += 1
+        self._taker.delivered(self, delivery_id, body)
+
+    def _replied(self, type_: int, status: int, message_id: int, payload: bytes) -> None:
+        if not self._awaited:
+            text = payload.decode(errors="backslashreplace")[:200]
+            raise RemoteProtocolError(f"type {type_:#04x} in answer to nothing {text!r}")
+        answer, size = self._awaited[0]
+        if message_id != answer.ids[answer.count]:
+            raise RemoteProtocolError(f"id {message_id}, where {answer.ids[answer.count]} is next")
+        if type_ == Type.ERROR:
+            answer.errors.append((answer.count, refusal(status, payload)))
+        elif type_ != REPLIES[answer.type]:
+            raise RemoteProtocolError(f"type {type_:#04x} in answer to {answer.type.name}")
+        answer.payload = payload
+        answer.count += 1
+        self.replies += 1
+        if answer.count == len(answer.ids):
+            self._awaited.popleft()
+            self._unanswered_bytes -= size
+            answer.tell()
+            if self._unanswered_bytes <= UNANSWERED_BYTES_MAX // 2:
+                self._room.set()
+                self._room = trio.Event()
+
+
+def refusal(status: int, payload: bytes) -> DmsError:
+    return DmsError.of(status, payload.decode(errors="backslashreplace"))
+
+
+async def shake_hands(stream: trio.abc.Stream) -> bytes:
+    """The handshake; returns what came behind its answer. Raises Disconnected, and DmsError if refused."""
+    data = bytearray()
+    try:
+        with trio.fail_after(HANDSHAKE_SECONDS):
+            await stream.send_all(wire.pack(Type.HANDSHAKE, 1, b"brokers"))
+            while True:
+                received = await stream.receive_some(RECEIVE_BYTES)
+                if not received:
+                    raise Disconnected("the server closed the connection before it had answered")
+                data += received
+                frames, at = wire.decode(data)
+                if frames:
+                    break
+    except (trio.BrokenResourceError, trio.TooSlowError) as error:
+        raise Disconnected(f"no handshake ({error.__cause__ or type(error).__name__})") from None
+    except wire.Refusal as error:
+        raise Disconnected(f"the server's answer is not DMS's: {error}") from None
+    type_, _, status, _, payload = frames[0]
+    if type_ in (Type.ERROR, Type.HANDSHAKE_NACK):
+        raise refusal(status, payload)
+    if type_ != Type.HANDSHAKE_ACK or len(frames) > 1:
+        raise Disconnected(f"the server's answer is not DMS's: type {type_:#04x} to a handshake")
+    return bytes(data[at:])
+
+
+class Lasting:
+    """A connection that is made again when it was lost and somebody needs it.
+
+    `first`: made already, or None to make it when it is first needed.
+    """
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        address: Address,
+        retry_seconds: float,
+        taker: Taker | None = None,
+        first: Link | None = None,
+    ) -> None:
+        self._nursery = nursery
+        self._address = address
+        self._retry_seconds = retry_seconds
+        self._taker = taker
+        self._connecting = trio.Lock()
+        self._closed = False
+        self._silent = 0  # connections in a row that were lost before they answered anything
+        self._silent_since = trio.current_time()
+        self.link = first
+
+    async def connected(self) -> Link:
+        """The link, made again if it was lost. Raises Unreachable, and DmsError where the server refuses."""
+        link = self.link
+        if link is not None and link.lost is None:
+            return link
+        async with self._connecting:  # the first makes it, the others find it made
+            if self.link is None or self.link.lost is not None:
+                self.link = await self._made()
+            return self.link
+
+    async def leave(self) -> None:
+        """Close for good."""
+        self._closed = True
+        if self.link is not None:
+            await self.link.leave()
+
+    def close(self) -> None:
+        """The same, without a word."""
+        self._closed = True
+        if self.link is not None:
+            self.link.lose(Unreachable("the client is closed"))
+
+    async def _made(self) -> Link:
+        """Try for `retry_seconds`: a server that is away, or has too many clients, may not be for long."""
+        until = trio.current_time() + self._retry_seconds
+        if self.link is not None:
+            await self._pause(self.link)
+        attempts = 0
+        while True:
+            self._raise_if_closed()
+            left = max(until - trio.current_time(), 0.0)
+            try:
+                return await self._open(await open_again(self._address, left))
+            except Unreachable:
+                raise
+            except (Disconnected, Internal) as error:
+                pause = pause_before(attempts)
+                if trio.current_time() + pause > until:
+                    raise Unreachable(f"{self._address.host}:{self._address.port}: {error}") from error
+            await trio.sleep(pause)
+            attempts += 1
+
+    async def _open(self, stream: trio.abc.Stream) -> Link:
+        link = await greeted(stream, self._taker)
+        if self._closed:
+            await trio.aclose_forcefully(stream)
+            self._raise_if_closed()
+        self._nursery.start_soon(link.run)
+        return link
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise Unreachable("the client is closed")
+
+    async def _pause(self, lost: Link) -> None:
+        """Where a server takes connections and drops them unanswered, not to come back in a hot loop."""
+        self._raise_if_closed()
+        if lost.replies:
+            self._silent = 0
+            self._silent_since = trio.current_time()
+            return
+        if trio.current_time() > self._silent_since + self._retry_seconds:
+            raise Unreachable(str(lost.lost))
+        await trio.sleep(pause_before(self._silent))
+        self._silent += 1
+
+
+async def greeted(stream: trio.abc.Stream, taker: Taker | None) -> Link:
+    """A link over a new stream, which is closed if the server does not greet us."""
+    try:
+        return Link(stream, taker, await shake_hands(stream))
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise

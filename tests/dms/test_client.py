@@ -1,0 +1,394 @@
+"""The client against a peer that knows the specification alone: no socket, no clock."""
+
+from collections import deque
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from dms import client as dms
+from dms.client import (
+    Client,
+    Disconnected,
+    DmsError,
+    Queue,
+    QueueOptions,
+    Unreachable,
+    connect,
+)
+from dms.wire import Status
+from shared.errors import BrokerError
+from tests.dms.peer import Peer, frame, peer, read_frame
+
+__all__ = ["peer"]  # a fixture
+
+
+async def test_every_request_has_its_method(peer: Peer) -> None:
+    async with connect() as client:
+        assert await client.queues() == []
+        await client.create("jobs")
+        await client.create("Über")
+        await client.produce("jobs", b"one")
+        assert await client.produce_many("jobs", [b"two", b"", b"\0" * 4090]) == 0
+        assert await client.queues() == [Queue("jobs", 4), Queue("Über", 0)]
+        async with client.consume("jobs") as messages:
+            first = await anext(messages)
+            assert first.body == b"one"
+            await first.nack()
+            assert peer.queues["jobs"][0][1] == b"one"
+            for body in (b"one", b"two", b"", b"\0" * 4090):
+                message = await anext(messages)
+                assert message.body == body
+                await message.ack()
+        await client.delete("jobs")
+        assert await client.queues() == [Queue("Über", 0)]
+    assert peer.requests[-1] == 0x51, "it says goodbye"
+
+
+async def test_every_status_is_an_exception_of_its_name(peer: Peer) -> None:
+    for status in Status:
+        if status is Status.OK:
+            continue
+        name = "".join(word.capitalize() for word in status.name.split("_"))
+        kind = getattr(dms, name)
+        error = DmsError.of(status, "why")
+        assert type(error) is kind
+        assert isinstance(error, BrokerError)
+        assert (error.status, str(error)) == (status, f"{status.name}: why")
+    unknown = DmsError.of(77, "")
+    assert (type(unknown), str(unknown)) == (DmsError, "status 77")
+
+
+async def test_refusals_are_raised_where_they_belong(peer: Peer) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        with pytest.raises(dms.QueueExists):
+            await client.create("jobs")
+        with pytest.raises(dms.QueueNotFound):
+            await client.produce("elsewhere", b"x")
+        with pytest.raises(dms.QueueNotFound):
+            await client.delete("elsewhere")
+        async with client.consume("elsewhere") as messages:
+            with pytest.raises(dms.QueueNotFound):
+                await anext(messages)
+        for name in ("", "x" * 65, "a\nb"):
+            with pytest.raises(dms.ProtocolError):
+                await client.create(name)
+        with pytest.raises(dms.PayloadTooLarge, match="at most 4090 in a queue"):
+            await client.produce("jobs", b"x" * 4091)
+        assert 0x21 not in peer.requests[-1:], "what no server would take is not sent"
+
+
+async def test_of_many_messages_those_that_were_refused_are_named(peer: Peer) -> None:
+    peer.depth = 100
+    async with connect() as client:
+        await client.create("jobs")
+        with pytest.raises(dms.QueueFull) as caught:
+            await client.produce_many("jobs", [b"x" * 4000] * 200)
+        assert caught.value.refused == tuple(range(100, 200))
+        assert len(peer.queues["jobs"]) == 100
+        await client.queues()  # the connection is as good as before
+
+
+async def test_options_go_as_json_and_only_where_there_are_any() -> None:
+    assert QueueOptions().encoded() == b""
+    options = QueueOptions(ttl_ms=60_000, dead_letter="tot-é")
+    assert options.encoded() == '{"ttl_ms":60000,"dead_letter":"tot-é"}'.encode()
+
+
+async def test_many_tasks_share_one_connection(peer: Peer) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        async with trio.open_nursery() as nursery:
+            for number in range(500):
+                nursery.start_soon(client.produce, "jobs", b"%03d" % number)
+        assert sorted(body for _, body in peer.queues["jobs"]) == [b"%03d" % number for number in range(500)]
+        assert peer.connections == 1
+
+
+async def test_a_task_that_stops_waiting_leaves_the_connection_good(peer: Peer) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        with trio.move_on_after(0) as scope:
+            await client.produce("jobs", b"unheard")
+        assert scope.cancelled_caught
+        await client.produce("jobs", b"heard")
+        assert peer.queues["jobs"][-1][1] == b"heard"
+
+
+async def test_messages_are_asked_for_ahead_and_never_more_than_said(peer: Peer) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        await client.produce_many("jobs", [b"%d" % number for number in range(20)])
+        async with client.consume("jobs", prefetch=8) as messages:
+            first = await anext(messages)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(peer.queues["jobs"]) == 20 - 8
+            got = [first.body] + [(await anext(messages)).body for _ in range(19)]
+            assert got == [b"%d" % number for number in range(20)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(peer.queues["jobs"]) == 20, "the end of the block gives back what is not acknowledged"
+
+
+async def test_one_at_a_time_asks_only_when_one_is_wanted(peer: Peer) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        await client.produce_many("jobs", [b"one", b"two"])
+        async with client.consume("jobs") as messages:
+            await anext(messages)
+            await trio.testing.wait_all_tasks_blocked()
+            assert [body for _, body in peer.queues["jobs"]] == [b"two"]
+
+
+async def test_several_at_once_are_acknowledged_in_one_go(peer: Peer) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        await client.produce_many("jobs", [b"%d" % number for number in range(9)])
+        async with client.consume("jobs", prefetch=9) as messages:
+            got = [await anext(messages) for _ in range(9)]
+            await messages.ack(*got[:5])
+            await messages.nack(*got[5:])
+        await trio.testing.wait_all_tasks_blocked()
+        assert [body for _, body in peer.queues["jobs"]] == [b"5", b"6", b"7", b"8"]
+
+
+async def test_the_iterator_outlasts_timeouts_and_receive_tells_them(
+    peer: Peer, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        async with client.consume("jobs", prefetch=3) as messages, trio.open_nursery() as nursery:
+            with pytest.raises(dms.Timeout):
+                await messages.receive()
+            assert 30 <= trio.current_time() < 31
+
+            async def later() -> None:
+                await trio.sleep(500)
+                await client.produce("jobs", b"late")
+
+            nursery.start_soon(later)
+            assert (await anext(messages)).body == b"late"
+            assert 500 < trio.current_time() < 540
+
+
+async def test_a_queue_that_is_deleted_ends_the_wait(peer: Peer) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        async with client.consume("jobs") as messages, trio.open_nursery() as nursery:
+
+            async def delete() -> None:
+                await trio.testing.wait_all_tasks_blocked()
+                await client.delete("jobs")
+
+            nursery.start_soon(delete)
+            with pytest.raises(dms.QueueNotFound):
+                await anext(messages)
+
+
+async def test_an_answer_that_is_lost_is_told_and_the_next_request_finds_a_connection(peer: Peer) -> None:
+    async def deaf(stream: trio.StapledStream) -> None:
+        await peer.greet(stream)
+        await read_frame(stream)
+
+    peer.scripts = [deaf]
+    peer.queues["jobs"] = deque()
+    async with connect() as client:
+        with pytest.raises(Disconnected) as caught:
+            await client.produce("jobs", b"x")
+        assert type(caught.value) is Disconnected
+        await client.produce("jobs", b"y")
+        assert [body for _, body in peer.queues["jobs"]] == [b"y"]
+
+
+async def test_again_sends_only_what_had_no_answer(
+    peer: Peer, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def takes_three(stream: trio.StapledStream) -> None:
+        await peer.greet(stream)
+        for _ in range(3):
+            request = await read_frame(stream)
+            assert request is not None
+            await stream.send_all(peer.answer(*request))
+        await read_frame(stream)  # the fourth: no answer
+
+    peer.scripts = [takes_three, takes_three]
+    peer.queues["jobs"] = deque()
+    async with connect() as client:
+        bodies = [b"%d" % number for number in range(10)]
+        assert await client.produce_many("jobs", bodies, again=True) == 7 + 4
+        assert [body for _, body in peer.queues["jobs"]] == bodies
+    assert peer.connections == 3
+
+
+async def test_refusals_keep_their_places_when_the_rest_is_sent_again(
+    peer: Peer, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def refuses_one(stream: trio.StapledStream) -> None:
+        await peer.greet(stream)
+        for answer in (frame(0x22, 2), frame(0xFE, 3, b"full", 1)):
+            await read_frame(stream)
+            await stream.send_all(answer)
+
+    peer.scripts = [refuses_one]
+    peer.queues["jobs"] = deque()
+    async with connect() as client:
+        with pytest.raises(dms.QueueFull) as caught:
+            await client.produce_many("jobs", [b"0", b"1", b"2", b"3"], again=True)
+        assert caught.value.refused == (1,)
+        assert [body for _, body in peer.queues["jobs"]] == [b"2", b"3"]
+
+
+async def test_a_consumer_goes_on_over_a_new_connection(
+    peer: Peer, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        await client.produce_many("jobs", [b"one", b"two", b"three"])
+        async with client.consume("jobs", prefetch=2) as messages:
+            held = await anext(messages)
+            peer.cut()
+            await trio.testing.wait_all_tasks_blocked()
+            peer.refusing = 3
+            with pytest.raises(Disconnected, match="delivered again"):
+                await held.ack()
+            again = [await anext(messages) for _ in range(3)]
+            assert [message.body for message in again] == [b"one", b"two", b"three"]
+            await messages.ack(*again)
+
+
+async def test_a_server_that_stays_away_is_unreachable_after_a_while(
+    peer: Peer, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with connect(retry_seconds=20) as client:
+        await client.create("jobs")
+        async with client.consume("jobs") as messages:
+            peer.refusing = 1_000_000
+            peer.cut()
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(Unreachable):
+                await client.produce("jobs", b"x", again=True)
+            with pytest.raises(Unreachable):
+                await anext(messages)
+        assert 30 < trio.current_time() < 45
+        assert 1_000_000 - peer.refusing < 60, "with growing pauses"
+
+
+async def test_a_server_that_answers_nothing_is_not_asked_in_a_hot_loop(
+    peer: Peer, autojump_clock: trio.testing.MockClock
+) -> None:
+    peer.scripts = [peer.greet] * 1000
+    async with connect(retry_seconds=20) as client:
+        with pytest.raises(Unreachable):
+            await client.produce("jobs", b"x", again=True)
+    assert 1 < peer.connections < 40
+
+
+@pytest.mark.parametrize("refusal", [frame(0xFE, 0, b"256 clients are here", 10), frame(0xFE, 1, b"", 10)])
+async def test_a_server_with_clients_enough_says_so(peer: Peer, refusal: bytes) -> None:
+    async def full(stream: trio.StapledStream) -> None:
+        await stream.send_all(refusal)
+
+    peer.scripts = [full]
+    with pytest.raises(dms.Internal):
+        async with connect():
+            raise AssertionError("connected")
+
+
+async def test_while_a_server_has_clients_enough_coming_back_is_tried_again(
+    peer: Peer, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def full(stream: trio.StapledStream) -> None:
+        await stream.send_all(frame(0xFE, 0, b"256 clients are here", 10))
+
+    peer.scripts = [peer.serve, full, full]
+    async with connect() as client:
+        await client.create("jobs")
+        peer.cut()
+        await trio.testing.wait_all_tasks_blocked()
+        assert await client.queues() == [Queue("jobs", 0)]
+    assert peer.connections == 4
+
+
+async def test_another_version_is_told(peer: Peer) -> None:
+    async def other(stream: trio.StapledStream) -> None:
+        await stream.send_all(frame(0x04, 1, b"version 2 is spoken here", 7))
+
+    peer.scripts = [other]
+    with pytest.raises(dms.VersionMismatch, match="spoken here"):
+        async with connect():
+            raise AssertionError("connected")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"ERR SYNTAX\n",
+        frame(0x22, 99),
+        frame(0x12, 2),
+        frame(0x34, 0x80000001, b"unasked"),
+        bytes.fromhex("deadbeef00100001") + bytes(8),
+    ],
+)
+async def test_an_answer_that_is_not_dms_ends_the_connection(peer: Peer, said: bytes) -> None:
+    async def garbles(stream: trio.StapledStream) -> None:
+        await peer.greet(stream)
+        await read_frame(stream)
+        await stream.send_all(said)
+        await read_frame(stream)
+
+    peer.scripts = [garbles]
+    async with connect() as client:
+        with pytest.raises(Disconnected, match="not DMS's"):
+            await client.produce("jobs", b"x")
+
+
+async def test_a_server_that_stops_says_goodbye_first(peer: Peer) -> None:
+    async def stops(stream: trio.StapledStream) -> None:
+        await peer.greet(stream)
+        await read_frame(stream)
+        await stream.send_all(frame(0x51, 0))
+
+    peer.scripts = [stops]
+    async with connect() as client:
+        with pytest.raises(Disconnected, match="stopping"):
+            await client.produce("jobs", b"x")
+
+
+async def test_what_is_unanswered_is_bounded(peer: Peer) -> None:
+    async def deaf(stream: trio.StapledStream) -> None:
+        await peer.greet(stream)
+        await trio.sleep_forever()
+
+    async def pour(client: Client) -> None:
+        while True:
+            nonlocal asked
+            asked += 1
+            with trio.move_on_after(0):
+                await client.produce_many("jobs", [b"x" * 4000] * 64)
+
+    asked = 0
+    peer.scripts = [deaf]
+    async with connect() as client, trio.open_nursery() as nursery:
+        nursery.start_soon(pour, client)
+        await trio.lowlevel.checkpoint()
+        for _ in range(60):
+            await trio.lowlevel.checkpoint()
+        link = client._lasting.link
+        assert link is not None
+        assert asked > 30
+        assert sum(map(len, link._outgoing)) < 5 * 1024 * 1024
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_callers_own_error_comes_out_as_it_is(peer: Peer) -> None:
+    with pytest.raises(KeyError):
+        async with connect():
+            raise KeyError("mine")
+
+
+async def test_a_closed_client_says_so(peer: Peer) -> None:
+    async with connect() as client:
+        pass
+    with pytest.raises(Unreachable, match="closed"):
+        await client.produce("jobs", b"x")
