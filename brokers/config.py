@@ -1,4 +1,4 @@
-"""Settings: flags over `BROKERS_<SECTION>_<KEY>` over a TOML file over defaults.
+"""Settings: flags over `BROKERS_<SECTION>_<KEY>` over a TOML file over defaults (a command's own first).
 
 Each section is a settings class that stands beside the code it configures; the protocols' come with their
 plugs. Everything that is wrong is reported at once, with the nearest name that would have been right.
@@ -79,6 +79,7 @@ def load(
     file: Path | None,
     environ: Mapping[str, str],
     flags: Iterable[Flag] = (),
+    defaults: Iterable[Flag] = (),
     broken: Sequence[str] = (),
 ) -> Config:
     """Read everything that was given and check it. Raises InvalidSettings with all that is wrong.
@@ -92,6 +93,7 @@ def load(
     given: dict[Key, Given] = {}
     ranks: dict[Key, int] = {}
     layers = (
+        _from_flags(defaults, sections),
         _from_file(file, sections, broken) if file else (),
         _from_environment(environ, sections, broken),
         _from_flags(flags, sections),

@@ -52,11 +52,15 @@ class Flag:
 
 @attrs.frozen
 class ServeCommand:
-    """What to serve, as the command line has it: settings given, but not yet read."""
+    """What to serve, as the command line has it: settings given, but not yet read.
+
+    `defaults`: those of the command itself, which give way to the file and the environment.
+    """
 
     config: Path | None = None
     ready_file: Path | None = None
     flags: tuple[Flag, ...] = ()
+    defaults: tuple[Flag, ...] = ()
 
 
 def port_flags(ports: Iterable[str]) -> Iterator[Flag]:
@@ -110,9 +114,21 @@ def with_host_flags(verb: Callable[..., Any]) -> Callable[..., ServeCommand]:
 
 
 def _requested(request: "ServeRequest") -> ServeCommand:
-    flags = [Flag(("serve", "enable"), request.protocol, f"brokers {request.protocol} serve")]
-    for section, settings in request.settings.items():
+    command = f"brokers {request.protocol} serve"
+    settings = [
+        Flag((section, name), value, f"--{name}".replace("_", "-"))
+        for section, name, value in _said(request.settings)
+    ]
+    return ServeCommand(
+        flags=(Flag(("serve", "enable"), request.protocol, command), *settings),
+        defaults=tuple(
+            Flag((section, name), value, command) for section, name, value in _said(request.defaults)
+        ),
+    )
+
+
+def _said(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    for section, settings in sections.items():
         for name, value in settings.items():
             if value is not None:
-                flags.append(Flag((section, name), value, f"--{name}".replace("_", "-")))
-    return ServeCommand(flags=tuple(flags))
+                yield section, name, value

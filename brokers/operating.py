@@ -109,12 +109,19 @@ _CALL_EXAMPLES = """Examples:
 
 
 def ask(request: "VerbRequest") -> Any:
-    """Call an administrative verb for a protocol's own command; None is no argument. Raises Refusal."""
+    """Call an administrative verb for a protocol's own command; None is no argument. Raises BrokerError."""
     from brokers import control
 
     arguments = {name: value for name, value in request.arguments.items() if value is not None}
     folder = data_folder(request.data_dir)
-    return control.request(folder, "POST", f"/{request.protocol}/{request.verb}", arguments)
+    try:
+        return control.request(folder, "POST", f"/{request.protocol}/{request.verb}", arguments)
+    except Refusal as error:
+        if not request.cold or error.code != ExitCode.UNAVAILABLE or not folder.is_dir():
+            raise
+    from brokers import cold
+
+    return cold.call(folder, request.protocol, request.verb, arguments)
 
 
 def _keyed(arguments: Sequence[str]) -> dict[str, Any]:

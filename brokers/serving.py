@@ -38,7 +38,14 @@ def serve(command: ServeCommand) -> int:
     working, broken = plugs.load_all()
     for error in broken.values():
         print(f"brokers: {error}", file=sys.stderr)
-    config = load(working, file=command.config, environ=os.environ, flags=command.flags, broken=tuple(broken))
+    config = load(
+        working,
+        file=command.config,
+        environ=os.environ,
+        flags=command.flags,
+        defaults=command.defaults,
+        broken=tuple(broken),
+    )
     enabled_by = config.sources.get(("serve", "enable"), "default")
     chosen = plugs.enabled(config.serve.enable, working, enabled_by)
     if not chosen:

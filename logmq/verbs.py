@@ -2,7 +2,6 @@
 
 import errno
 import os
-import ssl
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,6 +15,7 @@ from cyclopts import App, Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
 from shared.errors import ConfigError
+from shared.net.dial import tls_context
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 
@@ -63,18 +63,11 @@ class Server:
     async def connect(self) -> AsyncIterator[Client]:
         """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
         try:
-            async with connect(self.host, self.port, ssl_context=self._ssl_context()) as client:
+            context = tls_context(wanted=self.tls, ca=self.ca, certificate=self.certificate, key=self.key)
+            async with connect(self.host, self.port, ssl_context=context) as client:
                 yield client
         except Unreachable as error:
             raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
-
-    def _ssl_context(self) -> ssl.SSLContext | None:
-        if not (self.tls or self.ca or self.certificate):
-            return None
-        context = ssl.create_default_context(cafile=self.ca)
-        if self.certificate is not None:
-            context.load_cert_chain(self.certificate, self.key)
-        return context
 
 
 LOCAL = Server()

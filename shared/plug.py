@@ -111,11 +111,13 @@ class Plug:
 class ServeRequest:
     """What a protocol's own `serve` verb returns: the host then serves just that protocol.
 
-    `settings`: section -> key -> value, laid over file and environment like flags.
+    `settings`: section -> key -> value, laid over file and environment like flags. `defaults`: the same, laid
+    below both, where this verb's own defaults differ from those of the settings.
     """
 
     protocol: str
     settings: Mapping[str, Mapping[str, Any]]
+    defaults: Mapping[str, Mapping[str, Any]] = {}
 
 
 @attrs.frozen
@@ -123,10 +125,12 @@ class VerbRequest:
     """What a protocol's own command returns to have one of its administrative verbs called.
 
     The host asks the server that runs on the data folder (None: the one that settings and environment name)
-    and shows what it answers.
+    and shows what it answers. `cold`: where none runs, the host opens the folder itself, serves nothing, and
+    calls the verb of the service that it opened; without it that is an error (exit 69).
     """
 
     protocol: str
     verb: str
     arguments: Mapping[str, Any]
     data_dir: Path | None = None
+    cold: bool = False

@@ -3,6 +3,7 @@
 import errno
 import secrets
 import ssl
+from pathlib import Path
 
 import attrs
 import trio
@@ -82,3 +83,15 @@ def pause_before(attempts: int) -> float:
     first, longest = PAUSE_SECONDS
     pause = min(first * (1 << min(attempts, 20)), longest)
     return pause / 2 + pause / 2 * secrets.randbelow(1000) / 1000
+
+
+def tls_context(
+    *, wanted: bool, ca: Path | None, certificate: Path | None, key: Path | None
+) -> ssl.SSLContext | None:
+    """What a command's TLS flags mean; None: no TLS. Any of the files implies it. Raises OSError."""
+    if not (wanted or ca or certificate):
+        return None
+    context = ssl.create_default_context(cafile=ca)
+    if certificate is not None:
+        context.load_cert_chain(certificate, key)
+    return context

@@ -60,6 +60,17 @@ def test_flags_win_over_the_environment_over_the_file_over_defaults(tmp_path: Pa
     assert sources["serve.log_format"] == "default"
 
 
+def test_a_commands_own_defaults_give_way_to_everything_that_was_said(tmp_path: Path) -> None:
+    own = [Flag(("queue", "port"), 1, "brokers queue serve"), Flag(("queue", "line_bytes_max"), 7, "")]
+    file = tmp_path / "brokers.toml"
+    file.write_text("[queue]\nline_bytes_max = 9")
+    config = load(PLUGS, file=file, environ={}, defaults=own)
+    assert (config.protocols["queue"].port, config.protocols["queue"].line_bytes_max) == (1, 9)
+    assert config.sources["queue", "port"] == "brokers queue serve"
+    said = load(PLUGS, file=file, environ={"BROKERS_QUEUE_PORT": "2"}, defaults=own)
+    assert said.protocols["queue"].port == 2
+
+
 def test_the_file_can_be_named_in_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "b.toml"
     file.write_text("[queue]\nport = 5")

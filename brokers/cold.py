@@ -1,0 +1,48 @@
+"""A protocol's administrative verb on a folder that nobody serves: opened, called, closed."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from brokers import logs
+from brokers.commands import settings_of
+from brokers.errors import ExitCode, Refusal
+from brokers.plugs import load
+from brokers.render import json_value
+from shared.plug import Context
+from shared.storage.store import Store
+
+
+def call(folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any]) -> Any:
+    """What the verb answers, as JSON has it. Nothing is bound or served.
+
+    Raises StoreInUse where a server only starts or stops there, Refusal, and what the verb raises.
+    """
+    return json.loads(json.dumps(trio.run(_call, folder, protocol, verb, arguments), default=json_value))
+
+
+async def _call(folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any]) -> Any:
+    plug = load(protocol)
+    config = settings_of(None)
+    log = logs.configure("warning", config.serve.log_format).bind(protocol=protocol)
+    try:
+        store = await Store.open(folder, config.storage)
+    except OSError as error:
+        where = error.filename or folder
+        raise Refusal(f"data folder {where}: {error.strerror}", ExitCode.DATA_FOLDER) from error
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            service = await plug.open(Context(store, log), config.protocols[protocol])
+            verbs = {each.name: each for each in service.admin_verbs}
+            if verb not in verbs:
+                raise Refusal(f"{protocol} has no verb {verb!r}")
+            result = await verbs[verb].call(arguments)
+            nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            await store.close()
+    return result

@@ -1,0 +1,45 @@
+"""A protocol's administrative verb where no server runs: the folder is opened, asked, and let go."""
+
+from pathlib import Path
+
+import pytest
+
+from brokers import operating
+from brokers.errors import ExitCode, Refusal
+from shared.errors import StoreInUse
+from shared.plug import VerbRequest
+from shared.storage.lock import FolderLock
+from tests.support.server import Server, speak
+
+
+def groups(folder: Path, *, cold: bool = True, verb: str = "groups") -> object:
+    return operating.ask(VerbRequest("logmq", verb, {"topic": "t"}, folder, cold=cold))
+
+
+def test_the_same_answer_from_the_server_and_from_its_folder(tmp_path: Path) -> None:
+    with Server(tmp_path, "--enable", "logmq") as server:
+        speak(server.address("logmq"), b"PRODUCE t one\nCOMMIT g t 7\n")
+        told = groups(server.data)
+        assert server.stop() == 0
+    assert told == [{"group": "g", "topic": "t", "offset": 7, "end": 7, "behind_bytes": 0}]
+    assert groups(server.data) == told
+    assert groups(server.data) == told, "the folder was let go"
+    with pytest.raises(Refusal) as refused:
+        groups(server.data, cold=False)
+    assert refused.value.code == ExitCode.UNAVAILABLE
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(Refusal) as refused:
+        groups(tmp_path / "elsewhere")
+    assert refused.value.code == ExitCode.UNAVAILABLE
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
+    lock = FolderLock.take(tmp_path)
+    try:
+        with pytest.raises(StoreInUse):
+            groups(tmp_path)
+    finally:
+        lock.release()
