@@ -171,7 +171,8 @@ class Checkpointer:
         committer = self._committer
         if committer.read_only is not None or any(log.unapplied for log in committer.marked):
             return None  # the journal still holds what a log file does not
-        logs = [log for log in committer.dirty if not log.deleted]
+        # A log whose deletion still waits for a commit is there: that may fail, or a crash come first.
+        logs = [log for log in committer.dirty if not log.gone]
         committer.dirty.clear()
         committer.direct_bytes = 0
         self._batches = self._journal.batches

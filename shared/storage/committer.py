@@ -96,8 +96,9 @@ class Committer:
         for log, _, _ in parts:
             self._require_writable(log, reserved)
         mode = min(mode_of(log) for log, _, _ in parts)
-        if mode is Mode.WRITTEN and any(log.direct for log, _, _ in parts):
-            # After a power cut a log of mode `none` counts as far as its marks go, and the batch may be lost.
+        if any(log.direct for log, _, _ in parts) and len({log for log, _, _ in parts}) > 1:
+            # After a power cut a log of mode `none` counts as far as its marks go, and the batch may be lost:
+            # half of the change would be there. So it is in the journal and synced before any of it is shown.
             mode = Mode.SYNCED
         size = sum(len(records) + ENTRY_HEADER_BYTES for _, records, _ in parts)
         round_ = self._round(size)

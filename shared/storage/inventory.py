@@ -183,6 +183,7 @@ class Inventory:
             log.first_kept = max(log.first_kept, change.offset)
             self._stale[log] = None
         else:
+            log.mode_kept = Durability.parse(change.body.decode())
             self._stale[log] = None
 
     def undone(self, change: Change) -> None:
@@ -230,7 +231,7 @@ class Inventory:
 def line_of(log: Log) -> LogLine:
     """As the catalog has it."""
     file = log.file.path.removeprefix(log.namespace + "/").removesuffix(".log")
-    mode = str(log.mode)
+    mode = str(log.mode_kept)
     return LogLine(log.id, log.namespace, log.name, file, mode, log.created_ms, log.first_kept, log.visible)
 
 

@@ -44,6 +44,7 @@ class Log:
         "last_ms",
         "marks_written",
         "mode",
+        "mode_kept",
         "name",
         "namespace",
         "open_mark",
@@ -96,6 +97,7 @@ class Log:
         self.busy = False  # a commit under way holds some of it
         self.fresh = False  # made in this process, and has no file yet
         self.first_kept = first  # `first` as it is known to be durable: what lies below may become a hole
+        self.mode_kept = mode  # `mode` as it is known to be durable
         self.direct_dirty = False  # bytes went around the journal since the file's last sync
         self.marks_written = UNKNOWN if end else 0  # entries in the index file
         self.closed_marks: list[Mark] = []  # not in the index file yet
@@ -121,6 +123,11 @@ class Log:
         if new > 0:
             self.marks_written = number
             del self.closed_marks[:new]
+
+    @property
+    def gone(self) -> bool:
+        """Its deletion is durable. While it is only `deleted`, that may be taken back, or lost in a crash."""
+        return self.file.gone
 
     @property
     def direct(self) -> bool:

@@ -77,7 +77,7 @@ class Marking:
         unapplied = []
         now = self._clock.monotonic()
         for log in list(self._committer.marked):
-            if log.deleted:
+            if log.gone:
                 self._committer.marked.pop(log, None)
             elif log.unapplied:
                 unapplied.append((log, log.unapplied[:]))

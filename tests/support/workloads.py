@@ -85,6 +85,15 @@ class Worker:
         if await self.witness.store.checkpoint():
             self.witness.everything_safe(since)
 
+    async def checkpoint_amid(self, name: str) -> None:
+        """A checkpoint while a deletion, what follows under the name, and more wait for the next commit."""
+        if name in self.namespace.logs:
+            self.witness.delete(self.namespace, name)
+        if self.witness.moment % 2:
+            self.witness.append(self.log(name), [self.payload()])
+        await self.checkpoint()
+        self.settle()
+
     async def restart(self) -> None:
         """The process dies between two operations, and the store is opened again."""
         self.is_open = False
@@ -114,8 +123,10 @@ SMALL: dict[str, Operation] = {
     "delete or make again": lambda worker: worker.replace("a"),
     "change two": lambda worker: worker.append_all("a", "i"),
     "change weak": lambda worker: worker.append_all("i", "n"),
+    "change weakest": lambda worker: worker.append_all("n", "n2"),
     "drop": lambda worker: worker.drop("a"),
     "checkpoint": lambda worker: worker.checkpoint(),
+    "checkpoint amid a deletion": lambda worker: worker.checkpoint_amid("a"),
     "restart": lambda worker: worker.restart(),
 }
 """The alphabet of the short workloads, which are all run."""
@@ -185,8 +196,10 @@ async def _draw(worker: Worker, source: random.Random, names: list[str]) -> None
         await worker.drop(name)
     elif roll < 0.92:
         await worker.put("t", source.choice((b"one", b"two")))
-    elif roll < 0.96:
+    elif roll < 0.94:
         await worker.checkpoint()
+    elif roll < 0.96:
+        await worker.checkpoint_amid(name)
     elif roll < 0.98:
         await worker.close_and_open()
     else:

@@ -72,6 +72,8 @@ STEPS: list[Callable[[Worker], Awaitable[None]]] = [
     lambda worker: worker.drop("a"),
     lambda worker: worker.checkpoint(),
     lambda worker: worker.append("i", 10, 20),
+    lambda worker: worker.checkpoint_amid("i"),
+    lambda worker: worker.append("i"),
     lambda worker: worker.close_and_open(),
     lambda worker: worker.append("a"),
 ]
