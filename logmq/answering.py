@@ -75,9 +75,14 @@ def begin_read(
     def done(result: Any) -> None:
         nonlocal finished
         finished = True
+        if held is None:
+            finish(result, None)
+        else:
+            session.replies.attempt(finish_later, result)
+
+    def finish_later(result: Any) -> None:
         finish(result, held)
-        if held is not None:
-            session.go(STOP_READ)
+        session.go(STOP_READ)
 
     session.has_read()
     begin(done)

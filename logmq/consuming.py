@@ -119,6 +119,6 @@ def _read_in_turn(session: "Session", log: Log, offset: int, held: Held) -> None
             held.resolve(b"EOF\n")
 
     if offset < log.visible:
-        log.read(offset, FIRST_READ_BYTES, done)
+        log.read(offset, FIRST_READ_BYTES, session.replies.guarded(done))
     else:
         held.resolve(b"EOF\n")

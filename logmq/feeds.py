@@ -40,14 +40,14 @@ class Feed:
         if log.deleted:
             gone = refusal_for(LogDeleted())
             for fetch in tuple(self._fetches):
-                fetch.refuse(gone)
+                fetch.replies.attempt(fetch.refuse, gone)
             for tail in tuple(self._tails):
-                tail.refuse(gone)
+                tail.replies.attempt(tail.refuse, gone)
         else:
             visible = log.visible
             for fetch in tuple(self._fetches):
                 if visible > fetch.offset:
-                    fetch.go()
+                    fetch.replies.attempt(fetch.go)
             if self._tails:
                 self._push()
         self._close_if_idle()
@@ -83,8 +83,9 @@ class Feed:
     def _pushed(self, records: bytes | StoreError) -> None:
         self._reading = False
         if isinstance(records, StoreError):
+            refusal = refusal_for(records)
             for tail in tuple(self._tails):
-                tail.refuse(refusal_for(records))
+                tail.replies.attempt(tail.refuse, refusal)
             self._close_if_idle()
             return
         start = self._position
@@ -92,11 +93,11 @@ class Feed:
         lines = message_lines(records, start) if self._tails else b""
         for tail in tuple(self._tails):
             if tail.next == start:
-                tail.push(lines, end)
+                tail.replies.attempt(tail.push, lines, end)
             elif tail.next < end:
                 # It joined ahead of a push under way, or waited for an offset that is not a record's start.
                 del self._tails[tail]
-                tail.fell_out()
+                tail.replies.attempt(tail.fell_out)
         if self._tails and end < self.log.visible:
             self._push_soon()
         self._close_if_idle()

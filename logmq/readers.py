@@ -42,6 +42,9 @@ class Owner(Protocol):
 class Waiting(Protocol):
     """Who waits for a topic to be made."""
 
+    @property
+    def replies(self) -> Replies: ...
+
     def appeared(self, log: Log) -> None: ...
 
 
@@ -75,6 +78,11 @@ class Tail:
         self._held: Held | None = None
         owner.counts.tails += 1
 
+    @property
+    def replies(self) -> Replies:
+        """Of the connection that it serves."""
+        return self.owner.replies
+
     def start(self, held: Held) -> None:
         """Everything before it is answered."""
         self._held = held
@@ -103,7 +111,7 @@ class Tail:
             self._feed.join(self)
         else:
             self._reading = True
-            log.read(self.next, READ_BYTES, self._caught_up)
+            log.read(self.next, READ_BYTES, self.replies.guarded(self._caught_up))
 
     def push(self, lines: bytes, end: int) -> None:
         """The records from `next` up to `end`."""
@@ -222,12 +230,17 @@ class Fetch:
             self._feed = self._topics.feed(log)
             self._feed.add_fetch(self)
 
+    @property
+    def replies(self) -> Replies:
+        """Of the connection that it answers."""
+        return self._owner.replies
+
     def go(self) -> None:
         """There is something to read."""
         assert self._log is not None
         self.deadline = math.inf  # it was in time, whatever the disk takes
         self._leave()
-        self._log.read_chunk(self.offset, self._bytes_max, self._read)
+        self._log.read_chunk(self.offset, self._bytes_max, self.replies.guarded(self._read))
 
     def expire(self) -> None:
         """Its time is over, or the server's. A read under way is let finish."""

@@ -66,7 +66,8 @@ def fetch(session: "Session", fields: Sequence[bytes]) -> None:
 
 def _fetch_in_turn(session: "Session", log: Log, offset: int, size: int, held: Held) -> None:
     if offset < log.visible:
-        log.read_chunk(offset, size, lambda chunk: held.resolve(_chunk(session, offset, chunk)))
+        done = session.replies.guarded(lambda chunk: held.resolve(_chunk(session, offset, chunk)))
+        log.read_chunk(offset, size, done)
     else:
         held.resolve(b"EOF\n")
 
@@ -129,7 +130,11 @@ def commit(session: "Session", fields: Sequence[bytes]) -> None:
                 session.replies.owe(ticket, reply)
             else:
                 ticket.when_done(
-                    lambda done: held.resolve(reply if done.error is None else refused(session, done.error))
+                    session.replies.guarded(
+                        lambda done: held.resolve(
+                            reply if done.error is None else refused(session, done.error)
+                        )
+                    )
                 )
 
     begin_read(session, lambda done: log.is_record_start(offset, done), finish)

@@ -95,7 +95,7 @@ class Topics:
             raise refusal_for(error) from None
         log.retention = self._settings.retention(name)
         for waiting in self._waiting.pop(name, ()):
-            waiting.appeared(log)
+            waiting.replies.attempt(waiting.appeared, log)
         return log
 
     def _unwatched(self, feed: Feed) -> None:

@@ -244,4 +244,4 @@ class Writing:
         store = session.broker.store
         if store.congested:
             session.stop(STOP_STORE)
-            store.when_uncongested(lambda: session.go(STOP_STORE))
+            store.when_uncongested(session.replies.guarded(lambda: session.go(STOP_STORE)))

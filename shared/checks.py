@@ -80,6 +80,9 @@ class MemoryConnection(Connection):
         self.deadline = math.inf
         self.outbox.clear()
 
+    def crashed(self, error: Exception) -> None:
+        raise error
+
     def wake_at(self, deadline: float) -> None:
         if not self._mute:
             self.deadline = deadline

@@ -5,12 +5,16 @@ owed; everything that shares a ticket and stands side by side is one entry, join
 a run of a thousand requests costs one entry and not a thousand. What comes from elsewhere is held. An answer
 leaves when everything before it has left.
 
+A session's own code runs here at times that no driver chose: when a commit ends, when bytes have been read. A
+bug in it costs its own connection, and nobody else's (`attempt`, `guarded`).
+
 Nothing here does I/O or knows any protocol; it all runs in the trio thread.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from shared.errors import StoreError
 from shared.net.connection import Connection
@@ -74,13 +78,17 @@ class _Owed:
 
     def __call__(self, ticket: "Ticket") -> None:
         self.ready = True
-        if ticket.error is not None:
-            refusal = self.replies.failed(ticket.error)
-            self.parts = [
-                refusal * count if count else part
-                for part, count in zip(self.parts, self.counts, strict=True)
-            ]
-        self.replies._advance()
+        replies = self.replies
+        try:
+            if ticket.error is not None:
+                refusal = replies.failed(ticket.error)
+                self.parts = [
+                    refusal * count if count else part
+                    for part, count in zip(self.parts, self.counts, strict=True)
+                ]
+            replies._advance()
+        except Exception as error:
+            replies._connection.crashed(error)
 
 
 class _Said:
@@ -194,6 +202,20 @@ class Replies:
         if self._entries[0] is held:
             self._advance()
         return held
+
+    def attempt(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call something of this session's on somebody else's time: the store's, or another session's.
+
+        What it raises costs this connection, as it would in a call of the driver's, and nobody else.
+        """
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._connection.crashed(error)
+
+    def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """The callback so called: for all that is handed to the store."""
+        return partial(self.attempt, callback)
 
     def when_empty(self, callback: Callable[[], None]) -> None:
         """Call once when nothing is owed any more; at once if that is so now."""

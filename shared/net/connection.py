@@ -104,6 +104,10 @@ class Connection:
         """Close now, unsent output lost; counted and logged by `reason` (fixed words, no peer's bytes)."""
         raise NotImplementedError
 
+    def crashed(self, error: Exception) -> None:
+        """What the session raised outside of a call by the driver; it ends as if it were inside of one."""
+        raise NotImplementedError
+
     def wake_at(self, deadline: float) -> None:
         """Have `on_deadline` called once `now` has reached `deadline`; replaces the one before; inf: none."""
         raise NotImplementedError

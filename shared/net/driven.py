@@ -75,6 +75,9 @@ class DrivenConnection(Connection):
             self._rounds.log.info("connection aborted", peer=self.peer, reason=reason)
             self._close(reason)
 
+    def crashed(self, error: Exception) -> None:
+        self._rounds.failed(self, error)
+
     def tcp_info(self) -> bytes | None:
         """For `liveness`; None where the transport is not TCP."""
         raise NotImplementedError

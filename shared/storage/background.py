@@ -6,6 +6,7 @@ from typing import Any
 import trio
 
 from shared.errors import StoreClosed
+from shared.storage.commit import call
 from shared.storage.files import FileGone
 
 Background = Callable[[Callable[[], Any], Callable[[Any], None]], None]
@@ -40,5 +41,5 @@ class BackgroundReads:
         except (OSError, FileGone) as error:
             found = error
         finally:
-            then(found)
+            call(then, found)
         self.settle()

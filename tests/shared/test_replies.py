@@ -280,3 +280,60 @@ def test_in_any_course_of_events_answers_leave_in_request_order(steps: list[tupl
     assert sent + connection.taken() == expected
     assert not replies.owed
     assert replies.owed_bytes == 0
+
+
+class Guarded(MemoryConnection):
+    """Keeps what its session's callbacks raise."""
+
+    __slots__ = ("errors",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[Exception] = []
+
+    def crashed(self, error: Exception) -> None:
+        self.errors.append(error)
+        self.abort("crash")
+
+
+def bug(*_: object) -> bytes:
+    raise ZeroDivisionError
+
+
+def test_a_bug_behind_a_ticket_is_its_own_connections_end() -> None:
+    bad, good = Guarded(), Guarded()
+    ticket = Ticket()
+    one, other = Replies(bad, bug), Replies(good, refused)
+    owe(one, ticket, b"1")
+    owe(other, ticket, b"2")
+    ticket.resolve(StoreError("no"))
+    assert [type(error) for error in bad.errors] == [ZeroDivisionError]
+    assert bad.aborted == "crash"
+    assert good.taken() == b"<no>"
+    assert good.errors == []
+
+
+def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end() -> None:
+    for later in ("on_turn", "when_empty", "on_room"):
+        connection, ticket = Guarded(), Ticket()
+        replies = Replies(
+            connection, refused, on_room=cast(Any, bug), bytes_max=1 if later == "on_room" else 99
+        )
+        owe(replies, ticket, b"answer")
+        if later == "on_turn":
+            replies.hold(cast(Any, bug))
+        elif later == "when_empty":
+            replies.when_empty(cast(Any, bug))
+        ticket.resolve()
+        assert connection.aborted == "crash", later
+
+
+def test_a_guarded_callback_gets_what_it_would_and_costs_its_connection_what_it_raises() -> None:
+    connection = Guarded()
+    replies = Replies(connection, refused)
+    found: list[int] = []
+    replies.guarded(found.append)(7)
+    assert found == [7]
+    assert connection.aborted is None
+    replies.guarded(bug)(7)
+    assert connection.aborted == "crash"

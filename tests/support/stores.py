@@ -1,6 +1,7 @@
 """Stores under test: a clock that is set by hand, work that runs inline, reads that are awaited."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ KIB = 1 << 10
 ALWAYS = Durability("always")
 INTERVAL = Durability("interval", 0.05)
 NONE = Durability("none")
+MODES = [ALWAYS, INTERVAL, NONE]
 
 SMALL = StorageSettings(
     segment_bytes=64 * KIB,
@@ -71,6 +73,25 @@ async def reopen(store: Store, disk: FakeDisk, settings: StorageSettings = SMALL
     store.abandon()
     after = disk.kill()
     return await open_store(after, settings), after
+
+
+@asynccontextmanager
+async def running(store: Store) -> AsyncIterator[None]:
+    """Its background work goes on meanwhile."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def filled(store: Store, mode: Durability = ALWAYS, count: int = 300, size: int = 1000) -> Log:
+    """A log `orders`; its records begin with their number, in 6 digits."""
+    log, _ = store.namespace("logmq", ALWAYS, plain_names=True).create("orders", mode)
+    for n in range(count):
+        _, ticket = log.append(records(b"%06d" % n + bytes(size - 6)), 1)
+        if n % 10 == 9:
+            await store.wait(ticket)
+    return log
 
 
 def records(*payloads: bytes) -> bytes:

@@ -3,11 +3,12 @@
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 import structlog
 import trio
 import trustme
@@ -19,6 +20,11 @@ from shared.net.settings import NetSettings, TlsSettings
 
 KINDS = ("poll", "stream", "unix", "tls")
 HALF_CLOSING = ("poll", "stream", "unix")  # trio's TLS client has no half-close
+
+# For tests that take the fixture `serve` (conftest.py): the transports that they run over.
+everywhere = pytest.mark.parametrize("serve", KINDS, indirect=True)
+half_closing = pytest.mark.parametrize("serve", HALF_CLOSING, indirect=True)
+over_tcp = pytest.mark.parametrize("serve", ["poll", "stream"], indirect=True)
 
 
 @attrs.frozen
@@ -87,6 +93,9 @@ class Served:
                 client.close()
             else:
                 await trio.aclose_forcefully(client)
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 
 @asynccontextmanager
@@ -194,3 +203,8 @@ class Sessions:
 
 def echo(session: Recorder) -> None:
     session.on_receive = session.connection.write
+
+
+def owe_an_answer(session: Recorder) -> None:
+    """It does not finish when its peer has sent all: there is something that it still waits for."""
+    session.on_eof = lambda: None

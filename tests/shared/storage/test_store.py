@@ -1,69 +1,37 @@
-"""The store as protocols see it: appending, reading, creating, deleting, closing."""
+"""The store as protocols see it: appending, reading, closing."""
 
-import errno
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import attrs
 import pytest
 import trio
 
 from shared.errors import (
-    CorruptRecord,
-    LogDeleted,
     NotARecord,
     OutOfRange,
     StoreClosed,
-    StoreError,
-    StoreFormat,
-    StoreInUse,
 )
 from shared.storage import format
-from shared.storage.log import Log
-from shared.storage.marking import Marking
 from shared.storage.settings import StorageSettings
-from shared.storage.store import Durability, Store, Ticket
-from tests.support.fake_disk import FakeDisk, Operation
+from shared.storage.store import Durability, Store
+from tests.support.fake_disk import FakeDisk
 from tests.support.stores import (
     ALWAYS,
-    INTERVAL,
     KIB,
+    MODES,
     NONE,
     SMALL,
     HandClock,
     ask,
+    filled,
     inline,
     open_store,
     payloads,
     read_all,
     records,
     reopen,
+    running,
     taken,
 )
-
-MODES = [ALWAYS, INTERVAL, NONE]
-
-
-@asynccontextmanager
-async def running(store: Store) -> AsyncIterator[None]:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
-        yield
-        nursery.cancel_scope.cancel()
-
-
-async def filled(store: Store, mode: Durability = ALWAYS, count: int = 300, size: int = 1000) -> Log:
-    log, _ = store.namespace("logmq", ALWAYS, plain_names=True).create("orders", mode)
-    for n in range(count):
-        _, ticket = log.append(records(b"%06d" % n + bytes(size - 6)), 1)
-        if n % 10 == 9:
-            await store.wait(ticket)
-    return log
-
-
-# -- appending and reading
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -206,222 +174,6 @@ async def test_marks_that_touch_a_range_are_listed() -> None:
     assert log.marks(log.end, log.end + 5) == []
 
 
-# -- a log's life
-
-
-async def test_a_log_made_again_by_its_name_is_another_log() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    namespace = store.namespace("logmq", ALWAYS, plain_names=True)
-    old = await filled(store)
-    part = await ask(old.read_chunk, 0, 1 << 20)
-    told: list[Log] = []
-    old.watchers.add(told.append)
-    namespace.delete("orders")
-    assert told == [old]
-    assert old.deleted
-    assert isinstance(await ask(old.read, 0, 10), LogDeleted)
-    with pytest.raises(LogDeleted):
-        old.append(records(b"late"), 1)
-    new, _ = namespace.create("orders")
-    _, ticket = new.append(records(b"new"), 1)
-    await store.wait(ticket)
-    assert new.id > old.id
-    assert isinstance(await ask(old.read, 0, 10), LogDeleted)
-    assert len(taken(part)) == part.length > 0, "a reader that had begun goes on with the old bytes"
-    assert await read_all(new) == [b"new"]
-    for _ in range(2):
-        store, disk = await reopen(store, disk)
-        log = store.namespace("logmq", ALWAYS, plain_names=True).logs["orders"]
-        assert log.id == new.id
-        assert await read_all(log) == [b"new"]
-
-
-async def test_a_deleted_log_leaves_no_files_and_no_handles() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    await filled(store)
-    async with running(store):
-        await trio.sleep(1)
-        assert disk.names("logmq") == ["orders.idx", "orders.log"]
-        await store.wait(store.namespace("logmq", ALWAYS).delete("orders"))
-        assert disk.names("logmq") == []
-    assert store.statistics().open_files == 0
-
-
-@pytest.mark.parametrize("late", ["_write", "_apply"])
-async def test_a_thread_late_with_an_old_logs_work_does_not_touch_the_new_ones_files(late: str) -> None:
-    """An index flush, or a log write tried again, is under way while a log goes and its name comes anew."""
-    gate, reached = trio.Event(), trio.Event()
-
-    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        if getattr(work, "__name__", "") == late and isinstance(getattr(work, "__self__", None), Marking):
-            reached.set()
-            await gate.wait()
-        return work(*args)
-
-    disk = FakeDisk()
-    store = await Store.open(Path("unused"), SMALL, disk=disk, clock=HandClock(), in_thread=in_thread)
-    namespace = store.namespace("logmq", ALWAYS)
-    old, _ = namespace.create("orders")
-    if late == "_apply":
-
-        def refuse(operation: Operation) -> None:
-            if operation.kind == "write" and operation.path.endswith(".log"):
-                raise OSError(errno.ENOSPC, "injected")
-
-        disk.before = refuse
-    await store.wait(old.append(records(b"old"), 1)[1])
-    disk.before = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(store._marking.flush)
-        await reached.wait()
-        namespace.delete("orders")
-        new, _ = namespace.create("orders")
-        await store.wait(new.append(records(b"new one"), 1)[1])
-        gate.set()
-    await store._marking.flush()
-    assert await read_all(new) == [b"new one"]
-    store, disk = await reopen(store, disk)
-    new = store.namespace("logmq", ALWAYS).logs["orders"]
-    assert await read_all(new) == [b"new one"]
-    assert not any(mark.unverified for mark in new.marks(0, new.end))
-
-
-async def test_names_become_file_names_that_any_file_system_takes() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    namespace = store.namespace("dms", ALWAYS)
-    for name in ("Orders", ".hidden", "a/b", "ü", "x" * 250):
-        _, ticket = namespace.create(name)
-        log = namespace.logs[name]
-        _, ticket = log.append(records(name.encode()), 1)
-        await store.wait(ticket)
-    names = disk.names("dms")
-    assert {"%4Frders.log", "%2Ehidden.log", "a%2Fb.log", "%C3%BC.log"} < set(names)
-    assert all(len(name) < 220 for name in names)
-    store, _ = await reopen(store, disk)
-    logs = store.namespace("dms", ALWAYS).logs
-    assert {name: await read_all(log) for name, log in logs.items()} == {
-        name: [name.encode()] for name in ("Orders", ".hidden", "a/b", "ü", "x" * 250)
-    }
-
-
-async def test_a_second_log_by_one_name_is_refused() -> None:
-    store = await open_store(FakeDisk())
-    namespace = store.namespace("logmq", ALWAYS)
-    namespace.create("orders")
-    with pytest.raises(StoreError, match="already"):
-        namespace.create("orders")
-
-
-async def test_a_file_that_nobody_owns_is_moved_aside() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    namespace = store.namespace("logmq", ALWAYS)
-    fd = disk.open("logmq/orders.log", create=True)
-    disk.write(fd, b"somebody's", 0)
-    disk.close(fd)
-    log, _ = namespace.create("orders")
-    _, ticket = log.append(records(b"ours"), 1)
-    await store.wait(ticket)
-    assert await read_all(log) == [b"ours"]
-    assert f"orders.log.stray-{log.id}" in disk.names("logmq")
-
-
-async def test_a_mode_changes_for_what_comes_and_survives_a_start() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    namespace = store.namespace("logmq", ALWAYS)
-    log, _ = namespace.create("orders")
-    expected = []
-    for n, mode in enumerate([NONE, ALWAYS, INTERVAL, NONE, NONE, ALWAYS] * 2):
-        namespace.change_mode("orders", mode)
-        _, ticket = log.append(records(b"%d" % n), 1)
-        expected.append(b"%d" % n)
-        if n % 3:
-            await store.wait(ticket)
-    await store.wait(ticket)
-    assert await read_all(log) == expected
-    store, disk = await reopen(store, disk)
-    log = store.namespace("logmq", ALWAYS).logs["orders"]
-    assert log.mode == ALWAYS
-    assert await read_all(log) == expected
-
-
-# -- handles and folders
-
-
-async def test_idle_logs_keep_no_handle(tmp_path: Path) -> None:
-    store = await open_store(folder=tmp_path, settings=attrs.evolve(SMALL, open_files_max=10))
-    namespace = store.namespace("logmq", ALWAYS)
-    for n in range(60):
-        log, _ = namespace.create(f"t{n}")
-        _, ticket = log.append(records(b"%d" % n), 1)
-        await store.wait(ticket)
-        assert store.statistics().open_files <= 10
-    for n in range(60):
-        assert await read_all(namespace.logs[f"t{n}"]) == [b"%d" % n]
-    assert store.statistics().open_files <= 10
-    await store.close()
-
-
-@pytest.mark.parametrize("mode", MODES, ids=str)
-async def test_a_commit_of_more_logs_than_handles_leaves_few_open(mode: Durability) -> None:
-    most = 0
-
-    class CountingDisk(FakeDisk):
-        def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int:
-            nonlocal most
-            fd = super().open(path, create=create, exclusive=exclusive)
-            most = max(most, len(self.open_paths))
-            return fd
-
-    disk = CountingDisk()
-    store = await open_store(disk, attrs.evolve(SMALL, open_files_max=10))
-    namespace = store.namespace("logmq", mode)
-    logs = [namespace.create(f"t{n}")[0] for n in range(100)]
-    for n in range(3):
-        tickets = [log.append(records(b"%d" % n), 1)[1] for log in logs]
-        await store.wait(tickets[0])
-        assert await store._marking.flush()
-    assert most <= 2 * 10 + 2 * 16 + 5
-    assert len(disk.open_paths) <= 10 + 3, "handles, and the journal's segments"
-    for log in logs:
-        assert await read_all(log) == [b"0", b"1", b"2"]
-    await store.close()
-    assert disk.open_paths == []
-
-
-async def test_a_folder_serves_one_store_at_a_time(tmp_path: Path) -> None:
-    store = await open_store(folder=tmp_path)
-    with pytest.raises(StoreInUse):
-        await open_store(folder=tmp_path)
-    await store.close()
-    await (await open_store(folder=tmp_path)).close()
-
-
-async def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
-    await (await open_store(folder=tmp_path)).close()
-    (tmp_path / "FORMAT").write_text("brokers data folder, format 2\n")
-    with pytest.raises(StoreFormat, match="format 2"):
-        await open_store(folder=tmp_path)
-    (tmp_path / "FORMAT").write_text("diary")
-    with pytest.raises(StoreFormat, match="not a data folder"):
-        await open_store(folder=tmp_path)
-
-
-async def test_a_damaged_catalog_is_refused_with_a_hint() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    await filled(store)
-    await store.close()
-    fd = disk.open("CATALOG")
-    disk.write(fd, b"?", 20)
-    with pytest.raises(StoreFormat, match="fsck"):
-        await open_store(disk)
-
-
 async def test_a_closed_store_takes_nothing() -> None:
     store = await open_store(FakeDisk())
     log = await filled(store)
@@ -471,152 +223,6 @@ async def test_real_threads_serve_many_logs(tmp_path: Path) -> None:
     for name, log in store.namespace("logmq", ALWAYS).logs.items():
         assert (await read_all(log))[::2] == [b"%s %d" % (name.encode(), n) for n in range(60)]
     await store.close()
-
-
-# -- damage
-
-
-async def test_every_flipped_bit_of_a_log_is_found_and_the_rest_is_served() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    log = await filled(store, count=200)
-    whole = await read_all(log)
-    marks = log.marks(0, log.end)
-    await store.close()
-    for position in range(0, log.end, 8111):
-        damaged = disk.kill()
-        fd = damaged.open("logmq/orders.log")
-        byte = damaged.read(fd, 1, position)[0]
-        damaged.write(fd, bytes([byte ^ 1 << position % 8]), position)
-        store = await open_store(damaged)
-        log = store.namespace("logmq", ALWAYS).logs["orders"]
-        bad = next(mark for mark in marks if mark.offset <= position < mark.end)
-        error = await ask(log.read, bad.offset, 10)
-        assert isinstance(error, CorruptRecord)
-        assert error.offset == bad.offset
-        found: list[bytes] = []
-        offset = 0
-        while offset < log.visible:
-            data = await ask(log.read, offset, 1 << 20)
-            if isinstance(data, CorruptRecord):
-                offset = bad.end
-            else:
-                found += payloads(data)
-                offset += len(data)
-        assert found == [p for n, p in enumerate(whole) if not bad.offset <= n * 1004 < bad.end]
-        assert isinstance(await ask(log.read_chunk, bad.offset, 1 << 20), CorruptRecord)
-        assert store.statistics().damaged_ranges == 1
-
-
-@pytest.mark.parametrize("how", ["missing", "short", "last entry", "header"])
-async def test_a_broken_index_is_rebuilt_and_says_so(how: str) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    log = await filled(store)
-    whole = await read_all(log)
-    await store.close()
-    disk = disk.kill()
-    if how == "missing":
-        disk.unlink("logmq/orders.idx")
-    else:
-        fd = disk.open("logmq/orders.idx")
-        size = disk.size(fd)
-        if how == "short":
-            disk.truncate(fd, size - 100)
-        else:
-            disk.write(fd, b"\xff", 4 if how == "header" else size - 10)
-    store = await open_store(disk)
-    log = store.namespace("logmq", ALWAYS).logs["orders"]
-    assert await read_all(log) == whole
-    marks = log.marks(0, log.end)
-    assert marks[-1].unverified == (how != "header")
-    assert marks[0].unverified == (how == "missing")
-    assert marks[-1].end == log.end
-    _, ticket = log.append(records(b"more"), 1)
-    await store.wait(ticket)
-    assert (await read_all(log))[-1] == b"more"
-
-
-async def test_a_damaged_index_entry_hides_only_what_it_covers() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    log = await filled(store)
-    marks = log.marks(0, log.end)
-    await store.close()
-    fd = disk.open("logmq/orders.idx")
-    disk.write(fd, b"\xff", 64 + 64 + 3)
-    store = await open_store(disk.kill())
-    log = store.namespace("logmq", ALWAYS).logs["orders"]
-    assert isinstance(await ask(log.read, marks[1].offset, 10), CorruptRecord)
-    assert len(await ask(log.read, 0, 10)) == 1004
-    assert len(await ask(log.read, marks[2].offset, 10)) == 1004
-
-
-async def test_a_log_file_that_is_gone_is_damage_not_a_crash() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    await filled(store)
-    await store.close()
-    disk = disk.kill()
-    disk.unlink("logmq/orders.log")
-    store = await open_store(disk)
-    log = store.namespace("logmq", ALWAYS).logs["orders"]
-    assert isinstance(await ask(log.read, 0, 10), CorruptRecord)
-    assert isinstance(await ask(log.read_chunk, 0, 1 << 20), CorruptRecord)
-
-
-# -- reading what is not in memory
-
-
-class ColdDisk(FakeDisk):
-    """Nothing is ever in the page cache."""
-
-    def read_nowait(self, fd: int, length: int, offset: int) -> bytes | None:
-        return None
-
-
-async def test_cold_reads_are_answered_later_and_the_same() -> None:
-    disk = ColdDisk()
-    store = await open_store(disk)
-    log = await filled(store)
-    async with running(store):
-        assert len(await read_all(log)) == 300
-        assert payloads(await ask(log.read, 1004, 1))[0][:6] == b"000001"
-        early: list[object] = []
-        log.read(200 * 1004, 10, early.append)
-        assert early == []
-        store.namespace("logmq", ALWAYS).delete("orders")
-        await trio.testing.wait_all_tasks_blocked()
-        assert isinstance(early[0], LogDeleted)
-    assert store.statistics().cold_reads >= 3
-
-
-async def test_what_is_appended_on_a_cold_answer_is_committed_without_anybodys_help() -> None:
-    store = await open_store(ColdDisk())
-    log = await filled(store)
-    tickets: list[Ticket] = []
-    async with running(store):
-        log.is_record_start(200 * 1004, lambda _: tickets.append(log.append(records(b"later"), 1)[1]))
-        assert not tickets
-        await trio.testing.wait_all_tasks_blocked()
-        assert tickets[0].done
-
-
-async def test_a_cold_read_is_answered_when_the_store_stops() -> None:
-    blocked = trio.Event()
-
-    async def never(work: object, *args: object, **_: object) -> None:
-        blocked.set()
-        await trio.sleep_forever()
-
-    store = await open_store(ColdDisk())
-    log = await filled(store)
-    found: list[object] = []
-    store._background._in_thread = never
-    async with running(store):
-        log.read(0, 10, found.append)
-        await blocked.wait()
-    assert isinstance(found[0], StoreClosed)
 
 
 async def test_reading_below_the_first_kept_offset_is_out_of_range() -> None:

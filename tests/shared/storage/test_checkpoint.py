@@ -1,0 +1,107 @@
+"""Checkpoints: what they sync, what they free, and when they must be tried again."""
+
+import errno
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.support.commits import fail, logs_of, watch
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import (
+    ALWAYS,
+    INTERVAL,
+    KIB,
+    NONE,
+    SMALL,
+    HandClock,
+    open_store,
+    read_all,
+    records,
+    reopen,
+    running,
+)
+
+
+async def test_the_journal_stays_within_its_share_and_waits_for_checkpoints() -> None:
+    disk = FakeDisk()
+    disk.total = 64 * 64 * KIB
+    store = await open_store(disk)
+    (log,) = await logs_of(store, ALWAYS)
+    async with running(store):
+        for _ in range(200):
+            _, ticket = log.append(records(bytes(30 * KIB)), 1)
+            await store.wait(ticket)
+            assert store.statistics().journal_bytes <= disk.total / 8
+    assert store.statistics().checkpoints > 5
+
+
+async def test_checkpoints_free_segments_while_commits_go_on(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk, clock=HandClock())
+    logs = await logs_of(store, ALWAYS, INTERVAL, NONE)
+    async with running(store):
+        for n in range(300):
+            for log in logs:
+                log.append(records(b"%d" % n, bytes(1000)), 2)
+            store.settle()
+            if n % 10 == 0:
+                await trio.sleep(0.05)
+        await trio.sleep(5)
+    statistics = store.statistics()
+    assert statistics.checkpoints >= 3
+    assert statistics.journal_bytes <= 3 * 64 * KIB
+    store, _ = await reopen(store, disk)
+    for log in store.namespace("logmq", ALWAYS).logs.values():
+        assert (await read_all(log))[::2] == [b"%d" % n for n in range(300)]
+        assert not any(mark.unverified for mark in log.marks(0, log.end))
+
+
+async def test_many_changed_logs_are_synced_in_one_call() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk, attrs.evolve(SMALL, sync_all_logs=10))
+    logs = await logs_of(store, *[ALWAYS] * 11)
+    for count, expected in ((10, [20 + 1, 0]), (11, [1, 1])):  # the catalog's own sync comes in addition
+        for log in logs[:count]:
+            await store.wait(log.append(records(b"x"), 1)[1])
+        found = watch(disk, "sync", "sync_all")
+        assert await store.checkpoint()
+        disk.before = None
+        paths = [path for path in found[0] if not path.startswith("journal/")]
+        assert [len(paths), len(found[1])] == expected
+
+
+@pytest.mark.parametrize("kind", ["sync", "sync_folder"])
+async def test_a_checkpoints_failed_sync_poisons_and_frees_nothing(kind: str) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, ALWAYS)
+    for n in range(5):
+        await store.wait(log.append(records(b"%d" % n, bytes(30 * KIB)), 2)[1])
+    segments = disk.names("journal")
+    fail(disk, errno.EIO, lambda operation: operation.kind == kind)
+    assert not await store.checkpoint()
+    assert store.read_only is not None
+    assert disk.names("journal") == segments
+    disk.before = None
+    store, _ = await reopen(store, disk)
+    log = store.namespace("logmq", ALWAYS).logs["t0"]
+    assert (await read_all(log))[::2] == [b"%d" % n for n in range(5)]
+
+
+async def test_a_checkpoint_without_room_is_tried_again(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, ALWAYS)
+    async with running(store):
+        await trio.sleep(0.1)
+        fail(disk, errno.ENOSPC, lambda operation: operation.path == "CATALOG.new")
+        for _ in range(5):
+            await store.wait(log.append(records(bytes(30 * KIB)), 1)[1])
+        await trio.sleep(5)
+        assert store.read_only is None
+        assert store.statistics().checkpoints == 0
+        disk.before = None
+        await trio.sleep(5)
+        assert store.statistics().checkpoints >= 1

@@ -1,0 +1,270 @@
+"""What a commit that fails takes back, and after which failures nothing more is written."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from shared.errors import StoreError, StoreFull, StoreReadOnly
+from shared.storage.commit import Commit
+from shared.storage.journal import PoisonError
+from shared.storage.store import Store
+from tests.support.commits import fail, journal_write, log_write, logs_of, outcome
+from tests.support.fake_disk import FakeDisk, Operation
+from tests.support.stores import (
+    ALWAYS,
+    INTERVAL,
+    NONE,
+    SMALL,
+    HandClock,
+    ask,
+    open_store,
+    read_all,
+    records,
+    reopen,
+    running,
+)
+
+
+async def test_a_full_disk_refuses_the_append_and_the_next_one_goes_on() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    one, two = await logs_of(store, ALWAYS, ALWAYS)
+    await store.wait(one.append(records(b"kept"), 1)[1])
+    fail(disk, errno.ENOSPC, journal_write, times=1)
+    _, ticket = one.append(records(b"lost"), 1)
+    two.append(records(b"lost too"), 1)
+    with pytest.raises(StoreFull):
+        await store.wait(ticket)
+    assert (one.end, one.visible, two.end) == (8, 8, 0)
+    disk.before = None
+    offset, ticket = one.append(records(b"after"), 1)
+    assert offset == 8
+    await store.wait(ticket)
+    store, _ = await reopen(store, disk)
+    log = store.namespace("logmq", ALWAYS).logs["t0"]
+    assert await read_all(log) == [b"kept", b"after"]
+
+
+async def test_a_failed_round_takes_those_behind_it_along() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, ALWAYS)
+    tickets = [log.append(records(bytes(5 << 20)), 1)[1] for _ in range(3)]
+    namespace = store.namespace("logmq", ALWAYS)
+    made, _ = namespace.create("made")
+    namespace.delete("t0")
+    assert len(set(tickets)) == 3
+    fail(disk, errno.EIO, journal_write, times=1)
+    found = [outcome(ticket) for ticket in tickets]
+    store.settle()
+    assert all(isinstance(errors[0], StoreError) for errors in found)
+    assert made.deleted
+    assert not log.deleted, "its deletion was taken back"
+    assert list(namespace.logs.values()) == [log]
+    assert log.end == 0
+    disk.before = None
+    assert store.read_only is None
+    await store.wait(log.append(records(b"on"), 1)[1])
+    again, ticket = namespace.create("made")
+    await store.wait(ticket)
+    assert again.id > made.id
+
+
+async def test_a_write_that_cannot_be_taken_back_poisons() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, ALWAYS)
+    fail(disk, errno.EIO, journal_write)
+    _, ticket = log.append(records(b"x"), 1)
+    with pytest.raises(StoreReadOnly):
+        await store.wait(ticket)
+    assert store.read_only is not None
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["inline", "by the committer"])
+async def test_a_failed_sync_is_final_and_never_retried(threads: bool) -> None:
+    disk = FakeDisk()
+    settings = attrs.evolve(SMALL, inline_sync_seconds=0 if threads else 1e9)
+    store = await open_store(disk, settings)
+    one, two = await logs_of(store, ALWAYS, INTERVAL)
+    await store.wait(one.append(records(b"before"), 1)[1])
+    syncs: list[str] = []
+
+    def before(operation: Operation) -> None:
+        if operation.kind == "sync" and operation.path.startswith("journal/"):
+            syncs.append(operation.path)
+            raise OSError(errno.EIO, "injected")
+
+    async with running(store):
+        await wait_all_tasks_blocked()  # the spare segment is ready
+        disk.before = before
+        _, ticket = one.append(records(b"in it"), 1)
+        two.append(records(b"in it"), 1)
+        found = outcome(ticket)
+        with pytest.raises(StoreReadOnly):
+            await store.wait(ticket)
+        assert isinstance(found[0], StoreReadOnly)
+        for log in (one, two):
+            with pytest.raises(StoreReadOnly):
+                log.append(records(b"late"), 1)
+        with pytest.raises(StoreReadOnly):
+            store.namespace("logmq", ALWAYS).create("late")
+        with pytest.raises(StoreReadOnly):
+            store.namespace("logmq", ALWAYS).delete("t0")
+        assert await read_all(one) == [b"before"], "reads go on"
+        assert len(syncs) == 1
+    with pytest.raises(StoreReadOnly):
+        await store.close()
+    assert len(syncs) == 1
+
+
+async def test_a_failed_interval_sync_poisons(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, INTERVAL)
+    async with running(store):
+        await trio.sleep(0.01)
+        _, ticket = log.append(records(b"acknowledged"), 1)
+        store.settle()
+        assert ticket.error is None
+        fail(disk, errno.EIO, lambda operation: operation.kind == "sync")
+        await trio.sleep(0.1)
+        assert store.read_only is not None
+
+
+async def test_a_log_file_that_takes_no_bytes_is_served_from_memory_and_filled_later(
+    autojump_clock: MockClock,
+) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, ALWAYS)
+    await store.wait(log.append(records(b"in the file"), 1)[1])
+    async with running(store):
+        await trio.sleep(0.3)
+        fail(disk, errno.ENOSPC, log_write)
+        for n in range(5):
+            _, ticket = log.append(records(b"in memory %d" % n, bytes(9000)), 2)
+            await store.wait(ticket)
+        expected = [b"in the file"]
+        for n in range(5):
+            expected += [b"in memory %d" % n, bytes(9000)]
+        assert store.statistics().unapplied_logs == 1
+        assert await read_all(log) == expected
+        assert len((await ask(log.read_chunk, 0, 1 << 20)).read(1000)) == 15
+        part = await ask(log.read_chunk, 15, 1 << 20)
+        assert part.read(1 << 20) == records(b"in memory 0", bytes(9000))
+        assert not await store.checkpoint(), "its bytes are only in the journal"
+        killed, _ = disk.kill(), setattr(disk, "before", None)
+        await trio.sleep(0.5)
+        assert store.statistics().unapplied_logs == 0
+        assert await read_all(log) == expected
+        assert await store.checkpoint()
+    for machine in (disk, killed):
+        other = await open_store(machine.kill())
+        assert await read_all(other.namespace("logmq", ALWAYS).logs["t0"]) == expected
+
+
+async def test_a_direct_write_that_fails_is_taken_back_with_all_behind_it() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    one, two = await logs_of(store, NONE, NONE)
+    for log in (one, two):
+        await store.wait(log.append(records(b"kept"), 1)[1])
+    fail(disk, errno.ENOSPC, lambda operation: operation.path.endswith("t1.idx"), times=1)
+    _, ticket = one.append(records(b"lost"), 1)
+    two.append(records(b"lost"), 1)
+    with pytest.raises(StoreFull):
+        await store.wait(ticket)
+    assert (one.end, two.end) == (8, 8)
+    machine = disk.kill()
+    disk.before = None
+    for log in (one, two):
+        await store.wait(log.append(records(b"next"), 1)[1])
+        assert await read_all(log) == [b"kept", b"next"]
+    store, _ = await reopen(store, disk)
+    other = await open_store(machine)
+    for log in store.namespace("logmq", ALWAYS).logs.values():
+        assert await read_all(log) == [b"kept", b"next"]
+    for log in other.namespace("logmq", ALWAYS).logs.values():
+        assert await read_all(log) == [b"kept"]
+
+
+async def test_publishing_stops_above_the_reserve_and_the_reserved_goes_on(
+    autojump_clock: MockClock,
+) -> None:
+    disk = FakeDisk()
+    disk.total = 100 << 30
+    store = await open_store(disk, attrs.evolve(SMALL, reserve_bytes_min=64 << 20, reserve_bytes_max=1 << 30))
+    (log,) = await logs_of(store, ALWAYS)
+    async with running(store):
+        log.append(records(b"begun"), 1)
+        disk.free = (1 << 30) - 1
+        await trio.sleep(1.5)
+        with pytest.raises(StoreFull):
+            log.append(records(b"x"), 1)
+        with pytest.raises(StoreFull):
+            store.namespace("logmq", ALWAYS).create("x")
+        _, ticket = log.append(records(b"an acknowledgement"), 1, reserved=True)
+        with pytest.raises(StoreFull):
+            log.append(records(b"x"), 1)
+        await store.wait(ticket)
+        assert await read_all(log) == [b"begun", b"an acknowledgement"]
+        disk.free = 2 << 30
+        await trio.sleep(1.5)
+        log.append(records(b"x"), 1)
+
+
+async def test_a_poison_from_elsewhere_leaves_the_commit_under_way_to_end_by_itself() -> None:
+    disk = FakeDisk()
+    gate = trio.Event()
+
+    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        if isinstance(getattr(work, "__self__", None), Commit):
+            await gate.wait()
+        return work(*args)
+
+    settings = attrs.evolve(SMALL, inline_sync_seconds=0)
+    store = await Store.open(Path("unused"), settings, disk=disk, clock=HandClock(), in_thread=in_thread)
+    (log,) = await logs_of(store, ALWAYS)
+    async with running(store):
+        _, first = log.append(records(b"on its way"), 1)
+        store.settle()
+        await wait_all_tasks_blocked()
+        _, second = log.append(records(b"behind it"), 1)
+        found = outcome(second)
+        store._committer.poison(PoisonError("a checkpoint could not sync the logs"))
+        refused: object = None
+        try:
+            log.append(records(b"late"), 1)
+        except StoreReadOnly as error:
+            refused = error
+        gate.set()
+        await store.wait(first)
+        assert refused is not None
+        assert isinstance(found[0], StoreReadOnly)
+    assert await read_all(log) == [b"on its way"]
+    assert log.end == log.visible
+
+
+async def test_a_bug_inside_a_commit_is_final() -> None:
+    class BrokenDisk(FakeDisk):
+        broken = False
+
+        def sync_data(self, fd: int) -> None:
+            if self.broken:
+                raise ZeroDivisionError
+            super().sync_data(fd)
+
+    disk = BrokenDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, ALWAYS)
+    disk.broken = True
+    with pytest.raises(StoreReadOnly):
+        await store.wait(log.append(records(b"x"), 1)[1])
+    assert store.read_only is not None

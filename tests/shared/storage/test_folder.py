@@ -1,0 +1,92 @@
+"""What a store takes of the machine: few handles, and one folder for itself."""
+
+from pathlib import Path
+
+import attrs
+import pytest
+
+from shared.errors import (
+    StoreFormat,
+    StoreInUse,
+)
+from shared.storage.store import Durability
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import (
+    ALWAYS,
+    MODES,
+    SMALL,
+    filled,
+    open_store,
+    read_all,
+    records,
+)
+
+
+async def test_idle_logs_keep_no_handle(tmp_path: Path) -> None:
+    store = await open_store(folder=tmp_path, settings=attrs.evolve(SMALL, open_files_max=10))
+    namespace = store.namespace("logmq", ALWAYS)
+    for n in range(60):
+        log, _ = namespace.create(f"t{n}")
+        _, ticket = log.append(records(b"%d" % n), 1)
+        await store.wait(ticket)
+        assert store.statistics().open_files <= 10
+    for n in range(60):
+        assert await read_all(namespace.logs[f"t{n}"]) == [b"%d" % n]
+    assert store.statistics().open_files <= 10
+    await store.close()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+async def test_a_commit_of_more_logs_than_handles_leaves_few_open(mode: Durability) -> None:
+    most = 0
+
+    class CountingDisk(FakeDisk):
+        def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int:
+            nonlocal most
+            fd = super().open(path, create=create, exclusive=exclusive)
+            most = max(most, len(self.open_paths))
+            return fd
+
+    disk = CountingDisk()
+    store = await open_store(disk, attrs.evolve(SMALL, open_files_max=10))
+    namespace = store.namespace("logmq", mode)
+    logs = [namespace.create(f"t{n}")[0] for n in range(100)]
+    for n in range(3):
+        tickets = [log.append(records(b"%d" % n), 1)[1] for log in logs]
+        await store.wait(tickets[0])
+        assert await store._marking.flush()
+    assert most <= 2 * 10 + 2 * 16 + 5
+    assert len(disk.open_paths) <= 10 + 3, "handles, and the journal's segments"
+    for log in logs:
+        assert await read_all(log) == [b"0", b"1", b"2"]
+    await store.close()
+    assert disk.open_paths == []
+
+
+async def test_a_folder_serves_one_store_at_a_time(tmp_path: Path) -> None:
+    store = await open_store(folder=tmp_path)
+    with pytest.raises(StoreInUse):
+        await open_store(folder=tmp_path)
+    await store.close()
+    await (await open_store(folder=tmp_path)).close()
+
+
+async def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    await (await open_store(folder=tmp_path)).close()
+    (tmp_path / "FORMAT").write_text("brokers data folder, format 2\n")
+    with pytest.raises(StoreFormat, match="format 2"):
+        await open_store(folder=tmp_path)
+    (tmp_path / "FORMAT").write_text("diary")
+    with pytest.raises(StoreFormat, match="not a data folder"):
+        await open_store(folder=tmp_path)
+
+
+async def test_a_damaged_catalog_is_refused_with_a_hint() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    await filled(store)
+    await store.close()
+    fd = disk.open("CATALOG")
+    disk.write(fd, b"?", 20)
+    with pytest.raises(StoreFormat, match="fsck"):
+        await open_store(disk)
