@@ -3,8 +3,9 @@
 The broker's own recovery writes what the journal holds into the log files. Here the journal's bytes are laid
 over the files' in memory instead, so that tools see the same records on a folder that they may only read.
 
-While a broker runs, the journal moves under a reader; then `live` is True, the journal is left alone and
-each log ends where its index does (STORAGE.md: what a process that only reads the files may trust).
+While a broker runs, the journal moves under a reader; then `live` is True, the journal only tells which logs
+there are, and each log ends where its index does (STORAGE.md: what a process that only reads the files may
+trust).
 """
 
 import errno
@@ -28,6 +29,9 @@ from shared.storage.journal import segment_path
 from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
 from shared.storage.replay import Replay
+
+_LOOKS_MAX = 10
+"""At a live folder whose checkpoints keep overtaking us; then what was seen last must do."""
 
 
 class Patch(NamedTuple):
@@ -285,21 +289,42 @@ def _check_format(disk: Disk) -> None:
 
 def look(disk: Disk, *, live: bool = False) -> FolderView:
     """The view of a folder's files. Raises DamagedFile where it has no good catalog, and OSError."""
+    view = _apply_journal(disk, live)
+    looks = 1
+    # A checkpoint frees segments under us, but only after its catalog is in place, which tells on it.
+    while live and looks < _LOOKS_MAX and _catalog(disk).replay_lsn != view.catalog.replay_lsn:
+        view = _apply_journal(disk, live)
+        looks += 1
+    for log in view.logs.values():
+        if live or log.mode == "none":
+            _end_with_index(view, log)
+    return view
+
+
+def _apply_journal(disk: Disk, live: bool) -> FolderView:
+    """What catalog and journal say. Of a live one only which logs there are: it moves on as we read."""
+    found = _catalog(disk)
+    logs = {line.id: LogView(*line, synced_end=line.end) for line in found.logs}
+    view = FolderView(disk, found, None, live, logs, [])
+    try:
+        journal = replay.scan(disk, found.journal_id, found.replay_lsn)
+        _apply(view, journal)
+    except FileNotFoundError:
+        if not live:
+            raise
+    else:
+        view.journal = None if live else journal
+    return view
+
+
+def _catalog(disk: Disk) -> Catalog:
     try:
         found = catalog_file.read(disk)
     except ValueError:
         raise DamagedFile(catalog_file.PATH, "is damaged") from None
     if found is None:
         raise DamagedFile(catalog_file.PATH, "is missing")
-    logs = {line.id: LogView(*line, synced_end=line.end) for line in found.logs}
-    view = FolderView(disk, found, None, live, logs, [])
-    if not live:
-        view.journal = replay.scan(disk, found.journal_id, found.replay_lsn)
-        _apply(view, view.journal)
-    for log in view.logs.values():
-        if live or log.mode == "none":
-            _end_with_index(view, log)
-    return view
+    return found
 
 
 def _apply(view: FolderView, journal: Replay) -> None:
@@ -318,6 +343,8 @@ def _apply(view: FolderView, journal: Replay) -> None:
             if log is None:
                 continue
             if entry.kind == Kind.APPEND:
+                if view.live:
+                    continue  # its end is its index's
                 length = entry.body_end - entry.body_start
                 position = found.position + format.BATCH_HEADER_BYTES + entry.body_start
                 log.patches.append(Patch(entry.offset, length, found.segment.lsn, position))

@@ -3,15 +3,17 @@
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from shared.errors import StoreError, StoreFormat, StoreInUse
-from shared.storage import catalog, format
+from shared.storage import catalog, format, replay
 from shared.storage.index import mark_position
 from shared.storage.os_disk import OsDisk
 from shared.storage.settings import Durability
+from shared.storage.store import Store
 from shared.storage.tools.fsck import FsckReport, Kind, Severity, check
 from shared.storage.tools.logs import DamagedRow, RecordRow, log_dump, log_ls, log_verify
 from shared.storage.tools.ranges import State
@@ -124,6 +126,45 @@ async def test_a_served_folder_is_read_as_far_as_its_index_tells(tmp_path: Path)
     with pytest.raises(StoreInUse):
         repair(tmp_path / "data")
     store.abandon()
+
+
+async def test_a_served_folder_shows_the_logs_made_since_the_last_checkpoint(tmp_path: Path) -> None:
+    store = await open_folder(tmp_path)
+    add(store, "logmq", "old", [b"x"])
+    add(store, "logmq", "gone", [b"x"])
+    assert await store.checkpoint()
+    add(store, "logmq", "new", [b"x", b"y"])
+    store.namespace("logmq", ALWAYS).delete("gone")
+    store.settle()
+    assert [(row.name, row.records) for row in log_ls(tmp_path)] == [("new", 0), ("old", 1)]
+    assert await store._marking.flush()
+    assert [(row.name, row.records) for row in log_ls(tmp_path)] == [("new", 2), ("old", 1)]
+    store.abandon()
+
+
+async def test_a_served_folder_is_looked_at_again_where_a_checkpoint_came_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_folder(tmp_path)
+    scan, scans = replay.scan, []
+
+    def scan_late(*arguments: Any) -> Any:
+        scans.append(arguments)
+        if len(scans) == 1:  # what is made now is in the catalog that follows, and not in the one just read
+            add(store, "logmq", "new", [b"x"])
+            catalog.replace(store._disk, _stocked(store))
+            raise FileNotFoundError("a segment that a checkpoint has freed")
+        return scan(*arguments)
+
+    monkeypatch.setattr(replay, "scan", scan_late)
+    assert [row.name for row in log_ls(tmp_path)] == ["new"]
+    store.abandon()
+
+
+def _stocked(store: Store) -> bytes:
+    """The catalog as a checkpoint would write it."""
+    packed, _ = store._inventory.stock(store._journal.position, [], clean=False)
+    return packed
 
 
 def test_what_is_no_data_folder_or_a_newer_one_is_refused(tmp_path: Path, folder: Path) -> None:
