@@ -74,6 +74,7 @@ class Folder:
         self.tally.recoveries += 1
         self.tally.repeated += done.repeated
         faults, done.verdict.faults = done.verdict.faults, []
+        faults += self._alarms()
         self.tally.verdict.add(done.verdict)
         self.tally.lost += Counter({mode: one.lost for mode, one in done.verdicts.items()})
         if faults:
@@ -135,6 +136,12 @@ class Folder:
         if faults:
             raise BrokenPromiseError([*faults, *self._said()])
 
+    def _alarms(self) -> list[str]:
+        """What a start after a crash had to say of damage: bytes that are found again may hide a loss."""
+        levels = ("error", "critical")
+        lines = self.server.said.splitlines()
+        return [f"the server said at its start: {line}" for line in lines if _level(line) in levels]
+
     def _said(self) -> list[str]:
         """What the server had to say, and how it ended if it did."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,6 +151,11 @@ class Folder:
 
     def _last_lines(self) -> list[str]:
         return [f"  {line}" for line in self.server.said.splitlines()[-30:]]
+
+
+def _level(line: str) -> str:
+    """Of a line of the server's log, `<time> <level> <event>`."""
+    return [*line.split(maxsplit=2), "", ""][1]
 
 
 def keep_as_it_was(data: Path, copy: Path) -> None:

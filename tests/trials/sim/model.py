@@ -11,7 +11,7 @@ Topics are deleted and made again under clients' hands, so most promises are che
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -285,10 +285,23 @@ class Model:
             self._take_losses(topic, found, expected)
         messages = [self.saw(name, record, begun) for record in records]
         self._check_order(messages)
+        self._check_deletions(topic, messages, found)
         for message in topic.messages.values():
             if message.payload not in found and self.certainly_there(message, begun):
                 how = "acknowledged" if message.acked else "read"
                 raise BrokenPromise(f"{message} was {how} at {message.offset}, and is gone")
+
+    def _check_deletions(self, topic: Topic, there: Sequence[Message], found: Mapping[bytes, int]) -> None:
+        """A deletion takes all that was written before it, or nothing."""
+        first = min((message.ended for message in there if not message.retried), default=math.inf)
+        for message in topic.messages.values():
+            if message.payload in found or message.lost or message.missed or message.ended == math.inf:
+                continue
+            since = message.first_begun
+            if not any(d.over > since and d.begun < first and not d.refused for d in topic.deletions):
+                raise BrokenPromise(
+                    f"{message} was at {message.offset}: no deletion took it and left the rest"
+                )
 
     def restarted(self) -> None:
         """Every topic was seen."""
