@@ -62,7 +62,7 @@ class Outbox:
 
     `size`: bytes not yet taken by the transport, file ranges included. `bound`: bytes; being above it invokes
     `policy`. `begun`: part of the first chunk is out already, so it may not be dropped. A session may set
-    `bound` and `policy` when it opens.
+    `bound`, `policy` and `on_drop`, which is called with each chunk of bytes that is dropped.
     """
 
     __slots__ = (
@@ -72,6 +72,7 @@ class Outbox:
         "dropped_bytes",
         "dropped_chunks",
         "file_bytes",
+        "on_drop",
         "policy",
         "size",
     )
@@ -83,6 +84,7 @@ class Outbox:
         self.bound = bound
         self.policy = policy
         self.begun = False
+        self.on_drop: Callable[[bytes | memoryview], None] | None = None
         self.dropped_chunks = 0
         self.dropped_bytes = 0
 
@@ -197,6 +199,8 @@ class Outbox:
                 chunk.release()
             else:
                 self.size -= len(chunk)
+                if self.on_drop is not None:
+                    self.on_drop(chunk)
             self.dropped_chunks += 1
         if begun is not None:
             chunks.appendleft(begun)

@@ -63,13 +63,15 @@ def test_dropping_takes_the_oldest_that_have_not_begun_and_never_the_newest(
     outbox.advance(min(begun, total - len(chunks[-1])))
     left = outbox.size
     target = data.draw(st.integers(0, total))
+    told: list[bytes | memoryview] = []
+    outbox.on_drop = told.append
     dropped = outbox.drop_oldest(target)
     rest = b"".join(outbox.gather())
     assert outbox.size == left - dropped == len(rest)
     assert outbox.dropped_bytes == dropped
     assert rest.endswith(chunks[-1])
     whole = [chunk for chunk in (outbox.chunks or ()) if not isinstance(chunk, memoryview)]
-    assert whole == chunks[len(chunks) - len(whole) :]
+    assert [*told, *whole] == chunks[len(chunks) - len(told) - len(whole) :]
     assert outbox.size <= target or len(whole) == 1
 
 
