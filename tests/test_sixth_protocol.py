@@ -52,7 +52,8 @@ def test_an_installed_protocol_is_served_beside_the_others(server: Server, comma
     assert speak(server.address("logmq"), b"PRODUCE orders hello\n") == b"OK 0\n"
     status = json.loads(command("status", "--json", "--data-dir", str(server.data))[1])
     states = {each["protocol"]: each["state"] for each in status["protocols"]}
-    assert states == {"echo": "serving", "logmq": "serving"}
+    assert states.keys() > {"echo", "logmq"}
+    assert set(states.values()) == {"serving"}
     metrics = command("metrics", "--data-dir", str(server.data))[1]
     assert "brokers_echo_bytes_total " in metrics
 

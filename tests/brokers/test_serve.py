@@ -43,7 +43,7 @@ def test_status_tells_what_runs_and_its_exit_code_that_it_is_well(
     assert code == 0
     status = json.loads(out)
     assert (status["state"], status["pid"]) == ("ready", shared_server.pid)
-    (logmq,) = status["protocols"]
+    (logmq,) = (each for each in status["protocols"] if each["protocol"] == "logmq")
     assert logmq["addresses"] == ["{}:{}".format(*shared_server.address("logmq"))]
     assert "logmq" in command("status", *folder)[1]
 
@@ -186,8 +186,8 @@ def test_the_line_exit_drains_and_ends_with_0_and_systemd_is_told(
 def test_it_needs_no_terminal_and_not_even_standard_descriptors(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     script = (
-        f"exec {sys.executable} -m brokers serve --data-dir {tmp_path}/data --port logmq=0 "
-        f"--ready-file {ready} <&- >&- 2>&-"
+        f"exec {sys.executable} -m brokers serve --data-dir {tmp_path}/data --enable logmq "
+        f"--port logmq=0 --ready-file {ready} <&- >&- 2>&-"
     )
     process = subprocess.Popen(["/bin/sh", "-c", script])
     try:

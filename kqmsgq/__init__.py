@@ -1,0 +1,1 @@
+"""KqueueMsgQ: queues by name, fanned out from memory to whoever subscribes (PROTOCOL.md)."""

@@ -1,0 +1,228 @@
+"""KqueueMsgQ's clients: a producer and a consumer, each one connection.
+
+    async with open_producer() as producer:
+        await producer.send("orders", b"hello")
+
+    async with open_consumer() as consumer:
+        await consumer.subscribe("orders")
+        async for message in consumer:
+            ...
+
+The protocol answers nothing: `send` returns once the bytes are the kernel's. Leaving the block of a producer
+says that all is sent, and waits until the server has read it and closed. What a lost connection took with it
+nobody knows, so nothing is sent twice and nothing is connected again behind the caller's back: that raises
+`Disconnected`. Any number of tasks may share a producer; what they send while a send is under way goes out
+together. A cancelled send may have left half an event behind, and so closes the connection.
+"""
+
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Self
+
+import trio
+
+from kqmsgq import wire
+from kqmsgq.wire import Message
+from shared.net.dial import Address, Disconnected
+
+__all__ = ["Consumer", "Disconnected", "Message", "Producer", "open_consumer", "open_producer"]
+
+PORT = 8000
+NAME_BYTES_MAX = 4096
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+RECEIVE_BYTES = 256 * 1024
+PIECE_BYTES = 256 * 1024
+"""Messages that are sent at once go in pieces of this size."""
+CLOSING_SECONDS = 30.0
+"""For the server to read what a producer has sent at the end."""
+
+
+class _Connection:
+    """What both sides have in common. A failed or cancelled send is the end of it."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._pending: list[bytes] = []
+        self._sending = trio.Lock()
+        self._lost: str | None = None
+
+    async def _send(self, data: bytes) -> None:
+        """Everything that tasks have given meanwhile goes out with it. Raises Disconnected."""
+        self._pending.append(data)
+        async with self._sending:
+            if self._lost is not None:
+                raise Disconnected(self._lost)
+            if not self._pending:  # the one before us took it along
+                return
+            pending, self._pending = self._pending, []
+            try:
+                await self._stream.send_all(b"".join(pending))
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self._lost = f"the connection broke ({error.__cause__ or 'closed'})"
+                raise Disconnected(self._lost) from error
+            except trio.Cancelled:
+                self._lost = "a send was cancelled"
+                await trio.aclose_forcefully(self._stream)
+                raise
+
+
+class Producer(_Connection):
+    """The sending side; made by `open_producer`. A queue is text (UTF-8) or bytes, a message bytes."""
+
+    async def send(self, queue: str | bytes, body: bytes) -> None:
+        """Send a message. Raises Disconnected, and ValueError for what no server would take."""
+        await self._send(wire.message(_name(queue), _body(body)))
+
+    async def send_many(self, messages: Iterable[tuple[str | bytes, bytes]]) -> None:
+        """Send (queue, message) pairs, many at a time."""
+        piece: list[bytes] = []
+        size = 0
+        for queue, body in messages:
+            event = wire.message(_name(queue), _body(body))
+            piece.append(event)
+            size += len(event)
+            if size >= PIECE_BYTES:
+                await self._send(b"".join(piece))
+                piece, size = [], 0
+        if piece:
+            await self._send(b"".join(piece))
+
+    async def finish(self) -> None:
+        """All is sent: wait until the server has read it and closed. Raises Disconnected."""
+        async with self._sending:
+            if self._lost is not None:
+                return
+            self._lost = "the producer has finished"
+            if not isinstance(self._stream, trio.abc.HalfCloseableStream):  # TLS: closing is all there is
+                await self._stream.aclose()
+                return
+            try:
+                with trio.move_on_after(CLOSING_SECONDS):
+                    await self._stream.send_eof()
+                    while await self._stream.receive_some(RECEIVE_BYTES):
+                        pass
+            except trio.BrokenResourceError as error:
+                raise Disconnected(f"the connection broke ({error.__cause__ or 'reset'})") from error
+
+
+class Consumer(_Connection):
+    """The receiving side; made by `open_consumer`. It is an async iterator over messages.
+
+    Read on: a consumer that does not loses its oldest messages, or its connection, as the server is set.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, name_bytes_max: int, message_bytes_max: int) -> None:
+        super().__init__(stream)
+        self._limits = name_bytes_max, message_bytes_max
+        self._data = bytearray()
+        self._messages: list[Message] = []  # in reverse: the next is last
+
+    async def subscribe(self, *queues: str | bytes) -> None:
+        """Ask for queues' messages, those that come from now on."""
+        await self._send(b"".join(wire.subscribe(_named(queue)) for queue in queues))
+
+    async def subscribe_all(self) -> None:
+        """Ask for the messages of all queues, those to come included."""
+        await self._send(wire.subscribe())
+
+    async def unsubscribe(self, *queues: str | bytes) -> None:
+        """End subscriptions; messages on their way still come. `subscribe_all` goes on."""
+        await self._send(b"".join(wire.unsubscribe(_named(queue)) for queue in queues))
+
+    async def unsubscribe_all(self) -> None:
+        """End every subscription, also that to all queues."""
+        await self._send(wire.unsubscribe())
+
+    async def batch(self) -> list[Message]:
+        """All messages that are here; waits for one. Raises Disconnected, RemoteProtocolError."""
+        if self._messages:
+            found = self._messages[::-1]
+            self._messages = []
+            return found
+        while True:
+            found, end = wire.take_messages(self._data, *self._limits)
+            del self._data[:end]
+            if found:
+                return found
+            try:
+                received = await self._stream.receive_some(RECEIVE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
+            if not received:
+                raise Disconnected("the server closed the connection")
+            self._data += received
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        if not self._messages:
+            self._messages = (await self.batch())[::-1]
+        return self._messages.pop()
+
+
+@asynccontextmanager
+async def open_producer(
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    *,
+    ssl_context: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
+) -> AsyncIterator[Producer]:
+    """A producer, connected. The end of the block waits until the server has read everything.
+
+    `ssl_context`: TLS, for `host` unless `server_hostname` says otherwise. Raises ConnectionRefusedError
+    where nobody answers, ssl.SSLError.
+    """
+    stream = await Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ").open()
+    try:
+        producer = Producer(stream)
+        await producer._send(wire.PRODUCE)
+        yield producer
+        await producer.finish()
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+@asynccontextmanager
+async def open_consumer(
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    *,
+    ssl_context: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
+    name_bytes_max: int = NAME_BYTES_MAX,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+) -> AsyncIterator[Consumer]:
+    """A consumer, connected, subscribed to nothing yet; closed at the end of the block.
+
+    `name_bytes_max`, `message_bytes_max`: what a server may send, for one that is set to take more.
+    """
+    stream = await Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ").open()
+    try:
+        consumer = Consumer(stream, name_bytes_max, message_bytes_max)
+        await consumer._send(wire.CONSUME)
+        yield consumer
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+def _name(queue: str | bytes) -> bytes:
+    name = queue.encode() if isinstance(queue, str) else queue
+    if len(name) >= 1 << 32:
+        raise ValueError("a queue's name has less than 4 GiB")
+    return name
+
+
+def _named(queue: str | bytes) -> bytes:
+    name = _name(queue)
+    if not name:
+        raise ValueError("a subscription without a name is one to all queues: subscribe_all")
+    return name
+
+
+def _body(body: bytes) -> bytes:
+    if len(body) >= 1 << 32:
+        raise ValueError("a message has less than 4 GiB")
+    return body

@@ -1,0 +1,19 @@
+"""KqueueMsgQ as the host sees it."""
+
+from kqmsgq.settings import KqmsgqSettings
+from shared.plug import Context, Plug, Service
+
+
+async def open_service(context: Context, settings: KqmsgqSettings) -> Service:
+    from kqmsgq import listener  # the commands load this module too, and have no use for a server
+
+    return listener.KqmsgqService(context, settings)
+
+
+plug = Plug(
+    name="kqmsgq",
+    summary="Queues by name, fanned out from memory to every consumer that subscribes.",
+    settings=KqmsgqSettings,
+    open=open_service,
+    verbs="kqmsgq.verbs:app",
+)

@@ -1,0 +1,187 @@
+"""One connection: which side it is, what it may send, and what is kept of an event that is not all there.
+
+Source: PROTOCOL.md, "Connections". There are no replies: what is wrong is counted and logged, and closes the
+connection.
+"""
+
+import math
+
+from kqmsgq.queues import Consumer, Queues
+from kqmsgq.states import TRANSITIONS, Event, State
+from kqmsgq.wire import (
+    CONSUME,
+    MESSAGE,
+    NAME_AT,
+    PRODUCE,
+    ROLE_BYTES,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    Fault,
+    WireError,
+    message_end,
+    name_end,
+    printable,
+)
+from shared.net.connection import Connection
+from shared.net.outbox import Policy
+
+LARGE_BYTES = 64 * 1024
+"""A message of more is gathered in place, and looked at again once it is whole."""
+
+
+class Session:
+    """What the driver serves (`shared.net.connection.Session`)."""
+
+    __slots__ = (
+        "_begun",
+        "_connection",
+        "_consumer",
+        "_large",
+        "_large_bytes",
+        "_queues",
+        "_rest",
+        "_waking",
+        "state",
+    )
+
+    def __init__(self, connection: Connection, queues: Queues) -> None:
+        self._connection = connection
+        self._queues = queues
+        self._consumer: Consumer | None = None
+        self._rest = b""  # the beginning of an event
+        self._large: bytearray | None = None  # that of a large message, whose end is at `_large_bytes`
+        self._large_bytes = 0
+        self._begun = math.inf  # when it began
+        self._waking = False  # a deadline is set
+        self.state = State.ROLE
+
+    def receive(self, data: bytes) -> None:
+        try:
+            if self._large is not None:
+                missing = self._large_bytes - len(self._large)
+                self._large += data[:missing]
+                if len(data) < missing:
+                    return
+                self._queues.publish(bytes(self._large))
+                self._large = None
+                self._begun = math.inf
+                data = data[missing:]
+            elif self._rest:
+                data = self._rest + data
+                self._rest = b""
+            taken = self._take(data)
+            if taken < len(data):
+                self._keep(data[taken:], begins=taken > 0)
+            else:
+                self._begun = math.inf
+        except WireError as error:
+            self._refuse(error)
+            raise
+
+    def receive_eof(self) -> None:
+        """What has begun and did not end was nothing."""
+        self._end(Event.INPUT_ENDS)
+        self._connection.finish()
+
+    def on_deadline(self, now: float) -> None:
+        self._waking = False
+        if self._begun == math.inf:
+            return
+        seconds = self._queues.settings.event_seconds
+        if now < self._begun + seconds:
+            self._wake()
+            return
+        error = WireError(f"an event was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
+        self._refuse(error)
+        raise error
+
+    def connection_lost(self) -> None:
+        if self.state is not State.ENDING:
+            self._end(Event.INPUT_ENDS)
+
+    def _take(self, data: bytes) -> int:
+        """Apply what is whole; returns where that ends. Raises WireError."""
+        if self.state is State.PRODUCER:
+            return self._queues.publish(data)
+        if self.state is State.CONSUMER:
+            return self._subscribe(data, 0)
+        role = data[:ROLE_BYTES]
+        if not (PRODUCE.startswith(role) or CONSUME.startswith(role)):
+            raise WireError(f"{printable(role)} is neither produce nor consume", fault=Fault.ROLE)
+        if len(role) < ROLE_BYTES:
+            return 0
+        if role == PRODUCE:
+            self.state = TRANSITIONS[self.state][Event.PRODUCE]
+            self._queues.counts.producers += 1
+            return ROLE_BYTES + self._queues.publish(data[ROLE_BYTES:])
+        self.state = TRANSITIONS[self.state][Event.CONSUME]
+        self._become_consumer()
+        return self._subscribe(data, ROLE_BYTES)
+
+    def _become_consumer(self) -> None:
+        queues, outbox = self._queues, self._connection.outbox
+        consumer = self._consumer = Consumer(self._connection)
+        outbox.bound = queues.settings.consumer_bytes_max
+        outbox.policy = Policy(queues.settings.slow_consumer)
+        outbox.on_drop = lambda chunk: queues.dropped(consumer, chunk)
+        queues.counts.consumers += 1
+        queues.join(consumer)
+
+    def _subscribe(self, data: bytes, at: int) -> int:
+        """A consumer's events from `at` on. Raises WireError."""
+        consumer = self._consumer
+        assert consumer is not None
+        queues = self._queues
+        while at < len(data):
+            event = data[at]
+            if event not in (SUBSCRIBE, UNSUBSCRIBE):
+                if event == MESSAGE:
+                    raise WireError("a consumer sent the event *", fault=Fault.SIDE)
+                raise WireError(f"{printable(data[at : at + 1])} is no event", fault=Fault.EVENT)
+            end = name_end(data, at, queues.settings.name_bytes_max)
+            if end is None or end > len(data):
+                break
+            name = data[at + NAME_AT : end]
+            if event == SUBSCRIBE:
+                queues.subscribe(consumer, name)
+            else:
+                queues.unsubscribe(consumer, name)
+            at = end
+        return at
+
+    def _keep(self, rest: bytes, *, begins: bool) -> None:
+        """The beginning of an event, whose first byte came just now or, not `begins`, maybe before."""
+        if begins or self._begun == math.inf:
+            self._begun = self._connection.now
+            if not self._waking:
+                self._wake()
+        if self.state is State.PRODUCER:
+            settings = self._queues.settings
+            after_name = name_end(rest, 0, settings.name_bytes_max)
+            if after_name is not None:
+                end = message_end(rest, 0, after_name, settings.message_bytes_max)
+                if end is not None and end > LARGE_BYTES:
+                    self._large, self._large_bytes = bytearray(rest), end
+                    return
+        self._rest = rest
+
+    def _wake(self) -> None:
+        self._waking = True
+        self._connection.wake_at(self._begun + self._queues.settings.event_seconds)
+
+    def _refuse(self, error: WireError) -> None:
+        self._queues.counts.fault(error.fault)
+        self._end(Event.FAULT)
+
+    def _end(self, event: Event) -> None:
+        """Nothing more is taken from the peer, nor sent to it beside what is in its outbox."""
+        counts = self._queues.counts
+        if self.state is State.PRODUCER:
+            counts.producers -= 1
+        elif self._consumer is not None:
+            counts.consumers -= 1
+            self._queues.leave(self._consumer)
+            self._consumer = None
+        self._rest, self._large = b"", None
+        self._begun = math.inf
+        self.state = TRANSITIONS[self.state][event]

@@ -1,0 +1,59 @@
+"""What a connection is, and what it may send then: the table behind the diagram in PROTOCOL.md.
+
+What the table leaves out: an event that is not in it for a state closes the connection, as does one that is
+malformed or too late; the session counts them by `wire.Fault`.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+
+class State(Enum):
+    ROLE = "the first 7 bytes are expected"
+    PRODUCER = "its messages are handed on"
+    CONSUMER = "messages are sent as they come"
+    ENDING = "what is in the outbox is sent, then the connection closes"
+
+
+class Event(Enum):
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    MESSAGE = "*"
+    SUBSCRIBE = "> (subscribe)"
+    UNSUBSCRIBE = "/ (unsubscribe)"
+    FAULT = "a fault"
+    INPUT_ENDS = "end of input, drain"
+
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    State.ROLE: {
+        Event.PRODUCE: State.PRODUCER,
+        Event.CONSUME: State.CONSUMER,
+        Event.FAULT: State.ENDING,
+        Event.INPUT_ENDS: State.ENDING,
+    },
+    State.PRODUCER: {
+        Event.MESSAGE: State.PRODUCER,
+        Event.FAULT: State.ENDING,
+        Event.INPUT_ENDS: State.ENDING,
+    },
+    State.CONSUMER: {
+        Event.SUBSCRIBE: State.CONSUMER,
+        Event.UNSUBSCRIBE: State.CONSUMER,
+        Event.FAULT: State.ENDING,
+        Event.INPUT_ENDS: State.ENDING,
+    },
+    State.ENDING: {},
+}
+
+
+def diagram() -> Iterator[str]:
+    """The table as Mermaid's lines, for PROTOCOL.md."""
+    yield "stateDiagram-v2"
+    for state in State:
+        yield f"    {state.name} : {state.name}<br/>{state.value}"
+    yield f"    [*] --> {State.ROLE.name}"
+    for state, moves in TRANSITIONS.items():
+        for event, after in moves.items():
+            yield f"    {state.name} --> {after.name} : {event.value}"
+    yield f"    {State.ENDING.name} --> [*]"

@@ -1,0 +1,227 @@
+"""`brokers kqmsgq ...`: the protocol's own commands. Each returns what it found; the host shows it."""
+
+import errno
+import os
+import ssl
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import trio
+from cyclopts import App, Parameter
+
+from kqmsgq.client import Message, open_consumer, open_producer
+from shared.errors import ConfigError
+from shared.net.dial import Disconnected
+from shared.plug import ServeRequest, VerbRequest
+from shared.progress import counting
+
+READ_BYTES = 256 * 1024
+
+app = App(
+    name="kqmsgq",
+    help="Queues by name, fanned out from memory to every consumer that subscribes.",
+    help_epilogue="""Examples:
+
+    brokers kqmsgq serve 8000
+    brokers kqmsgq consume -q orders
+    brokers kqmsgq produce -q orders -m hello
+    brokers kqmsgq consume --all --json | jq .message""",
+    help_format="plaintext",
+)
+
+
+def _flag(help_: str) -> Parameter:
+    return Parameter(help=help_, negative="", show_default=False)
+
+
+Json = Annotated[bool, _flag("JSON, one object a line, instead of text.")]
+
+
+@Parameter(name="*")
+@attrs.frozen
+class Server:
+    """Where the server is."""
+
+    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1"
+    port: Annotated[int, Parameter(help="Its port.", env_var="BROKERS_KQMSGQ_PORT")] = 8000
+    tls: Annotated[bool, _flag("Speak TLS.")] = False
+    ca: Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")] = None
+    certificate: Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")] = None
+    key: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        if not (self.tls or self.ca or self.certificate):
+            return None
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.certificate is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+LOCAL = Server()
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers kqmsgq serve 8000
+    brokers kqmsgq serve --host 0.0.0.0 --insecure"""
+)
+def serve(
+    port: Annotated[int | None, Parameter(help="Bind this port (8000 unless set); 0 picks one.")] = None,
+) -> ServeRequest:
+    """Serve KqueueMsgQ alone, until SIGTERM, SIGINT or the line "exit"."""
+    return ServeRequest("kqmsgq", {"kqmsgq": {"port": port}})
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers kqmsgq produce -q orders -m hello -m "a second one"
+    seq 1000000 | brokers kqmsgq produce -q numbers
+    brokers kqmsgq produce -q files --whole < picture.png"""
+)
+async def produce(
+    *,
+    queue: Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")],
+    message: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=("--message", "-m"),
+            help="A message; repeatable. Without any, each line of standard input is one.",
+            negative="",
+        ),
+    ] = (),
+    whole: Annotated[bool, _flag("All of standard input is one message.")] = False,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Send messages to a queue, and show how many the server has read.
+
+    Who is subscribed at that moment gets them; nobody else ever will.
+    """
+    name = os.fsencode(queue)
+    done = 0
+    with _lost(), counting("messages") as update:
+        async with open_producer(server.host, server.port, ssl_context=server.ssl_context()) as producer:
+            if message:
+                await producer.send_many((name, os.fsencode(each)) for each in message)
+                done = len(message)
+            elif whole:
+                stdin: Any = trio.wrap_file(sys.stdin.buffer)
+                await producer.send(name, await stdin.read())
+                done = 1
+            else:
+                size = 0
+                async for lines in _lines(trio.wrap_file(sys.stdin.buffer)):
+                    await producer.send_many((name, line) for line in lines)
+                    done += len(lines)
+                    size += sum(map(len, lines))
+                    update(done, size)
+    return {"queue": queue, "messages": done}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers kqmsgq consume -q orders -q returns
+    brokers kqmsgq consume --all --json
+    brokers kqmsgq consume -q files --raw --max 1 > picture.png"""
+)
+async def consume(
+    *,
+    queue: Annotated[
+        tuple[str, ...], Parameter(name=("--queue", "-q"), help="A queue; repeatable.", negative="")
+    ] = (),
+    all_: Annotated[
+        bool, Parameter(name="--all", help="All queues.", negative="", show_default=False)
+    ] = False,
+    max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many messages.")] = None,
+    raw: Annotated[bool, _flag("The messages' bytes as they are, nothing between.")] = False,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> AsyncIterable[Any]:
+    """Show messages as they come, one a line, until interrupted.
+
+    With --json each has its queue beside it.
+    """
+    if not queue and not all_:
+        raise ConfigError("--queue", "name at least one queue, or say --all")
+    if raw and json:
+        raise ConfigError("--raw", "is the bytes alone; --json shows more")
+
+    async def shown() -> AsyncIterator[Any]:
+        left = max_
+        with _lost():
+            async with open_consumer(server.host, server.port, ssl_context=server.ssl_context()) as consumer:
+                if all_:
+                    await consumer.subscribe_all()
+                if queue:
+                    await consumer.subscribe(*map(os.fsencode, queue))
+                while left is None or left > 0:
+                    messages = await consumer.batch()
+                    if left is not None:
+                        messages = messages[:left]
+                        left -= len(messages)
+                    for item in _shown(messages, json=json, raw=raw):
+                        yield item
+
+    return shown()
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers kqmsgq consumers
+    brokers kqmsgq consumers --dropped --json"""
+)
+def consumers(
+    *,
+    dropped: Annotated[bool, _flag("Only those that lost messages because they did not read.")] = False,
+    data_dir: Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)] = None,
+    json: Json = False,
+) -> VerbRequest:
+    """List the consumers: their subscriptions, what waits for them, what they lost.
+
+    The wire has no word for it: the server is asked over the control socket in
+    its data folder.
+    """
+    return VerbRequest("kqmsgq", "consumers", {"dropped": dropped}, data_dir)
+
+
+def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[Any]:
+    """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
+    if json:
+        return [{"queue": message.queue, "message": message.body} for message in messages]
+    if raw:
+        return [b"".join(message.body for message in messages)]
+    if sys.stdout.isatty():
+        return [message.body.decode(errors="backslashreplace") for message in messages]
+    return [b"".join(message.body + b"\n" for message in messages)]
+
+
+async def _lines(file: Any) -> AsyncIterator[list[bytes]]:
+    """Lines as they come, many at a time, without their ends; the last may lack one."""
+    rest: list[bytes] = []  # pieces of a line without its end
+    while data := await file.read1(READ_BYTES):
+        first, *lines = data.split(b"\n")
+        rest.append(first)
+        if lines:
+            lines.insert(0, b"".join(rest))
+            rest = [lines.pop()]
+            yield [line.removesuffix(b"\r") for line in lines]
+    if last := b"".join(rest):
+        yield [last]
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    """A lost connection ends a command as a refused one does."""
+    try:
+        yield
+    except Disconnected as error:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error

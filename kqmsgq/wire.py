@@ -1,0 +1,124 @@
+"""KqueueMsgQ's events: bytes to events and back. No I/O, no state; both ends use it.
+
+Source: PROTOCOL.md, "Events". A server hands messages on without taking them apart (`kqmsgq.queues`); it
+finds their ends here. A client takes those that are delivered to it apart.
+"""
+
+from enum import StrEnum
+
+import attrs
+
+from shared.errors import RemoteProtocolError
+
+PRODUCE = b"produce"
+CONSUME = b"consume"
+ROLE_BYTES = 7
+
+MESSAGE = ord("*")
+SUBSCRIBE = ord(">")
+UNSUBSCRIBE = ord("/")
+
+LENGTH_BYTES = 4
+NAME_AT = 1 + LENGTH_BYTES
+"""Where an event's queue name begins."""
+HEADER_BYTES = NAME_AT + LENGTH_BYTES
+"""Of a message, beside the name: its event byte and both lengths."""
+
+Buffer = bytes | bytearray
+
+
+class Fault(StrEnum):
+    """Why a connection is closed; what the metrics call it."""
+
+    ROLE = "role"
+    EVENT = "event"
+    SIDE = "side"
+    NAME = "name_too_long"
+    MESSAGE = "message_too_large"
+    SUBSCRIPTIONS = "subscriptions"
+    TOO_LATE = "too_late"
+
+
+@attrs.define(eq=False)
+class WireError(RemoteProtocolError):
+    """The peer broke the protocol. There are no replies: it is closed."""
+
+    fault: Fault = attrs.field(kw_only=True)
+
+
+@attrs.frozen
+class Message:
+    """A message, and the queue that it was sent to."""
+
+    queue: bytes
+    body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
+
+
+def message(queue: bytes, body: bytes) -> bytes:
+    """The event that brings `body` to a queue, or from it."""
+    return b"*%b%b%b%b" % (len(queue).to_bytes(4, "big"), queue, len(body).to_bytes(4, "big"), body)
+
+
+def subscribe(queue: bytes = b"") -> bytes:
+    """The event that asks for a queue's messages; without a name, for those of all queues."""
+    return b">%b%b" % (len(queue).to_bytes(4, "big"), queue)
+
+
+def unsubscribe(queue: bytes = b"") -> bytes:
+    """The event that ends the subscription to a queue; without a name, every one."""
+    return b"/%b%b" % (len(queue).to_bytes(4, "big"), queue)
+
+
+def name_end(data: Buffer, at: int, name_bytes_max: int) -> int | None:
+    """Where the name of the event at `at` ends; None while its length is not there. Raises WireError."""
+    if len(data) < at + NAME_AT:
+        return None
+    length = int.from_bytes(data[at + 1 : at + NAME_AT], "big")
+    if length > name_bytes_max:
+        raise WireError(f"a queue name of {length} bytes, {name_bytes_max} at most", fault=Fault.NAME)
+    return at + NAME_AT + length
+
+
+def message_end(data: Buffer, at: int, after_name: int, message_bytes_max: int) -> int | None:
+    """Where the message at `at` ends; None while its length is not there. Raises WireError."""
+    begins = after_name + LENGTH_BYTES
+    if len(data) < begins:
+        return None
+    length = int.from_bytes(data[after_name:begins], "big")
+    if length > message_bytes_max:
+        raise WireError(f"a message of {length} bytes, {message_bytes_max} at most", fault=Fault.MESSAGE)
+    return begins + length
+
+
+def count_messages(data: bytes | memoryview) -> int:
+    """How many messages `data` holds, which is whole messages."""
+    count = at = 0
+    while at < len(data):
+        at += NAME_AT + int.from_bytes(data[at + 1 : at + NAME_AT], "big")
+        at += LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "big")
+        count += 1
+    return count
+
+
+def take_messages(data: Buffer, name_bytes_max: int, message_bytes_max: int) -> tuple[list[Message], int]:
+    """Every whole message at the front of `data`, and where they end. Raises WireError."""
+    found: list[Message] = []
+    at = 0
+    while at < len(data):
+        if data[at] != MESSAGE:
+            raise WireError(f"event {printable(data[at : at + 1])} from a server", fault=Fault.EVENT)
+        after_name = name_end(data, at, name_bytes_max)
+        if after_name is None:
+            break
+        end = message_end(data, at, after_name, message_bytes_max)
+        if end is None or end > len(data):
+            break
+        queue = bytes(data[at + NAME_AT : after_name])
+        found.append(Message(queue, bytes(data[after_name + LENGTH_BYTES : end])))
+        at = end
+    return found, at
+
+
+def printable(data: Buffer, most: int = 64) -> str:
+    """A peer's bytes, fit for a log: quoted, escaped, cut short."""
+    return repr(bytes(data[:most]))[1:] + ("..." if len(data) > most else "")

@@ -1,0 +1,200 @@
+"""What a producer's events bring about at consumers, and what closes a connection."""
+
+import pytest
+
+from kqmsgq.settings import KqmsgqSettings
+from kqmsgq.states import State
+from kqmsgq.wire import Fault, Message, WireError, message, subscribe, unsubscribe
+from tests.kqmsgq.world import World
+
+
+def test_a_message_reaches_everyone_subscribed_to_its_queue_with_its_own_bytes() -> None:
+    world = World()
+    one, two, other = (world.consumer(subscribe(name)) for name in (b"a", b"a", b"b"))
+    sent = message(b"a", b"hello") + message(b"b", b"") + message(b"a", bytes(range(256)))
+    world.producer(sent)
+    assert one.taken() == two.taken() == message(b"a", b"hello") + message(b"a", bytes(range(256)))
+    assert other.taken() == message(b"b", b"")
+
+
+def test_an_all_subscription_covers_queues_that_do_not_exist_yet() -> None:
+    world = World()
+    everything = world.consumer(subscribe())
+    sent = message(b"new", b"1") + message(b"", b"2") + message(b"\xff\x00", b"3")
+    world.producer(sent)
+    assert everything.taken() == sent
+
+
+def test_a_message_comes_once_however_often_its_queue_is_subscribed_to() -> None:
+    world = World()
+    consumer = world.consumer(subscribe(b"a") + subscribe() + subscribe(b"a") + subscribe())
+    producer = world.producer(message(b"a", b"1"))
+    assert consumer.bodies() == [b"1"]
+    consumer.send(unsubscribe(b"a"))
+    producer.send(message(b"a", b"2"))
+    assert consumer.bodies() == [b"2"], "one `/` ends the subscription by name and leaves the other"
+
+
+def test_unsubscribing_from_a_name_leaves_an_all_subscription_alone() -> None:
+    world = World()
+    consumer = world.consumer(subscribe() + subscribe(b"a") + unsubscribe(b"a") + unsubscribe(b"b"))
+    producer = world.producer(message(b"a", b"1"))
+    assert consumer.bodies() == [b"1"]
+    consumer.send(unsubscribe())
+    producer.send(message(b"a", b"2") + message(b"", b"3"))
+    assert consumer.bodies() == []
+
+
+def test_unsubscribing_without_a_name_ends_every_subscription() -> None:
+    world = World()
+    consumer = world.consumer(subscribe(b"a") + subscribe(b"b") + subscribe() + unsubscribe())
+    producer = world.producer(message(b"a", b"1") + message(b"c", b"2"))
+    consumer.send(subscribe(b"b"))
+    producer.send(message(b"a", b"3") + message(b"b", b"4"))
+    assert consumer.bodies() == [b"4"]
+
+
+def test_a_message_without_a_name_goes_to_the_all_subscribers_alone() -> None:
+    world = World()
+    named, everything = world.consumer(subscribe(b"a")), world.consumer(subscribe())
+    world.producer(message(b"", b"x"))
+    assert named.messages() == []
+    assert everything.messages() == [Message(b"", b"x")]
+
+
+def test_what_nobody_is_subscribed_to_is_dropped_and_counted() -> None:
+    world = World()
+    producer = world.producer(message(b"a", b"1"))
+    late = world.consumer(subscribe(b"a"))
+    producer.send(message(b"a", b"2"))
+    assert late.bodies() == [b"2"]
+    counts = world.counts
+    assert (counts.messages_in, counts.messages_unrouted, counts.messages_delivered) == (2, 1, 1)
+
+
+BAD_PRODUCERS = [
+    (b">\0\0\0\1a", Fault.SIDE),
+    (b"/\0\0\0\0", Fault.SIDE),
+    (b"x", Fault.EVENT),
+    (b"\0" * 20, Fault.EVENT),
+    (b"*\0\0\x10\x01", Fault.NAME),
+    (b"*\xff\xff\xff\xff", Fault.NAME),
+    (b"*\0\0\0\1a\x01\0\0\x01", Fault.MESSAGE),
+    (b"*\0\0\0\0\xff\xff\xff\xff", Fault.MESSAGE),
+]
+BAD_CONSUMERS = [
+    (b"*\0\0\0\1a\0\0\0\0", Fault.SIDE),
+    (b"consume", Fault.EVENT),
+    (b">\0\0\x10\x01", Fault.NAME),
+    (b"/\xff\0\0\0", Fault.NAME),
+]
+BAD = [(b"produce", *each) for each in BAD_PRODUCERS] + [(b"consume", *each) for each in BAD_CONSUMERS]
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+@pytest.mark.parametrize(("role", "bad", "fault"), BAD)
+def test_what_breaks_the_protocol_is_counted_and_closes_that_connection(
+    role: bytes, bad: bytes, fault: Fault, one_by_one: bool
+) -> None:
+    world = World()
+    witness = world.consumer(subscribe())
+    good = message(b"a", b"before") if role == b"produce" else subscribe(b"a")
+    data = role + good + bad + b"*\0\0\0\1a\0\0\0\1x"
+    peer = world.connect()
+    peer.send(*([data[at : at + 1] for at in range(len(data))] if one_by_one else [data]))
+    assert isinstance(peer.fault, WireError)
+    assert peer.fault.fault is fault
+    assert peer.session.state is State.ENDING
+    assert (peer.closed, peer.taken()) == (True, b"")
+    assert world.counts.faults == {fault: 1}
+    assert witness.bodies() == ([b"before"] if role == b"produce" else [])
+    world.producer(message(b"a", b"after"))
+    assert peer.taken() == b"", "it is subscribed to nothing any more"
+    assert witness.bodies() == [b"after"], "the others do not notice"
+
+
+@pytest.mark.parametrize("first", [b"GET / H", b"Produce", b"consumr", b"produc\n", b"p\0", b"x"])
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_wrong_first_bytes_are_refused_at_the_first_that_is_wrong(first: bytes, one_by_one: bool) -> None:
+    peer = World().connect()
+    peer.send(*([first[at : at + 1] for at in range(len(first))] if one_by_one else [first]))
+    assert peer.fault is not None
+    assert peer.closed
+
+
+def test_the_largest_name_and_the_largest_message_pass() -> None:
+    settings = KqmsgqSettings()
+    world = World()
+    name = b"n" * settings.name_bytes_max
+    consumer = world.consumer(subscribe(name))
+    sent = message(name, b"m" * settings.message_bytes_max)
+    world.producer(sent)
+    assert consumer.taken() == sent
+
+
+def test_a_message_that_did_not_end_is_not_delivered() -> None:
+    world = World()
+    consumer = world.consumer(subscribe())
+    producer = world.producer(message(b"a", b"1") + message(b"a", b"x" * 300_000)[:-1])
+    producer.close_input()
+    assert producer.closed
+    lost = world.producer(message(b"a", b"2") + message(b"a", b"x" * 30)[:-1])
+    lost.lose()
+    assert consumer.bodies() == [b"1", b"2"]
+    assert world.counts.producers == 0
+
+
+def test_the_end_of_a_consumers_input_ends_it_once_all_is_written() -> None:
+    world = World()
+    consumer = world.consumer(subscribe(b"a"))
+    producer = world.producer(message(b"a", b"1"))
+    consumer.close_input()
+    producer.send(message(b"a", b"2"))
+    assert consumer.closed
+    assert consumer.bodies() == [b"1"]
+    assert world.counts.messages_unrouted == 1
+    assert world.counts.consumers == 0
+
+
+def test_an_event_must_be_whole_in_time_and_silence_between_is_free() -> None:
+    world = World()
+    consumer = world.consumer(subscribe())
+    producer = world.producer()
+    producer.advance(100_000)
+    producer.send(message(b"a", b"1")[:4])
+    producer.advance(29)
+    producer.send(message(b"a", b"1")[4:])
+    producer.advance(100_000)
+    assert producer.fault is None
+    producer.send(message(b"a", b"2")[:4])
+    producer.advance(29)
+    producer.send(message(b"a", b"2")[4:7])
+    producer.advance(2)
+    assert producer.closed
+    assert world.counts.faults == {Fault.TOO_LATE: 1}
+    assert consumer.bodies() == [b"1"]
+    for role in (b"", b"consume"):
+        late = world.connect(role + b"c" if not role else role + b">")
+        late.advance(31)
+        assert late.closed
+
+
+def test_each_event_has_the_whole_time_also_where_the_next_begins_in_the_same_read() -> None:
+    producer = World().producer(b"*")
+    for _ in range(5):
+        producer.advance(20)
+        producer.send(message(b"a", b"1")[1:] + b"*")
+    producer.advance(29)
+    assert not producer.closed
+    producer.advance(2)
+    assert producer.closed
+
+
+def test_more_subscriptions_than_allowed_close_the_consumer() -> None:
+    world = World(KqmsgqSettings(subscriptions_max=2))
+    consumer = world.consumer(subscribe(b"a") + subscribe(b"b") + subscribe(b"a"))
+    consumer.send(unsubscribe(b"a") + subscribe(b"c"))
+    assert not consumer.closed
+    consumer.send(subscribe(b"d"))
+    assert consumer.closed
+    assert world.counts.faults == {Fault.SUBSCRIPTIONS: 1}
