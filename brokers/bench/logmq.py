@@ -8,7 +8,7 @@ are measured in the same run, in turns with the rounds they are compared with:
   the floor under one client's durable round trip;
 - `redis`: redis-server with `--appendonly yes --appendfsync always`, where it is installed: XADD under the
   same connections and windows;
-- `one`: the same case with one connection, or one reader.
+- `one`: the same case with one connection, one reader or one topic.
 """
 
 import mmap
@@ -34,8 +34,8 @@ from brokers.bench.load import Address, Measured, Talk, histogram, lines, middle
 from brokers.errors import ExitCode, Refusal
 from brokers.render import progress
 
-Mode = Literal["produce", "consume", "fetch", "tail"]
-MODES: tuple[Mode, ...] = ("produce", "consume", "fetch", "tail")
+Mode = Literal["produce", "topics", "consume", "fetch", "tail"]
+MODES: tuple[Mode, ...] = ("produce", "topics", "consume", "fetch", "tail")
 START_SECONDS = 60.0
 PRELOADED_BYTES = 128 * 1024 * 1024
 FETCH_BYTES = 4 * 1024 * 1024
@@ -65,6 +65,7 @@ def bench(
     connections: Annotated[int, Parameter(help="Many connections; one alone is measured too.")] = 64,
     window: Annotated[int, Parameter(help="Requests that each keeps open; one alone is measured too.")] = 64,
     size: Annotated[int, Parameter(help="Bytes of a message.")] = 100,
+    topics: Annotated[int, Parameter(help="Topics written at once, each by a connection.")] = 1000,
     readers: Annotated[int, Parameter(help="TAIL readers.")] = 100,
     seconds: Annotated[float, Parameter(help="Length of a round.")] = 2.0,
     rounds: Annotated[int, Parameter(help="Rounds of each case; the median counts.")] = 3,
@@ -77,16 +78,22 @@ def bench(
 ) -> list[Row]:
     """Measure LogMQ on this machine.
 
-    Durable produce (one client in a closed loop, then many with windows), CONSUME
-    message by message, FETCH from the page cache, TAIL to many readers.
+    Durable produce (one client in a closed loop, then many with windows; to one topic
+    and to many), CONSUME message by message, FETCH from the page cache, TAIL to many readers.
     """
     if size < 24:
         raise Refusal("--size: a message of this bench has 24 bytes at least, for its time", ExitCode.USAGE)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
         address: Address = (host, port) if port is not None else stack.enter_context(serving(folder))
-        case = _Case(address, folder, connections, window, size, readers, seconds, rounds)
-        cases = {"produce": case.produce, "consume": case.consume, "fetch": case.fetch, "tail": case.tail}
+        case = _Case(address, folder, connections, window, size, topics, readers, seconds, rounds)
+        cases = {
+            "produce": case.produce,
+            "topics": case.many_topics,
+            "consume": case.consume,
+            "fetch": case.fetch,
+            "tail": case.tail,
+        }
         rows: list[Row] = []
         with progress("measuring", total=len(modes)) as update:
             for done, mode in enumerate(modes):
@@ -102,6 +109,7 @@ class _Case:
     connections: int
     window: int
     size: int
+    topics: int
     readers: int
     seconds: float
     rounds: int
@@ -130,6 +138,23 @@ class _Case:
                     )
                 elif not synced:
                     yield self._row("produce", connections, window, best, "-", None)
+
+    def many_topics(self) -> Iterator[Row]:
+        """As many connections as topics: all on one topic, then each on its own."""
+        stamp = perf_counter_ns()
+        cases: dict[int, list[Measured]] = {1: [], self.topics: []}
+        for _ in range(self.rounds):
+            for topics, measured in cases.items():
+                lines_ = [
+                    b"PRODUCE bench-%d-%d-%d %b\n" % (stamp, topics, number % topics, b"x" * self.size)
+                    for number in range(self.topics)
+                ]
+                talks = [_repeating(line, 1, self.window) for line in lines_]
+                measured.append(run(self.address, talks, self.seconds))
+        one = middle(cases[1])
+        for measured in cases.values():
+            best = middle(measured)
+            yield self._row("topics", self.topics, self.window, best, "one", best.rate / one.rate)
 
     def consume(self) -> Iterator[Row]:
         """CONSUME, one request a message, each connection at a place of its own."""

@@ -16,12 +16,13 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_mode_gives_rows_beside_a_named_baseline(tmp_path: Path) -> None:
     rows = logmq.bench(
-        connections=3, window=4, readers=2, seconds=0.05, rounds=1, size=1000, data_dir=tmp_path
+        connections=3, window=4, topics=5, readers=2, seconds=0.05, rounds=1, size=1000, data_dir=tmp_path
     )
     cases = [(row.mode, row.connections, row.window) for row in rows]
     assert ("produce", 1, 1) in cases
     assert ("produce", 3, 4) in cases
     assert ("consume", 3, 4) in cases
+    assert cases.count(("topics", 5, 4)) == 2
     assert ("fetch", 4, 1) in cases
     assert ("tail", 2, 4) in cases
     for row in rows:
