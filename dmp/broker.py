@@ -16,6 +16,7 @@ from dmp.arguments import QueueLimits
 from dmp.counts import Counts
 from dmp.definitions import Definitions
 from dmp.exchanges import DEFAULT, Exchange, route
+from dmp.leases import Leases, NoLeases
 from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.owners import Owner
@@ -31,7 +32,7 @@ from shared.storage.log import Log
 from shared.storage.store import Store, Ticket
 
 if TYPE_CHECKING:
-    from dmp.amqp.session import Session
+    from dmp.amqp.lifetime import Lifetime
 
 
 class Broker:
@@ -68,8 +69,9 @@ class Broker:
         self.queues: dict[bytes, Queue] = {}
         self.bindings = 0
         self.generation = 0
-        self.sessions: set[Session] = set()
+        self.sessions: set[Lifetime] = set()
         self.draining = False
+        self.leases: Leases = NoLeases()
         self.wiring = Wiring(self)
         self._changed: dict[QueueLog, None] = {}
         self._dying: deque[tuple[Queue, Message, str]] = deque()

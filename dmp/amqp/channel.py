@@ -1,0 +1,208 @@
+"""A channel: its deliveries and what became of them, its consumers, and content on its way in.
+
+Its methods' handlers are in `basic_methods` and `wiring_methods`; publishing at speed is in `publishing`.
+"""
+
+from typing import TYPE_CHECKING
+
+from pamqp import base
+
+from dmp.amqp.confirms import Confirms
+from dmp.amqp.consumers import Consumer
+from dmp.amqp.methods import encode
+from dmp.amqp.packing import FRAME_OVERHEAD, content_head, return_frame, split
+from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
+from dmp.message import Head, Message
+from dmp.properties import note_untrusted
+from dmp.queues import Queue
+from dmp.refusals import Code, Refusal
+from shared.storage.store import Ticket
+
+if TYPE_CHECKING:
+    from dmp.amqp.session import Session
+
+Delivery = tuple[Consumer | None, Queue, Message]
+"""What is unacknowledged, and who has it: a consumer, or None for `basic.get`."""
+
+
+class Content:
+    """A publish whose content is coming."""
+
+    __slots__ = ("exchange", "head", "immediate", "key", "mandatory", "missing", "parts")
+
+    def __init__(self, exchange: bytes, key: bytes, mandatory: bool, immediate: bool) -> None:
+        self.exchange = exchange
+        self.key = key
+        self.mandatory = mandatory
+        self.immediate = immediate
+        self.head: Head | None = None
+        self.parts: list[bytes] = []
+        self.missing = 0
+
+
+class Channel:
+    """One open channel of a session.
+
+    `delivered`: the last delivery tag. `unacked`: by tag, the oldest first. `prefetch`: for consumers to
+    come; `prefetch_all`: for all together; 0: none.
+    """
+
+    __slots__ = (
+        "confirms",
+        "consumers",
+        "content",
+        "delivered",
+        "flowing",
+        "last_queue",
+        "number",
+        "payload_max",
+        "prefetch",
+        "prefetch_all",
+        "session",
+        "silent",
+        "state",
+        "unacked",
+    )
+
+    def __init__(self, session: "Session", number: int) -> None:
+        self.session = session
+        self.number = number
+        self.payload_max = session.frame_bytes_max - FRAME_OVERHEAD
+        self.state = ChannelState.OPEN
+        self.silent = False
+        """Nothing more may be sent on it."""
+        self.delivered = 0
+        self.unacked: dict[int, Delivery] = {}
+        self.consumers: dict[bytes, Consumer] = {}
+        self.prefetch = 0
+        self.prefetch_all = 0
+        self.flowing = True
+        self.confirms: Confirms | None = None
+        self.content: Content | None = None
+        self.last_queue: bytes | None = None
+
+    def step(self, event: ChannelEvent) -> None:
+        """Raises Refusal (UNEXPECTED_FRAME) for what may not happen now."""
+        after = CHANNEL_TRANSITIONS[self.state].get(event)
+        if after is None:
+            text = f"{event.value} on channel {self.number} while {self.state.value}"
+            raise Refusal(Code.UNEXPECTED_FRAME, text)
+        self.state = after
+
+    @property
+    def owes_confirms(self) -> bool:
+        return not self.silent and self.confirms is not None and self.confirms.owed
+
+    # -- out
+
+    def send(self, data: bytes) -> None:
+        """What keeps no order with replies."""
+        if not self.silent:
+            self.session.connection.write(data)
+
+    def reply(self, method: base.Frame, ticket: Ticket | None = None) -> None:
+        """An answer, in its turn, once `ticket` allows."""
+        self.session.reply(encode(method, self.number), ticket)
+
+    def room(self) -> int:
+        """How many more deliveries may be unacknowledged."""
+        unacked = len(self.unacked)
+        count = self.session.broker.settings.unacked_max - unacked
+        return min(count, self.prefetch_all - unacked) if self.prefetch_all else count
+
+    def send_return(self, code: Code, head: Head, body: bytes) -> None:
+        """Give a publish back that could not be routed, or not delivered at once."""
+        self.session.broker.counts.returned += 1
+        self.session.reply(return_frame(self.number, code, head) + self.framed(head, body))
+
+    def framed(self, head: Head, body: bytes) -> bytes:
+        """A content, whole."""
+        return b"".join(
+            (
+                content_head(self.number, head, self.payload_max),
+                split(self.number, body, self.payload_max),
+                b"\xce",
+            )
+        )
+
+    # -- content on its way in
+
+    def begin_content(self, content: Content) -> None:
+        self.step(ChannelEvent.PUBLISH)
+        self.content = content
+
+    def take_header(self, body_bytes: int, properties: bytes) -> bool:
+        """True: the body is empty, and so the content is whole."""
+        content = self.content
+        if self.state is not ChannelState.HEADER or content is None:
+            self.step(ChannelEvent.HEADER)
+            raise AssertionError("a header is taken in one state only")
+        if body_bytes > self.session.broker.settings.message_bytes_max:
+            text = f"message size {body_bytes} is larger than message_bytes_max"
+            raise Refusal(Code.CONTENT_TOO_LARGE, text)
+        content.head = Head(content.exchange, content.key, body_bytes, properties, note_untrusted(properties))
+        content.missing = body_bytes
+        self.step(ChannelEvent.HEADER if body_bytes else ChannelEvent.EMPTY)
+        self.session.unfinished(body_bytes)
+        return not body_bytes
+
+    def take_body(self, part: bytes) -> bytes | None:
+        """The body, once it is whole."""
+        content = self.content
+        if self.state is not ChannelState.BODY or content is None:
+            self.step(ChannelEvent.BODY_PART)
+            raise AssertionError("a body is taken in one state only")
+        content.missing -= len(part)
+        if content.missing < 0:
+            raise Refusal(Code.UNEXPECTED_FRAME, "more body than its header has announced", hard=True)
+        content.parts.append(part)
+        if content.missing:
+            self.step(ChannelEvent.BODY_PART)
+            return None
+        self.step(ChannelEvent.BODY_END)
+        body = b"".join(content.parts)
+        self.session.unfinished(-len(body))
+        return body
+
+    # -- consumers, and the end
+
+    def deal(self) -> None:
+        """Something allows more deliveries to its consumers."""
+        for queue in {consumer.queue: None for consumer in self.consumers.values()}:
+            if not queue.deleted:
+                queue.deal()
+
+    def consumer_cancelled(self, consumer: Consumer) -> None:
+        """Its queue is gone."""
+        self.consumers.pop(consumer.tag, None)
+        self.session.consumer_cancelled(self, consumer)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """Its client has cancelled it, or the channel ends; what it has stays unacknowledged."""
+        del self.consumers[consumer.tag]
+        queue = consumer.queue
+        if not queue.deleted:
+            queue.remove_consumer(consumer)
+            self.session.broker.wiring.consumer_left(queue)
+
+    def release(self) -> None:
+        """Give everything back: messages first, so that a queue that others read has them, then consumers."""
+        if self.content is not None and self.state is ChannelState.BODY and self.content.head is not None:
+            self.session.unfinished(-self.content.head.body_bytes)
+        self.content = None
+        consumers = list(self.consumers.values())
+        queues: dict[Queue, list[Message]] = {}
+        for _, queue, message in self.unacked.values():
+            queues.setdefault(queue, []).append(message)
+        self.unacked.clear()
+        self.state = ChannelState.CLOSED if self.state is not ChannelState.CLOSING else self.state
+        self.flowing = False  # nothing is dealt to it any more
+        for queue, messages in queues.items():
+            self.session.broker.counts.requeued += len(messages)
+            queue.requeue(messages)
+        for consumer in consumers:
+            self.remove_consumer(consumer)
+        for queue in queues:
+            if not queue.deleted:
+                queue.deal()
+        self.session.broker.counts.consumers -= len(consumers)

@@ -1,0 +1,100 @@
+"""When a connection's input is held back, and its one deadline made of several.
+
+Input is held back for as long as any of several reasons holds; when the last goes, what was read but not
+applied is taken up again, and reading resumes.
+"""
+
+import math
+from enum import IntFlag
+
+from shared.net.connection import Connection
+
+WORK_PER_STRETCH = 4096
+"""Messages put into queues, counted once for each, before other connections have their turn."""
+
+
+class Stop(IntFlag):
+    """Why input is held back."""
+
+    OWED = 1
+    """Too many answers wait for the disk."""
+    OUTBOX = 2
+    """The peer does not take its answers."""
+    MEMORY = 4
+    """Queues hold as much as they may."""
+    STORE = 8
+    """The disk is behind."""
+    OTHERS = 16
+    """Others have their turn."""
+
+
+class Due(IntFlag):
+    """What a deadline is for."""
+
+    BEAT = 1
+    SILENCE = 2
+    FRAME = 4
+    LOGIN = 8
+    CLOSE = 16
+    SOON = 32
+
+
+class Pacing:
+    """A session is one; it says in `_continue` how it goes on and in `_due_now` what comes at its time."""
+
+    __slots__ = ("_deadlines", "_stops", "connection", "lost", "wake")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.lost = False
+        self.wake = math.inf
+        self._stops = 0
+        self._deadlines: dict[Due, float] = {}
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops != 0
+
+    def stop(self, reason: Stop) -> None:
+        """Hold input back until `go` is called with the same reason."""
+        if not self._stops:
+            self.connection.pause_reading()
+        self._stops |= reason
+
+    def go(self, reason: Stop) -> None:
+        if self._stops & reason:
+            self._stops &= ~reason
+            if not self._stops and not self.lost:
+                self.connection.resume_reading()
+                self._continue()
+
+    def due(self, what: Due, at: float) -> None:
+        """Have `_due_now(what)` called at that time; replaces the one before, inf: not any more."""
+        if at == math.inf:
+            self._deadlines.pop(what, None)
+            return  # the wake-up that was set finds nothing to do
+        self._deadlines[what] = at
+        if at < self.wake:
+            self.wake = at
+            self.connection.wake_at(at)
+
+    def forget_deadlines(self) -> None:
+        self._deadlines.clear()
+
+    def on_deadline(self, now: float) -> None:
+        self.wake = math.inf
+        for what, at in tuple(self._deadlines.items()):
+            if at <= now and self._deadlines.get(what) == at:
+                del self._deadlines[what]
+                self._due_now(what, now)
+        if self._deadlines:
+            earliest = min(self._deadlines.values())
+            if earliest < self.wake:
+                self.wake = earliest
+                self.connection.wake_at(earliest)
+
+    def _continue(self) -> None:
+        raise NotImplementedError
+
+    def _due_now(self, what: Due, now: float) -> None:
+        raise NotImplementedError

@@ -1,0 +1,152 @@
+"""Methods of classes exchange and queue."""
+
+from pamqp import base, commands
+
+from dmp.amqp.channel import Channel
+from dmp.arguments import QueueArguments, QueueKind
+from dmp.exchanges import ExchangeKind
+from dmp.queues import Queue
+from dmp.refusals import Code, Refusal, not_found
+from dmp.tables import read_table
+from shared.errors import StoreError
+from shared.storage.store import Ticket
+
+ARGUMENTS_BYTES_MAX = 16 * 1024
+"""Of a declaration or a binding: a durable binding's arguments are part of a row's key."""
+
+
+def exchange_declare(channel: Channel, method: commands.Exchange.Declare, table: bytes) -> None:
+    wiring = channel.session.broker.wiring
+    name = method.exchange.encode()
+    if method.passive:
+        wiring.exchange(name)
+        ticket = None
+    else:
+        alternate = _arguments(table).get("alternate-exchange")
+        kind = ExchangeKind(
+            type=method.exchange_type,
+            durable=method.durable,
+            auto_delete=method.auto_delete,
+            internal=method.internal,
+            alternate=str(alternate).encode()[:255] if alternate is not None else None,
+        )
+        with _stored():
+            ticket = wiring.declare_exchange(name, kind)
+    _answer(channel, method.nowait, commands.Exchange.DeclareOk(), ticket)
+
+
+def exchange_delete(channel: Channel, method: commands.Exchange.Delete, table: bytes) -> None:
+    with _stored():
+        ticket = channel.session.broker.wiring.delete_exchange(
+            method.exchange.encode(), if_unused=method.if_unused
+        )
+    _answer(channel, method.nowait, commands.Exchange.DeleteOk(), ticket)
+
+
+def exchange_bind(channel: Channel, method: commands.Exchange.Bind, table: bytes) -> None:
+    wiring = channel.session.broker.wiring
+    destination = wiring.exchange(method.destination.encode())
+    if not destination.name:
+        raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
+    key = method.routing_key.encode()
+    with _stored():
+        ticket = wiring.bind(method.source.encode(), destination, key, table, _arguments(table))
+    _answer(channel, method.nowait, commands.Exchange.BindOk(), ticket)
+
+
+def exchange_unbind(channel: Channel, method: commands.Exchange.Unbind, table: bytes) -> None:
+    wiring = channel.session.broker.wiring
+    destination = wiring.exchange(method.destination.encode())
+    with _stored():
+        ticket = wiring.unbind(method.source.encode(), destination, method.routing_key.encode(), table)
+    _answer(channel, method.nowait, commands.Exchange.UnbindOk(), ticket)
+
+
+def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes) -> None:
+    session = channel.session
+    wiring = session.broker.wiring
+    name = method.queue.encode()
+    ticket: Ticket | None = None
+    if method.passive:
+        queue = wiring.queue(name, session.owner)
+        queue.redeclared()
+    else:
+        kind = QueueKind(
+            durable=method.durable,
+            exclusive=method.exclusive,
+            auto_delete=method.auto_delete,
+            table=table,
+            arguments=QueueArguments.read(_arguments(table)),
+        )
+        with _stored():
+            queue, ticket = wiring.declare_queue(name, kind, session.owner)
+    channel.last_queue = queue.name
+    takers = len(queue.consumers) + (queue.feed is not None)
+    declared = commands.Queue.DeclareOk(queue.name.decode(), len(queue.ready), takers)
+    _answer(channel, method.nowait, declared, ticket)
+
+
+def queue_bind(channel: Channel, method: commands.Queue.Bind, table: bytes) -> None:
+    queue = named(channel, method.queue)
+    key = method.routing_key.encode()
+    if not method.queue and not key:
+        key = queue.name
+    wiring = channel.session.broker.wiring
+    with _stored():
+        ticket = wiring.bind(method.exchange.encode(), queue, key, table, _arguments(table))
+    _answer(channel, method.nowait, commands.Queue.BindOk(), ticket)
+
+
+def queue_unbind(channel: Channel, method: commands.Queue.Unbind, table: bytes) -> None:
+    queue = named(channel, method.queue)
+    wiring = channel.session.broker.wiring
+    with _stored():
+        ticket = wiring.unbind(method.exchange.encode(), queue, method.routing_key.encode(), table)
+    channel.reply(commands.Queue.UnbindOk(), ticket)
+
+
+def queue_purge(channel: Channel, method: commands.Queue.Purge, table: bytes) -> None:
+    count = named(channel, method.queue).purge()
+    _answer(channel, method.nowait, commands.Queue.PurgeOk(count), None)
+
+
+def queue_delete(channel: Channel, method: commands.Queue.Delete, table: bytes) -> None:
+    queue = named(channel, method.queue)
+    with _stored():
+        count, ticket = channel.session.broker.wiring.delete_queue(
+            queue, if_unused=method.if_unused, if_empty=method.if_empty
+        )
+    _answer(channel, method.nowait, commands.Queue.DeleteOk(count), ticket)
+
+
+def named(channel: Channel, name: str) -> Queue:
+    """The queue that a method means; an empty name is the channel's last declared. Raises Refusal."""
+    if not name and channel.last_queue is None:
+        raise Refusal(Code.NOT_ALLOWED, "no queue name, and none declared on this channel")
+    found = name.encode() or channel.last_queue
+    if found is None:
+        raise not_found("queue", b"")
+    return channel.session.broker.wiring.queue(found, channel.session.owner)
+
+
+def _arguments(table: bytes) -> dict[str, object]:
+    if len(table) > ARGUMENTS_BYTES_MAX:
+        text = f"arguments of {len(table)} bytes, at most {ARGUMENTS_BYTES_MAX}"
+        raise Refusal(Code.PRECONDITION_FAILED, text)
+    return read_table(table)
+
+
+def _answer(channel: Channel, nowait: bool, method: base.Frame, ticket: Ticket | None) -> None:
+    if not nowait:
+        channel.reply(method, ticket)
+
+
+class _stored:  # noqa: N801 - it reads as a clause
+    """What the store refuses is the connection's end: the specification has nothing softer."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StoreError):
+            raise Refusal(Code.RESOURCE_ERROR, str(error) or "the store takes no writes") from error
