@@ -18,6 +18,8 @@ from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 
 RECEIVE_BYTES = 256 * 1024
 WARM_UP_SECONDS = 0.3
+PATIENCE_SECONDS = 10.0
+"""A round in which nothing was answered goes on for so long: half of nothing is no figure."""
 Address = tuple[str, int] | Path
 """TCP, or a Unix socket."""
 
@@ -76,9 +78,10 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
             sock.sendall(talk.requests(talk.window))
         measured_from = begun + int(WARM_UP_SECONDS * 1e9)
         ends = measured_from + int(seconds * 1e9)
+        patient = ends + int(PATIENCE_SECONDS * 1e9)
         answered = received = 0
         now = begun
-        while now < ends:
+        while now < ends or not (answered or now > patient):
             for fd, _ in poll.poll(1.0):
                 sock, talk, sent = by_fd[fd]
                 data = sock.recv(RECEIVE_BYTES)
@@ -92,7 +95,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
                     _record(trips, sent, count, now)
                 else:
                     _record(None, sent, count, now)
-                if count and now < ends:
+                if count and (now < ends or not answered):
                     sent.append((count, now))
                     sock.sendall(talk.requests(count))
             now = perf_counter_ns()
