@@ -213,8 +213,9 @@ class Session(Lifetime):
         method, table = decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:
-            known = Code.NOT_IMPLEMENTED if method.frame_id == commands.Tx.frame_id else Code.COMMAND_INVALID
-            raise Refusal(known, f"{method.name} is not for this server")
+            if method.index >> 16 == commands.Tx.frame_id:
+                raise Refusal(Code.NOT_IMPLEMENTED, "transactions: use confirm.select")
+            raise Refusal(Code.COMMAND_INVALID, f"{method.name} is not for a server")
         if channel is None:
             if not isinstance(method, commands.Channel.Open):
                 if isinstance(method, commands.Channel.CloseOk):

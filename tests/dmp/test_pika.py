@@ -1,0 +1,313 @@
+"""pika, as its users write it, against the real server over a real socket."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+
+from dmp.settings import DmpSettings
+from tests.dmp.served import Served, served
+
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("dmp")) as running:
+        yield running
+
+
+Connect = Callable[..., BlockingConnection]
+
+
+@pytest.fixture
+def connect(server: Served) -> Iterator[Connect]:
+    made: list[BlockingConnection] = []
+
+    def new(*, port: int | None = None, **options: Any) -> BlockingConnection:
+        parameters = pika.ConnectionParameters("127.0.0.1", port or server.port, **options)
+        made.append(pika.BlockingConnection(parameters))
+        return made[-1]
+
+    yield new
+    for connection in made:
+        with suppress(pika.exceptions.AMQPError):
+            connection.close()
+
+
+@pytest.fixture
+def channel(connect: Connect) -> BlockingChannel:
+    return connect().channel()
+
+
+def own_queue(channel: BlockingChannel, **options: Any) -> str:
+    return str(channel.queue_declare("", exclusive=True, **options).method.queue)
+
+
+def take(channel: BlockingChannel, queue: str, count: int, *, ack: bool = True) -> list[bytes]:
+    """So many messages by basic.consume."""
+    bodies = []
+    for method, _, body in channel.consume(queue, inactivity_timeout=30):
+        assert method is not None, f"nothing came behind {bodies}"
+        bodies.append(body)
+        if ack:
+            channel.basic_ack(method.delivery_tag)
+        if len(bodies) == count:
+            break
+    channel.cancel()
+    return bodies
+
+
+def test_what_is_bound_is_delivered_and_confirmed(channel: BlockingChannel) -> None:
+    channel.exchange_declare("orders", "topic", auto_delete=True)
+    queue = own_queue(channel)
+    channel.queue_bind(queue, "orders", "eu.#")
+    channel.confirm_delivery()
+    for key in ("eu", "eu.de", "us", "eu.fr.paris"):
+        channel.basic_publish("orders", key, key.encode())
+    assert take(channel, queue, 3) == [b"eu", b"eu.de", b"eu.fr.paris"]
+
+
+def test_properties_come_through_as_they_were_sent(channel: BlockingChannel) -> None:
+    queue = own_queue(channel)
+    sent = pika.BasicProperties(
+        content_type="text/plain",
+        headers={"n": 1, "deep": {"list": [1, "two", None, True]}},
+        correlation_id="c",
+        reply_to="r",
+        message_id="m",
+        timestamp=1_700_000_000,
+        type="t",
+        user_id="guest",
+        app_id="a",
+        priority=3,
+    )
+    channel.basic_publish("", queue, b"x", sent)
+    _, got, body = channel.basic_get(queue, auto_ack=True)
+    assert (got, body) == (sent, b"x")
+
+
+def test_prefetch_holds_back_what_is_not_acknowledged(connect: Connect, channel: BlockingChannel) -> None:
+    queue = own_queue(channel)
+    for n in range(5):
+        channel.basic_publish("", queue, b"%d" % n)
+    channel.basic_qos(prefetch_count=2)
+    got: list[tuple[int, bytes]] = []
+    channel.basic_consume(queue, lambda _, method, __, body: got.append((method.delivery_tag, body)))
+    while len(got) < 2:
+        channel.connection.process_data_events(30)
+    assert channel.queue_declare(queue, passive=True).method.message_count == 3
+    channel.basic_ack(got[1][0], multiple=True)
+    while len(got) < 4:
+        channel.connection.process_data_events(30)
+    assert [body for _, body in got] == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_lost_connection_gives_its_messages_back(connect: Connect, channel: BlockingChannel) -> None:
+    channel.queue_declare("shared-lost", auto_delete=False)
+    for n in range(4):
+        channel.basic_publish("", "shared-lost", b"%d" % n)
+    lost = connect()
+    taker = lost.channel()
+    assert [taker.basic_get("shared-lost")[2] for _ in range(2)] == [b"0", b"1"]
+    raw: socket.socket = lost._impl._transport._sock
+    raw.shutdown(socket.SHUT_RDWR)
+    while channel.queue_declare("shared-lost", passive=True).method.message_count < 4:
+        pass
+    found = [channel.basic_get("shared-lost", auto_ack=True) for _ in range(4)]
+    channel.queue_delete("shared-lost")
+    assert [(body, method.redelivered) for method, _, body in found] == [
+        (b"0", True),
+        (b"1", True),
+        (b"2", False),
+        (b"3", False),
+    ]
+
+
+def test_what_is_mandatory_and_unroutable_comes_back(channel: BlockingChannel) -> None:
+    channel.confirm_delivery()
+    with pytest.raises(pika.exceptions.UnroutableError) as error:
+        channel.basic_publish("amq.direct", "nobody", b"back", mandatory=True)
+    (returned,) = error.value.messages
+    assert (returned.method.reply_code, returned.method.routing_key) == (312, "nobody")
+    assert returned.body == b"back"
+
+
+def test_headers_exchanges_look_at_headers(channel: BlockingChannel) -> None:
+    every, one = own_queue(channel), own_queue(channel)
+    channel.queue_bind(every, "amq.headers", "", {"x-match": "all", "kind": "a", "size": 1})
+    channel.queue_bind(one, "amq.headers", "", {"x-match": "any", "kind": "a", "size": 1})
+    for headers in ({"kind": "a", "size": 1}, {"kind": "a"}, {"size": 2}, {"kind": "a", "size": True}):
+        channel.basic_publish(
+            "amq.headers", "", repr(headers).encode(), pika.BasicProperties(headers=headers)
+        )
+    assert take(channel, every, 1) == [b"{'kind': 'a', 'size': 1}"]
+    assert take(channel, one, 3) == [
+        b"{'kind': 'a', 'size': 1}",
+        b"{'kind': 'a'}",
+        b"{'kind': 'a', 'size': True}",
+    ]
+
+
+@pytest.mark.parametrize("frame_max", [4096, 131072])
+@pytest.mark.parametrize("size", [0, 1, 4088, 4089, 131_064, 131_065, 8 << 20])
+def test_bodies_of_any_length_go_over_many_frames(connect: Connect, frame_max: int, size: int) -> None:
+    channel = connect(frame_max=frame_max).channel()
+    channel.confirm_delivery()
+    queue = own_queue(channel)
+    body = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    channel.basic_publish("", queue, body)
+    channel.basic_publish("", queue, b"next")
+    assert take(channel, queue, 2) == [body, b"next"]
+    channel.basic_publish("", queue, body)
+    assert channel.basic_get(queue, auto_ack=True)[2] == body
+
+
+def test_a_wrong_password_is_refused(connect: Connect) -> None:
+    with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="ACCESS_REFUSED"):
+        connect(credentials=pika.PlainCredentials("guest", "wrong"))
+    with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+        connect(credentials=pika.PlainCredentials("nobody", ""))
+
+
+def test_another_vhost_is_refused(connect: Connect) -> None:
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="530"):
+        connect(virtual_host="other")
+
+
+def test_an_unknown_exchange_costs_the_channel_and_no_more(connect: Connect) -> None:
+    connection = connect()
+    channel = connection.channel()
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as error:
+        channel.queue_bind(own_queue(channel), "nowhere", "k")
+    assert error.value.reply_code == 404
+    with pytest.raises(pika.exceptions.ChannelWrongStateError):
+        channel.basic_publish("", "q", b"x")
+    channel = connection.channel()
+    channel.confirm_delivery()
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="nowhere"):
+        channel.basic_publish("nowhere", "k", b"x")
+    assert own_queue(connection.channel())
+
+
+@pytest.mark.parametrize(
+    ("code", "call"),
+    [
+        (404, lambda c: c.queue_declare("none", passive=True)),
+        (404, lambda c: c.exchange_declare("none", passive=True)),
+        (404, lambda c: c.basic_consume("none", print)),
+        (404, lambda c: c.queue_delete("none")),
+        (403, lambda c: c.exchange_declare("amq.mine")),
+        (403, lambda c: c.queue_declare("amq.mine")),
+        (403, lambda c: c.exchange_delete("amq.direct")),
+        (403, lambda c: c.queue_bind(own_queue(c), "", "k")),
+        (406, lambda c: (c.queue_declare("twice", exclusive=True), c.queue_declare("twice"))),
+        (406, lambda c: c.queue_declare("", arguments={"x-message-ttl": -1})),
+        (406, lambda c: c.queue_declare("", arguments={"x-max-priority": 10})),
+        (406, lambda c: c.basic_ack(7) or c.queue_declare("amq.none", passive=True)),
+        (503, lambda c: c.exchange_declare("odd", "quantum")),
+        (530, lambda c: c.exchange_declare("amq.direct", "topic", durable=True)),
+        (540, lambda c: c.tx_select()),
+        (540, lambda c: c.basic_qos(prefetch_size=1)),
+    ],
+)
+def test_refusals_have_the_codes_of_the_specification(
+    connect: Connect, code: int, call: Callable[[BlockingChannel], object]
+) -> None:
+    connection = connect()
+    hard = code >= 500
+    expected = pika.exceptions.ConnectionClosedByBroker if hard else pika.exceptions.ChannelClosedByBroker
+    with pytest.raises(expected) as error:
+        call(connection.channel())
+    assert error.value.reply_code == code
+    assert connection.is_open != hard
+
+
+def test_a_queue_of_ones_own_is_locked_for_others(connect: Connect, channel: BlockingChannel) -> None:
+    queue = own_queue(channel)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as error:
+        connect().channel().queue_declare(queue, passive=True)
+    assert error.value.reply_code == 405
+    channel.connection.close()
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as error:
+        connect().channel().queue_declare(queue, passive=True)
+    assert error.value.reply_code == 404
+
+
+def test_what_is_rejected_is_a_dead_letter(channel: BlockingChannel) -> None:
+    dead = own_queue(channel)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+    queue = own_queue(channel, arguments=arguments)
+    channel.basic_publish("", queue, b"bad", pika.BasicProperties(headers={"mine": 1}))
+    method, _, _ = channel.basic_get(queue)
+    channel.basic_reject(method.delivery_tag, requeue=False)
+    _, properties, body = channel.basic_get(dead, auto_ack=True)
+    assert body == b"bad"
+    (death,) = properties.headers["x-death"]
+    assert (death["reason"], death["queue"], properties.headers["mine"]) == ("rejected", queue, 1)
+
+
+def test_what_is_nacked_comes_again(channel: BlockingChannel) -> None:
+    queue = own_queue(channel)
+    channel.basic_publish("", queue, b"1")
+    channel.basic_publish("", queue, b"2")
+    first, _, _ = channel.basic_get(queue)
+    second, _, _ = channel.basic_get(queue)
+    channel.basic_nack(second.delivery_tag, multiple=True)
+    again = [channel.basic_get(queue) for _ in range(2)]
+    assert [(method.redelivered, body) for method, _, body in again] == [(True, b"1"), (True, b"2")]
+    channel.basic_recover(requeue=True)
+    assert channel.basic_get(queue)[2] == b"1"
+    assert first.redelivered is False
+
+
+def test_consumers_hear_that_their_queue_is_gone(connect: Connect, channel: BlockingChannel) -> None:
+    channel.queue_declare("going")
+    cancelled: list[str] = []
+    channel.add_on_cancel_callback(lambda frame: cancelled.append(frame.method.consumer_tag))
+    tag = channel.basic_consume("going", lambda *_: None)
+    connect().channel().queue_delete("going")
+    while not cancelled:
+        channel.connection.process_data_events(30)
+    assert cancelled == [tag]
+
+
+def test_auto_delete_takes_effect_with_the_last_consumer(channel: BlockingChannel) -> None:
+    channel.queue_declare("brief", auto_delete=True)
+    channel.exchange_declare("brief", "fanout", auto_delete=True)
+    channel.queue_bind("brief", "brief")
+    channel.basic_cancel(channel.basic_consume("brief", lambda *_: None))
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="NOT_FOUND"):
+        channel.queue_declare("brief", passive=True)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="NOT_FOUND"):
+        channel.connection.channel().exchange_declare("brief", passive=True)
+
+
+def test_a_heartbeat_keeps_a_quiet_connection_and_its_lack_ends_it(tmp_path: Path) -> None:
+    with served(tmp_path, DmpSettings(heartbeat_seconds=1)) as server:
+        parameters = pika.ConnectionParameters("127.0.0.1", server.port, heartbeat=1)
+        kept = pika.BlockingConnection(parameters)
+        dead = pika.BlockingConnection(parameters)
+        stop = threading.Event()
+        while server.broker.counts.heartbeats_missed == 0:
+            kept.process_data_events(0.2)  # which also answers; the other is left alone
+        stop.set()
+        assert kept.is_open
+        assert own_queue(kept.channel())
+        kept.close()
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            dead.channel()
+
+
+def test_a_channel_that_is_closed_can_be_opened_again(channel: BlockingChannel) -> None:
+    connection, number = channel.connection, channel.channel_number
+    channel.close()
+    again = connection.channel(number)
+    assert again.channel_number == number
+    assert own_queue(again)

@@ -1,0 +1,150 @@
+"""py-amqp, the client under kombu and Celery, against the real server; and `kill -9` of a real process."""
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import amqp
+import pytest
+
+from tests.dmp.served import Served, served
+from tests.support.server import Server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("dmp")) as running:
+        yield running
+
+
+@pytest.fixture
+def connection(server: Served) -> Iterator[amqp.Connection]:
+    with connected(server.port) as connection:
+        yield connection
+
+
+def connected(port: int, **options: Any) -> amqp.Connection:
+    options.setdefault("confirm_publish", True)
+    return amqp.Connection(f"127.0.0.1:{port}", connect_timeout=30, read_timeout=30, **options)
+
+
+def test_declare_bind_publish_get(connection: amqp.Connection) -> None:
+    channel = connection.channel()
+    channel.exchange_declare("kombu", "direct", durable=True, auto_delete=False)
+    queue = channel.queue_declare(exclusive=True).queue
+    channel.queue_bind(queue, "kombu", "work")
+    channel.basic_publish(amqp.Message(b"job", content_type="application/x"), "kombu", "work")
+    message = channel.basic_get(queue)
+    assert (message.body, message.content_type) == (b"job", "application/x")
+    channel.basic_ack(message.delivery_tag)
+    assert channel.basic_get(queue) is None
+    channel.exchange_delete("kombu")
+
+
+def test_consume_with_prefetch_and_acknowledge(connection: amqp.Connection) -> None:
+    channel = connection.channel()
+    queue = channel.queue_declare(exclusive=True).queue
+    channel.basic_qos(0, 1, False)
+    got: list[Any] = []
+    channel.basic_consume(queue, callback=got.append)
+    for n in range(3):
+        channel.basic_publish(amqp.Message(str(n)), "", queue)
+    for n in range(3):
+        while len(got) <= n:
+            connection.drain_events(timeout=30)
+        assert len(got) == n + 1
+        channel.basic_ack(got[n].delivery_tag)
+    assert [message.body for message in got] == ["0", "1", "2"]
+
+
+def test_a_return_comes_before_its_confirm(connection: amqp.Connection) -> None:
+    channel = connection.channel()
+    returned: list[Any] = []
+    channel.events["basic_return"].add(lambda *arguments: returned.append(arguments))
+    channel.basic_publish(amqp.Message("back"), "amq.topic", "nobody", mandatory=True)
+    ((error, exchange, key, message),) = returned
+    assert (error.reply_code, exchange, key) == (312, "amq.topic", "nobody")
+    assert message.body == "back"
+
+
+def test_immediate_comes_back_where_nobody_waits(connection: amqp.Connection) -> None:
+    channel = connection.channel()
+    queue = channel.queue_declare(exclusive=True).queue
+    codes: list[int] = []
+    channel.events["basic_return"].add(lambda error, *_: codes.append(error.reply_code))
+    channel.basic_publish(amqp.Message("now"), "", queue, immediate=True)
+    assert codes == [313]
+    got: list[Any] = []
+    channel.basic_consume(queue, callback=got.append, no_ack=True)
+    channel.basic_publish(amqp.Message("now"), "", queue, immediate=True)
+    while not got:
+        connection.drain_events(timeout=30)
+    assert (codes, got[0].body) == ([313], "now")
+
+
+def test_exchanges_bound_to_exchanges(connection: amqp.Connection) -> None:
+    channel = connection.channel()
+    channel.exchange_declare("inner", "fanout", auto_delete=True)
+    queue = channel.queue_declare(exclusive=True).queue
+    channel.queue_bind(queue, "inner")
+    channel.exchange_bind("inner", "amq.topic", "a.*")
+    channel.basic_publish(amqp.Message("through"), "amq.topic", "a.b")
+    assert channel.basic_get(queue, no_ack=True).body == "through"
+    channel.exchange_unbind("inner", "amq.topic", "a.*")
+    channel.basic_publish(amqp.Message("lost"), "amq.topic", "a.b")
+    assert channel.basic_get(queue, no_ack=True) is None
+
+
+def test_a_wrong_login_and_an_unknown_queue(server: Served, connection: amqp.Connection) -> None:
+    with pytest.raises(amqp.exceptions.AccessRefused):
+        connected(server.port, userid="guest", password="no").connect()
+    channel = connection.channel()
+    with pytest.raises(amqp.exceptions.NotFound):
+        channel.queue_declare("none", passive=True)
+    assert connection.connected
+
+
+def test_confirmed_persistent_messages_survive_kill_9(new_server: Callable[..., Server]) -> None:
+    server = new_server("--enable", "dmp").start()
+    connection = connected(server.address("dmp")[1])
+    connection.connect()
+    channel = connection.channel()
+    channel.exchange_declare("kept", "topic", durable=True, auto_delete=False)
+    for name in ("one", "two"):
+        channel.queue_declare(name, durable=True, auto_delete=False)
+        channel.queue_bind(name, "kept", "#")
+    for n in range(50):
+        channel.basic_publish_confirm(amqp.Message(str(n), delivery_mode=2), "kept", "k")
+    channel.basic_publish_confirm(amqp.Message("light"), "kept", "k")
+    taken = [channel.basic_get("one") for _ in range(10)]
+    channel.basic_ack(taken[4].delivery_tag, multiple=True)
+    channel.queue_declare("one", passive=True)  # its answer says that the acknowledgement is applied
+    server.kill()
+    connection.collect()
+    server.start()
+    with connected(server.address("dmp")[1]) as connection:
+        channel = connection.channel()
+        kept = [message.body for message in iter(lambda: channel.basic_get("two", no_ack=True), None)]
+        assert kept == [str(n) for n in range(50)]
+        left = [message.body for message in iter(lambda: channel.basic_get("one", no_ack=True), None)]
+        assert left[-45:] == [str(n) for n in range(5, 50)]  # an acknowledgement may be lost, a message not
+        channel.basic_publish_confirm(amqp.Message("new", delivery_mode=2), "kept", "k")
+        assert channel.basic_get("one", no_ack=True).body == "new"
+    assert server.stop() == 0
+
+
+def test_a_drain_says_goodbye(new_server: Callable[..., Server]) -> None:
+    server = new_server("--enable", "dmp").start()
+    connection = connected(server.address("dmp")[1])
+    connection.connect()
+    assert server.stop() == 0
+    with pytest.raises(amqp.exceptions.ConnectionForced, match="the broker stops"):
+        connection.drain_events(timeout=30)
+    connection.collect()
+
+
+@pytest.mark.parametrize("header", [b"AMQP\x01\x01\x00\x0a", b"GET / HT", b"AMQP\x00\x00\x09\x02", b"X"])
+def test_what_is_not_amqp_is_told_what_is(server: Served, header: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
+        raw.sendall(header)
+        assert b"".join(iter(lambda: raw.recv(100), b"")) == b"AMQP\x00\x00\x09\x01"
