@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from tests.support.server import NotReadyError
-from tests.trials.ledger import Book, Ledger
+from tests.trials.ledger import Book, Ledger, Write
 from tests.trials.load import KEPT, RETENTION_BYTES, Load
 from tests.trials.serving import TrialServer
 from tests.trials.tally import Tally
@@ -34,8 +34,22 @@ class BrokenPromiseError(Exception):
 
 def settings(modes: Sequence[str], source: random.Random) -> str:
     """TOML: topics whose name begins with a mode's have that mode; the storage's ways are drawn."""
-    named = {mode: "interval:50ms" if mode == "interval" else mode for mode in modes}
-    lines = [
+    lines = [*storage_settings(source), "[logmq]", f'durability = "{durability(modes[0])}"']
+    for mode in modes:
+        lines += [f'[logmq.topics."{mode}-{KEPT}"]', f'durability = "{durability(mode)}"']
+        lines += [f"retention_bytes = {RETENTION_BYTES}"]
+        lines += [f'[logmq.topics."{mode}-*"]', f'durability = "{durability(mode)}"']
+    return "\n".join(lines) + "\n"
+
+
+def durability(mode: str) -> str:
+    """A mode as settings have it."""
+    return "interval:50ms" if mode == "interval" else mode
+
+
+def storage_settings(source: random.Random) -> list[str]:
+    """The storage's ways, drawn, whatever the protocol."""
+    return [
         "[storage]",
         "retention_seconds = 0.1",
         f'segment_bytes = "{source.choice(SEGMENTS)}"',
@@ -43,14 +57,7 @@ def settings(modes: Sequence[str], source: random.Random) -> str:
         f"inline_bytes_max = {source.choice((0, 1 << 20))}",  # 0: every commit in a thread
         f"sync_all_logs = {source.choice((0, 64))}",  # 0: checkpoints by syncfs alone
         f"open_files_max = {source.choice((0, 4))}",
-        "[logmq]",
-        f'durability = "{named[modes[0]]}"',
     ]
-    for mode in modes:
-        lines += [f'[logmq.topics."{mode}-{KEPT}"]', f'durability = "{named[mode]}"']
-        lines += [f"retention_bytes = {RETENTION_BYTES}"]
-        lines += [f'[logmq.topics."{mode}-*"]', f'durability = "{named[mode]}"']
-    return "\n".join(lines) + "\n"
 
 
 @attrs.define(eq=False)
@@ -68,7 +75,7 @@ class Folder:
         """Start, compare, send again. Raises BrokenPromiseError; the server is left running."""
         try:
             self.server.begin()
-            done = verify(self.server.address("logmq"), self.server.data, self.book, promised_until)
+            done = self._verify(promised_until)
         except (NotReadyError, DialogError, OSError, ValueError) as error:
             raise BrokenPromiseError([f"{type(error).__name__}: {error}", *self._said()]) from error
         self.tally.recoveries += 1
@@ -85,8 +92,7 @@ class Folder:
         """Start on what a recovery left: everything must be as it was. Raises BrokenPromiseError."""
         try:
             self.server.begin()
-            with Dialog(self.server.address("logmq")) as dialog:
-                now = take(dialog, self.book)
+            now = self._look()
         except (NotReadyError, DialogError, OSError, ValueError) as error:
             raise BrokenPromiseError([f"{type(error).__name__}: {error}", *self._said()]) from error
         self.tally.recoveries_again += 1
@@ -96,12 +102,28 @@ class Folder:
                 [*(f"{name}: another recovery changed it" for name in changed), *self._said()]
             )
 
+    def _verify(self, promised_until: Callable[[Ledger], float]) -> Verification:
+        return verify(self.server.address("logmq"), self.server.data, self.book, promised_until)
+
+    def _look(self) -> Snapshot:
+        with Dialog(self.server.address("logmq")) as dialog:
+            return take(dialog, self.book)
+
     def _same(self, name: str, before: Snapshot, now: Snapshot) -> bool:
         old, new = before.get(name), now.get(name)
         if old is not None and new is not None and self.book.ledgers[name].kept_bytes is not None:
             shorter = max(new.first - old.first, 0)  # retention goes on
             old = attrs.evolve(old, first=old.first + shorter, data=old.data[shorter:])
         return old == new
+
+    def promised_records(self, until: float) -> int:
+        """Acknowledged by then, since the last recovery."""
+        return sum(
+            operation.count
+            for ledger in self.book.ledgers.values()
+            for operation in ledger.operations
+            if isinstance(operation, Write) and operation.promised(until)
+        )
 
     def load(self) -> Load:
         return Load(self.server.address("logmq"), self.book, self.modes, self.source)

@@ -21,11 +21,11 @@ from tests.trials.folder import (
     BrokenPromiseError,
     Folder,
     keep_as_it_was,
-    settings,
 )
 from tests.trials.lanes import run_lanes
 from tests.trials.serving import REAL, TrialServer
 from tests.trials.tally import Tally
+from tests.trials.works import WORKS, chosen
 
 _KILLS_PER_FOLDER = 25
 _RECOVERY_SECONDS = 0.15
@@ -43,6 +43,8 @@ class Plan:
     command: Sequence[str] = REAL
     load: float = 1.0
     """How long the load lasts each time, as a factor."""
+    works: Sequence[str] = ("logmq",)
+    """The protocols under load: a data folder after another, each with one."""
     keep: bool = True
     """Copy the data folder before each recovery, to have it if that one fails."""
 
@@ -59,13 +61,17 @@ def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None)
         number += 1
         place = plan.folder / f"{plan.seed.replace('/', '-')}-{number}"
         place.mkdir(parents=True)
-        (place / "brokers.toml").write_text(settings(plan.modes, source))
-        arguments = ("--enable", "logmq", "--config", str(place / "brokers.toml"))
+        protocol = plan.works[number % len(plan.works)]
+        (place / "brokers.toml").write_text(WORKS[protocol].settings(plan.modes, source))
+        arguments = ("--enable", protocol, "--config", str(place / "brokers.toml"))
         server = TrialServer(place, place / "data", *arguments, command=plan.command)
         until = min(plan.kills, tally.cuts + _KILLS_PER_FOLDER)
         try:
             _kill_and_recover(
-                Folder(server, plan.modes, source, tally, plan.load), until, plan.keep, progress
+                WORKS[protocol].folder(server, plan.modes, source, tally, plan.load),
+                until,
+                plan.keep,
+                progress,
             )
         except BrokenPromiseError as error:
             tally.verdict.faults.append(f"seed {plan.seed}, {place}:\n{error}")
@@ -112,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--durability", choices=("all", *MODES), default="all", help="all: topics of every mode"
     )
+    parser.add_argument("--protocol", choices=("all", *WORKS), default="all", help="all: one after another")
     parser.add_argument("--lanes", type=int, default=2, help="servers under trial at once")
     parser.add_argument(
         "--folder", type=Path, default=None, help="where to put data folders (a temporary one)"
@@ -119,11 +126,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     modes = MODES if options.durability == "all" else (options.durability,)
+    works = chosen(options.protocol)
     place = Path(tempfile.mkdtemp(prefix="trial-kill-", dir=options.folder))
-    print(f"{options.kills} kills, durability {options.durability}, --seed {seed}, in {place}", flush=True)
+    what = f"{options.kills} kills, {' and '.join(works)}, durability {options.durability}"
+    print(f"{what}, --seed {seed}, in {place}", flush=True)
     started = time.monotonic()
     share, rest = divmod(options.kills, options.lanes)
-    plans = [Plan(share + (lane < rest), f"{seed}/{lane}", modes, place) for lane in range(options.lanes)]
+    plans = [
+        Plan(share + (lane < rest), f"{seed}/{lane}", modes, place, works=works)
+        for lane in range(options.lanes)
+    ]
     tally = Tally()
     try:
         for one in run_lanes(_run_lane_aloud, plans):

@@ -10,30 +10,27 @@ one sync. (A sync that takes long on a busy machine is allowed for.)
 """
 
 import argparse
-import math
 import random
 import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
 
-from tests.trials.folder import MODES, BrokenPromiseError, Folder, settings
-from tests.trials.judge import Verdict
+from tests.trials.folder import MODES, BrokenPromiseError
 from tests.trials.lanes import run_lanes
-from tests.trials.ledger import Ledger, Write
 from tests.trials.loopdev import CannotMountError, Volume, own_mounts, usable_kinds
+from tests.trials.power_folder import PowerFolder
 from tests.trials.serving import REAL, TrialServer
 from tests.trials.tally import Tally
+from tests.trials.works import WORKS, chosen
 
 _CUTS_PER_FOLDER = 10
 _RECOVERY_SECONDS = 0.15
-_INTERVAL_SECONDS = 0.05
-_SYNC_SECONDS = 0.5
-"""How long the sync that an interval ends with may take here, and telling us about the answer."""
 UNSYNCED = (sys.executable, "-m", "tests.trials.unsynced")
 
 _TURNS: Sequence[Sequence[str]] = (("always",), ("always",), MODES, ("interval",), ("none",))
@@ -50,71 +47,8 @@ class Plan:
     turns: Sequence[Sequence[str]]
     folder: Path
     command: Sequence[str] = REAL
-
-
-@attrs.define(eq=False)
-class PowerFolder(Folder):
-    """A data folder on a volume."""
-
-    volume: Volume = attrs.field(kw_only=True)
-
-    def load_seconds(self) -> float:
-        """Long enough, now and then, for several intervals to have been synced."""
-        if "interval" in self.modes and self.source.random() < 0.5:
-            return self.source.uniform(0.5, 1.5)
-        return super().load_seconds()
-
-    def cut_under_load(self) -> float:
-        """Load, and the power off at a random instant of it; returns when. Raises BrokenPromiseError.
-
-        The server outlives the file system by a moment, in which it finds out and says so.
-        """
-        load = self.load()
-        load.run(self.load_seconds())
-        cut = time.monotonic()
-        self.volume.cut()
-        load.run(self.source.choice((0, self.source.uniform(0, 0.05))))
-        self.server.kill()
-        self.tally.cuts += 1
-        self._end(load, cut)
-        self.remount()
-        return cut
-
-    def remount(self) -> None:
-        self.volume.unmount()
-        self.volume.mount()
-
-    def recover_from(self, cut: float) -> None:
-        """Recover, and hold every mode to what it promises about the power cut. Raises BrokenPromiseError."""
-        try:
-            verdicts = self.recover(lambda ledger: promised_until(ledger, cut)).verdicts
-        except BrokenPromiseError as error:
-            raise BrokenPromiseError([f"the power was cut at {cut:.4f} s", str(error)]) from error
-        if late := self.tally.lost.pop("always", 0):
-            self.tally.lost["always (answered after the cut)"] += late
-        for mode in ("always", "interval"):
-            verdict = verdicts.get(mode, Verdict())
-            if verdict.oldest_lost < verdict.newest_kept:
-                text = f"{mode}: what was lost had been acknowledged before something kept was sent: a hole"
-                raise BrokenPromiseError([text])
-            if verdict.lost and mode == "interval":
-                self.tally.loss_seconds = max(self.tally.loss_seconds, cut - verdict.oldest_lost)
-
-
-def promised_until(ledger: Ledger, cut: float) -> float:
-    """Until when what was acknowledged must have survived a power cut.
-
-    What was read after the ioctl was called may rest on a sync that it overlapped, and such a sync may say
-    yes to bytes that the shutdown then takes (seen with a bare loop of pwrite and fdatasync, once in 300
-    cuts on ext4; never with a sync that had returned before). A real power cut leaves nobody to hear that.
-    """
-    match ledger.mode:
-        case "always":
-            return cut
-        case "interval":
-            return cut - _INTERVAL_SECONDS - _SYNC_SECONDS
-        case _:
-            return -math.inf
+    works: Sequence[str] = ("logmq",)
+    """The protocols under load: a data folder after another, each with one."""
 
 
 def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None) -> Tally:
@@ -129,15 +63,16 @@ def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None)
         for number in range(sys.maxsize):
             if tally.cuts >= plan.cuts or tally.verdict.faults:
                 break
-            modes = plan.turns[number % len(plan.turns)]
-            toml = settings(modes, source)
-            server = _server(place, volume, toml, plan.command)
-            folder = PowerFolder(server, modes, source, tally, volume=volume)
+            turn, which = divmod(number, len(plan.works))
+            modes, protocol = plan.turns[turn % len(plan.turns)], plan.works[which]
+            toml = WORKS[protocol].settings(modes, source)
+            server = _server(place, volume, protocol, toml, plan.command)
+            folder = WORKS[protocol].power_folder(server, modes, source, tally, volume=volume)
             until = min(plan.cuts, tally.cuts + _CUTS_PER_FOLDER)
             try:
                 _cut_and_recover(folder, until, progress)
             except BrokenPromiseError as error:
-                what = f"{plan.kind}, seed {plan.seed}, modes {'+'.join(modes)}"
+                what = f"{plan.kind}, {protocol}, seed {plan.seed}, modes {'+'.join(modes)}"
                 tally.verdict.faults.append(f"{what}; data folder {place / 'broken'}:\n{toml}{error}")
                 shutil.copytree(server.data, place / "broken", ignore=shutil.ignore_patterns("*.sock"))
             finally:
@@ -150,9 +85,9 @@ def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None)
     return tally
 
 
-def _server(place: Path, volume: Volume, toml: str, command: Sequence[str]) -> TrialServer:
+def _server(place: Path, volume: Volume, protocol: str, toml: str, command: Sequence[str]) -> TrialServer:
     (place / "brokers.toml").write_text(toml)
-    arguments = ("--enable", "logmq", "--config", str(place / "brokers.toml"))
+    arguments = ("--enable", protocol, "--config", str(place / "brokers.toml"))
     return TrialServer(place, volume.root / "data", *arguments, command=command)
 
 
@@ -186,7 +121,8 @@ class Control:
 
     cuts: int = 0
     acknowledged: int = 0
-    lost: int = 0
+    lost: Counter[str] = attrs.field(factory=Counter)
+    """By protocol."""
     unusable: int = 0
 
     def add(self, other: "Control") -> None:
@@ -207,14 +143,16 @@ def run_control(plan: Plan) -> Control:
         volume.make()
         volume.mount()
         while control.cuts < plan.cuts:
-            server = _server(place, volume, settings(("always",), source), UNSYNCED)
-            folder = PowerFolder(server, ("always",), source, Tally(), volume=volume)
+            protocol = plan.works[control.cuts % len(plan.works)]
+            toml = WORKS[protocol].settings(("always",), source)
+            server = _server(place, volume, protocol, toml, UNSYNCED)
+            folder = WORKS[protocol].power_folder(server, ("always",), source, Tally(), volume=volume)
             try:
                 folder.recover()
                 volume.sync()  # what has been there for a while is on disk by itself
                 cut = folder.cut_under_load()
                 control.cuts += 1
-                _count_losses(folder, cut, control)
+                control.lost[protocol] += _losses(folder, cut, control)
             finally:
                 if server.alive:
                     server.kill()
@@ -224,20 +162,15 @@ def run_control(plan: Plan) -> Control:
     return control
 
 
-def _count_losses(folder: PowerFolder, cut: float, control: Control) -> None:
+def _losses(folder: PowerFolder, cut: float, control: Control) -> int:
     """Only what was acknowledged before the cut counts: later answers would make it too easy."""
-    acknowledged = sum(
-        operation.count
-        for ledger in folder.book.ledgers.values()
-        for operation in ledger.operations
-        if isinstance(operation, Write) and operation.promised(cut)
-    )
+    acknowledged = folder.promised_records(cut)
     control.acknowledged += acknowledged
     try:
         folder.recover()
     except BrokenPromiseError:
         control.unusable += not folder.server.alive
-    control.lost += max(0, acknowledged - folder.tally.verdict.kept)
+    return max(0, acknowledged - folder.tally.verdict.kept)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -248,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seed", type=int, default=None, help="of the load and the instants; drawn if not given"
     )
     parser.add_argument("--durability", choices=("all", *MODES), default="all", help="all: one after another")
+    parser.add_argument("--protocol", choices=("all", *WORKS), default="all", help="all: one after another")
     parser.add_argument("--lanes", type=int, default=2, help="file systems and servers at once")
     parser.add_argument("--folder", type=Path, default=None, help="where to put the images (a temporary one)")
     options = parser.parse_args(arguments)
@@ -259,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = "" if "xfs" in kinds else " (no mkfs.xfs here, so XFS is left out)"
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     turns = _TURNS if options.durability == "all" else ((options.durability,),)
+    works = chosen(options.protocol)
     place = Path(tempfile.mkdtemp(prefix="trial-power-", dir=options.folder))
     print(f"{options.cuts} cuts on {' and '.join(kinds)}{missing}, --seed {seed}, in {place}", flush=True)
     started = time.monotonic()
@@ -266,7 +201,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def plans(what: str, cuts: int) -> list[Plan]:
         share, rest = divmod(cuts, options.lanes)
         return [
-            Plan(kinds[lane % len(kinds)], share + (lane < rest), f"{seed}/{what}{lane}", turns, place)
+            Plan(
+                kinds[lane % len(kinds)],
+                share + (lane < rest),
+                f"{seed}/{what}{lane}",
+                turns,
+                place,
+                works=works,
+            )
             for lane in range(options.lanes)
         ]
 
@@ -282,14 +224,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in tally.lines("power cuts", started):
         print(line)
     print(
-        f"control, syncing left out: {control.cuts} cuts, {control.lost:,} of {control.acknowledged:,} "
-        f"acknowledged records lost, {control.unusable} data folders unusable"
+        f"control, syncing left out: {control.cuts} cuts, {control.lost.total():,} of "
+        f"{control.acknowledged:,} acknowledged records lost, {control.unusable} data folders unusable"
     )
     if tally.verdict.faults:
         print("BROKEN:", *tally.verdict.faults, sep="\n")
         return 1
-    if not control.lost:
-        print("BROKEN: the control lost nothing, so this trial proves nothing here")
+    if blind := [protocol for protocol in works if not control.lost[protocol]]:
+        print(f"BROKEN: the control lost nothing of {', '.join(blind)}, so this trial proves nothing here")
         return 1
     shutil.rmtree(place)
     print("nothing promised was broken")

@@ -1,0 +1,288 @@
+"""A DMS load over several connections, and a record of all that was sent, answered and delivered.
+
+One thread speaks on raw sockets, so it always knows what it has read when the cut comes. What can be judged
+while the server lives is judged at once: no message twice to anybody while it is held or after its ACK, and
+first deliveries in the order of arrival.
+"""
+
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+
+from tests.support import dms_spec as spec
+from tests.trials.dms_ledger import Asked, DmsBook, Message, QueueBook, Step
+from tests.trials.load import Load
+from tests.trials.payloads import Payloads
+
+_RECEIVE_BYTES = 1 << 18
+_BODY_BYTES_MAX = 4000
+_HELD_MAX = 400
+
+
+class DmsPeer:
+    """A connection, its requests in order, and its faults."""
+
+    def __init__(self, address: tuple[str, int], name: str) -> None:
+        self.name = name
+        self.faults: list[str] = []
+        self.refusals: list[tuple[float, str]] = []
+        self.gone = False
+        self._waiting: deque[tuple[int, int, Asked, str]] = deque()
+        self._out = bytearray(spec.frame(spec.HANDSHAKE, 0, name.encode()))
+        self._in = bytearray()
+        self._greeted = False
+        self._next_id = 0
+        self.socket = socket.create_connection(address)
+        self.socket.setblocking(False)
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._out)
+
+    def fill(self, now: float) -> None:
+        """Think of what to send next."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Send what the socket takes."""
+        while self._out and not self.gone:
+            try:
+                sent = self.socket.send(self._out)
+            except OSError:
+                return  # full; or reset, and what came before that is still to be read
+            del self._out[:sent]
+
+    def receive(self) -> None:
+        """Read and account for what there is."""
+        while not self.gone:
+            try:
+                data = self.socket.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.gone = True
+                return
+            self._in += data
+            now = time.monotonic()
+            try:
+                for reply in spec.parse(self._in):
+                    self._account(now, *reply)
+            except ValueError as error:
+                self.faults.append(f"{self.name}: {error}")
+                self.gone = True
+
+    def ask(self, type_: int, payload: bytes, asked: Asked, what: str, message_id: int | None = None) -> None:
+        self._next_id += 1
+        sent = self._next_id if message_id is None else message_id
+        self._waiting.append((type_, sent, asked, what))
+        self._out += spec.frame(type_, sent, payload)
+
+    def _account(self, now: float, type_: int, status: int, message_id: int, payload: bytes) -> None:
+        if type_ == spec.HANDSHAKE_ACK and not self._greeted:
+            self._greeted = True
+        elif type_ == spec.DELIVER:
+            self.delivered(now, message_id, payload)
+        elif type_ == spec.ERROR and self.not_delivered(status, message_id):
+            pass
+        elif type_ == spec.DISCONNECT:
+            pass  # the server drains
+        elif not self._waiting:
+            self.faults.append(f"{self.name}: an answer to nothing: type {type_:#x}, {payload[:80]!r}")
+        else:
+            asked_type, sent, asked, what = self._waiting.popleft()
+            asked.answered = now
+            if message_id != sent:
+                self.faults.append(f"{self.name}: {what}: id {message_id}, not {sent}")
+            if type_ == spec.ERROR:
+                asked.refused = f"status {status}: {payload[:80]!r}"
+                self.refusals.append((now, f"{self.name}: {what}: {asked.refused}"))
+            elif type_ != asked_type + 1:
+                self.faults.append(f"{self.name}: {what}: type {type_:#x}")
+
+    def delivered(self, now: float, delivery: int, body: bytes) -> None:
+        self.faults.append(f"{self.name}: a message that was not asked for")
+
+    def not_delivered(self, status: int, message_id: int) -> bool:
+        """A CONSUME that ended without a message? Anything else is not ours."""
+        return False
+
+
+@attrs.frozen
+class ProducerTemper:
+    """`window`: requests in flight at most; `delete`: how likely its own queue ends, of one request."""
+
+    window: int
+    delete: float = 0.0
+
+
+@attrs.frozen
+class ConsumerTemper:
+    """`credits`: CONSUMEs that wait at most; the weights say what is done with a message."""
+
+    credits: int
+    ack: float = 10.0
+    nack: float = 1.0
+    hold: float = 1.0
+
+
+PRODUCERS = (
+    ProducerTemper(1),
+    ProducerTemper(16, delete=0.1),
+    ProducerTemper(64),
+    ProducerTemper(128, delete=0.01),
+)
+CONSUMERS = (ConsumerTemper(1), ConsumerTemper(16, nack=5), ConsumerTemper(64), ConsumerTemper(8, hold=30))
+
+
+class Producer(DmsPeer):
+    """Writes to queues that it shares, and to one of its own that it ends and makes again."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        name: str,
+        temper: ProducerTemper,
+        own: Sequence[QueueBook],
+        shared: Sequence[QueueBook],
+        payloads: Payloads,
+        source: random.Random,
+    ) -> None:
+        super().__init__(address, name)
+        self._temper = temper
+        self._own = own
+        self._shared = shared
+        self._payloads = payloads
+        self._source = source
+
+    def fill(self, now: float) -> None:
+        room = self._temper.window - len(self._waiting)
+        if room < self._temper.window // 2:
+            return  # more at once: bursts are what batches are made of
+        for _ in range(room):
+            if self._source.random() < self._temper.delete:
+                step(self, self._source.choice(self._own), now)
+                continue
+            queue = self._source.choice(self._own if self._source.random() < 0.2 else self._shared)
+            if queue.asked_position % 2 == 0:
+                step(self, queue, now)
+            body = self._payloads.raw(self.name)[:_BODY_BYTES_MAX]
+            message = queue.send(body, self.name, now)
+            self.ask(spec.PRODUCE, spec.name(queue.name) + body, message, f"PRODUCE {queue.name}")
+
+
+def step(peer: DmsPeer, queue: QueueBook, now: float) -> None:
+    """End the queue, or make it."""
+    asked = Step(now, position=queue.asked_position + 1)
+    queue.steps.append(asked)
+    type_ = spec.CREATE if asked.position % 2 else spec.DELETE
+    peer.ask(
+        type_, spec.name(queue.name), asked, f"{'CREATE' if asked.position % 2 else 'DELETE'} {queue.name}"
+    )
+
+
+class Consumer(DmsPeer):
+    """Takes from one queue; acknowledges, gives back, or keeps."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        name: str,
+        temper: ConsumerTemper,
+        queue: QueueBook,
+        source: random.Random,
+    ) -> None:
+        super().__init__(address, name)
+        self._temper = temper
+        self._queue = queue
+        self._source = source
+        self._consuming: set[int] = set()
+        self._held: deque[tuple[int, Message]] = deque()
+        self._last_first: dict[str, int] = {}
+
+    def fill(self, now: float) -> None:
+        temper = self._temper
+        while len(self._consuming) < temper.credits and len(self._held) < _HELD_MAX:
+            self._next_id += 1
+            self._consuming.add(self._next_id)
+            self._out += spec.frame(spec.CONSUME, self._next_id, spec.name(self._queue.name))
+        if len(self._held) >= _HELD_MAX:
+            self._settle(now, *self._held.popleft())
+
+    def not_delivered(self, status: int, message_id: int) -> bool:
+        if message_id not in self._consuming:
+            return False
+        self._consuming.discard(message_id)
+        if status != 4:
+            self.refusals.append((time.monotonic(), f"{self.name}: CONSUME {self._queue.name}: {status}"))
+        return True
+
+    def delivered(self, now: float, delivery: int, body: bytes) -> None:
+        if not self._consuming:
+            self.faults.append(f"{self.name}: more messages than were asked for")
+            return
+        self._consuming.discard(min(self._consuming))
+        queue = self._queue
+        message = queue.messages.get(body)
+        if message is None:
+            what = "back, which was gone" if body in queue.gone else "which nobody sent"
+            self.faults.append(f"{queue.name}: delivered, {what}: {body[:48]!r}")
+            return
+        if message.held:
+            self.faults.append(f"{queue.name}: delivered while it is held: {body[:48]!r}")
+        elif message.ack is not None and not message.ack.refused:
+            self.faults.append(f"{queue.name}: delivered after an ACK was sent for it: {body[:48]!r}")
+        if message.shown is None:
+            message.shown = now
+            last = self._last_first.get(message.writer, -1)
+            if message.place < last:
+                self.faults.append(f"{queue.name}: first delivered after a later one: {body[:48]!r}")
+            self._last_first[message.writer] = message.place
+        message.held = True
+        temper = self._temper
+        (way,) = self._source.choices(("ack", "nack", "hold"), (temper.ack, temper.nack, temper.hold))
+        if way == "hold":
+            self._held.append((delivery, message))
+        elif way == "ack":
+            self._settle(now, delivery, message)
+        else:
+            message.held = False
+            self.ask(spec.NACK, b"", Asked(now), f"NACK in {queue.name}", delivery)
+
+    def _settle(self, now: float, delivery: int, message: Message) -> None:
+        message.held = False
+        message.ack = Asked(now)
+        self.ask(spec.ACK, b"", message.ack, f"ACK in {self._queue.name}", delivery)
+
+
+class DmsLoad(Load):
+    """Producers and consumers, on one server."""
+
+    def __init__(
+        self, address: tuple[str, int], book: DmsBook, modes: Sequence[str], source: random.Random
+    ) -> None:
+        payloads = Payloads(source)
+        lasting = [book.open(f"{mode}-shared-{number}", mode) for mode in modes for number in range(2)]
+        _make(address, [queue for queue in lasting if queue.asked_position == 0])
+        self._peers = []
+        for number, temper in source.sample(list(enumerate(PRODUCERS)), source.randint(1, len(PRODUCERS))):
+            own = [book.open(f"{mode}-own-{number}", mode) for mode in modes]
+            writer = f"writer-{number}"
+            self._peers.append(Producer(address, writer, temper, own, lasting, payloads, source))
+        for number, temper in source.sample(list(enumerate(CONSUMERS)), source.randint(1, len(CONSUMERS))):
+            queue = source.choice(lasting)
+            self._peers.append(Consumer(address, f"reader-{number}", temper, queue, source))
+
+
+def _make(address: tuple[str, int], queues: Sequence[QueueBook]) -> None:
+    """Those that nobody deletes, once and for all."""
+    with spec.SpecClient(address) as client:
+        for queue in queues:
+            queue.steps.append(Step(time.monotonic(), position=1))
+            client.create(queue.name)
+            queue.steps[-1].answered = time.monotonic()

@@ -1,0 +1,39 @@
+"""The protocols under trial: for each its server's settings, and a folder that knows its load and judge."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from brokers import plugs
+from tests.trials.dms_folder import DmsFolder, DmsWork, dms_settings
+from tests.trials.dms_ledger import DmsBook
+from tests.trials.folder import Folder, settings
+from tests.trials.power_folder import PowerFolder
+
+
+@attrs.define(eq=False)
+class DmsPowerFolder(DmsWork, PowerFolder):
+    """DMS on a volume."""
+
+    book: DmsBook = attrs.field(factory=DmsBook)
+
+
+@attrs.frozen
+class Work:
+    """One protocol. `settings`: TOML for the modes of a folder's logs, the rest drawn."""
+
+    settings: Callable[[Sequence[str], random.Random], str]
+    folder: type[Folder]
+    power_folder: type[PowerFolder]
+
+
+WORKS: Mapping[str, Work] = {
+    "logmq": Work(settings, Folder, PowerFolder),
+    "dms": Work(dms_settings, DmsFolder, DmsPowerFolder),
+}
+
+
+def chosen(protocol: str) -> Sequence[str]:
+    """The protocols to try: that one, or with `all` every one that is installed."""
+    return [name for name in WORKS if name in plugs.names()] if protocol == "all" else [protocol]
