@@ -85,6 +85,14 @@ class Consumer:
             if self._timeouts > timeouts and not self._ready:
                 raise Timeout("no message came in time")
 
+    async def several(self) -> list[Message]:
+        """Messages that are here already, or the next one. Raises as `receive`, without an end."""
+        if not self._ready:
+            self._ready.appendleft(await anext(self))
+        messages = list(self._ready)
+        self._ready.clear()
+        return messages
+
     async def ack(self, *messages: Message) -> None:
         """Acknowledge several at once. Raises as `Message.ack`, once all are answered."""
         await self._settle(Type.ACK, messages)

@@ -1,0 +1,412 @@
+"""`brokers dms ...`: the protocol's own commands. Each returns what it found; the host shows it.
+
+Flags and their defaults are those of the specification's own server and client; what they lack is added.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import trio
+from cyclopts import App, Parameter
+
+from dms.client import Client, Message, QueueExists, QueueOptions, Unreachable, connect
+from dms.feeder import Feeder, line_runs
+from dms.stress import stress as run_stress
+from shared.errors import BrokerError
+from shared.net.dial import tls_context
+from shared.plug import ServeRequest, VerbRequest
+from shared.progress import counting
+
+PREFETCH = 64
+LEVELS = ("debug", "info", "warning", "error")
+DATA_DIR = Path("dms_data")
+
+app = App(
+    name="dms",
+    help="Work queues: a message leaves its queue when a consumer acknowledges it.",
+    help_epilogue="""Exit codes: 0 done; 1 refused; 2 a mistake on the command line; 66 no such queue;
+69 no server answers; 75 try again later (no message came in time, the queue is full); 130 interrupted.
+
+Examples:
+
+    brokers dms serve -P
+    brokers dms create -q orders
+    brokers dms produce -q orders -m "order 42"
+    brokers dms consume -q orders -c""",
+    help_format="plaintext",
+)
+
+
+def _flag(help_: str, *names: str) -> Parameter:
+    return Parameter(name=names or None, help=help_, negative="", show_default=False)
+
+
+Json = Annotated[bool, _flag("JSON, one object a line, instead of text.")]
+QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="A queue.")]
+DataDir = Annotated[
+    Path | None,
+    Parameter(name=("--data-dir", "-D"), help="The server's data folder.", show_default=False),
+]
+
+
+@Parameter(name="*")
+@attrs.frozen
+class Server:
+    """Where the server is."""
+
+    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1"
+    port: Annotated[int, Parameter(name=("--port", "-p"), help="Its port.", env_var="BROKERS_DMS_PORT")] = (
+        9090
+    )
+    tls: Annotated[bool, _flag("Speak TLS.")] = False
+    ca: Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")] = None
+    certificate: Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")] = None
+    key: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Client]:
+        """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
+        try:
+            context = tls_context(wanted=self.tls, ca=self.ca, certificate=self.certificate, key=self.key)
+            async with connect(self.host, self.port, ssl_context=context) as client:
+                yield client
+        except Unreachable as error:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
+
+
+LOCAL = Server()
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dms serve
+    brokers dms serve -p 9191 -d 5000 -P -D /var/lib/dms
+    brokers dms serve -l 0"""
+)
+def serve(
+    *,
+    port: Annotated[
+        int | None, Parameter(name=("--port", "-p"), help="Bind this port (9090 unless set); 0 picks one.")
+    ] = None,
+    depth: Annotated[
+        int | None, Parameter(name=("--depth", "-d"), help="Messages in a queue at most (10000 unless set).")
+    ] = None,
+    timeout: Annotated[
+        float | None, Parameter(name=("--timeout", "-t"), help="Seconds a CONSUME waits (30 unless set).")
+    ] = None,
+    persist: Annotated[
+        bool,
+        _flag("Keep queues on disk; without it all is in memory, and lost at the end.", "--persist", "-P"),
+    ] = False,
+    data_dir: Annotated[
+        Path | None,
+        Parameter(name=("--data-dir", "-D"), help="The data folder (./dms_data unless set)."),
+    ] = None,
+    level: Annotated[
+        int | None,
+        Parameter(
+            name=("--level", "-l"), help="Least to log: 0 DEBUG, 1 INFO, 2 WARN, 3 ERROR (1 unless set)."
+        ),
+    ] = None,
+) -> ServeRequest:
+    """Serve DMS alone, until SIGTERM, SIGINT or the line "exit".
+
+    As the specification's server: without -P nothing is kept. In "brokers serve"
+    queues are kept unless the settings say otherwise.
+    """
+    if level is not None and not 0 <= level < len(LEVELS):
+        raise WrongFlag(f"--level: {level} is none of 0 (DEBUG), 1 (INFO), 2 (WARN), 3 (ERROR)")
+    own: Mapping[str, Any] = {
+        "port": port,
+        "depth": depth,
+        "consume_seconds": timeout,
+        "persist": persist or None,
+    }
+    host: Mapping[str, Any] = {
+        "data_dir": None if data_dir is None else str(data_dir),
+        "log_level": None if level is None else LEVELS[level],
+    }
+    defaults: Mapping[str, Mapping[str, Any]] = {
+        "dms": {"persist": False},
+        "serve": {"data_dir": str(DATA_DIR)},
+    }
+    return ServeRequest("dms", {"dms": own, "serve": host}, defaults)
+
+
+class WrongFlag(BrokerError):
+    """A flag's value, or two flags that do not go together."""
+
+    exit_code = 2
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dms produce -q orders -m "order 42"
+    seq 1000 | brokers dms produce -q numbers --json
+    tail -f events.log | brokers dms produce -q events --wait --again"""
+)
+async def produce(
+    *,
+    queue: QueueName,
+    message: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=("--message", "-m"),
+            help="A message; repeatable. Without any, each line of standard input is one.",
+            negative="",
+        ),
+    ] = (),
+    wait: Annotated[
+        bool, _flag("Where the queue is full, try again until it is not; order may change then.")
+    ] = False,
+    again: Annotated[
+        bool, _flag("Send again what a lost connection left unanswered; such messages may be there twice.")
+    ] = False,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Put messages into a queue, in order.
+
+    Ends with 0 when the server has them all, as safe as the queue is; 75 where the
+    queue is full (without --wait), 66 where there is none. What came before the
+    first message that was refused is in the queue; nothing behind its piece of
+    input was sent.
+    """
+    async with server.connect() as client:
+        feeder = Feeder(client, queue, wait=wait, again=again)
+        if message:
+            await feeder.put([os.fsencode(text) for text in message])
+        else:
+            with counting("messages") as update:
+                async for lines in line_runs(trio.wrap_file(sys.stdin.buffer)):
+                    await feeder.put(lines)
+                    update(feeder.messages, feeder.size)
+    return {"queue": queue, "messages": feeder.messages, "sent_again": feeder.sent_again}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dms consume -q orders
+    brokers dms consume -q orders -c
+    brokers dms consume -q orders -c --json | jq -r .message"""
+)
+async def consume(
+    *,
+    queue: QueueName,
+    continuous: Annotated[
+        bool, _flag("Go on until interrupted, and wait for more.", "--continuous", "-c")
+    ] = False,
+    max_: Annotated[
+        int | None, Parameter(name=("--max", "-n"), help="Take so many (1 without -c).", show_default=False)
+    ] = None,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> AsyncIterable[Any]:
+    """Take messages out of a queue and show them, one a line.
+
+    Each is acknowledged when it has been shown. Without -c it takes one, or --max;
+    where none comes in the time that the server allows, the exit code is 75.
+    """
+    left = max_ if continuous or max_ is not None else 1
+
+    async def shown() -> AsyncIterator[Any]:
+        nonlocal left
+        prefetch = PREFETCH if left is None else 1  # what is asked for ahead counts as delivered
+        async with server.connect() as client, client.consume(queue, prefetch=prefetch) as consumer:
+            while left is None or left > 0:
+                some = await consumer.several() if continuous else [await consumer.receive()]
+                left = None if left is None else left - len(some)
+                for item in _shown(some, queue, json=json):
+                    yield item
+                await consumer.ack(*some)
+
+    return shown()
+
+
+def _shown(messages: Sequence[Message], queue: str, *, json: bool) -> Sequence[Any]:
+    """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
+    if json:
+        return [{"queue": queue, "delivery": message.id, "message": message.body} for message in messages]
+    if sys.stdout.isatty():
+        return [message.body.decode(errors="backslashreplace") for message in messages]
+    return [b"".join(message.body + b"\n" for message in messages)]
+
+
+def _option(help_: str) -> Parameter:
+    return Parameter(help=help_, show_default=False)
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dms create -q orders
+    brokers dms create -q orders --depth 100000 --max-deliveries 5 --dead-letter orders-dead
+    brokers dms create -q mails --retry-ms 1000 --retry-max-ms 60000 --exist-ok"""
+)
+async def create(
+    *,
+    queue: QueueName,
+    depth: Annotated[int | None, _option("Messages in it at most.")] = None,
+    ttl_ms: Annotated[int | None, _option("Messages older than this are dead.")] = None,
+    max_deliveries: Annotated[int | None, _option("So often it is delivered, then it is dead.")] = None,
+    dead_letter: Annotated[str | None, _option("The queue for dead messages; else dropped.")] = None,
+    delay_ms: Annotated[int | None, _option("From PRODUCE until the first delivery.")] = None,
+    retry_ms: Annotated[int | None, _option("From a NACK until the next delivery, doubling.")] = None,
+    retry_max_ms: Annotated[int | None, _option("The longest of these delays.")] = None,
+    exist_ok: Annotated[bool, _flag("Not an error where it is there; its options stay as they are.")] = False,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Make a queue. What is not said is as the server's settings have it."""
+    options = QueueOptions(
+        depth=depth,
+        ttl_ms=ttl_ms,
+        max_deliveries=max_deliveries,
+        dead_letter=dead_letter,
+        delay_ms=delay_ms,
+        retry_ms=retry_ms,
+        retry_max_ms=retry_max_ms,
+    )
+    async with server.connect() as client:
+        try:
+            await client.create(queue, options)
+        except QueueExists:
+            if not exist_ok:
+                raise
+            return {"queue": queue, "created": False}
+    return {"queue": queue, "created": True}
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dms delete -q orders")
+async def delete(*, queue: QueueName, server: Server = LOCAL, json: Json = False) -> Mapping[str, Any]:
+    """End a queue: its messages go for good."""
+    async with server.connect() as client:
+        await client.delete(queue)
+    return {"queue": queue, "deleted": True}
+
+
+@app.command(
+    name="list",
+    help_epilogue="Examples:\n\n    brokers dms list\n    brokers dms list --json | jq 'select(.depth > 0)'",
+)
+async def list_(*, server: Server = LOCAL, json: Json = False) -> Sequence[Mapping[str, Any]]:
+    """List the queues, and how many messages are in each, held ones counted."""
+    async with server.connect() as client:
+        return [{"queue": queue.name, "depth": queue.depth} for queue in await client.queues()]
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dms stress -q bench -n 1000
+    brokers dms stress -q bench -n 100000 --size 1000 --json"""
+)
+async def stress(
+    *,
+    queue: QueueName,
+    number: Annotated[int, Parameter(name=("--number", "-n"), help="So many messages.")] = 1000,
+    size: Annotated[int, Parameter(help="Bytes of a message (16 at least).")] = 100,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> Any:
+    """Produce, consume and acknowledge messages, and check that each came once.
+
+    The queue is made, and deleted at the end, unless it is there; then it must be
+    empty, and stays. Ends with 1 where a message was lost, came twice, or came
+    out of order.
+    """
+    if number < 1 or not 16 <= size <= 4000:
+        raise WrongFlag("--number is 1 at least, --size 16 to 4000")
+    async with server.connect() as client:
+        with counting("messages") as update:
+            return await run_stress(client, queue, number, size, update)
+
+
+# What has no word on the wire: the control socket of a running server, or its folder.
+
+
+def _administrative(verb: str, data_dir: Path | None, **arguments: Any) -> VerbRequest:
+    return VerbRequest("dms", verb, arguments, data_dir, cold=True)
+
+
+@app.command(
+    help_epilogue="Examples:\n\n    brokers dms queues\n    brokers dms queues --json | jq 'select(.held)'"
+)
+def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+    """List the queues with everything that is known of them."""
+    return _administrative("queues", data_dir)
+
+
+@app.command(
+    help_epilogue="Examples:\n\n    brokers dms peek -q orders\n    brokers dms peek -q orders -n 5 --json"
+)
+def peek(
+    *,
+    queue: QueueName,
+    number: Annotated[int, Parameter(name=("--number", "-n"), help="So many at most.")] = 10,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """Show the first messages of a queue. It takes nothing, and no delivery is counted."""
+    return _administrative("peek", data_dir, queue=queue, limit=number)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dms purge -q orders")
+def purge(*, queue: QueueName, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+    """Drop all messages of a queue but those that consumers hold."""
+    return _administrative("purge", data_dir, queue=queue)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dms redrive orders-dead")
+def redrive(
+    dead_letters: Annotated[str, Parameter(help="A dead letter queue.")],
+    /,
+    *,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """Move dead messages back to the queues that they came from."""
+    return _administrative("redrive", data_dir, queue=dead_letters)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dms export -q orders orders.dmsq")
+def export(
+    file: Annotated[Path, Parameter(help="A .dmsq file to write.")],
+    /,
+    *,
+    queue: QueueName,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """Write a queue's messages to a file, in the specification's format. They stay in the queue."""
+    return _administrative("export", data_dir, queue=queue, target=str(file.absolute()))
+
+
+@app.command(
+    name="import",
+    help_epilogue="Examples:\n\n    brokers dms import orders.dmsq\n    brokers dms import x.dmsq -q orders",
+)
+def import_(
+    file: Annotated[Path, Parameter(help="A .dmsq file.")],
+    /,
+    *,
+    queue: Annotated[
+        str | None,
+        Parameter(
+            name=("--queue", "-q"), help="Into this queue; else it is named as the file.", show_default=False
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """Put the messages of a .dmsq file at the end of a queue, which is made if it is not there."""
+    return _administrative("import", data_dir, queue=queue, source=str(file.absolute()))
