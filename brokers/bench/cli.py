@@ -10,4 +10,5 @@ app = App(
 )
 app.command("brokers.bench.net:bench", name="net", help="The two drivers, without a protocol or a disk.")
 app.command("brokers.bench.logmq:bench", name="logmq", help="LogMQ, beside this disk and redis.")
+app.command("brokers.bench.dms:bench", name="dms", help="DMS, beside beanstalkd and redis.")
 app.command("brokers.bench.routing:bench", name="routing", help="The routing index, one thread.")

@@ -13,30 +13,26 @@ are measured in the same run, in turns with the rounds they are compared with:
 
 import mmap
 import os
-import shutil
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count as numbers
 from pathlib import Path
-from time import monotonic, perf_counter, perf_counter_ns, sleep
+from time import monotonic, perf_counter, perf_counter_ns
 from typing import Annotated, Literal
 
 import attrs
 from cyclopts import Parameter
 
 from brokers.bench.load import Address, Measured, Talk, histogram, lines, middle, run
+from brokers.bench.servers import redis_server, serving
 from brokers.errors import ExitCode, Refusal
 from brokers.render import progress
 
 Mode = Literal["produce", "topics", "consume", "fetch", "tail"]
 MODES: tuple[Mode, ...] = ("produce", "topics", "consume", "fetch", "tail")
-START_SECONDS = 60.0
 PRELOADED_BYTES = 128 * 1024 * 1024
 FETCH_BYTES = 4 * 1024 * 1024
 
@@ -85,7 +81,7 @@ def bench(
         raise Refusal("--size: a message of this bench has 24 bytes at least, for its time", ExitCode.USAGE)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
-        address: Address = (host, port) if port is not None else stack.enter_context(serving(folder))
+        address: Address = (host, port) if port is not None else stack.enter_context(serving(folder, "logmq"))
         case = _Case(address, folder, connections, window, size, topics, readers, seconds, rounds)
         cases = {
             "produce": case.produce,
@@ -116,7 +112,7 @@ class _Case:
 
     def produce(self) -> Iterator[Row]:
         """One durable client, then many."""
-        with _redis(self.folder) as redis:
+        with redis_server(self.folder) as redis:
             for connections, window in ((1, 1), (self.connections, self.window)):
                 line = b"PRODUCE bench-%d %b\n" % (perf_counter_ns(), b"x" * self.size)
                 ours = [_repeating(line, 1, window) for _ in range(connections)]
@@ -340,77 +336,6 @@ class _Case:
 
 def _repeating(request: bytes, lines_each: int, window: int) -> Talk:
     return Talk(lambda count: request * count, lines(lines_each), window)
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[Address]:
-    """`brokers serve` with LogMQ alone, on a free port of loopback."""
-    ready = folder / "ready.json"
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("BROKERS_")}
-    command = [sys.executable, "-m", "brokers", "serve", "--enable", "logmq", "--port", "logmq=0"]
-    said = folder / "server.log"
-    with (
-        said.open("wb") as log,
-        subprocess.Popen(
-            [*command, "--data-dir", str(folder / "data"), "--ready-file", str(ready)],
-            stdin=subprocess.DEVNULL,
-            stderr=log,
-            env=environ,
-        ) as process,
-    ):
-        try:
-            _until(ready.exists, process, said)
-            yield _bound(ready)
-        finally:
-            process.send_signal(signal.SIGTERM)
-
-
-def _bound(ready: Path) -> Address:
-    import json
-
-    (bound,) = json.loads(ready.read_text())["addresses"]
-    return bound["host"], bound["port"]
-
-
-@contextmanager
-def _redis(folder: Path) -> Iterator[Address | None]:
-    """redis-server that syncs each answer, on a free port; None where it is not installed."""
-    command = shutil.which("redis-server")
-    if command is None:
-        yield None
-        return
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]  # freed now, and ours unless somebody is very quick
-    home = folder / "redis"
-    home.mkdir(exist_ok=True)
-    flags = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--save", ""]
-    with subprocess.Popen(
-        [command, *flags, "--appendonly", "yes", "--appendfsync", "always"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    ) as process:
-        try:
-            _until(lambda: _answers(("127.0.0.1", port)), process, None)
-            yield ("127.0.0.1", port)
-        finally:
-            process.send_signal(signal.SIGKILL)
-
-
-def _answers(address: tuple[str, int]) -> bool:
-    try:
-        socket.create_connection(address).close()
-    except OSError:
-        return False
-    return True
-
-
-def _until(ready: Callable[[], bool], process: "subprocess.Popen[bytes]", said: Path | None) -> None:
-    deadline = monotonic() + START_SECONDS
-    while not ready():
-        if process.poll() is not None or monotonic() > deadline:
-            why = said.read_text(errors="replace").strip() if said is not None else "it did not start"
-            raise Refusal(f"the server that was to be measured: {why}")
-        sleep(0.02)
 
 
 def _sync_loop(folder: Path, size: int, seconds: float) -> float:

@@ -1,0 +1,100 @@
+"""Servers to measure, each a process of its own on a free port: ours, and others' for comparison."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+
+from brokers.bench.load import Address
+from brokers.errors import Refusal
+
+START_SECONDS = 60.0
+
+
+@contextmanager
+def serving(folder: Path, protocol: str, environ: Mapping[str, str] | None = None) -> Iterator[Address]:
+    """`brokers serve` with one protocol; `environ`: settings. Its data is in `folder`, which is there."""
+    ready, said = folder / "ready.json", folder / "server.log"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("BROKERS_")}
+    command = [sys.executable, "-m", "brokers", "serve", "--enable", protocol, "--port", f"{protocol}=0"]
+    with (
+        said.open("wb") as log,
+        subprocess.Popen(
+            [*command, "--data-dir", str(folder / "data"), "--ready-file", str(ready)],
+            stdin=subprocess.DEVNULL,
+            stderr=log,
+            env=clean | dict(environ or {}),
+        ) as process,
+    ):
+        try:
+            _until(ready.exists, process, said)
+            (bound,) = json.loads(ready.read_text())["addresses"]
+            yield bound["host"], bound["port"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[Address | None]:
+    """redis-server that syncs each answer; None where it is not installed."""
+    home = folder / "redis"
+    home.mkdir(exist_ok=True)
+    synced = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", str(home))
+    with _other(
+        "redis-server", lambda port: ("--port", str(port), "--bind", "127.0.0.1", *synced)
+    ) as address:
+        yield address
+
+
+@contextmanager
+def beanstalkd(folder: Path | None = None) -> Iterator[Address | None]:
+    """beanstalkd, in memory, or with a folder syncing each answer; None where it is not installed."""
+    synced: Sequence[str] = ()
+    if folder is not None:
+        home = folder / "beanstalkd"
+        home.mkdir(exist_ok=True)
+        synced = ("-b", str(home), "-f", "0")
+    with _other("beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port), *synced)) as address:
+        yield address
+
+
+@contextmanager
+def _other(name: str, flags: Callable[[int], Sequence[str]]) -> Iterator[Address | None]:
+    command = shutil.which(name)
+    if command is None:
+        yield None
+        return
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]  # freed now, and ours unless somebody is very quick
+    with subprocess.Popen(
+        [command, *flags(port)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            _until(lambda: _answers(("127.0.0.1", port)), process, None)
+            yield ("127.0.0.1", port)
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address).close()
+    except OSError:
+        return False
+    return True
+
+
+def _until(ready: Callable[[], bool], process: "subprocess.Popen[bytes]", said: Path | None) -> None:
+    deadline = monotonic() + START_SECONDS
+    while not ready():
+        if process.poll() is not None or monotonic() > deadline:
+            why = said.read_text(errors="replace").strip() if said is not None else "it did not start"
+            raise Refusal(f"the server that was to be measured: {why}")
+        sleep(0.02)
