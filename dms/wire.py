@@ -9,7 +9,7 @@ from enum import IntEnum
 
 import attrs
 
-from shared.errors import BrokerError
+from shared.errors import BrokerError, LogDeleted, StoreError
 
 MAGIC = 0xDEADBEEF
 VERSION = 1
@@ -110,18 +110,12 @@ def pack(type_: int, message_id: int, payload: bytes = b"", status: int = 0, ver
 
 
 def unpack_header(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[int, int, int, int, int] | None:
-    """Length, type, version, status, message id; None until 16 bytes are there. Raises Broken.
-
-    A wrong first byte is not waited upon: the magic is checked as far as it has come.
-    """
+    """Length, type, version, status, message id; None until 16 bytes are there. Raises Broken."""
     if len(data) - at < HEADER_BYTES:
-        came = bytes(data[at : at + 4])
-        if came != MAGIC.to_bytes(4, "big")[: len(came)]:
-            raise bad_magic(came, 0)
         return None
     magic, length, type_, version, status, message_id = HEADER.unpack_from(data, at)
     if magic != MAGIC:
-        raise bad_magic(bytes(data[at : at + 4]), message_id)
+        raise Broken(Status.BAD_MAGIC, f"a frame begins with deadbeef, not {magic:08x}", message_id)
     if length > SKIPPED_BYTES_MAX:
         raise Broken(
             Status.PAYLOAD_TOO_LARGE, f"a payload of {length} bytes; at most {PAYLOAD_BYTES_MAX}", message_id
@@ -132,7 +126,7 @@ def unpack_header(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[in
 def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:
     """All whole frames from `at` on, and the position behind them. For a client.
 
-    Raises Broken for what a server never sends: a wrong magic, a payload above 4096 bytes.
+    Raises Broken for what a server never sends: a wrong magic, as soon as it is wrong; a payload above 4096.
     """
     frames: list[Frame] = []
     while (header := unpack_header(data, at)) is not None:
@@ -149,11 +143,10 @@ def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:
             break
         frames.append((type_, version, status, message_id, bytes(data[start:at_end])))
         at = at_end
+    came = bytes(data[at : at + 4])
+    if not MAGIC.to_bytes(4, "big").startswith(came):
+        raise Broken(Status.BAD_MAGIC, f"a frame begins with deadbeef, not {came.hex()}")
     return frames, at
-
-
-def bad_magic(came: bytes, message_id: int) -> Broken:
-    return Broken(Status.BAD_MAGIC, f"a frame begins with deadbeef, not {came.hex()}", message_id)
 
 
 # -- payloads
@@ -187,6 +180,13 @@ def name_untrusted(name: bytes) -> str:
     if not text.isprintable() and any(ord(char) < 32 or 127 <= ord(char) < 160 for char in text):
         raise malformed("a name holds no control characters")
     return text
+
+
+def refusal_for(error: StoreError) -> Refusal:
+    """The refusal that tells a peer about an error of the storage core."""
+    if isinstance(error, LogDeleted):
+        return Refusal(Status.QUEUE_NOT_FOUND, "the queue was deleted")
+    return Refusal(Status.INTERNAL, " ".join(str(error).split()) or type(error).__name__)
 
 
 def malformed(text: str) -> Refusal:

@@ -81,11 +81,7 @@ class _Owed:
         replies = self.replies
         try:
             if ticket.error is not None:
-                refusal = replies.failed(ticket.error)
-                self.parts = [
-                    refusal * count if count else part
-                    for part, count in zip(self.parts, self.counts, strict=True)
-                ]
+                self.parts = replies.refused(ticket.error, self.parts, self.counts)
             replies._advance()
         except Exception as error:
             replies._connection.crashed(error)
@@ -105,7 +101,8 @@ class _Said:
 class Replies:
     """What one connection is owed.
 
-    `failed` makes the answer to a request whose ticket failed. While more than `bytes_max` bytes or
+    `failed` makes the answer to a request whose ticket failed; `each_failed`, where such an answer names its
+    request, makes all of them from the answers there would have been. While more than `bytes_max` bytes or
     `entries_max` waits are owed, `full` is True; once half of that is left, `on_room` is called. Without an
     `on_room` the connection's reading is paused and resumed here.
     """
@@ -115,6 +112,7 @@ class Replies:
         "_bytes_max",
         "_connection",
         "_dropped",
+        "_each_failed",
         "_entries",
         "_entries_max",
         "_on_room",
@@ -127,14 +125,17 @@ class Replies:
     def __init__(
         self,
         connection: Connection,
-        failed: Callable[[StoreError], bytes],
+        failed: Callable[[StoreError], bytes] | None = None,
         *,
+        each_failed: Callable[[StoreError, bytes, int], bytes] | None = None,
         on_room: Callable[[], None] | None = None,
         bytes_max: int = OWED_BYTES_MAX,
         entries_max: int = OWED_ENTRIES_MAX,
     ) -> None:
         self._connection = connection
+        assert (failed is None) != (each_failed is None)
         self.failed = failed
+        self._each_failed = each_failed
         self._on_room = on_room
         self._bytes_max = bytes_max
         self._entries_max = entries_max
@@ -170,7 +171,11 @@ class Replies:
     def owe(self, ticket: "Ticket", reply: bytes, count: int = 1) -> None:
         """`reply`, the answers to `count` requests, once `ticket` is done; if it fails `count` refusals."""
         if ticket.done:
-            self.say(reply if ticket.error is None else self.failed(ticket.error) * count)
+            if ticket.error is None:
+                self.say(reply)
+            else:
+                for refusal in self.refused(ticket.error, [reply], [count]):
+                    self.say(refusal)
             return
         entries = self._entries
         if entries:
@@ -234,6 +239,18 @@ class Replies:
         self.owed_bytes = 0
         for entry in entries or ():
             _release(entry._parts if type(entry) is Held else entry.parts)  # type: ignore[union-attr]
+
+    def refused(self, error: StoreError, parts: Sequence[Part], counts: Sequence[int]) -> list[Part]:
+        """`parts`, with refusals for those that answer `counts` requests, where that is not 0."""
+        if self.failed is not None:
+            refusal = self.failed(error)
+            return [refusal * count if count else part for part, count in zip(parts, counts, strict=True)]
+        each = self._each_failed
+        assert each is not None
+        return [
+            each(error, part, count) if count and isinstance(part, bytes) else part
+            for part, count in zip(parts, counts, strict=True)
+        ]
 
     def write(self, part: Part) -> None:
         """Straight to the connection: for what is in turn."""

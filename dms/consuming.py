@@ -1,0 +1,207 @@
+"""The consuming side of a connection: CONSUMEs that wait, deliveries that it holds, ACKs."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from dms import runs
+from dms.messages import Out
+from dms.pacing import Pacing
+from dms.queue import Queue, Wait
+from dms.wire import HEADER_BYTES, Refusal, Status, Type, malformed, refusal_for
+from shared.net.connection import Connection
+
+if TYPE_CHECKING:
+    from dms.broker import Broker
+
+_NOBODY = b"\xff\xff\xff"  # begins no payload that may be one
+
+
+class Consuming(Pacing):
+    """`held`: its deliveries by id. `waits`: its CONSUMEs that wait, all of `queue`; `waiting`: how many.
+
+    `queue_name`: the queue as it stands in a payload.
+    """
+
+    __slots__ = ("held", "queue", "queue_name", "waiting", "waits")
+
+    def __init__(self, connection: Connection, broker: "Broker") -> None:
+        super().__init__(connection, broker)
+        self.held: dict[int, Out] = {}
+        self.waits: deque[Wait] = deque()
+        self.waiting = 0
+        self.queue: Queue | None = None
+        self.queue_name = _NOBODY
+
+    # -- what requests ask
+
+    def consume(self, ids: Sequence[int]) -> None:
+        """CONSUMEs of `queue`."""
+        queue = self.queue
+        assert queue is not None
+        if queue.keeper is not None and queue.keeper.damaged is not None:
+            refusal = refusal_for(queue.keeper.damaged)
+            for message_id in ids:
+                self.refuse(message_id, refusal)
+            return
+        deadline = self.connection.now + self.broker.settings.consume_seconds
+        self.waiting += len(ids)
+        queue.wait(self, ids, deadline)
+        if self.waits:
+            if self.broker.draining:
+                self.expire_waits(math.inf)
+            else:
+                self._wake_by(self.waits[0].deadline)
+
+    def ack(self, ids: Sequence[int], packed: bytes | bytearray | None = None) -> None:
+        """ACKs without a name."""
+        pop = self.held.pop
+        outs = [pop(message_id, None) for message_id in ids]
+        queue = outs[0][0] if outs[0] is not None else None
+        if len(outs) > 1 and (None in outs or len({out[0] for out in outs if out is not None}) > 1):
+            for message_id, out in zip(ids, outs, strict=True):
+                self._ack(out[0] if out is not None else None, (message_id,), (out,), None)
+        else:
+            self._ack(queue, ids, outs, packed)
+
+    # -- what queues tell
+
+    def deliver(self, wait: Wait, queue: Queue, seq: int, bodies: Sequence[bytes]) -> None:
+        """Messages that nobody had before, in a row from `seq` on, for the first CONSUMEs that wait."""
+        count = len(bodies)
+        first = self.broker.take_ids(count)
+        if count == 1:
+            self.held[first] = queue, seq, bodies[0], 1
+        else:
+            outs = zip(repeat(queue), range(seq, seq + count), bodies, repeat(1), strict=False)
+            self.held.update(zip(range(first, first + count), outs, strict=True))
+        self.push(runs.deliveries(first, bodies))
+        self._served(wait, count)
+
+    def deliver_again(self, wait: Wait, out: Out) -> None:
+        """One that has come back."""
+        first = self.broker.take_ids(1)
+        self.held[first] = out
+        self.push(runs.deliveries(first, (out[2],)))
+        self._served(wait, 1)
+
+    def hold_again(self, ids: Sequence[int], outs: Sequence[Out]) -> None:
+        """ACKs were not made after all."""
+        if self.lost:
+            outs[0][0].put_back(outs, nacked=False)
+        else:
+            self.held.update(zip(ids, outs, strict=True))
+
+    def end_wait(self, wait: Wait, refusal: Refusal) -> None:
+        """Answer all that is left of a wait."""
+        left = wait.ids[wait.at :]
+        wait.at = len(wait.ids)
+        self.waiting -= len(left)
+        self.waits.remove(wait)
+        self.broker.counts.refused(refusal.status, len(left))
+        self.push(b"".join(map(refusal.frame, left)))
+        self._waits_over()
+
+    def expire_waits(self, now: float) -> None:
+        """Answer those CONSUMEs that have waited long enough."""
+        while self.waits and self.waits[0].deadline <= now:
+            wait = self.waits[0]
+            self.broker.counts.timeouts += wait.left
+            self.end_wait(wait, Refusal(Status.TIMEOUT, "no message in time"))
+
+    def expire_all(self) -> None:
+        """Nothing waits any more."""
+        self.expire_waits(math.inf)
+
+    def forget_waits(self) -> None:
+        """Nobody is to be told."""
+        for wait in self.waits:
+            wait.at = len(wait.ids)
+        self.waits.clear()
+        self.waiting = 0
+
+    def give_back(self) -> None:
+        """The connection is gone: what it held goes back."""
+        held, self.held = self.held, {}
+        by_queue: dict[Queue, list[Out]] = {}
+        for out in held.values():
+            by_queue.setdefault(out[0], []).append(out)
+        for queue, outs in by_queue.items():
+            queue.put_back(outs, nacked=False)
+
+    # -- what the session uses
+
+    def _may_want(self, count: int) -> bool:
+        """Whether so many CONSUMEs of `queue` are in order, and need no closer look."""
+        queue = self.queue
+        return (
+            queue is not None
+            and not queue.deleted
+            and self.waiting + count <= self.broker.settings.credits_max
+        )
+
+    def _by_turns(self, data: bytes, at: int, count: int, size: int) -> int:
+        """As many ACKs, each followed by a CONSUME."""
+        step = 2 * HEADER_BYTES + size
+        packed = runs.packed_ids(data, at, step, count)
+        self.ack(runs.ids(data, at, step, count), packed)
+        self.consume(runs.ids(data, at + HEADER_BYTES, step, count))
+        return at + count * step
+
+    def _both(self, acks: list[int], wants: list[int]) -> None:
+        """What was gathered. An ACK cannot be of what a CONSUME beside it will bring, so ACKs come first."""
+        if acks:
+            self.ack(acks)
+        if wants:
+            self.consume(wants)
+
+    def _ack(
+        self,
+        queue: Queue | None,
+        ids: Sequence[int],
+        outs: Sequence[Out | None],
+        packed: bytes | bytearray | None,
+    ) -> None:
+        """ACKs of one queue's messages, in order; or, without one, of what is not held."""
+        if queue is None or queue.deleted:
+            refusal = (
+                malformed("this connection holds no delivery of that id")
+                if queue is None
+                else Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted")
+            )
+            for message_id in ids:
+                self.refuse(message_id, refusal)
+            return
+        known: Sequence[Out] = outs  # type: ignore[assignment]
+        try:
+            ticket = queue.acked(self, ids, known)
+        except Refusal as refusal:
+            self.held.update(zip(ids, known, strict=True))
+            for message_id in ids:
+                self.refuse(message_id, refusal)
+            return
+        reply = runs.answers(Type.ACK_OK, packed) if packed else runs.answers_to(Type.ACK_OK, ids)
+        if ticket is None:
+            self.say(reply)
+        else:
+            self.owe(ticket, reply, len(ids))
+
+    def _served(self, wait: Wait, count: int) -> None:
+        wait.at += count
+        self.waiting -= count
+        self.broker.counts.delivered += count
+        if wait.at == len(wait.ids):
+            self.waits.popleft()
+            if not self.waits:
+                self._waits_over()
+
+    def refuse(self, message_id: int, refusal: Refusal) -> None:
+        """An answer that says no."""
+        self.broker.counts.refused(refusal.status)
+        self.say(refusal.frame(message_id))
+
+    def _waits_over(self) -> None:
+        """Nothing waits any more."""
+        raise NotImplementedError

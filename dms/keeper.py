@@ -1,0 +1,448 @@
+"""What makes a queue durable: its log of operations, one record for each change.
+
+Theory of operation. What changes a queue is appended to its log at once and counts when its ticket is done;
+a message is shown to consumers when the log's visible end has passed it. Messages that came are found again
+at `homes`, places in the log a few dozen KiB apart; what the queue does not keep in memory is read back from
+there in batches, in order, skipping what has gone. That a message was delivered, or came back, need not be
+durable by itself: such notes go along with the next record, or after a moment.
+
+A *snapshot* says where the row begins, and copies forward the few messages that are older (held, or come
+back). So opening a queue reads from its last snapshot on and no more, everything below it and below the row's
+begin is dropped, and no single old message pins the disk.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from dms import records, runs
+from dms.messages import Letter, Out
+from dms.queue import BODY_OVERHEAD_BYTES, Queue
+from dms.records import Kept, Kind, NotOurs, Reason, Run
+from dms.wire import Refusal, refusal_for
+from shared.errors import LogDeleted, StoreError, StoreReadOnly
+from shared.storage.store import Log, Ticket
+
+if TYPE_CHECKING:
+    from dms.consuming import Consuming
+
+logger = structlog.stdlib.get_logger("brokers.dms")
+
+HOME_BYTES = 64 << 10
+"""From one known place in the log to the next."""
+FETCH_BYTES = 256 << 10
+"""Read back at once."""
+HOT_LEAST_BYTES = 16 << 10
+"""Every queue may keep so much in memory, whatever the others do."""
+SNAPSHOT_BYTES = 8 << 20
+"""Written, or drained, since the last snapshot, for the next: so much is read at most to open a queue."""
+NOTES_MS = 100
+"""A note waits so long for something to go along with."""
+NOTES_MAX = 4096
+KEPT_BYTES = 1 << 20
+"""Of one KEPT record."""
+
+
+class _Coming:
+    """Messages that wait for the disk: the log's end behind them, and where they begin."""
+
+    __slots__ = ("bodies", "end", "first", "offset", "size")
+
+    def __init__(self, end: int, offset: int, first: int, bodies: Sequence[bytes], size: int) -> None:
+        self.end = end
+        self.offset = offset
+        self.first = first
+        self.bodies = bodies
+        self.size = size
+
+
+class _Going:
+    """Acknowledgements (or moves) that wait for the disk, and how to undo them."""
+
+    __slots__ = ("end", "undo")
+
+    def __init__(self, end: int, undo: Callable[[], None]) -> None:
+        self.end = end
+        self.undo = undo
+
+
+class Keeper:
+    """One queue's log. `detached`: the disk has failed, and the queue goes on in memory (best-effort)."""
+
+    def __init__(self, queue: Queue, log: Log) -> None:
+        self.queue = queue
+        self.broker = queue.broker
+        self.log = log
+        self.detached = False
+        self.damaged: StoreError | None = None
+        self.homes: deque[tuple[int, int]] = deque()
+        """(sequence, offset of its record): where messages of the row are found, from `head` on."""
+        self.cold_offset = log.end
+        """Where to read on for what is not in memory."""
+        self.snapshot_at = 0
+        """Where the last snapshot begins; replay starts there."""
+        self.snapshot_end = 0
+        self._kept_bytes = 0
+        self._coming: deque[_Coming] = deque()
+        self._going: deque[_Going] = deque()
+        self.overflow: list[tuple[Sequence[bytes], int]] = []
+        """What came since the disk has failed and has to wait until what is cold before it is read back."""
+        self._notes: list[tuple[Kind, Reason, list[Any]]] = []
+        self._notes_awaited = False
+        self._fetching = False
+        log.watchers.add(self._moved)
+        log.rolled_back = self._rolled_back
+
+    # -- what the queue does
+
+    def enqueue(self, bodies: Sequence[bytes], size: int) -> Ticket | None:
+        """Messages come; None: the disk has failed, and they live in memory. Raises Refusal."""
+        first = self.queue.tail
+        record, count = self._with_notes(self.coming(bodies, first))
+        appended = self.append(record, count)
+        if appended is None:
+            return None
+        offset, ticket = appended
+        self.came(bodies, size, offset)
+        return ticket
+
+    def coming(self, bodies: Sequence[bytes], first: int) -> bytes:
+        """The record that says so."""
+        if isinstance(bodies[0], Letter):
+            kind, body = Kind.LETTERS, records.letters(bodies)  # type: ignore[arg-type]
+        else:
+            kind, body = Kind.ENQUEUED, runs.records(bodies)
+        times = self.broker.times
+        return records.pack(kind, len(bodies), first, times.now_ms(), times.unix_ms(), body)
+
+    def came(self, bodies: Sequence[bytes], size: int, offset: int) -> None:
+        """They stand in the log from `offset` on, and wait to be seen."""
+        self._coming.append(_Coming(self.log.end, offset, self.queue.tail, bodies, size))
+
+    def ack(self, session: "Consuming", ids: Sequence[int], outs: Sequence[Out]) -> Ticket | None:
+        """Messages go. Raises Refusal."""
+        record, count = self._with_notes(self._runs(Kind.ACKED, [out[1] for out in outs]))
+        appended = self.append(record, count, reserved=True)
+        if appended is None:
+            return None
+
+        def undo() -> None:
+            self.queue.held_again(len(outs))
+            session.hold_again(ids, outs)
+
+        self._going.append(_Going(self.log.end, undo))
+        return appended[1]
+
+    def gone(self, those: Sequence[tuple[int, int]], reason: str | Reason) -> Ticket | None:
+        """Messages go, nobody has acknowledged them. Raises Refusal."""
+        why = records.REASONS[reason] if isinstance(reason, str) else reason
+        body = records.pack_runs(Run(*run) for run in those)
+        record, count = self._with_notes(self._pack(Kind.GONE, len(those), 0, body, why))
+        appended = self.append(record, count, reserved=True)
+        return appended[1] if appended else None
+
+    def gone_seqs(self, seqs: Sequence[int], reason: str | Reason) -> Ticket | None:
+        return self.gone(records.to_runs(seqs), reason)
+
+    def moving(self, seqs: Sequence[int], reason: str, target: str) -> tuple[bytes, int]:
+        """The records that say that messages move to another queue, for `Store.append_all`."""
+        those = records.to_runs(seqs)
+        body = records.pack_runs(those) + target.encode()
+        return self._with_notes(self._pack(Kind.MOVED, len(those), 0, body, records.REASONS[reason]))
+
+    def moved(self, undo: Callable[[], None]) -> None:
+        """They were appended; `undo` if that fails."""
+        self._going.append(_Going(self.log.end, undo))
+
+    def delivered(self, seq: int, count: int) -> None:
+        """Note it."""
+        entries = self._entries(Kind.DELIVERED, Reason.NONE)
+        if entries and sum(entries[-1]) == seq:
+            entries[-1] = Run(entries[-1].first, entries[-1].length + count)
+        else:
+            entries.append(Run(seq, count))
+
+    def returned(self, seqs: Sequence[int], *, nacked: bool) -> None:
+        """Note it."""
+        queue = self.queue
+        later = {seq: due for due, seq in queue.mortality.later} if queue.mortality is not None else {}
+        entries = self._entries(Kind.RETURNED, Reason.NACKED if nacked else Reason.LOST)
+        entries += [(seq, queue.back[seq][1], later.get(seq, 0)) for seq in seqs if seq in queue.back]
+
+    def flush_notes(self) -> None:
+        """Write what is noted by itself."""
+        self._notes_awaited = False
+        if self._notes and not self.detached:
+            try:
+                self.append(*self._with_notes(b"", 0), reserved=True)
+            except Refusal:
+                pass  # notes are not promised
+
+    def _entries(self, kind: Kind, reason: Reason) -> list[Any]:
+        """Where to note something of that kind."""
+        notes = self._notes
+        if not notes or notes[-1][:2] != (kind, reason) or len(notes[-1][2]) >= NOTES_MAX:
+            if len(notes) >= NOTES_MAX or self.detached:
+                notes.clear()
+            notes.append((kind, reason, []))
+            if not self._notes_awaited:
+                self._notes_awaited = True
+                self.broker.times.set(self.queue, self.broker.times.now_ms() + NOTES_MS)
+        return notes[-1][2]
+
+    def _with_notes(self, record: bytes, count: int = 1) -> tuple[bytes, int]:
+        """A record (or `count` of them) behind those of what was noted before it."""
+        notes = self._notes
+        if not notes:
+            return record, count
+        self._notes = []
+        parts = []
+        for kind, reason, entries in notes:
+            if entries:
+                pack = records.pack_runs if kind is Kind.DELIVERED else records.pack_returned
+                parts.append(self._pack(kind, len(entries), 0, pack(entries), reason))
+        return b"".join((*parts, record)), count + len(parts)
+
+    def _runs(self, kind: Kind, seqs: Sequence[int]) -> bytes:
+        those = records.to_runs(seqs)
+        return self._pack(kind, len(those), 0, records.pack_runs(those))
+
+    def _pack(self, kind: Kind, count: int, seq: int, body: bytes, reason: int = 0) -> bytes:
+        times = self.broker.times
+        return records.pack(kind, count, seq, times.now_ms(), times.unix_ms(), body, reason)
+
+    def append(self, data: bytes, count: int, *, reserved: bool = False) -> tuple[int, Ticket] | None:
+        """Append; None: the disk has failed and the queue is detached. Raises Refusal."""
+        try:
+            return self.log.append(data, count, reserved)
+        except StoreReadOnly as error:
+            if self.broker.best_effort:
+                self.detach(error)
+                return None
+            raise refusal_for(error) from None
+        except StoreError as error:
+            raise refusal_for(error) from None
+
+    def detach(self, error: StoreError) -> None:
+        """Go on in memory."""
+        self.detached = True
+        self._notes.clear()
+        self.broker.unkept(str(error))
+
+    # -- what the log tells
+
+    def _moved(self, log: Log) -> None:
+        """More of the log is durable, as far as its mode asks; or it was deleted."""
+        queue = self.queue
+        if log.deleted or queue.deleted:
+            return
+        visible = log.visible
+        while self._going and self._going[0].end <= visible:
+            self._going.popleft()
+        coming = self._coming
+        if coming and coming[0].end <= visible:
+            while coming and coming[0].end <= visible:
+                self._show(coming.popleft())
+            if queue.mortality is not None:
+                queue.mortality.shown()
+            if queue.waiting:
+                queue.give()
+        if self._snapshot_due():
+            self.snapshot()
+
+    def _show(self, come: _Coming) -> None:
+        queue = self.queue
+        hot_end = queue.head + len(queue.bodies)
+        if hot_end == queue.end:  # nothing is cold
+            if self.broker.hot_bytes < self.broker.settings.hot_bytes or queue.hot_bytes < HOT_LEAST_BYTES:
+                if queue.head == queue.end:
+                    self.homes.clear()
+                if not self.homes or come.offset - self.homes[-1][1] >= HOME_BYTES:
+                    self.homes.append((come.first, come.offset))
+                queue.show(come.bodies, come.size)
+                return
+            self.cold_offset = come.offset
+            if queue.head == queue.end:
+                self.homes.clear()
+            self.homes.append((come.first, come.offset))
+        queue.end = come.first + len(come.bodies)
+
+    def _rolled_back(self, log: Log) -> None:
+        """What was appended and is not visible was not written after all."""
+        keep = self.broker.best_effort and self.broker.disk_failed is not None
+        coming, self._coming = self._coming, deque()
+        going, self._going = self._going, deque()
+        if keep:
+            if not self.detached:
+                self.detach(self.broker.disk_failed or StoreReadOnly("the disk has failed"))
+            for come in coming:
+                self.queue.show(come.bodies, come.size)
+        else:
+            for come in reversed(coming):
+                self.queue.took_back(come.first, len(come.bodies))
+            for go in reversed(going):
+                go.undo()
+        self.snapshot_end = min(self.snapshot_end, log.end)
+        if self.queue.waiting:
+            self.queue.give()
+
+    # -- reading back
+
+    def fetch(self) -> None:
+        """Read more of the row into memory; the queue gives on when it is there."""
+        if self._fetching or self.damaged is not None or self.queue.deleted:
+            return
+        self._fetching = True
+        self.broker.counts.fetches += 1
+        inside = True
+
+        def done(data: bytes | StoreError) -> None:
+            self._fetching = False
+            if self.queue.deleted:
+                return
+            if isinstance(data, StoreError):
+                self._cannot_read(data)
+                return
+            try:
+                self._fetched(data)
+            except (NotOurs, ValueError, KeyError) as error:
+                self._cannot_read(StoreError(f"a record that cannot be read: {error}"))
+                return
+            while self.overflow and not self.queue.cold:
+                overflow, self.overflow = self.overflow, []
+                for bodies, size in overflow:
+                    self.queue.show(bodies, size)
+            if self.queue.mortality is not None:
+                self.queue.mortality.shown()
+            if not inside:
+                if self.queue.waiting:
+                    self.queue.give()
+            elif not self.queue.bodies and self.queue.cold and data:
+                again.append(True)
+
+        again = [True]
+        while again:  # what was read may all have gone already
+            again.clear()
+            self._fetching = True
+            self.log.read(self.cold_offset, FETCH_BYTES, done)
+        inside = False
+
+    def _fetched(self, data: bytes) -> None:
+        queue = self.queue
+        start = self.cold_offset
+        at = 0
+        for record in records.unpack(data):
+            hot_end = queue.head + len(queue.bodies)
+            if record.kind in (Kind.ENQUEUED, Kind.LETTERS) and record.seq + record.entries > hot_end:
+                bodies = records.messages_in(data, record)[max(hot_end - record.seq, 0) :]
+                if not queue.bodies:
+                    self.homes.clear()
+                if not self.homes or start + at - self.homes[-1][1] >= HOME_BYTES:
+                    self.homes.append((record.seq, start + at))
+                queue.bodies.extend(bodies)
+                queue.heat(sum(map(len, bodies)) + BODY_OVERHEAD_BYTES * len(bodies))
+            at = record.end
+        self.cold_offset = start + len(data)
+
+    def _cannot_read(self, error: StoreError) -> None:
+        if isinstance(error, LogDeleted):
+            return
+        self.damaged = error
+        logger.error("a queue's messages cannot be read", queue=self.queue.text, reason=str(error))
+        self.queue.end_waits(refusal_for(error))
+
+    # -- snapshots
+
+    @property
+    def home(self) -> int:
+        """Where the row is found: no message of it stands below. The log's end if it is empty."""
+        queue, homes = self.queue, self.homes
+        while len(homes) > 1 and homes[1][0] <= queue.head:
+            homes.popleft()
+        if queue.head < queue.end:
+            return homes[0][1] if homes else self.log.first
+        return self._coming[0].offset if self._coming else self.log.end
+
+    def _snapshot_due(self) -> bool:
+        if self.detached:
+            return False
+        least = max(SNAPSHOT_BYTES, 4 * self._kept_bytes)
+        return self.log.end - self.snapshot_end >= least or (
+            self.log.end - self.log.first >= least and self.home - self.log.first >= least
+        )
+
+    def snapshot(self) -> None:
+        """Write one, and drop what no longer counts."""
+        queue, broker = self.queue, self.broker
+        times = broker.times
+        now = times.now_ms()
+        row_home = self.home
+        parts, count = self._kept_parts(now)
+        self._kept_bytes = sum(map(len, parts))
+        later = queue.mortality
+        state = {
+            "head": queue.head,
+            "tail": queue.tail,
+            "home": row_home,
+            "expired": later.expired if later else 0,
+            "released": queue.released if later and queue.options.delay_ms else 0,
+            "lives": list(later.lives) if later else [],
+            "delays": list(later.delays) if later else [],
+        }
+        parts.append(self._pack(Kind.SNAPSHOT, 1, queue.head, json.dumps(state).encode()))
+        data, count = self._with_notes(b"".join(parts), count + 1)
+        offset = self.log.end
+        row = broker.row(queue, snapshot=offset)
+        try:
+            _, ticket = broker.store.append_all(
+                [(self.log, data, count), broker.table.put_record(queue.name, row)], reserved=True
+            )
+        except StoreError:
+            return  # it can wait
+        self.snapshot_end = self.log.end
+        if row_home == offset:  # the row is empty: it will begin behind the snapshot
+            row_home = self.log.end
+        floor = min(offset, row_home)
+        broker.counts.snapshots += 1
+
+        def done(ticket: Ticket) -> None:
+            if ticket.error is None:
+                self.snapshot_at = offset
+                self._drop_below(floor)
+
+        ticket.when_done(done)
+
+    def _kept_parts(self, now: int) -> tuple[list[bytes], int]:
+        """KEPT records of all that is older than the row."""
+        queue = self.queue
+        later = {seq: due for due, seq in queue.mortality.later} if queue.mortality else {}
+        kept = [Kept(seq, count, later.get(seq, 0), body) for seq, (body, count) in queue.back.items()]
+        for session in self.broker.sessions:
+            kept += [
+                Kept(seq, count, 0, body)
+                for owner, seq, body, count in session.held.values()
+                if owner is queue
+            ]
+        kept.sort()
+        parts: list[bytes] = []
+        some: list[Kept] = []
+        size = 0
+        for entry in kept:
+            some.append(entry)
+            size += len(entry.body)
+            if size >= KEPT_BYTES:
+                parts.append(self._pack(Kind.KEPT, len(some), 0, records.pack_kept(some)))
+                some, size = [], 0
+        if some:
+            parts.append(self._pack(Kind.KEPT, len(some), 0, records.pack_kept(some)))
+        return parts, len(parts)
+
+    def _drop_below(self, offset: int) -> None:
+        if offset > self.log.first and not self.log.deleted:
+            try:
+                self.log.drop_below(offset)
+            except StoreError:
+                pass  # the next snapshot does it

@@ -1,0 +1,219 @@
+"""Opening: every queue's state, from its last snapshot and what its log says since."""
+
+import json
+from typing import Any
+
+import trio
+
+from dms import records
+from dms.broker import MINE_KEY, Broker
+from dms.keeper import HOME_BYTES, Keeper
+from dms.mortality import heap_of
+from dms.queue import Queue
+from dms.records import Kind, NotOurs, Record, Run
+from dms.settings import DmsSettings
+from shared.errors import StoreError
+from shared.plug import Context
+from shared.storage.store import Log, Retention
+from shared.storage.table import Table
+
+NAMESPACE = "dms"
+TABLES = "dms-tables"
+"""Apart from the queues, whose names are the users'."""
+READ_BYTES = 1 << 20
+
+
+class Replay:
+    """What the records make of an empty queue; bodies are not read unless a snapshot kept them."""
+
+    def __init__(self) -> None:
+        self.head = self.tail = 1
+        self.age_ms = 0
+        self.out: dict[int, tuple[int, int]] = {}
+        """Delivered and not gone, by sequence: deliveries, due."""
+        self.bodies: dict[int, bytes] = {}
+        self.homes: list[tuple[int, int]] = []
+        self.state: dict[str, Any] = {}
+        self.came: list[tuple[int, int]] = []
+        """(age, sequence behind): when messages came, since the snapshot."""
+        self.imports: list[tuple[str, int]] = []
+
+    def apply(self, data: bytes, offset: int) -> None:
+        """Whole records, the first of which stands at `offset`. Raises NotOurs."""
+        at = 0
+        for record in records.unpack(data):
+            self.age_ms = max(self.age_ms, record.age_ms)
+            self._apply(data, record, offset + at)
+            at = record.end
+
+    def _apply(self, data: bytes, record: Record, offset: int) -> None:
+        match record.kind:
+            case Kind.ENQUEUED | Kind.LETTERS:
+                self.tail = record.seq + record.entries
+                if not self.homes or offset - self.homes[-1][1] >= HOME_BYTES:
+                    self.homes.append((record.seq, offset))
+                self.came.append((record.age_ms, self.tail))
+            case Kind.DELIVERED:
+                for run in records.runs_in(data, record):
+                    head = self.head
+                    self._passed(run)
+                    for seq in range(run.first, sum(run)):
+                        if seq >= head or seq in self.out:
+                            self.out[seq] = self.out.get(seq, (0, 0))[0] + 1, 0
+            case Kind.ACKED | Kind.GONE | Kind.MOVED:
+                for run in records.runs_in(data, record):
+                    self._gone(run)
+            case Kind.RETURNED:
+                for seq, deliveries, due in records.returned_in(data, record):
+                    if seq >= self.head or seq in self.out:
+                        self._passed(Run(seq, 1))
+                        self.out[seq] = deliveries, due
+            case Kind.KEPT:
+                for kept in records.kept_in(data, record):
+                    self.out[kept.seq] = kept.deliveries, kept.due
+                    self.bodies[kept.seq] = kept.body
+            case Kind.SNAPSHOT:
+                self.state = dict(records.object_in(data, record))
+                self.head, self.tail = self.state["head"], self.state["tail"]
+                self.homes = [(self.head, self.state["home"])]
+                self.came.clear()
+            case Kind.IMPORTED:
+                found = records.object_in(data, record)
+                self.imports.append((found["file"], found["crc32"]))
+            case _:
+                raise NotOurs(f"a record of kind {record.kind}")
+
+    def _passed(self, run: Run) -> None:
+        """The row begins behind `run` at least; what was before it was delivered."""
+        for seq in range(self.head, run.first):
+            self.out[seq] = 1, 0
+        self.head = max(self.head, sum(run))
+
+    def _gone(self, run: Run) -> None:
+        head = self.head
+        if run.first > head:
+            self._passed(Run(run.first, 0))
+        self.head = max(head, sum(run))
+        for seq in range(run.first, min(sum(run), max(head, run.first))):
+            self.out.pop(seq, None)
+            self.bodies.pop(seq, None)
+
+
+async def open_broker(context: Context, settings: DmsSettings) -> Broker:
+    """All queues of the data folder; or none, where everything is kept in memory. Raises StoreError."""
+    if not settings.persist:
+        return Broker(settings, context.log)
+    store = context.store
+    namespace = store.namespace(NAMESPACE, settings.durability, retention=Retention())
+    table = await Table.open(store.namespace(TABLES, settings.durability), "queues")
+    broker = Broker(settings, context.log, store=store, namespace=namespace, table=table)
+    mine = table.get(MINE_KEY)
+    if mine is not None:
+        broker.times.not_before(json.loads(mine)["age_ms"])
+    for name, log in tuple(namespace.logs.items()):
+        row = json.loads(table.get(name.encode()) or b"{}")
+        if row.get("log") != log.id:  # none, or of an earlier queue of that name
+            row = {}
+        log.watchers.clear()  # of a service that has crashed
+        queue = broker.adopt(name, row.get("options", {}))
+        try:
+            replay = await open_keeper(queue, log, row.get("snapshot", 0))
+        except (StoreError, NotOurs) as error:
+            context.log.error("a queue cannot be read; it is left alone", queue=name, reason=str(error))
+            broker.leave_alone(queue)
+            continue
+        broker.imported.update(replay.imports)
+    for key, _ in table.items():
+        if key != MINE_KEY and key.decode() not in namespace.logs and store.read_only is None:
+            table.delete(key)
+    return broker
+
+
+async def open_keeper(queue: Queue, log: Log, snapshot: int) -> Replay:
+    """Read the queue's log from its last snapshot on. Raises StoreError, NotOurs."""
+    replay = Replay()
+    offset = max(snapshot, log.first)
+    start = offset
+    while offset < log.visible:
+        data = await read(log, offset, READ_BYTES)
+        replay.apply(data, offset)
+        offset += len(data)
+    keeper = Keeper(queue, log)
+    keeper.snapshot_at = start
+    keeper.snapshot_end = start
+    queue.broker.times.not_before(replay.age_ms)
+    homes = [home for home in replay.homes if home[0] <= replay.head] or replay.homes[:1]
+    await _find_bodies(replay, log, replay.homes[0][1] if replay.homes else log.visible)
+    if homes:
+        keeper.homes.append(homes[-1])
+        keeper.cold_offset = homes[-1][1]
+    queue.keeper = keeper
+    queue.head = replay.head
+    queue.end = queue.tail = max(replay.tail, replay.head)
+    queue.depth = queue.end - queue.head + len(replay.out)
+    _restore_times(queue, replay)
+    return replay
+
+
+async def _find_bodies(replay: Replay, log: Log, offset: int) -> None:
+    """Those of what was delivered and is not gone, and which no snapshot has kept."""
+    missing = replay.out.keys() - replay.bodies.keys()
+    while missing and offset < log.visible:
+        data = await read(log, offset, READ_BYTES)
+        for record in records.unpack(data):
+            if record.kind in (Kind.ENQUEUED, Kind.LETTERS):
+                last = record.seq + record.entries
+                wanted = missing.intersection(range(record.seq, last))
+                if wanted:
+                    bodies = records.messages_in(data, record)
+                    for seq in wanted:
+                        replay.bodies[seq] = bodies[seq - record.seq]
+                    missing -= wanted
+        offset += len(data)
+    for seq in missing:  # a snapshot says that they are there, and the log does not
+        del replay.out[seq]
+
+
+def _restore_times(queue: Queue, replay: Replay) -> None:
+    """Give back what was out, each with the time it has left."""
+    mortality = queue.mortality
+    if mortality is not None:
+        state, options = replay.state, queue.options
+        mortality.expired = state.get("expired", 0)
+        mortality.lives.extend((due, upto) for due, upto in state.get("lives", ()))
+        mortality.delays.extend((due, upto) for due, upto in state.get("delays", ()))
+        if options.delay_ms:
+            queue.released = state.get("released", 1)
+        for age_ms, upto in replay.came:
+            if options.ttl_ms:
+                mortality.lives.append((age_ms + options.ttl_ms, upto))
+            if options.delay_ms:
+                mortality.delays.append((age_ms + options.delay_ms, upto))
+    later: list[tuple[int, int]] = []
+    for seq, (deliveries, due) in sorted(replay.out.items()):
+        queue.back[seq] = replay.bodies[seq], deliveries
+        if mortality is None:
+            queue.returned.append(seq)  # sorted: a heap already
+        elif due:
+            later.append((due, seq))
+        else:
+            mortality.returned(seq, deliveries, nacked=False)
+    if mortality is not None:
+        mortality.later = heap_of([*mortality.later, *later])
+        mortality.arm()
+
+
+async def read(log: Log, offset: int, bytes_max: int) -> bytes:
+    """Whole records. Raises StoreError."""
+    found: list[bytes | StoreError] = []
+    ready = trio.Event()
+
+    def done(result: bytes | StoreError) -> None:
+        found.append(result)
+        ready.set()
+
+    log.read(offset, bytes_max, done)
+    await ready.wait()
+    if isinstance(found[0], StoreError):
+        raise found[0]
+    return found[0]

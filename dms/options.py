@@ -1,0 +1,89 @@
+"""What one queue does differently: CREATE_QUEUE's JSON object, over what the settings say of its name."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Self
+
+import attrs
+
+from dms.settings import QueueSettings
+from dms.wire import Refusal, malformed, name_untrusted
+
+_KEYS = {field.name: field for field in attrs.fields(QueueSettings) if field.name != "durability"}
+
+
+@attrs.frozen
+class Options:
+    """A queue's options, all filled in; 0 and "": without. Times in milliseconds."""
+
+    depth: int
+    ttl_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str = ""
+    delay_ms: int = 0
+    retry_ms: int = 0
+    retry_max_ms: int = 0
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any], settings: QueueSettings) -> Self:
+        """What CREATE_QUEUE asked for, else what the settings say."""
+        found: dict[str, Any] = {}
+        for key in _KEYS:
+            value = asked.get(key, getattr(settings, key))
+            if value is not None:
+                found[key] = value
+        return cls(**found)
+
+    @property
+    def timed(self) -> bool:
+        """Whether time does anything to its messages by itself."""
+        return bool(self.ttl_ms or self.delay_ms)
+
+    def retry_delay_ms(self, deliveries: int) -> int:
+        """From a NACK of the so-manieth delivery until the next."""
+        if not self.retry_ms:
+            return 0
+        most = self.retry_max_ms or self.retry_ms
+        return int(min(self.retry_ms << min(deliveries - 1, 40), max(most, self.retry_ms)))
+
+
+def options_untrusted(text: bytes, name: str) -> dict[str, Any]:
+    """The object behind the name in CREATE_QUEUE, checked; empty where there is none. Raises Refusal."""
+    if not text:
+        return {}
+    try:
+        asked = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise malformed("what follows the name is a JSON object of options") from None
+    if not isinstance(asked, dict):
+        raise malformed("what follows the name is a JSON object of options")
+    return check_options(asked, name)
+
+
+def check_options(asked: dict[str, Any], name: str) -> dict[str, Any]:
+    """The options of the queue `name`, as they are. Raises Refusal, which names the wrong one."""
+    for key, value in asked.items():
+        if key not in _KEYS:
+            shown = key[:64].encode("unicode_escape").decode()
+            raise malformed(f"unknown option {shown}; there are {', '.join(_KEYS)}")
+        if key == "dead_letter":
+            _check_dead_letter(value, name)
+        elif type(value) is not int:
+            raise malformed(f"option {key} is a whole number")
+    try:
+        QueueSettings(**asked)
+    except (TypeError, ValueError) as error:
+        raise malformed(f"an option is out of range: {error.args[0]}") from None
+    return asked
+
+
+def _check_dead_letter(value: object, name: str) -> None:
+    if not isinstance(value, str):
+        raise malformed("option dead_letter is the name of a queue")
+    if value == name:
+        raise malformed("option dead_letter is another queue than the queue itself")
+    if value:
+        try:
+            name_untrusted(value.encode("utf-8", "surrogatepass"))
+        except Refusal as refusal:
+            raise malformed(f"option dead_letter: {refusal.text}") from None

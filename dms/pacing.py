@@ -1,0 +1,120 @@
+"""What a connection says, and when its input is held back.
+
+What is said while input is applied is gathered, and written once. Input is held back for as long as any of
+several reasons holds; when the last goes, what was read but not applied is taken up again.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from dms import runs
+from dms.wire import refusal_for
+from shared.errors import StoreError
+from shared.net.connection import Connection
+from shared.replies import Replies
+from shared.storage.store import Ticket
+
+if TYPE_CHECKING:
+    from dms.broker import Broker
+
+STOP_OWED = 1  # too many answers wait
+STOP_OUTBOX = 2  # the peer does not take its answers
+STOP_STORE = 4  # the disk is behind
+STOP_OTHERS = 8  # other connections have their turn
+
+
+class Pacing:
+    """What a session's pace hangs on; the session itself says in `_continue` how it goes on."""
+
+    __slots__ = ("_out", "_stops", "_wake", "broker", "connection", "lost", "replies")
+
+    def __init__(self, connection: Connection, broker: "Broker") -> None:
+        self.connection = connection
+        self.broker = broker
+        self.replies = Replies(connection, each_failed=self._failed, on_room=self._has_room)
+        self.lost = False
+        self._out: list[bytes] | None = None
+        self._stops = 0
+        self._wake = math.inf
+        connection.on_drained = self._drained
+
+    def say(self, reply: bytes) -> None:
+        """An answer, in its turn."""
+        if self._out is None or self.replies.owed:
+            self.replies.say(reply)
+        else:
+            self._out.append(reply)
+
+    def push(self, frames: bytes) -> None:
+        """Something that has no turn."""
+        if self._out is None:
+            self.connection.write(frames)
+        else:
+            self._out.append(frames)
+
+    def owe(self, ticket: "Ticket", reply: bytes, count: int = 1) -> None:
+        """Replies without payload, once `ticket` is done."""
+        if ticket.done and ticket.error is None:
+            self.say(reply)
+        else:
+            self.replies.owe(ticket, reply, count)
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        out, self._out = self._out, None
+        if out:
+            self.connection.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def go(self, reason: int) -> None:
+        """The reason to hold input back has gone."""
+        if self._stops & reason:
+            self._stops &= ~reason
+            if not self._stops and not self.lost and self._out is None:
+                self._continue()
+
+    def stop(self, reason: int) -> None:
+        """Hold input back until `go` is called with the same reason."""
+        self._stops |= reason
+
+    def _is_crowded(self) -> bool:
+        """Stop where answers pile up."""
+        outbox = self.connection.outbox
+        if outbox.size > outbox.bound:
+            self._stops |= STOP_OUTBOX
+        if self.replies.full:
+            self._stops |= STOP_OWED
+        broker = self.broker
+        if broker.congested and not self._stops & STOP_STORE:
+            self._stops |= STOP_STORE
+            broker.store.when_uncongested(self._uncongested)
+        return self._stops != 0
+
+    def _let_others(self) -> None:
+        self._stops |= STOP_OTHERS
+        self._wake_by(self.connection.now)
+
+    def _uncongested(self) -> None:
+        self.go(STOP_STORE)
+
+    def _has_room(self) -> None:
+        self.go(STOP_OWED)
+
+    def _drained(self) -> None:
+        self.go(STOP_OUTBOX)
+
+    def _wake_by(self, deadline: float) -> None:
+        if deadline < self._wake:
+            self._wake = deadline
+            self.connection.wake_at(deadline)
+
+    def _continue(self) -> None:
+        raise NotImplementedError
+
+    def _failed(self, error: StoreError, replies: bytes, count: int) -> bytes:
+        """The disk would not take what these replies confirm."""
+        if self.broker.best_effort and self.broker.disk_failed is not None:
+            self.broker.unkept(str(error), count)
+            return replies
+        refusal = refusal_for(error)
+        self.broker.counts.refused(refusal.status, count)
+        return b"".join(map(refusal.frame, runs.answered(replies)))

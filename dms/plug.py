@@ -1,0 +1,19 @@
+"""DMS as the host sees it."""
+
+from dms.settings import DmsSettings
+from shared.plug import Context, Plug, Service
+
+
+async def open_service(context: Context, settings: DmsSettings) -> Service:
+    from dms import listener  # the commands load this module too, and have no use for a store
+
+    return await listener.open_service(context, settings)
+
+
+plug = Plug(
+    name="dms",
+    summary="Work queues: each message goes to one consumer, and stays until it is acknowledged.",
+    settings=DmsSettings,
+    open=open_service,
+    verbs="dms.verbs:app",
+)

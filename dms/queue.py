@@ -1,0 +1,288 @@
+"""One queue: its messages in order, who waits for them, who holds them.
+
+Theory of operation. Every message has a *sequence*, counted up from 1 in order of arrival; it keeps it for
+life. Those never delivered stand in a row: sequences `head` to `tail`. From `end` on the disk has not
+confirmed them, and nobody may see them. `bodies` are those of the row's front that are in memory; what is
+behind is *cold*, and is read back from the log when its turn comes, so a deep queue costs nothing a message.
+What was delivered and came back is in `back` by its sequence, and those of it that may go out are in the heap
+`returned`: all are older than the row, so they go first, and so everything has its old place. What is held
+is known to the connection that holds it, and here only counted.
+
+Waiting CONSUMEs stand in `waiting` in the order of arrival. Either messages are ready, or somebody waits,
+never both: `give` sees to that. With a keeper (`dms.keeper`) every change is also a record in the queue's
+log.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from dms.messages import Out
+from dms.options import Options
+
+if TYPE_CHECKING:
+    from dms.broker import Broker
+    from dms.consuming import Consuming
+    from dms.keeper import Keeper
+    from dms.mortality import Mortality
+    from dms.wire import Refusal
+    from shared.storage.store import Ticket
+
+EVER = 1 << 62
+BODY_OVERHEAD_BYTES = 64
+"""A bytes object's header, its slot in the deque, the allocator's rounding."""
+
+
+class Wait:
+    """CONSUMEs of one connection that came together and wait: `ids` from `at` on."""
+
+    __slots__ = ("at", "deadline", "ids", "session")
+
+    def __init__(self, session: "Consuming", ids: Sequence[int], deadline: float) -> None:
+        self.session = session
+        self.ids = ids
+        self.at = 0
+        self.deadline = deadline
+
+    @property
+    def left(self) -> int:
+        return len(self.ids) - self.at
+
+
+class Queue:
+    """One queue, from its creation to its end."""
+
+    __slots__ = (
+        "back",
+        "bodies",
+        "broker",
+        "deadline",
+        "deleted",
+        "depth",
+        "end",
+        "head",
+        "heaped",
+        "held",
+        "hot_bytes",
+        "keeper",
+        "mortality",
+        "name",
+        "options",
+        "released",
+        "returned",
+        "tail",
+        "text",
+        "waiting",
+    )
+
+    def __init__(self, broker: "Broker", name: str, options: Options) -> None:
+        self.broker = broker
+        self.text = name
+        self.name = name.encode()
+        self.options = options
+        self.keeper: Keeper | None = None
+        self.mortality: Mortality | None = None
+        self.deleted = False
+        self.depth = 0
+        """All that is in it, held deliveries counted, also what the disk has not confirmed yet."""
+        self.held = 0
+        self.head = self.end = self.tail = 1
+        self.released = EVER
+        """Below this sequence nothing is delayed any more."""
+        self.bodies: deque[bytes] = deque()
+        self.hot_bytes = 0
+        self.back: dict[int, tuple[bytes, int]] = {}
+        """By sequence: body, and how often it was delivered."""
+        self.returned: list[int] = []
+        self.waiting: deque[Wait] = deque()
+        self.deadline = self.heaped = math.inf  # for the broker's Deadlines
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.text!r} {self.head}..{self.end}..{self.tail}, {len(self.back)} back>"
+
+    @property
+    def cold(self) -> bool:
+        """Whether some of the row is not in memory."""
+        return self.head + len(self.bodies) < self.end
+
+    @property
+    def room(self) -> int:
+        """How many messages may still come."""
+        return self.options.depth - self.depth
+
+    # -- messages come
+
+    def produce(self, bodies: Sequence[bytes], size: int) -> "Ticket | None":
+        """Add messages, as many as `room` at most; `size`: the bytes of all. None: done. Raises Refusal."""
+        count = len(bodies)
+        ticket = None
+        if self.keeper is not None and not self.keeper.detached:
+            ticket = self.keeper.enqueue(bodies, size)
+        self.broker.counts.produced += count
+        self.added(count)
+        if ticket is None:
+            self.show(bodies, size)
+            if self.waiting:
+                self.give()
+        return ticket
+
+    def added(self, count: int) -> None:
+        """So many have come."""
+        self.depth += count
+        self.tail += count
+        if self.mortality is not None:
+            self.mortality.came(self.tail)
+
+    def show(self, bodies: Sequence[bytes], size: int) -> None:
+        """The next of the row may be seen, and stay in memory."""
+        if self.keeper is not None and (self.cold or self.keeper.overflow):
+            self.keeper.overflow.append((bodies, size))
+            return
+        self.bodies.extend(bodies)
+        self.end += len(bodies)
+        self.heat(size + BODY_OVERHEAD_BYTES * len(bodies))
+
+    def took_back(self, first: int, count: int) -> None:
+        """The newest, from `first` on, have not come after all."""
+        self.tail = first
+        self.depth -= count
+        self.broker.counts.produced -= count
+        if self.mortality is not None:
+            self.mortality.took_back(first)
+
+    def heat(self, size: int) -> None:
+        self.hot_bytes += size
+        self.broker.hot_bytes += size
+
+    # -- messages go
+
+    def wait(self, session: "Consuming", ids: Sequence[int], deadline: float) -> None:
+        """CONSUMEs; they are served at once, or wait."""
+        waiting = self.waiting
+        while waiting and waiting[0].at == len(waiting[0].ids):  # they have ended
+            waiting.popleft()
+        wait = Wait(session, ids, deadline)
+        session.waits.append(wait)
+        waiting.append(wait)
+        if len(waiting) == 1:
+            self.give()
+
+    def give(self) -> None:
+        """Serve those who wait, in their order, as far as messages are ready."""
+        waiting, bodies = self.waiting, self.bodies
+        while waiting:
+            wait = waiting[0]
+            want = len(wait.ids) - wait.at
+            if not want:
+                waiting.popleft()
+                continue
+            if self.returned:
+                seq = heappop(self.returned)
+                body, deliveries = self.back.pop(seq)
+                self.held += 1
+                self.broker.counts.redelivered += 1
+                if self.keeper is not None:
+                    self.keeper.delivered(seq, 1)
+                wait.session.deliver_again(wait, (self, seq, body, deliveries + 1))
+                continue
+            ready = len(bodies)
+            if self.released < self.head + ready:
+                ready = self.released - self.head
+            if ready <= 0:
+                if self.keeper is not None and not bodies and self.cold and self.released > self.head:
+                    self.keeper.fetch()  # which may have brought some at once
+                    if bodies:
+                        continue
+                return
+            taken = self._take(min(ready, want))
+            wait.session.deliver(wait, self, self.head - len(taken), taken)
+
+    def _take(self, count: int) -> list[bytes]:
+        """The front of the row, now held by somebody."""
+        bodies = self.bodies
+        seq = self.head
+        if count >= len(bodies):
+            taken = list(bodies)
+            bodies.clear()
+            self.heat(-self.hot_bytes)
+        else:
+            self.heat(-(self.hot_bytes * count // len(bodies)))
+            taken = [bodies.popleft()] if count == 1 else [bodies.popleft() for _ in range(count)]
+        count = len(taken)
+        self.head = seq + count
+        self.held += count
+        if self.keeper is not None:
+            self.keeper.delivered(seq, count)
+        return taken
+
+    def acked(self, session: "Consuming", ids: Sequence[int], outs: Sequence[Out]) -> "Ticket | None":
+        """Messages of this queue have left it. None: done. Raises Refusal: they have not."""
+        ticket = None
+        if self.keeper is not None and not self.keeper.detached:
+            ticket = self.keeper.ack(session, ids, outs)
+        count = len(outs)
+        self.depth -= count
+        self.held -= count
+        self.broker.counts.acked += count
+        return ticket
+
+    def put_back(self, outs: Sequence[Out], *, nacked: bool) -> None:
+        """Messages come back to their old places; `nacked`: their consumer said so."""
+        if self.deleted:
+            return
+        self.held -= len(outs)
+        self.broker.counts.returned += len(outs)
+        for _, seq, body, deliveries in outs:
+            self.back[seq] = body, deliveries
+            if self.mortality is not None:
+                self.mortality.returned(seq, deliveries, nacked=nacked)
+            else:
+                heappush(self.returned, seq)
+        if self.keeper is not None:
+            self.keeper.returned([seq for _, seq, _, _ in outs], nacked=nacked)
+        if self.mortality is not None:
+            self.mortality.bury()
+        if self.waiting:
+            self.give()
+
+    def held_again(self, count: int) -> None:
+        """ACKs of so many were not made after all, and their connections hold the messages again."""
+        self.depth += count
+        self.held += count
+        self.broker.counts.acked -= count
+
+    def on_time(self, now_ms: int) -> None:
+        """It is time for something."""
+        if self.deleted:
+            return
+        if self.keeper is not None:
+            self.keeper.flush_notes()
+        if self.mortality is not None:
+            self.mortality.on_time(now_ms)
+
+    # -- the end of many
+
+    def take_ready(self) -> list[int]:
+        """Take out of memory all that nobody holds, and return the sequences of what was in `back`.
+
+        The row up to `end` goes too. What the disk has not confirmed yet stays.
+        """
+        seqs = sorted(self.back)
+        gone = len(seqs) + self.end - self.head
+        self.back.clear()
+        self.returned.clear()
+        self.bodies.clear()
+        self.heat(-self.hot_bytes)
+        self.head = self.end
+        self.depth -= gone
+        return seqs
+
+    def end_waits(self, refusal: "Refusal") -> None:
+        """Answer all who wait."""
+        waiting = self.waiting.copy()
+        self.waiting.clear()
+        for wait in waiting:
+            if wait.left:
+                wait.session.end_wait(wait, refusal)

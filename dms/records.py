@@ -1,0 +1,189 @@
+"""The records of a queue's log, byte for byte as STORAGE.md has them. No I/O, no state."""
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from dms import runs
+from dms.messages import Letter
+from shared.errors import BrokerError
+
+VERSION = 1
+HEAD = struct.Struct(">IBBHIQQQ")
+"""Record length; kind, version, reason, count, age (ms), time (Unix ms), sequence."""
+_LENGTH_BYTES = 4
+_RUN = struct.Struct(">QI")
+_RETURNED = struct.Struct(">QIQ")
+_KEPT = struct.Struct(">QIQII")
+
+
+class Kind(IntEnum):
+    """What a record says."""
+
+    ENQUEUED = 1
+    LETTERS = 2
+    DELIVERED = 3
+    ACKED = 4
+    RETURNED = 5
+    GONE = 6
+    MOVED = 7
+    KEPT = 8
+    SNAPSHOT = 9
+    IMPORTED = 10
+
+
+class Reason(IntEnum):
+    """Why messages came back, or went without having been acknowledged."""
+
+    NONE = 0
+    NACKED = 1
+    LOST = 2
+    TTL = 3
+    MAX_DELIVERIES = 4
+    PURGED = 5
+    REDRIVEN = 6
+    NOT_DONE = 7
+
+
+REASONS = {"ttl": Reason.TTL, "max_deliveries": Reason.MAX_DELIVERIES, "redriven": Reason.REDRIVEN}
+
+
+class Run(NamedTuple):
+    """Sequences `first` to `first + length`."""
+
+    first: int
+    length: int
+
+
+class Kept(NamedTuple):
+    """A message copied forward: not in the row any more, and not gone. `due`: an age, 0 for at once."""
+
+    seq: int
+    deliveries: int
+    due: int
+    body: bytes
+
+
+class Record(NamedTuple):
+    """One record's head; `body` is where the rest begins in the bytes that were read, `end` where it ends."""
+
+    kind: int
+    reason: int
+    entries: int
+    age_ms: int
+    time_ms: int
+    seq: int
+    body: int
+    end: int
+
+
+class NotOurs(BrokerError):
+    """A record that this version does not know."""
+
+
+def pack(
+    kind: Kind, count: int, seq: int, age_ms: int, time_ms: int, body: bytes = b"", reason: int = 0
+) -> bytes:
+    size = HEAD.size - _LENGTH_BYTES + len(body)
+    return HEAD.pack(size, kind, VERSION, reason, count, age_ms, time_ms, seq) + body
+
+
+def unpack(data: bytes) -> Iterator[Record]:
+    """The heads of whole records. Raises NotOurs."""
+    at, end = 0, len(data)
+    while at < end:
+        size = int.from_bytes(data[at : at + _LENGTH_BYTES], "big")
+        if size < HEAD.size - _LENGTH_BYTES:
+            raise NotOurs(f"a record of {size} bytes")
+        _, kind, version, reason, count, age_ms, time_ms, seq = HEAD.unpack_from(data, at)
+        if version != VERSION:
+            raise NotOurs(f"a record of version {version}")
+        after = at + _LENGTH_BYTES + size
+        yield Record(kind, reason, count, age_ms, time_ms, seq, at + HEAD.size, after)
+        at = after
+
+
+# -- bodies
+
+
+def letters(those: Iterable[Letter]) -> bytes:
+    """Of a LETTERS record: for each what is known of it as JSON, then its body, both behind their lengths."""
+    parts: list[bytes] = []
+    for letter in those:
+        parts += (json.dumps(letter.about).encode(), letter)
+    return runs.records(parts)
+
+
+def messages_in(data: bytes, record: Record) -> list[bytes]:
+    """The bodies of an ENQUEUED or LETTERS record."""
+    body = data[record.body : record.end]
+    if record.kind == Kind.ENQUEUED:
+        return runs.split(body, 0, record.entries)
+    parts = runs.split(body, 0, 2 * record.entries)
+    return [letter_of(about, text) for about, text in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def letter_of(about: bytes, body: bytes) -> Letter:
+    known = json.loads(about)
+    return Letter.of(body, known["origin"], known["reason"], known["deliveries"])
+
+
+def pack_runs(those: Iterable[Run]) -> bytes:
+    return b"".join(_RUN.pack(first, count) for first, count in those)
+
+
+def runs_in(data: bytes, record: Record) -> list[Run]:
+    """Of a DELIVERED, ACKED, GONE or MOVED record."""
+    end = record.body + _RUN.size * record.entries
+    return [Run(*run) for run in _RUN.iter_unpack(data[record.body : end])]
+
+
+def to_runs(seqs: Sequence[int]) -> list[Run]:
+    """Sequences, each once, as few runs as they make in the order given."""
+    first, count = seqs[0], len(seqs)
+    if count == 1 or (seqs[-1] - first == count - 1 and list(seqs) == list(range(first, first + count))):
+        return [Run(first, count)]
+    found: list[Run] = []
+    end = first
+    for seq in seqs:
+        if seq != end:
+            found.append(Run(first, end - first))
+            first = seq
+        end = seq + 1
+    found.append(Run(first, end - first))
+    return found
+
+
+def pack_returned(those: Iterable[tuple[int, int, int]]) -> bytes:
+    """Of a RETURNED record: sequence, deliveries, due."""
+    return b"".join(_RETURNED.pack(*entry) for entry in those)
+
+
+def returned_in(data: bytes, record: Record) -> Iterator[tuple[int, ...]]:
+    return _RETURNED.iter_unpack(data[record.body : record.end])
+
+
+def pack_kept(those: Iterable[Kept]) -> bytes:
+    parts: list[bytes] = []
+    for seq, deliveries, due, body in those:
+        about = json.dumps(body.about).encode() if isinstance(body, Letter) else b""
+        parts += (_KEPT.pack(seq, deliveries, due, len(about), len(body)), about, body)
+    return b"".join(parts)
+
+
+def kept_in(data: bytes, record: Record) -> Iterator[Kept]:
+    at = record.body
+    for _ in range(record.entries):
+        seq, deliveries, due, about, size = _KEPT.unpack_from(data, at)
+        at += _KEPT.size + about
+        body = data[at : at + size]
+        yield Kept(seq, deliveries, due, letter_of(data[at - about : at], body) if about else body)
+        at += size
+
+
+def object_in(data: bytes, record: Record) -> Mapping[str, Any]:
+    """Of a SNAPSHOT or IMPORTED record."""
+    found: Mapping[str, Any] = json.loads(data[record.body : record.end])
+    return found

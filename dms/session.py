@@ -1,0 +1,300 @@
+"""One DMS connection: frames to changes of queues, in order, as many as one read brings.
+
+Theory of operation. `receive` goes through all whole frames of what one read brought. Neighbours are taken
+together: PRODUCEs to one queue become one append, ACKs one change, CONSUMEs one wait; where a stretch is
+alike to the byte it is not even taken apart one by one (`dms.runs`). What is said meanwhile is gathered, and
+written once at the end. Answers that wait for the disk take their place in `Replies`, which keeps the order
+of the requests; deliveries, and the answers to CONSUMEs that have waited, are pushes and take none.
+
+Input is held back while too many answers wait, the peer does not take them, the disk is behind, or others
+are to have their turn. What was read but not applied stays in `_data`.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from dms import requests, runs
+from dms.consuming import Consuming
+from dms.pacing import STOP_OTHERS
+from dms.producing import Producing
+from dms.runs import WORDS, word
+from dms.states import TRANSITIONS, Event, State
+from dms.wire import (
+    HEADER_BYTES,
+    MAGIC,
+    PAYLOAD_BYTES_MAX,
+    VERSION,
+    Broken,
+    Refusal,
+    Status,
+    Type,
+    malformed,
+    pack,
+    unpack_header,
+)
+from shared.errors import LocalProtocolError
+from shared.net.connection import Connection
+
+if TYPE_CHECKING:
+    from dms.broker import Broker
+
+FRAMES_PER_ROUND = 1024
+"""Looked at one by one before others have their turn: some hundred microseconds."""
+
+_TOO_LARGE = Refusal(Status.PAYLOAD_TOO_LARGE, f"a payload is at most {PAYLOAD_BYTES_MAX} bytes")
+
+REQUESTS_PER_ROUND = 64
+"""The same for those that make work by themselves: listing, creating."""
+
+_ACK = word(Type.ACK)
+_CONSUME = word(Type.CONSUME)
+_PRODUCE = word(Type.PRODUCE)
+_VERSION = VERSION << 16
+_VERSION_BITS = 0x00FF0000
+_TYPE_BITS = 0xFF000000
+
+
+class Session(Consuming):
+    """The server's side of one connection."""
+
+    __slots__ = ("_data", "_due", "_eof", "_producing", "_skip", "_skip_id", "state")
+
+    def __init__(self, connection: Connection, broker: "Broker") -> None:
+        super().__init__(connection, broker)
+        self.state = State.NEW
+        self._producing = Producing(self)
+        self._data = b""
+        self._eof = False
+        self._skip = self._skip_id = 0
+        self._due = math.inf
+        limit = broker.settings.clients_max
+        if len(broker.sessions) >= limit:
+            broker.counts.clients_refused += 1
+            self.refuse(0, Refusal(Status.INTERNAL, f"there are clients_max = {limit} clients already"))
+            self.end(Event.TOO_MANY)
+        else:
+            broker.sessions.add(self)
+
+    # -- the driver's calls
+
+    def receive(self, data: bytes) -> None:
+        if self._data:
+            data = self._data + data
+            self._data = b""
+        if self._stops:
+            self._data = data
+            return
+        self._apply(data)
+
+    def receive_eof(self) -> None:
+        self._eof = True
+        if not self._stops and self.state not in (State.CLOSING, State.LEAVING):
+            self._step(Event.INPUT_ENDS)
+            self._data, self._due = b"", math.inf  # what is not whole is not executed
+            self._waits_over()
+
+    def on_deadline(self, now: float) -> None:
+        self._wake = math.inf
+        if self._stops & STOP_OTHERS:
+            self.go(STOP_OTHERS)
+        self.expire_waits(now)
+        if self._due <= now:
+            self.broker.counts.too_late += 1
+            self.refuse(0, malformed("a frame took too long to come; closing"))
+            self.end(Event.TOO_LATE)
+        if self.waits or self._due < math.inf:
+            self._wake_by(min(self._due, self.waits[0].deadline if self.waits else math.inf))
+
+    def connection_lost(self) -> None:
+        self.lost = True
+        self.replies.drop()
+        self.broker.sessions.discard(self)
+        self.forget_waits()
+        self.give_back()
+
+    def drain(self) -> None:
+        """The server stops: what was received is answered, waits end as if timed out, and that is all."""
+        if self._data and self._stops and self.state is not State.CLOSING:
+            data, self._data, self._stops = self._data, b"", 0
+            self._apply(data)
+        self.expire_waits(math.inf)
+        if self.state is not State.CLOSING:
+            goodbye = self.state is State.OPEN or self.state is State.SKIPPING
+            self._step(Event.DRAIN)
+            if goodbye:
+                self.say(pack(Type.DISCONNECT, 0))
+            self.replies.when_empty(self.connection.finish)
+
+    # -- what requests and queues use
+
+    def end(self, event: Event) -> None:
+        """Nothing more is taken from the peer; what it is owed is sent, then the connection ends."""
+        self._step(event)
+        self._data = b""
+        self.forget_waits()
+        self.flush()
+        self.replies.when_empty(self.connection.finish)
+
+    @property
+    def open_already(self) -> bool:
+        return self.state is not State.NEW
+
+    def open(self) -> None:
+        """The handshake was made."""
+        self._step(Event.HANDSHAKE)
+
+    # -- input
+
+    def _apply(self, data: bytes) -> None:
+        """Apply everything whole in `data`, as far as nothing stops it."""
+        self._out = []
+        at, skip = 0, self._skip
+        try:
+            at = self._frames(data)
+        except Broken as broken:
+            self.refuse(broken.message_id, broken)
+            self.end(Event.BROKEN)
+        finally:
+            self.flush()
+        if self.state is State.CLOSING:
+            return
+        if self._stops:
+            self._due = math.inf  # it is not the peer that is late
+            self._data = data[at:]
+            self.connection.pause_reading()
+        elif at < len(data) or self._skip:
+            self._data = data[at:]
+            if self._due == math.inf or (at and not (skip and skip - self._skip == len(data))):
+                self._due = self.connection.now + self.broker.settings.frame_seconds
+                self._wake_by(self._due)
+        else:
+            self._due = math.inf
+
+    def _frames(self, data: bytes) -> int:
+        """Go through the frames; returns the position behind the last that was applied."""
+        at, end = 0, len(data)
+        acks: list[int] = []
+        wants: list[int] = []
+        name, size = self.queue_name, len(self.queue_name)
+        whole = self.state is State.OPEN
+        slow = 0
+        for _ in range(FRAMES_PER_ROUND):
+            if end - at < HEADER_BYTES and not self._skip:
+                break
+            if whole:
+                magic, length, what, message_id = WORDS.unpack_from(data, at)
+                stop = at + HEADER_BYTES + length
+                if magic == MAGIC and length <= PAYLOAD_BYTES_MAX and stop <= end:
+                    if what == _ACK and not length:
+                        if not acks and (count := runs.by_turns(data, at, name)) and self._may_want(count):
+                            at = self._by_turns(data, at, count, size)
+                            continue
+                        acks.append(message_id)
+                        at = stop
+                        continue
+                    if (
+                        what == _CONSUME
+                        and length == size
+                        and data.startswith(name, at + HEADER_BYTES)
+                        and self._may_want(len(wants) + 1)
+                    ):
+                        wants.append(message_id)
+                        at = stop
+                        continue
+                    if what & _VERSION_BITS == _VERSION:
+                        if acks or wants:
+                            self._both(acks, wants)
+                            acks, wants = [], []
+                        if what & _TYPE_BITS == _PRODUCE & _TYPE_BITS:
+                            at = self._producing.frames(data, at, length)
+                        else:
+                            self._request(what >> 24, message_id, data[at + HEADER_BYTES : stop])
+                            at = stop
+                            name, size = self.queue_name, len(self.queue_name)
+                            whole = self.state is State.OPEN
+                            slow += 1
+                        if self._is_crowded():
+                            break
+                        if slow >= REQUESTS_PER_ROUND:
+                            self._let_others()
+                            break
+                        continue
+            if acks or wants:
+                self._both(acks, wants)
+                acks, wants = [], []
+            after = self._odd(data, at)
+            if after < 0 or self.state is State.CLOSING:
+                break
+            at = after
+            whole = self.state is State.OPEN
+        else:
+            self._let_others()
+        if acks or wants:
+            self._both(acks, wants)
+            self._is_crowded()
+        return at
+
+    def _request(self, type_: int, message_id: int, payload: bytes) -> None:
+        """One whole frame that is in order here."""
+        try:
+            requests.answer(self, type_, message_id, payload)
+        except Refusal as refusal:
+            self.refuse(message_id, refusal)
+
+    def _odd(self, data: bytes, at: int) -> int:
+        """A frame out of the ordinary; returns the position behind it, -1 if it is not all there yet."""
+        if self._skip:
+            skipped = min(self._skip, len(data) - at)
+            self._skip -= skipped
+            if self._skip:
+                return len(data)
+            self.refuse(self._skip_id, _TOO_LARGE)
+            self._step(Event.SKIPPED)
+            return at + skipped
+        header = unpack_header(data, at)
+        if header is None:
+            return -1
+        length, type_, version, _, message_id = header
+        if length > PAYLOAD_BYTES_MAX:
+            self._skip, self._skip_id = length, message_id
+            self._step(Event.TOO_LARGE)
+            return at + HEADER_BYTES
+        if version != VERSION:
+            refusal = Refusal(Status.VERSION_MISMATCH, f"this server speaks version {VERSION}, not {version}")
+            if type_ == Type.HANDSHAKE:
+                self.broker.counts.refused(refusal.status)
+                self.say(pack(Type.HANDSHAKE_NACK, message_id, refusal.text.encode(), refusal.status))
+            else:
+                self.refuse(message_id, refusal)
+            self.end(Event.BROKEN)
+            return at
+        if self.state is State.NEW and type_ != Type.HANDSHAKE:
+            self.refuse(message_id, malformed("the handshake comes first"))
+            self.end(Event.TOO_EARLY)
+            return at
+        stop = at + HEADER_BYTES + length
+        if stop > len(data):
+            return -1
+        self._request(type_, message_id, data[at + HEADER_BYTES : stop])
+        return stop
+
+    # -- how it goes on, and ends
+
+    def _continue(self) -> None:
+        data, self._data = self._data, b""
+        self._apply(data)
+        if not self._stops:
+            self.connection.resume_reading()
+            if self._eof:
+                self.receive_eof()
+
+    def _waits_over(self) -> None:
+        if self.state is State.LEAVING and not self.waits:
+            self._step(Event.NOTHING_WAITS)
+            self.replies.when_empty(self.connection.finish)
+
+    def _step(self, event: Event) -> None:
+        try:
+            self.state = TRANSITIONS[self.state][event]
+        except KeyError:
+            raise LocalProtocolError(f"{event.name} while {self.state.name}") from None

@@ -1,0 +1,84 @@
+"""What a DMS connection is doing, and what may happen then: the table behind the diagram in PROTOCOL.md.
+
+What the table leaves out: requests that answer at once change no state, CONSUMEs that wait hold up nothing
+(they only keep a connection in LEAVING), and input is held back without a state of its own while the peer or
+the disk is behind.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+
+class State(Enum):
+    NEW = "the handshake is expected"
+    OPEN = "requests are expected"
+    SKIPPING_NEW = "a payload that is too large is thrown away"
+    SKIPPING = "the same, after the handshake"
+    LEAVING = "nothing more comes; waiting CONSUMEs are still served"
+    CLOSING = "what is owed is sent, then the connection closes"
+
+
+class Event(Enum):
+    HANDSHAKE = "HANDSHAKE"
+    TOO_LARGE = "a payload of 4097 bytes to 1 MiB"
+    SKIPPED = "its last byte"
+    BROKEN = "bad magic, length, version"
+    TOO_EARLY = "a request before the handshake"
+    TOO_MANY = "one client too many"
+    DISCONNECT = "DISCONNECT"
+    INPUT_ENDS = "end of input"
+    DRAIN = "the server stops"
+    NOTHING_WAITS = "the last wait has ended"
+    TOO_LATE = "deadline"
+
+
+_ENDS = {
+    Event.BROKEN: State.CLOSING,
+    Event.INPUT_ENDS: State.LEAVING,
+    Event.DRAIN: State.CLOSING,
+    Event.TOO_LATE: State.CLOSING,
+}
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    State.NEW: {
+        Event.HANDSHAKE: State.OPEN,
+        Event.TOO_LARGE: State.SKIPPING_NEW,
+        Event.TOO_EARLY: State.CLOSING,
+        Event.TOO_MANY: State.CLOSING,
+        **_ENDS,
+    },
+    State.OPEN: {
+        Event.TOO_LARGE: State.SKIPPING,
+        Event.DISCONNECT: State.CLOSING,
+        **_ENDS,
+    },
+    State.SKIPPING_NEW: {
+        Event.SKIPPED: State.NEW,
+        Event.INPUT_ENDS: State.LEAVING,
+        Event.DRAIN: State.CLOSING,
+        Event.TOO_LATE: State.CLOSING,
+    },
+    State.SKIPPING: {
+        Event.SKIPPED: State.OPEN,
+        Event.INPUT_ENDS: State.LEAVING,
+        Event.DRAIN: State.CLOSING,
+        Event.TOO_LATE: State.CLOSING,
+    },
+    State.LEAVING: {
+        Event.NOTHING_WAITS: State.CLOSING,
+        Event.DRAIN: State.CLOSING,
+    },
+    State.CLOSING: {},
+}
+
+
+def diagram() -> Iterator[str]:
+    """The table as Mermaid's lines, for PROTOCOL.md."""
+    yield "stateDiagram-v2"
+    for state in State:
+        yield f"    {state.name} : {state.name}<br/>{state.value}"
+    yield f"    [*] --> {State.NEW.name}"
+    for state, moves in TRANSITIONS.items():
+        for event, after in moves.items():
+            yield f"    {state.name} --> {after.name} : {event.value}"
+    yield f"    {State.CLOSING.name} --> [*]"
