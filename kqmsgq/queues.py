@@ -1,22 +1,13 @@
-"""Queues are names, and what is sent to them goes at once to who is subscribed: the fan-out.
+"""Queues are names: who is subscribed to which, and the routes that follow from it.
 
-A producer's bytes are not taken apart. One pass over what a read brought finds only where messages end and
-whom each is for. A run of whole messages for the same consumers is one slice of that read, and at the end
-each consumer gets what is for it in one write, joined once for all who get the same. They receive the
-producer's own bytes.
+A *route* says where a queue's messages go. Each set of consumers has a `Bundle` that gathers what one read of
+a producer brought for it; so long as no consumer is in two sets, that keeps each producer's order at each
+consumer over all queues. As soon as one is, every consumer gets a bundle of its own and a message is put in
+several of them; the order stays.
 
-How the pass is made cheap:
-
-- The first bytes of a message, up to and with the upper half of its length, are looked up as they stand
-  (`_routes`). A hit says at once that they are well-formed and whom the message is for, so a message costs
-  one lookup and no parsing. A miss is read with care (`_look`) and, where it may come again, remembered.
-  Names above 255 bytes and messages from 64 KiB on always go that way.
-- Where several messages of one queue follow each other, those of the same size are found by comparing
-  columns of their headers (`_uniform`), with no step for each.
-
-Each set of consumers has a `Bundle` that gathers what is for it. So long as no consumer is in two sets, that
-keeps each producer's order at each consumer over all queues. As soon as one is, every consumer gets a bundle
-of its own and a message is put in several of them; the order stays.
+Routes are remembered by the first bytes of messages as they stand in the input, up to and with the upper half
+of the message's length: a hit says at once that they are well-formed and whom the message is for. They hold
+until any subscription changes.
 """
 
 from collections.abc import Iterable
@@ -25,7 +16,6 @@ from typing import TYPE_CHECKING
 from kqmsgq.counts import Counts
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import (
-    HEADER_BYTES,
     LENGTH_BYTES,
     MESSAGE,
     NAME_AT,
@@ -49,12 +39,6 @@ ROUTES_MAX = 8192
 """First bytes remembered, at most 262 each; when there are more, all are learnt anew."""
 LOOKED_UP_BYTES = 2
 """Of a message's length; a message that is looked up has less than 64 KiB, so these are zero."""
-FOLLOWING = 4
-"""Messages of one queue in a row before equal sizes are looked for."""
-LOOK_AGAIN = 64
-"""A power of two: so many messages later it is tried again."""
-FEW = 8
-"""Looked at first, so that a vain try is cheap."""
 
 
 class Consumer:
@@ -100,10 +84,12 @@ class Queues:
         self._log = log
         self._index: RoutingIndex[Consumer] = RoutingIndex(None)
         self._subscriptions: dict[Consumer, int] = {}
-        self._routes: dict[bytes, Route] = {}
+        self.routes: dict[bytes, Route] = {}
         self._by_set: dict[frozenset[Consumer], Route] = {}
         self._by_consumer: dict[Consumer, Bundle] = {}
         self._shared = False  # a consumer is in two sets
+        self.epoch = 0
+        """Rises whenever routes that were given out are not to be used any more."""
         self._counted: tuple[bytes | memoryview, int] = (b"", 0)
 
     # Subscriptions.
@@ -155,90 +141,6 @@ class Queues:
         found = self._index.statistics()
         return found.subscriptions, found.subscribers
 
-    # Messages.
-
-    def publish(self, data: bytes) -> int:
-        """Hand on the whole messages at the front of `data`; returns where they end.
-
-        Raises WireError at what is no message; those before it are handed on.
-        """
-        routes = self._routes
-        last = NOWHERE
-        touched: list[Bundle] = []
-        error: WireError | None = None
-        at = start = following = count = delivered = unrouted = 0
-        size = len(data)
-        latest = size - HEADER_BYTES  # where the last message may begin
-        while at <= latest:
-            fixed = at + data[at + 4] + NAME_AT + LOOKED_UP_BYTES
-            route = routes.get(data[at:fixed])
-            if route is None:
-                try:
-                    found = self._look(data, at)
-                except WireError as refused:
-                    error = refused
-                    break
-                if found is None:
-                    break
-                route, after = found
-            else:
-                if fixed + 2 > size:
-                    break
-                after = fixed + 2 + (data[fixed] << 8 | data[fixed + 1])
-            if after > size:
-                break
-            if route is not last:
-                if following:
-                    count += following
-                    if last is NOWHERE:
-                        unrouted += following
-                    else:
-                        delivered += following * last.fan
-                        piece = data[start:at]
-                        for bundle in last.bundles:
-                            if not bundle:
-                                touched.append(bundle)
-                            bundle.append(piece)
-                last = route
-                start = at
-                following = 1
-                at = after
-                continue
-            following += 1
-            if following & (LOOK_AGAIN - 1) == FOLLOWING:
-                same = _uniform(data, at, after - at, fixed + 2 - at)
-                following += same - 1
-                at += same * (after - at)
-            else:
-                at = after
-        else:
-            # What is left is shorter than any message; but it may be wrong already.
-            if at < size and data[at] != MESSAGE:
-                error = _no_message(data, at)
-        if following:
-            count += following
-            delivered += following * last.fan
-            if not last.fan:
-                unrouted += following
-            piece = data[start:at]
-            for bundle in last.bundles:
-                if not bundle:
-                    touched.append(bundle)
-                bundle.append(piece)
-        for bundle in touched:
-            joined = bundle[0] if len(bundle) == 1 else b"".join(bundle)
-            bundle.clear()
-            for consumer in bundle.consumers:
-                consumer.write(joined)
-        counts = self.counts
-        counts.messages_in += count
-        counts.bytes_in += at
-        counts.messages_delivered += delivered
-        counts.messages_unrouted += unrouted
-        if error is not None:
-            raise error
-        return at
-
     def dropped(self, consumer: Consumer, chunk: bytes | memoryview) -> None:
         """`chunk`, whole messages, was thrown away because `consumer` does not read."""
         last, messages = self._counted
@@ -253,10 +155,13 @@ class Queues:
         counts.messages_dropped += messages
         counts.bytes_dropped += len(chunk)
 
-    def _look(self, data: bytes, at: int) -> tuple[Route, int] | None:
-        """The route of the message at `at`, and where it ends; None where not even that is there."""
+    def look(self, data: bytes, at: int) -> tuple[Route, int, int] | None:
+        """The route of the message at `at`, where its body begins and where it ends.
+
+        None where not even that is there. Raises WireError.
+        """
         if data[at] != MESSAGE:
-            raise _no_message(data, at)
+            raise no_message(data, at)
         settings = self.settings
         after_name = name_end(data, at, settings.name_bytes_max)
         if after_name is None:
@@ -268,10 +173,10 @@ class Queues:
         route = self._route(self._index.match(name))
         begins = after_name + LENGTH_BYTES
         if len(name) < 256 and after - begins < 1 << 16 <= settings.message_bytes_max:
-            if len(self._routes) >= ROUTES_MAX:
-                self._routes.clear()
-            self._routes[data[at : after_name + LOOKED_UP_BYTES]] = route
-        return route, after
+            if len(self.routes) >= ROUTES_MAX:
+                self.routes.clear()
+            self.routes[data[at : after_name + LOOKED_UP_BYTES]] = route
+        return route, begins, after
 
     def _route(self, consumers: tuple[Consumer, ...]) -> Route:
         if not consumers:
@@ -298,33 +203,15 @@ class Queues:
 
     def _forget_routes(self) -> None:
         """Who gets what has changed."""
-        self._routes.clear()
+        self.epoch += 1
+        self.routes.clear()
         self._by_set.clear()
         self._by_consumer.clear()
         self._shared = False
 
 
-def _no_message(data: bytes, at: int) -> WireError:
+def no_message(data: bytes, at: int) -> WireError:
     event = data[at]
     if event in (SUBSCRIBE, UNSUBSCRIBE):
         return WireError(f"a producer sent the event {chr(event)}", fault=Fault.SIDE)
     return WireError(f"{printable(data[at : at + 1])} is no event", fault=Fault.EVENT)
-
-
-def _uniform(data: bytes, at: int, stride: int, header_bytes: int) -> int:
-    """How many whole messages from `at` on have the same header as the one there, and so its size `stride`.
-
-    The headers are compared a column at a time, each a slice with a step: all first bytes, all second ones.
-    """
-    most = (len(data) - at) // stride
-    for same in (min(most, FEW), most):
-        end = at + same * stride
-        for column in range(at + header_bytes - 1, at - 1, -1):  # lengths and ends of names differ first
-            byte = data[column : column + 1]
-            bytes_ = data[column:end:stride]
-            if bytes_ != byte * same:
-                same = same - len(bytes_.lstrip(byte))
-                end = at + same * stride
-        if same < FEW:
-            break
-    return same

@@ -6,6 +6,7 @@ connection.
 
 import math
 
+from kqmsgq.producing import Producing
 from kqmsgq.queues import Consumer, Queues
 from kqmsgq.states import TRANSITIONS, Event, State
 from kqmsgq.wire import (
@@ -38,6 +39,7 @@ class Session:
         "_consumer",
         "_large",
         "_large_bytes",
+        "_producing",
         "_queues",
         "_rest",
         "_waking",
@@ -47,6 +49,7 @@ class Session:
     def __init__(self, connection: Connection, queues: Queues) -> None:
         self._connection = connection
         self._queues = queues
+        self._producing = Producing(queues)
         self._consumer: Consumer | None = None
         self._rest = b""  # the beginning of an event
         self._large: bytearray | None = None  # that of a large message, whose end is at `_large_bytes`
@@ -62,7 +65,7 @@ class Session:
                 self._large += data[:missing]
                 if len(data) < missing:
                     return
-                self._queues.publish(bytes(self._large))
+                self._producing.publish(bytes(self._large))
                 self._large = None
                 self._begun = math.inf
                 data = data[missing:]
@@ -102,7 +105,7 @@ class Session:
     def _take(self, data: bytes) -> int:
         """Apply what is whole; returns where that ends. Raises WireError."""
         if self.state is State.PRODUCER:
-            return self._queues.publish(data)
+            return self._producing.publish(data)
         if self.state is State.CONSUMER:
             return self._subscribe(data, 0)
         role = data[:ROLE_BYTES]
@@ -113,7 +116,7 @@ class Session:
         if role == PRODUCE:
             self.state = TRANSITIONS[self.state][Event.PRODUCE]
             self._queues.counts.producers += 1
-            return ROLE_BYTES + self._queues.publish(data[ROLE_BYTES:])
+            return ROLE_BYTES + self._producing.publish(data[ROLE_BYTES:])
         self.state = TRANSITIONS[self.state][Event.CONSUME]
         self._become_consumer()
         return self._subscribe(data, ROLE_BYTES)

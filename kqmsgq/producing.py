@@ -1,0 +1,224 @@
+"""A producer's input: whole messages go on to consumers as they are, in slices of what was read.
+
+Nothing is taken apart or written anew. One pass over what a read brought finds only where messages end and
+whom each is for; a run of whole messages for the same consumers is one slice of that read. At the end each
+consumer gets what is for it in one write, joined once for all who get the same.
+
+The pass is cheap in two ways: where headers come round again whole rounds are swept over (`kqmsgq.runs`), and
+elsewhere a message costs one lookup of its first bytes (`Queues.routes`) and no parsing. What has not been
+seen before is read with care, by `Queues.look`.
+"""
+
+from collections.abc import Iterator
+
+from kqmsgq.counts import Counts
+from kqmsgq.queues import LOOKED_UP_BYTES, NOWHERE, Bundle, Queues, Route, no_message
+from kqmsgq.runs import Mark, Round, find
+from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT, WireError
+
+STRETCH_MESSAGES = 64
+"""Taken one by one before a round is looked for again."""
+WORTH_MESSAGES = 8
+"""A round that covers fewer is not worth its books."""
+ROUNDS_MAX = 128
+"""Remembered, by their first header; a read may begin at any message of one."""
+VAIN_MAX = 8
+"""After so many vain searches in a row the next is 2 ** VAIN_MAX stretches away."""
+
+
+class Producing:
+    """What one producer sends, on its way to consumers."""
+
+    __slots__ = ("_epoch", "_queues", "_rounds", "_vain", "_wait")
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._rounds: dict[bytes, _Plan] = {}
+        self._epoch = queues.epoch
+        self._vain = 0  # searches for a round in a row that found none
+        self._wait = 0  # stretches before the next
+
+    def publish(self, data: bytes) -> int:
+        """Hand on the whole messages at the front of `data`; returns where they end.
+
+        Raises WireError at what is no message; those before it are handed on.
+        """
+        queues = self._queues
+        routes = queues.routes
+        gathered = _Gathered(data)
+        last = NOWHERE  # the route of the newest messages: `run` of them, from `start` on
+        error: WireError | None = None
+        at = start = run = stretch = 0
+        size = len(data)
+        latest = size - HEADER_BYTES  # where the last message may begin
+        while at <= latest:
+            if not stretch:
+                stretch = STRETCH_MESSAGES
+                found = self._round(data, at)
+                if found is not None:
+                    plan, count = found
+                    if run:
+                        gathered.add(last, start, at, run)
+                        run = 0
+                    gathered.add_rounds(plan, at, count)
+                    at += count * plan.round.size
+                    stretch = 0
+                    continue
+            stretch -= 1
+            fixed = at + data[at + 4] + NAME_AT + LOOKED_UP_BYTES
+            route = routes.get(data[at:fixed])
+            if route is not None:
+                if fixed + 2 > size:
+                    break
+                after = fixed + 2 + (data[fixed] << 8 | data[fixed + 1])
+            else:
+                try:
+                    looked = queues.look(data, at)
+                except WireError as refused:
+                    error = refused
+                    break
+                if looked is None:
+                    break
+                route, _, after = looked
+            if after > size:
+                break
+            if route is not last:
+                if run:
+                    gathered.add(last, start, at, run)
+                last, start, run = route, at, 0
+            elif not run:
+                start = at
+            run += 1
+            at = after
+        else:
+            if at < size and data[at] != MESSAGE:  # too short for a message, but wrong already
+                error = no_message(data, at)
+        if run:
+            gathered.add(last, start, at, run)
+        gathered.deliver(queues.counts, at)
+        if error is not None:
+            raise error
+        return at
+
+    def _round(self, data: bytes, at: int) -> "tuple[_Plan, int] | None":
+        """A round that is worth while at `at`, and how often it is there."""
+        if self._epoch != self._queues.epoch:
+            self._epoch = self._queues.epoch
+            self._rounds.clear()
+            self._vain = self._wait = 0
+        body = at + data[at + 4] + HEADER_BYTES
+        header = data[at:body]
+        plan = self._rounds.get(header)
+        if plan is not None:
+            count = plan.round.count(data, at)
+            if count * plan.round.messages >= WORTH_MESSAGES:
+                return plan, count
+            if (count + 1) * plan.round.size > len(data) - at:
+                return None  # it goes on as far as there is anything
+            del self._rounds[header]
+        if self._wait:
+            self._wait -= 1
+            return None
+        size = body - at + int.from_bytes(data[body - LENGTH_BYTES : body], "big")
+        if size * WORTH_MESSAGES > len(data) - at:
+            return None
+        found = find(data, self._marks(data, at))
+        if found is not None and self._epoch == self._queues.epoch:
+            count = found.count(data, at)
+            if count * found.messages >= WORTH_MESSAGES:
+                self._vain = 0
+                if len(self._rounds) >= ROUNDS_MAX:
+                    self._rounds.clear()
+                plan = self._rounds[header] = _Plan(found)
+                return plan, count
+        self._vain = min(self._vain + 1, VAIN_MAX)
+        self._wait = 1 << self._vain
+        return None
+
+    def _marks(self, data: bytes, at: int) -> Iterator[Mark[Route]]:
+        """The messages from `at` on. What is wrong ends them; it is met again when its turn comes."""
+        while at <= len(data) - HEADER_BYTES:
+            try:
+                looked = self._queues.look(data, at)
+            except WireError:
+                return
+            if looked is None or looked[2] > len(data):
+                return
+            route, body, ends = looked
+            yield Mark(at, body, ends, route)
+            at = ends
+
+
+class _Plan:
+    """What to do with each round: for each bundle the places of what it gets, as (begin, end)."""
+
+    __slots__ = ("delivered", "parts", "round", "unrouted")
+
+    def __init__(self, found: Round[Route]) -> None:
+        self.round = found
+        self.delivered = self.unrouted = 0
+        places: dict[int, tuple[Bundle, list[tuple[int, int]]]] = {}
+        for route, begins, ends in found.spans:
+            self.delivered += route.fan
+            self.unrouted += not route.fan
+            for bundle in route.bundles:
+                _, spans = places.setdefault(id(bundle), (bundle, []))
+                if spans and spans[-1][1] == begins:
+                    spans[-1] = spans[-1][0], ends
+                else:
+                    spans.append((begins, ends))
+        self.parts = list(places.values())
+
+
+class _Gathered:
+    """What a pass found for each bundle."""
+
+    __slots__ = ("_data", "_delivered", "_messages", "_touched", "_unrouted")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._touched: list[Bundle] = []
+        self._messages = self._delivered = self._unrouted = 0
+
+    def add(self, route: Route, begins: int, ends: int, messages: int) -> None:
+        """A run of messages for one route."""
+        self._messages += messages
+        if not route.fan:
+            self._unrouted += messages
+            return
+        self._delivered += messages * route.fan
+        piece = self._data[begins:ends]
+        for bundle in route.bundles:
+            if not bundle:
+                self._touched.append(bundle)
+            bundle.append(piece)
+
+    def add_rounds(self, plan: _Plan, at: int, count: int) -> None:
+        """`count` rounds from `at` on."""
+        self._messages += count * plan.round.messages
+        self._delivered += count * plan.delivered
+        self._unrouted += count * plan.unrouted
+        data, size = self._data, plan.round.size
+        end = at + count * size
+        for bundle, spans in plan.parts:
+            if not bundle:
+                self._touched.append(bundle)
+            begins, ends = spans[0]
+            if ends - begins == size:
+                bundle.append(data[at:end])
+            elif len(spans) == 1:
+                bundle += [data[begin : begin + ends - begins] for begin in range(at + begins, end, size)]
+            else:
+                bundle += [data[base + b : base + e] for base in range(at, end, size) for b, e in spans]
+
+    def deliver(self, counts: Counts, taken_bytes: int) -> None:
+        """One write for each consumer."""
+        for bundle in self._touched:
+            joined = bundle[0] if len(bundle) == 1 else b"".join(bundle)
+            bundle.clear()
+            for consumer in bundle.consumers:
+                consumer.write(joined)
+        counts.messages_in += self._messages
+        counts.bytes_in += taken_bytes
+        counts.messages_delivered += self._delivered
+        counts.messages_unrouted += self._unrouted
