@@ -103,14 +103,12 @@ def reject(channel: Channel, method: commands.Basic.Reject, table: bytes) -> Non
 
 
 def recover(channel: Channel, method: commands.Basic.Recover, table: bytes) -> None:
-    _recover(channel, method.requeue)
     channel.reply(commands.Basic.RecoverOk())
-    channel.deal()
+    _recover(channel, method.requeue)
 
 
 def recover_async(channel: Channel, method: commands.Basic.RecoverAsync, table: bytes) -> None:
     _recover(channel, method.requeue)
-    channel.deal()
 
 
 def _recover(channel: Channel, requeue: bool) -> None:
@@ -130,6 +128,7 @@ def _recover(channel: Channel, requeue: bool) -> None:
     _give_back(channel, back, requeue=True)
     for consumer, messages in again.items():
         consumer.deliver(messages)
+    channel.deal()
 
 
 def _give_back(channel: Channel, deliveries: list[tuple[Queue, Message]], requeue: bool) -> None:

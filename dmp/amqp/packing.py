@@ -18,6 +18,7 @@ PUBLISH = b"\0\x3c\0\x28"
 ACK = b"\0\x3c\0\x50"
 _DELIVER = b"\0\x3c\0\x3c"
 _GET_OK = b"\0\x3c\0\x47"
+_DECLARE_OK = b"\0\x32\0\x0b"
 _RETURN = b"\0\x3c\0\x32"
 
 _HEADER_FRAME = struct.Struct(">BHIHHQ")
@@ -30,7 +31,7 @@ _U32 = struct.Struct(">I")
 tag_bytes = struct.Struct(">Q").pack
 ack_fields = struct.Struct(">QB").unpack_from
 
-_CHUNK_WORTH_KEEPING = 64
+_CHANNELS_KEPT = 64
 """Channels for which one head keeps its frames."""
 
 
@@ -82,6 +83,12 @@ def get_ok(channel: int, tag: int, redelivered: bool, head: Head, left: int) -> 
     return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
 
 
+def declare_ok(channel: int, queue: bytes, ready: int, takers: int) -> bytes:
+    """Queue.Declare-Ok, whole. By hand since pamqp knows fewer names than there are: it refuses `jobs*`."""
+    payload = b"".join((_DECLARE_OK, short(queue), _U32.pack(min(ready, 0xFFFFFFFF)), _U32.pack(takers)))
+    return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
+
+
 def return_frame(channel: int, code: Code, head: Head) -> bytes:
     """Basic.Return, whole."""
     text = code.name.encode()
@@ -103,7 +110,7 @@ def content_head(channel: int, head: Head, payload_max: int) -> bytes:
     frame = _HEADER_FRAME.pack(HEADER, channel, size, 60, 0, head.body_bytes) + properties
     if head.body_bytes:
         frame += FRAME_END + FRAME_HEAD.pack(BODY, channel, min(head.body_bytes, payload_max))
-    if head.body_bytes <= payload_max and len(head.frames) < _CHUNK_WORTH_KEEPING:
+    if head.body_bytes <= payload_max and len(head.frames) < _CHANNELS_KEPT:
         head.frames[channel] = frame
     return frame
 

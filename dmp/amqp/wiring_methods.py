@@ -3,6 +3,7 @@
 from pamqp import base, commands
 
 from dmp.amqp.channel import Channel
+from dmp.amqp.packing import declare_ok
 from dmp.arguments import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.queues import Queue
@@ -82,8 +83,8 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes
             queue, ticket = wiring.declare_queue(name, kind, session.owner)
     channel.last_queue = queue.name
     takers = len(queue.consumers) + (queue.feed is not None)
-    declared = commands.Queue.DeclareOk(queue.name.decode(), len(queue.ready), takers)
-    _answer(channel, method.nowait, declared, ticket)
+    if not method.nowait:
+        session.reply(declare_ok(channel.number, queue.name, len(queue.ready), takers), ticket)
 
 
 def queue_bind(channel: Channel, method: commands.Queue.Bind, table: bytes) -> None:

@@ -1,0 +1,167 @@
+"""A client's end of an AMQP connection, driven by hand, without a socket."""
+
+from typing import Any
+
+from pamqp import base, body, commands, frame, header, heartbeat
+
+from dmp.amqp.methods import METHODS, encode
+from dmp.door import AMQP_HEADER, Door
+from dmp.listener import DOORS
+from dmp.properties import NO_PROPERTIES
+from shared.checks import MemoryConnection
+from shared.errors import RemoteProtocolError
+from tests.dmp.world import World
+
+Frames = list[tuple[int, Any]]
+
+
+class Peer:
+    """One connection of a world; `send` is one read of the server."""
+
+    def __init__(self, world: World, **options: Any) -> None:
+        self.world = world
+        self.connection = MemoryConnection(now=world.clock.now, **options)
+        self.session = Door(self.connection, world.broker, DOORS)
+        self.garbage: str | None = None
+        self._unread = b""
+
+    def send(self, data: bytes) -> None:
+        self._unread += data
+        self.pump()
+
+    def pump(self) -> None:
+        """What a server that has paused does not read waits, as in a socket."""
+        moved = True
+        while moved:
+            moved = False
+            if self._unread and self.connection.reading and not self.connection._mute:
+                data, self._unread = self._unread, b""
+                try:
+                    self.session.receive(data)
+                except RemoteProtocolError as error:
+                    self.garbage = error.text
+                    self.connection.write(error.reply)
+                    self.connection.finish()
+                moved = True
+            if self.connection.deadline <= self.connection.now:
+                self.wake()
+                moved = True
+
+    def wake(self) -> None:
+        self.connection.wake_at(float("inf"))
+        self.session.on_deadline(self.connection.now)
+
+    def method(self, method: base.Frame, channel: int = 1) -> None:
+        self.send(encode(method, channel))
+
+    def publish(
+        self,
+        exchange: str,
+        key: str,
+        *bodies: bytes,
+        properties: bytes = NO_PROPERTIES,
+        channel: int = 1,
+        **options: bool,
+    ) -> None:
+        self.send(publish(exchange, key, *bodies, properties=properties, channel=channel, **options))
+
+    def frames(self) -> Frames:
+        """What the server has said since, decoded by pamqp."""
+        self.pump()
+        return decoded(self.connection.taken())
+
+    def names(self) -> list[str]:
+        return [value.name for _, value in self.frames()]
+
+    def ask(self, method: base.Frame, channel: int = 1) -> Any:
+        """The one answer to a method, once the disk has caught up."""
+        self.method(method, channel)
+        self.world.settle()
+        found = self.frames()
+        assert len(found) == 1, [value.name for _, value in found]
+        return found[0][1]
+
+    def ask_get(self, queue: str) -> bytes:
+        """The next message of a queue, by basic.get without acknowledgement."""
+        self.method(commands.Basic.Get(0, queue, True))
+        (found,) = bodies(self.frames())
+        return found
+
+    def login(self, *, capabilities: dict[str, Any] | None = None, frame_max: int = 0) -> "Peer":
+        """As far as an open channel 1."""
+        self.send(AMQP_HEADER)
+        self.method(start_ok(capabilities), 0)
+        self.method(commands.Connection.TuneOk(0, frame_max, 0), 0)
+        self.method(commands.Connection.Open("/"), 0)
+        self.method(commands.Channel.Open())
+        names = self.names()
+        assert names == [
+            "Connection.Start",
+            "Connection.Tune",
+            "Connection.OpenOk",
+            "Channel.OpenOk",
+        ]
+        return self
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, deadline by deadline."""
+        end = self.connection.now + seconds
+        while self.connection.deadline <= end:
+            self.connection.now = max(self.connection.now, self.connection.deadline)
+            self.world.clock.now = self.connection.now
+            self.wake()
+        self.connection.now = self.world.clock.now = end
+
+    def lose(self) -> None:
+        self.connection.closed = True
+        self.session.connection_lost()
+
+
+def start_ok(
+    capabilities: dict[str, Any] | None = None, response: str = "\0guest\0guest", mechanism: str = "PLAIN"
+) -> commands.Connection.StartOk:
+    return commands.Connection.StartOk({"capabilities": capabilities or {}}, mechanism, response, "en_US")
+
+
+def publish(
+    exchange: str,
+    key: str,
+    *bodies: bytes,
+    properties: bytes = NO_PROPERTIES,
+    channel: int = 1,
+    part: int = 1 << 30,
+    **options: bool,
+) -> bytes:
+    data = b""
+    for content in bodies:
+        data += encode(commands.Basic.Publish(0, exchange, key, **options), channel)
+        data += content_header(len(content), properties, channel)
+        for start in range(0, len(content), part):
+            data += frame.marshal(body.ContentBody(content[start : start + part]), channel)
+    return data
+
+
+def content_header(size: int, properties: bytes = NO_PROPERTIES, channel: int = 1) -> bytes:
+    payload = b"\0\x3c\0\0" + size.to_bytes(8, "big") + properties
+    return b"\x02" + channel.to_bytes(2, "big") + len(payload).to_bytes(4, "big") + payload + b"\xce"
+
+
+def decoded(data: bytes) -> Frames:
+    found: Frames = []
+    while data:
+        size = int.from_bytes(data[3:7], "big")
+        whole, data = data[: size + 8], data[size + 8 :]
+        assert whole[-1] == 0xCE, whole
+        if whole[0] == 1:
+            method = METHODS[int.from_bytes(whole[7:11], "big")]()
+            method.unmarshal(whole[11:-1])
+            found.append((int.from_bytes(whole[1:3], "big"), method))
+        else:
+            _, channel, value = frame.unmarshal(whole)
+            assert isinstance(value, header.ContentHeader | body.ContentBody | heartbeat.Heartbeat)
+            found.append((channel, value))
+    return found
+
+
+def bodies(frames: Frames) -> list[bytes]:
+    return [value.value for _, value in frames if isinstance(value, body.ContentBody)]
