@@ -123,7 +123,7 @@ class Connection:
     def pay(self) -> int:
         """The process's outboxes are above their bound and this is the largest: drop half, or close."""
         outbox = self.outbox
-        if outbox.policy is Policy.DROP and self._drop(outbox.size // 2):
+        if outbox.policy is Policy.DROP and self._drop(outbox.waiting_bytes // 2):
             return outbox.memory_bytes
         self.abort("outbox memory")
         return 0
@@ -145,7 +145,8 @@ class Connection:
     def _apply_policy(self) -> None:
         """The outbox is above its bound after what could be sent was sent."""
         outbox = self.outbox
-        if outbox.policy is Policy.DISCONNECT:
+        too_much = outbox.waiting_bytes > outbox.bound and outbox.waiting_chunks > 1
+        if too_much and outbox.policy is Policy.DISCONNECT:
             self.abort("slow consumer")
             return
         if outbox.policy is Policy.DROP:

@@ -107,6 +107,19 @@ class Outbox:
         return self.size
 
     @property
+    def waiting_bytes(self) -> int:
+        """What waits behind a first chunk that is being sent; all of it while none is."""
+        chunks = self.chunks
+        if not self.begun or not chunks:
+            return self.size
+        first = chunks[0]
+        return self.size - (first.length if isinstance(first, FileRange) else len(first))
+
+    @property
+    def waiting_chunks(self) -> int:
+        return len(self.chunks or ()) - self.begun
+
+    @property
     def memory_bytes(self) -> int:
         """About what the queue holds in memory; a file range holds none."""
         return self.size - self.file_bytes + CHUNK_OVERHEAD_BYTES * len(self.chunks or ())
@@ -182,13 +195,15 @@ class Outbox:
             count -= taken
 
     def drop_oldest(self, size: int) -> int:
-        """Drop oldest whole chunks not yet begun until `size` bytes are left; returns how many bytes went.
+        """Drop oldest whole chunks until `size` bytes wait; returns how many bytes went.
 
-        The newest chunk stays: one message always fits, however large.
+        The newest chunk stays: one message always fits, however large. What is being sent does not count:
+        while that is a large one, what comes behind it has the whole of the bound.
         """
         chunks = self.chunks
         if chunks is None:
             return 0
+        size += self.size - self.waiting_bytes
         begun = chunks.popleft() if self.begun and chunks else None
         before = self.size
         while self.size > size and len(chunks) > 1:

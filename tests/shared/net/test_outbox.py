@@ -72,7 +72,23 @@ def test_dropping_takes_the_oldest_that_have_not_begun_and_never_the_newest(
     assert rest.endswith(chunks[-1])
     whole = [chunk for chunk in (outbox.chunks or ()) if not isinstance(chunk, memoryview)]
     assert [*told, *whole] == chunks[len(chunks) - len(told) - len(whole) :]
-    assert outbox.size <= target or len(whole) == 1
+    assert outbox.waiting_bytes <= target or len(whole) == 1
+    assert outbox.waiting_chunks == len(whole)
+
+
+@pytest.mark.parametrize("policy", [Policy.DROP, Policy.DISCONNECT])
+def test_what_comes_behind_a_large_message_that_is_being_sent_has_the_whole_bound(policy: Policy) -> None:
+    connection = MemoryConnection(bound=100, policy=policy)
+    connection.write(b"L" * 1000)
+    connection.outbox.advance(1)
+    for _ in range(4):
+        connection.write(b"x" * 25)
+    assert (connection.aborted, connection.outbox.dropped_chunks) == (None, 0)
+    connection.write(b"last")
+    if policy is Policy.DROP:
+        assert connection.taken() == b"L" * 999 + b"x" * 75 + b"last"
+    else:
+        assert connection.aborted == "slow consumer"
 
 
 def test_a_file_range_is_read_in_parts_and_released_once(letters: int) -> None:
