@@ -1,0 +1,106 @@
+"""PROTOCOL.md says what the server does, and the golden bytes are what goes over the wire."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kqmsgq.settings import KqmsgqSettings
+from kqmsgq.states import TRANSITIONS, Event, State, diagram
+from kqmsgq.wire import Fault, message, subscribe, unsubscribe
+from tests.kqmsgq.world import World
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = (ROOT / "kqmsgq" / "PROTOCOL.md").read_text()
+GOLDEN = sorted((ROOT / "tests" / "golden" / "kqmsgq").glob("*.hex"))
+SESSION = DOCUMENT.partition("```session\n")[2].partition("```")[0].splitlines()
+
+
+def spelled(text: str) -> bytes:
+    """An event as the document writes it, in bytes."""
+    match = re.fullmatch(r"([*>/]) (\d+) ?(.*)", text)
+    if match is None:
+        return text.encode()
+    kind, length, rest = match[1], int(match[2]), match[3]
+    name = rest[:length].encode()
+    if kind != "*":
+        return (subscribe if kind == ">" else unsubscribe)(name)
+    size, _, body = rest[length:].lstrip().partition(" ")
+    assert len(body) == int(size)
+    return message(name, body.encode())
+
+
+def test_the_session_in_the_document_goes_as_it_says() -> None:
+    world = World()
+    peers = {"producer": world.connect(), "consumer": world.connect()}
+    delivered = 0
+    for line in SESSION:
+        who, said = line.split(": ", 1)
+        if who == "consumer gets":
+            assert peers["consumer"].taken() == spelled(said)
+            delivered += 1
+        else:
+            assert peers["consumer"].taken() == b"", f"the document leaves out what came before {line!r}"
+            peers[who].send(spelled(said))
+    assert peers["consumer"].taken() == b""
+    assert delivered == 4
+    assert world.counts.faults == {}
+
+
+def test_the_bytes_in_the_document_are_the_sessions() -> None:
+    shown = re.findall(r"^    ((?:[0-9a-f]{2} )+) +(\S.*)$", DOCUMENT, re.M)
+    assert [(bytes.fromhex(digits), text) for digits, text in shown] == [
+        (spelled(line.split(": ", 1)[1]), line.split(": ", 1)[1]) for line in SESSION[:2]
+    ]
+
+
+def golden(path: Path) -> Iterator[tuple[str, bytes]]:
+    for line in path.read_text().splitlines():
+        bare = line.partition("#")[0].strip()
+        if bare:
+            yield bare[0], bytes.fromhex(bare[1:])
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_golden_sessions_byte_for_byte(path: Path, one_by_one: bool) -> None:
+    world = World()
+    peers = {"P": world.connect(), "C": world.connect()}
+    got = b""
+    for who, data in golden(path):
+        if who == "D":
+            assert peers["C"].taken() == data
+            continue
+        got += peers["C"].taken()
+        peers[who].send(*([data[at : at + 1] for at in range(len(data))] if one_by_one else [data]))
+    assert got + peers["C"].taken() == b""
+
+
+def test_the_diagram_in_the_document_is_the_table() -> None:
+    drawn = DOCUMENT.partition("```mermaid\n")[2].partition("```")[0]
+    assert drawn.splitlines() == list(diagram())
+
+
+def test_every_state_is_in_the_table_can_be_reached_and_can_end() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert {after for moves in TRANSITIONS.values() for after in moves.values()} | {State.ROLE} == set(State)
+    assert {event for moves in TRANSITIONS.values() for event in moves} == set(Event)
+    for state, moves in TRANSITIONS.items():
+        assert (moves == {}) == (state is State.ENDING)
+        assert state is State.ENDING or moves[Event.INPUT_ENDS] is State.ENDING
+
+
+def test_every_fault_and_every_limit_is_in_the_document() -> None:
+    for fault in Fault:
+        assert f"| {fault} |" in DOCUMENT
+    settings = KqmsgqSettings()
+    for name, value, text in (
+        ("name_bytes_max", 4096, "4096"),
+        ("message_bytes_max", 16 << 20, "16 MiB"),
+        ("consumer_bytes_max", 8 << 20, "8 MiB"),
+        ("subscriptions_max", 10_000, "10,000"),
+        ("event_seconds", 30.0, "30 s"),
+    ):
+        assert getattr(settings, name) == value
+        assert f"| {text} | `{name}` |" in DOCUMENT
