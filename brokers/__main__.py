@@ -1,12 +1,33 @@
-"""`python -m brokers`, and the console script `brokers`."""
+"""`python -m brokers`, and the console script `brokers`: the process itself, before anything is imported."""
 
+import os
 import sys
-
-from brokers.cli import run
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    _claim_standard_descriptors()
+    try:
+        from brokers.cli import run
+
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while we were still importing
+        code = 130
+    sys.exit(code)
+
+
+def _claim_standard_descriptors() -> None:
+    """Fill closed standard descriptors: else a data file could become number 2, and hear our complaints."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115  # all three for as long as the process lives
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ class Host:
             # Whatever ended us: what was written is synced, and the lock released. Only the disk may keep us.
             with trio.CancelScope(shield=True):
                 await store.close()
-            self._log.info("stopped")
+            if self._ready:
+                self._log.info("stopped")
 
     async def _serve(
         self,
@@ -108,8 +109,11 @@ class Host:
         try:
             return await Store.open(folder, self._config.storage)
         except OSError as error:
-            where = error.filename or folder
-            raise Refusal(f"data folder {where}: {error.strerror}", ExitCode.DATA_FOLDER) from error
+            file = Path(error.filename) if isinstance(error.filename, str) else folder
+            # A file in it is named as seen from the folder.
+            where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
+            why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
+            raise Refusal(f"data folder {where}: {why}", ExitCode.DATA_FOLDER) from error
 
     def _control_socket(self, folder: Path) -> socket.socket:
         try:

@@ -186,7 +186,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return _cell(value.value)
     if isinstance(value, float):
-        return f"{value:.3f}".rstrip("0").rstrip(".")
+        return f"{value:.3g}" if abs(value) < 1 else f"{value:.3f}".rstrip("0").rstrip(".")
     if isinstance(value, Mapping):
         return " ".join(f"{name}={_cell(inner)}" for name, inner in value.items())
     if (row := _row(value)) is not None:

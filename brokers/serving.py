@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def serve(command: ServeCommand) -> int:
     """Serve until told to stop; the exit code. Raises BrokerError, in words for a user, where it cannot."""
-    _claim_standard_descriptors()
     working, broken = plugs.load_all()
     for error in broken.values():
         print(f"brokers: {error}", file=sys.stderr)
@@ -59,13 +58,15 @@ async def _serve(
     chosen: Sequence[Plug], config: Config, ready_file: Path | None, log: structlog.stdlib.BoundLogger
 ) -> None:
     host = Host(chosen, config, log)
-    # A nohup stays one: what the caller had ignored is not taken from it.
-    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    with trio.open_signal_receiver(*heard) as signals:
-        _hear_standard_input()
+    # A nohup stays one. The others count also where the caller ignores them, as a shell does with SIGINT for
+    # what a script starts in the background: whoever sends them to a server means it.
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    heard = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not nohup]
+    with trio.open_signal_receiver(*heard) as signals, _standard_input() as said_exit:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_obey, signals, host, log)
-            _forget(ready_file)  # of an earlier run: nobody may take it for ours
+            nursery.start_soon(_obey, signals, host, log, ready_file)
+            nursery.start_soon(_obey_input, said_exit, host, log)
+            _make_way(ready_file)
             try:
                 async with trio.open_nursery() as running:
                     _tell_ready(await running.start(host.run), config, ready_file)
@@ -74,16 +75,29 @@ async def _serve(
             nursery.cancel_scope.cancel()
 
 
-async def _obey(signals: AsyncIterator[int], host: Host, log: structlog.stdlib.BoundLogger) -> None:
+async def _obey(
+    signals: AsyncIterator[int], host: Host, log: structlog.stdlib.BoundLogger, ready_file: Path | None
+) -> None:
     async for number in signals:
         if host.stopping:
             if number == signal.SIGINT:
                 log.warning("stopped at once", signal="SIGINT")
+                _forget(ready_file)
                 os._exit(ExitCode.INTERRUPTED)
         else:
-            log.info("stopping", signal=signal.Signals(number).name)
-            _notify("STOPPING=1")
-            host.stop()
+            _stop(host, log, signal=signal.Signals(number).name)
+
+
+async def _obey_input(said_exit: socket.socket, host: Host, log: structlog.stdlib.BoundLogger) -> None:
+    # Nothing comes where the input has ended instead.
+    if await trio.socket.from_stdlib_socket(said_exit).recv(1) and not host.stopping:
+        _stop(host, log, input="exit")
+
+
+def _stop(host: Host, log: structlog.stdlib.BoundLogger, **why: str) -> None:
+    log.info("stopping", **why)
+    _notify("STOPPING=1")
+    host.stop()
 
 
 def _tell_ready(bound: Sequence[Bound], config: Config, ready_file: Path | None) -> None:
@@ -113,14 +127,31 @@ def _tell_ready(bound: Sequence[Bound], config: Config, ready_file: Path | None)
     _notify("READY=1")
 
 
+def _make_way(ready_file: Path | None) -> None:
+    """Remove an earlier run's: nobody may take it for ours. Raises Refusal where ours cannot be written."""
+    if ready_file is not None:
+        _forget(ready_file)
+        with _beside(ready_file) as near:
+            near.touch()
+
+
 def _write_whole(path: Path, value: Mapping[str, Any]) -> None:
     """Put JSON there in one step: whoever finds the file finds all of it. Raises Refusal."""
-    near = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _beside(path) as near:
         near.write_text(json.dumps(value) + "\n")
         near.replace(path)
-    except OSError as error:
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A temporary name beside that of the ready file; gone at the end. Raises Refusal for an OSError."""
+    near = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield near
         near.unlink(missing_ok=True)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            near.unlink(missing_ok=True)
         raise Refusal(f"--ready-file {path}: {error.strerror}", ExitCode.USAGE) from None
 
 
@@ -138,41 +169,36 @@ def _notify(state: str) -> None:
             sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
 
 
-def _hear_standard_input() -> None:
-    """Let the line `exit` stop us as SIGTERM does. The end of the input, or none at all, does not."""
-    if sys.stdin is None:
-        return
+@contextlib.contextmanager
+def _standard_input() -> Iterator[socket.socket]:
+    """A socket that gets a byte once the line `exit` was read from standard input; at its end, only EOF."""
     # Put in the background of a terminal, we must not be stopped for reading from it: reads fail instead.
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
-    threading.Thread(target=_read_standard_input, name="standard input", daemon=True).start()
-
-
-def _read_standard_input() -> None:
+    ours, readers = socket.socketpair()
+    ours.setblocking(False)
     # A plain thread and os.read: nothing can cancel a read from a terminal, and a thread that holds the lock
     # of sys.stdin would abort the interpreter at its end.
+    threading.Thread(target=_read_standard_input, args=(readers,), name="standard input", daemon=True).start()
+    with ours:
+        yield ours
+
+
+def _read_standard_input(told: socket.socket) -> None:
     line = b""
-    while True:
-        try:
-            data = os.read(0, 4096)
-        except OSError as error:
-            if error.errno != errno.EIO:
+    with told:
+        while True:
+            try:
+                data = os.read(0, 4096)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    return
+                time.sleep(1)  # in the background of our terminal: perhaps not for ever
+                continue
+            if not data:
                 return
-            time.sleep(1)  # in the background of our terminal: perhaps not for ever
-            continue
-        if not data:
-            return
-        *lines, line = (line + data).split(b"\n")
-        line = line[-4096:]
-        if any(each.strip() == b"exit" for each in lines):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _claim_standard_descriptors() -> None:
-    """Fill closed standard descriptors: else a data file could become number 2, and hear our complaints."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # for as long as the process lives
+            *lines, line = (line + data).split(b"\n")
+            line = line[-4096:]
+            if any(each.strip() == b"exit" for each in lines):
+                with contextlib.suppress(OSError):  # we are ending already
+                    told.send(b"x")
+                return

@@ -94,8 +94,8 @@ def dump(
 ) -> Iterator[Any]:
     """Print a log's records.
 
-    Each with its offset, a time it is no later than, and its payload. Exit code 1: a
-    part of the log is damaged (it is told where, and the rest follows).
+    Each with its offset, a time it is no later than, and its payload. Exit code 1:
+    a part of the log is damaged (it is told where, and the rest follows).
     """
     from shared.storage.tools.logs import DamagedRow, log_dump
 

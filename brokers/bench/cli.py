@@ -8,7 +8,19 @@ app = App(
     help_epilogue="Examples:\n\n    brokers bench net\n    brokers bench net --json",
     help_format="plaintext",
 )
-app.command("brokers.bench.net:bench", name="net", help="The two drivers, without a protocol or a disk.")
-app.command("brokers.bench.logmq:bench", name="logmq", help="LogMQ, beside this disk and redis.")
-app.command("brokers.bench.dms:bench", name="dms", help="DMS, beside beanstalkd and redis.")
-app.command("brokers.bench.routing:bench", name="routing", help="The routing index, one thread.")
+
+
+def _add(name: str, help_: str, *examples: str) -> None:
+    lines = "".join(f"\n    brokers bench {name}{words}" for words in ("", *examples))
+    app.command(f"brokers.bench.{name}:bench", name=name, help=help_, help_epilogue=f"Examples:\n{lines}")
+
+
+_add("net", "The two drivers, without a protocol or a disk.", " --clients 200 --json", " --idle 10000")
+_add(
+    "logmq",
+    "LogMQ, beside this disk and redis.",
+    " --modes produce --size 1000 --json",
+    " --data-dir /srv/brokers",
+)
+_add("dms", "DMS, beside beanstalkd and redis.", " --json")
+_add("routing", "The routing index, one thread.", " --subscriptions 100000 --json")

@@ -15,9 +15,10 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import attrs
+from cyclopts import Parameter
 
 from brokers.operating import Json
 from shared.routing.index import RoutingIndex
@@ -47,7 +48,11 @@ class Row:
 
 
 def bench(
-    *, subscriptions: int = 1_000_000, subscribers: int = 10_000, names: int = 40_000, json: Json = False
+    *,
+    subscriptions: Annotated[int, Parameter(help="Patterns in the index.")] = 1_000_000,
+    subscribers: Annotated[int, Parameter(help="Parties that hold them.")] = 10_000,
+    names: Annotated[int, Parameter(help="Names that are asked for.")] = 40_000,
+    json: Json = False,
 ) -> list[Row]:
     """Subscribe, match and drop on one index of many subscriptions.
 

@@ -158,12 +158,10 @@ def test_every_verb_has_help_with_examples(capsys: Said) -> None:
         pages.append([name])
         pages += [[name, below] for below in own[name] if not below.startswith("-")]
     for page in pages:
-        if page[:1] == ["bench"] and page[1:]:
-            continue  # their own modules' business
         assert run([*page, "--help"]) == 0
         text = capsys.readouterr().out
         assert "Usage: brokers" in text
-        assert "Examples:" in text, page
+        assert " ".join(["brokers", *page]) in text.partition("Examples:")[2], page
         assert all(len(line) <= 80 for line in text.splitlines()), page
 
 
@@ -248,3 +246,25 @@ def test_a_reader_that_leaves_early_gets_no_complaint() -> None:
         said = process.stderr.read()
         assert process.wait(30) == 128 + 13
     assert said == b""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_verb_needs_no_standard_descriptors(tmp_path: Path, closed: str) -> None:
+    verb = f"exec {sys.executable} -m brokers logmq produce orders hello --port 1 {closed}"
+    done = subprocess.run(["/bin/sh", "-c", verb], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.returncode == ExitCode.UNAVAILABLE
+
+
+def test_an_interrupt_before_anything_is_imported_is_no_traceback() -> None:
+    script = (
+        "import signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'brokers.operating': signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from brokers.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.INTERRUPTED, "", "")

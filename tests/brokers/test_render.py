@@ -57,6 +57,11 @@ def test_one_object_is_a_field_a_line() -> None:
     assert json.loads(shown(Topic("orders", 5), as_json=True)) == {"name": "orders", "end": 5}
 
 
+def test_a_small_number_does_not_read_as_none_at_all() -> None:
+    assert shown({"seconds": 0.00027017699994758004}) == "seconds  0.00027\n"
+    assert shown({"seconds": 12.5}) == "seconds  12.5\n"
+
+
 def test_no_rows_show_nothing() -> None:
     assert shown([]) == shown(None) == shown([], stream=Terminal()) == ""
 

@@ -179,6 +179,7 @@ def test_the_line_exit_drains_and_ends_with_0_and_systemd_is_told(
     server.process.stdin.write(b"status\nexit\n")
     server.process.stdin.flush()
     assert server.wait() == 0
+    assert "stopping  input=exit" in server.said
     assert told.recv(100) == b"STOPPING=1"
     told.close()
 
@@ -199,6 +200,26 @@ def test_it_needs_no_terminal_and_not_even_standard_descriptors(tmp_path: Path) 
     finally:
         process.kill()
         process.wait()
+
+
+def test_it_can_be_stopped_whatever_its_caller_ignores(new_server: NewServer) -> None:
+    # A shell lets what a script starts in the background ignore SIGINT.
+    ignoring = (
+        "import os, signal, sys\n"
+        "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    prefix = [sys.executable, "-c", ignoring]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        server = new_server(prefix=prefix).start()
+        server.signal(number)
+        assert server.wait() == 0
+    server = new_server(prefix=prefix, stdin=subprocess.PIPE).start()
+    assert server.process is not None
+    assert server.process.stdin is not None
+    server.process.stdin.write(b"exit\n")
+    server.process.stdin.flush()
+    assert server.wait() == 0
 
 
 @pytest.fixture
@@ -240,6 +261,7 @@ def test_a_second_sigint_ends_it_at_once(new_server: NewServer) -> None:
         until(lambda: "stopping" in server.said)
         server.signal(signal.SIGINT)
         assert server.wait() == ExitCode.INTERRUPTED
+    assert not server.ready_file.exists()
 
 
 def _one_who_reads_nothing(server: Server) -> socket.socket:
