@@ -30,7 +30,8 @@ PREDECLARED: Mapping[bytes, str] = {
     b"amq.match": "headers",
 }
 TOPIC_WORDS = Wildcards(separator=b".", any_levels=b"#", one_level=b"*")
-_CACHE_BYTES = 1 << 20
+_CACHE_BYTES = 128 << 10
+"""Of routes found, for each exchange; a connection remembers those of its own messages besides."""
 
 Destination: TypeAlias = "Queue | Exchange"
 

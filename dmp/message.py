@@ -29,6 +29,7 @@ class Head:
     __slots__ = (
         "_headers",
         "body_bytes",
+        "cost_bytes",
         "envelope",
         "exchange",
         "frames",
@@ -56,6 +57,8 @@ class Head:
         self.properties = properties
         self.body_bytes = body_bytes
         self.noted = noted
+        self.cost_bytes = body_bytes + MESSAGE_BYTES + 2 * len(properties) + len(key)
+        """What a message takes in memory: all that may be its own, its properties also as a frame."""
         self.persistent = noted.persistent
         self.ttl_ms = noted.ttl_ms
         self.frames: dict[int, bytes] = {}

@@ -20,7 +20,7 @@ from heapq import merge
 
 from dmp.arguments import QueueKind, QueueLimits
 from dmp.exchanges import Binding
-from dmp.message import MESSAGE_BYTES, Head, Message
+from dmp.message import Head, Message
 from dmp.owners import Owner
 from dmp.queue_log import QueueLog
 from dmp.takers import Home, Taker
@@ -162,8 +162,7 @@ class Queue:
         self._make_ready(messages)
 
     def _hold(self, messages: list[Message], ticket: Ticket | None) -> None:
-        head = messages[0].head
-        self._home.memory.take((head.body_bytes + MESSAGE_BYTES) * len(messages))
+        self._home.memory.take(messages[0].head.cost_bytes * len(messages))
         unsynced = self._unsynced
         if unsynced or ticket is not None:
             if unsynced and unsynced[-1][0] is ticket:
@@ -248,6 +247,8 @@ class Queue:
                 count, room_bytes = taker.room()
                 if count > 0:
                     able.append((taker, [], count, room_bytes))
+                    if len(able) == len(ready):
+                        break  # one each
             if not able:
                 break
             self._deal_round(able)
@@ -286,7 +287,7 @@ class Queue:
                     given += 1
                 if not ready or min(rooms) < 0:
                     break
-            self._start += given % len(able)
+        self._start += given
         for taker, messages, _, _ in able:
             if messages:
                 self._hand_over(taker, messages)
@@ -481,7 +482,7 @@ class Queue:
 
 
 def _cost(message: Message) -> int:
-    return message.head.body_bytes + MESSAGE_BYTES
+    return message.head.cost_bytes
 
 
 def _number(message: Message) -> int:

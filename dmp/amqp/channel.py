@@ -187,7 +187,7 @@ class Channel:
 
     def release(self) -> None:
         """Give everything back: messages first, so that a queue that others read has them, then consumers."""
-        if self.content is not None and self.state is ChannelState.BODY and self.content.head is not None:
+        if self.content is not None and self.content.head is not None:
             self.session.unfinished(-self.content.head.body_bytes)
         self.content = None
         consumers = list(self.consumers.values())

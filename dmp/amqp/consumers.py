@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dmp.amqp.methods import FRAME_END
-from dmp.amqp.packing import deliver_before, deliver_between, split, tag_bytes
+from dmp.amqp.packing import KEPT_BYTES_MAX, deliver_before, deliver_between, split, tag_bytes
 from dmp.message import Head, Message
 from dmp.queues import Queue
 
@@ -105,10 +105,10 @@ class Consumer:
             if len(self._heads) >= _HEADS_MAX:
                 self._heads.clear()
             number, payload_max = self.channel.number, self.channel.payload_max
-            found = self._heads[head] = (
-                deliver_before(number, self.tag, head),
-                deliver_between(number, head, False, payload_max),
-            )
+            between = deliver_between(number, head, False, payload_max)
+            found = deliver_before(number, self.tag, head), between
+            if len(between) <= KEPT_BYTES_MAX:
+                self._heads[head] = found
         self._head = head
         self._before, self._between = found
         self._end_before = FRAME_END + self._before

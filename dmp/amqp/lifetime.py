@@ -246,7 +246,8 @@ class Lifetime(Pacing):
             self.due(Due.BEAT, now + self._heartbeat_seconds / 2)
         elif what is Due.SILENCE:
             silence = self._heartbeat_seconds * 2
-            if self.stopped:  # we do not listen just now
+            outbox = self.connection.outbox
+            if self.stopped or outbox.size * 2 > outbox.bound:  # we may not have listened
                 self._heard = now
             if now - self._heard >= silence:
                 self.broker.counts.heartbeats_missed += 1

@@ -31,6 +31,8 @@ _U32 = struct.Struct(">I")
 tag_bytes = struct.Struct(">Q").pack
 ack_fields = struct.Struct(">QB").unpack_from
 
+KEPT_BYTES_MAX = 2048
+"""Longer ones (of large headers) are packed each time, and not kept beside the message."""
 _CHANNELS_KEPT = 64
 """Channels for which one head keeps its frames."""
 
@@ -110,7 +112,8 @@ def content_head(channel: int, head: Head, payload_max: int) -> bytes:
     frame = _HEADER_FRAME.pack(HEADER, channel, size, 60, 0, head.body_bytes) + properties
     if head.body_bytes:
         frame += FRAME_END + FRAME_HEAD.pack(BODY, channel, min(head.body_bytes, payload_max))
-    if head.body_bytes <= payload_max and len(head.frames) < _CHANNELS_KEPT:
+    kept_too = head.body_bytes <= payload_max and len(frame) <= KEPT_BYTES_MAX
+    if kept_too and len(head.frames) < _CHANNELS_KEPT:
         head.frames[channel] = frame
     return frame
 

@@ -40,13 +40,14 @@ _SIZE = struct.Struct(">I").unpack_from
 class Post:
     """What the bytes before a body mean. `queues` is right while `generation` is the broker's."""
 
-    __slots__ = ("bytes", "channel", "content", "generation", "head", "queues")
+    __slots__ = ("bytes", "channel", "content", "follower", "generation", "head", "queues")
 
     def __init__(self, data: bytes, channel: Channel, content: Content, head: Head) -> None:
         self.bytes = data
         self.channel = channel
         self.content = content
         self.head = head
+        self.follower: Post | None = None  # what came behind it the last time, and so may again
         self.generation = -1
         self.queues: Sequence[Queue] = ()
 
@@ -54,31 +55,40 @@ class Post:
 class Publishing:
     """One session's."""
 
-    __slots__ = ("_posts", "_session")
+    __slots__ = ("_last", "_posts", "_session")
 
     def __init__(self, session: "Session") -> None:
         self._session = session
         self._posts: dict[bytes, Post] = {}
+        self._last: Post | None = None
 
     def forget(self) -> None:
         """A channel has ended: what was remembered may be its."""
         self._posts.clear()
+        self._last = None
 
     def take_runs(self, data: bytes, at: int) -> int:
         """Publish what stands at `at` as far as it is known; where it stopped. Raises Refusal."""
-        posts, end = self._posts, len(data)
-        session = self._session
+        end, session = len(data), self._session
+        before = self._last
         while not session.stopped:
-            head_end = _head_end(data, at, end)
-            if not head_end:
+            post = None if before is None else before.follower
+            if post is None or not data.startswith(post.bytes, at):
+                head_end = _head_end(data, at, end)
+                if not head_end:
+                    break
+                post = self._posts.get(data[at:head_end])
+                if post is None:
+                    break
+                if before is not None:
+                    before.follower = post
+            if post.channel.state is not ChannelState.OPEN:
                 break
-            post = posts.get(data[at:head_end])
-            if post is None or post.channel.state is not ChannelState.OPEN:
-                break
+            before = self._last = post
             head_bytes = post.bytes
             length, body_bytes = len(head_bytes), post.head.body_bytes
             bodies: list[bytes] = []
-            body_at = head_end
+            body_at = at + length
             while True:
                 stop = body_at + body_bytes
                 if stop >= end or data[stop] != _END:

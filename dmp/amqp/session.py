@@ -223,7 +223,7 @@ class Session(Lifetime):
                 raise Refusal(Code.CHANNEL_ERROR, f"{method.name} on channel {number}, which is not open")
             self._open_channel(number)
             return
-        if channel.state is not ChannelState.OPEN and not isinstance(method, commands.Channel.Close):
+        if channel.state is not ChannelState.OPEN:
             raise Refusal(Code.UNEXPECTED_FRAME, f"{method.name} while {channel.state.value}")
         self.settling.settle_now()
         handler(channel, method, table)
@@ -274,7 +274,7 @@ class Session(Lifetime):
 
     def room_bytes(self) -> int:
         """How much more may be delivered now; negative: nothing."""
-        if self.replies.owed or self.state is not State.OPEN or self.lost:
+        if self.replies.owed or self.state is not State.OPEN or self.connection.closed:
             if self.replies.owed and not self._waits_to_deal:
                 self._waits_to_deal = True
                 self.replies.when_empty(self._deal_again)
@@ -300,7 +300,7 @@ class Session(Lifetime):
     def unfinished(self, body_bytes: int) -> None:
         """Content has begun (or, negative, is whole). Raises Refusal (RESOURCE_ERROR)."""
         self._unfinished_bytes += body_bytes
-        if self._unfinished_bytes > 2 * self.broker.settings.message_bytes_max:
+        if body_bytes > 0 and self._unfinished_bytes > 2 * self.broker.settings.message_bytes_max:
             raise Refusal(Code.RESOURCE_ERROR, "too much content has begun on too many channels")
 
     # Time, and input that was held back.

@@ -12,7 +12,7 @@ from dmp.tables import read_table
 from shared.errors import StoreError
 from shared.storage.store import Ticket
 
-ARGUMENTS_BYTES_MAX = 16 * 1024
+ARGUMENTS_BYTES_MAX = 4 * 1024
 """Of a declaration or a binding: a durable binding's arguments are part of a row's key."""
 
 
