@@ -6,7 +6,7 @@ share one `OutboxBudget`: a slow peer's backlog is memory, and memory is one thi
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import islice
 from typing import Protocol
@@ -62,7 +62,7 @@ class Outbox:
 
     `size`: bytes not yet taken by the transport, file ranges included. `bound`: bytes; being above it invokes
     `policy`. `begun`: part of the first chunk is out already, so it may not be dropped. A session may set
-    `bound`, `policy` and `on_drop`, which is called with each chunk of bytes that is dropped.
+    `bound`, `policy`, `on_drop`, which is called with each chunk of bytes that is dropped, and `on_clear`.
     """
 
     __slots__ = (
@@ -72,6 +72,7 @@ class Outbox:
         "dropped_bytes",
         "dropped_chunks",
         "file_bytes",
+        "on_clear",
         "on_drop",
         "policy",
         "size",
@@ -85,6 +86,9 @@ class Outbox:
         self.policy = policy
         self.begun = False
         self.on_drop: Callable[[bytes | memoryview], None] | None = None
+        self.on_clear: Callable[[Sequence[Chunk], bool], None] | None = None
+        """Told what is left when the connection goes, and whether the first of it has begun: where the
+        transport says how far it came, that is a view of what was not taken of a chunk (`obj`)."""
         self.dropped_chunks = 0
         self.dropped_bytes = 0
 
@@ -226,8 +230,10 @@ class Outbox:
     def clear(self) -> None:
         """Forget everything and let go of the files: the connection is gone."""
         chunks, self.chunks = self.chunks, None
+        begun, self.begun = self.begun, False
         self.size = self.file_bytes = 0
-        self.begun = False
+        if chunks and self.on_clear is not None:
+            self.on_clear(tuple(chunks), begun)
         for chunk in chunks or ():
             if isinstance(chunk, FileRange):
                 chunk.release()

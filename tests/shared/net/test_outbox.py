@@ -125,6 +125,24 @@ def test_files_are_let_go_when_dropped_and_when_the_connection_ends(letters: int
     assert outbox.size == outbox.memory_bytes == 0
 
 
+def test_a_session_may_learn_what_was_never_sent() -> None:
+    outbox = Outbox(1000)
+    left: list[tuple[object, bool]] = []
+    outbox.on_clear = lambda chunks, begun: left.append(([bytes(chunk) for chunk in chunks], begun))
+    outbox.clear()
+    assert left == [], "nothing was left"
+    whole = b"abcdef"
+    outbox.push(whole)
+    outbox.push(b"ghi")
+    outbox.advance(2)
+    assert outbox.chunks
+    first = outbox.chunks[0]
+    outbox.clear()
+    assert left == [([b"cdef", b"ghi"], True)]
+    assert isinstance(first, memoryview)
+    assert first.obj is whole, "so it can be seen how far it came"
+
+
 def test_a_file_that_ends_early_is_an_error_and_not_silence(letters: int) -> None:
     outbox = Outbox(1000)
     outbox.push_file(FileRange(letters, 20, 10, lambda: None))

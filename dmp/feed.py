@@ -1,0 +1,236 @@
+"""The reading end of a DMP connection: a queue's messages, written as they come.
+
+A feed takes all that its outbox has room for, and what it has taken is gone from the queue. What is in the
+outbox when the connection goes, of messages whose first byte was never written, goes back to the queue, to
+its old place. So a message is delivered at most once, and a reader that comes back misses none but those
+that were on their way.
+
+A message that came by a sink is written with its envelope as the sink's client wrote it; one that came by
+`basic.publish` names its exchange. A message that goes back to the queue must know its exchange again, and
+an envelope may leave it out: `_sinks` says which bytes are whose.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dmp.message import Head, Message
+from dmp.owners import Owner
+from dmp.queues import Queue
+from dmp.wire import (
+    NULL_MESSAGE,
+    SIZE_BYTES,
+    Reply,
+    envelope,
+    read_envelope,
+    read_u32,
+    refusal,
+    runs,
+)
+from shared.net.connection import Connection
+from shared.net.outbox import FileRange
+
+if TYPE_CHECKING:
+    from dmp.broker import Broker
+    from shared.net.outbox import Chunk
+
+IDLE_SECONDS = 5.0
+"""Silence after which a null message is written."""
+_NO_LIMIT = 1 << 30
+
+
+class Feed:
+    """A `dmp.takers.Feed`, and what the session hands a feed's connection to."""
+
+    __slots__ = (
+        "_broker",
+        "_connection",
+        "_exchange",
+        "_gone",
+        "_owner",
+        "_pushed",
+        "_queue",
+        "_sinks",
+        "_unsent",
+        "_wrote",
+        "ended",
+        "no_ack",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        broker: "Broker",
+        queue: Queue,
+        owner: Owner,
+        gone: Callable[[], None],
+    ) -> None:
+        """The answer to the lease is written. `gone`: to be told when the queue is."""
+        self._connection = connection
+        self._broker = broker
+        self._queue = queue
+        self._owner = owner
+        self._gone = gone
+        self._pushed = 0  # bytes written, sent or not
+        self._exchange = b""  # of what was pushed last
+        self._sinks: deque[tuple[int, bytes]] = deque()  # (where it ends, exchange), of what was pushed before
+        self._unsent: tuple[Sequence[Chunk], bool] = ((), False)
+        self._wrote = connection.now
+        self.no_ack = True
+        self.ended = False
+        outbox = connection.outbox
+        outbox.bound = broker.settings.feed_bytes_max
+        outbox.on_clear = self._left
+        connection.on_drained = self._drained
+        owner.hold()
+        broker.counts.feeds += 1
+        connection.wake_at(self._wrote + IDLE_SECONDS)
+        queue.attach_feed(self)
+
+    # What the queue gives.
+
+    def room(self) -> tuple[int, int]:
+        outbox = self._connection.outbox
+        left = outbox.bound - outbox.size
+        return (0, 0) if left < 0 or self.ended or self._connection.closed else (_NO_LIMIT, left)
+
+    def deliver(self, messages: list[Message]) -> None:
+        parts: list[bytes] = []
+        name = messages[0].head.exchange
+        for message in messages:
+            head = message.head
+            if head.exchange != name:
+                self._push(b"".join(parts), name)
+                parts.clear()
+                name = head.exchange
+            parts += (_envelope(head), message.body)
+        self._push(b"".join(parts), name)
+
+    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
+        self._push(_envelope(head).join((b"", *bodies)), head.exchange)
+
+    def deliver_whole(self, data: bytes, exchange: bytes) -> None:
+        self._push(data, exchange)
+
+    def cancelled(self) -> None:
+        """The queue is gone: what is in the outbox is still sent."""
+        self.ended = True
+        self._gone()
+        self._connection.finish()
+
+    def _push(self, data: bytes, exchange: bytes) -> None:
+        connection = self._connection
+        if exchange != self._exchange:
+            sinks, waiting = self._sinks, connection.outbox.size
+            if not connection.closed:
+                while sinks and sinks[0][0] <= self._pushed - waiting:
+                    sinks.popleft()
+            sinks.append((self._pushed, self._exchange))
+            self._exchange = exchange
+        self._pushed += len(data)
+        if connection.closed:  # with what was written before this, a moment ago
+            chunks, begun = self._unsent
+            self._unsent = (*chunks, data), begun
+            return
+        self._wrote = connection.now
+        connection.write(data)
+
+    # The driver's calls.
+
+    def receive(self, data: bytes) -> None:
+        """A feed's client has nothing to say but null messages. Raises WireError."""
+        if data.strip(b"\0"):
+            # What it reads are messages: a text between them would be taken for one.
+            error = refusal(Reply.INVALID, "a feed is read, not written to")
+            error.reply = b""
+            self._end()
+            raise error
+
+    def receive_eof(self) -> None:
+        self._end()
+        self._gone()
+        self._connection.finish()
+
+    def on_deadline(self, now: float) -> None:
+        idle_at = self._wrote + IDLE_SECONDS
+        if now >= idle_at:
+            if not self._connection.outbox.size:  # else it is not idle, but slow
+                self._push(NULL_MESSAGE, self._exchange)
+            idle_at = now + IDLE_SECONDS
+        self._connection.wake_at(idle_at)
+
+    def connection_lost(self) -> None:
+        self.ended = True
+        queue, broker = self._queue, self._broker
+        broker.counts.feeds -= 1
+        if not queue.deleted:
+            for exchange, messages in reversed(self._not_begun()):
+                for head, bodies in reversed(self._heads(exchange, messages)):
+                    queue.take_back(head, bodies)
+            self._end()
+            queue.feed_lease = None
+            queue.deal()
+            broker.wiring.consumer_left(queue)
+        self._owner.release()
+
+    def _drained(self) -> None:
+        if not self.ended:
+            self._queue.deal()
+
+    def _end(self) -> None:
+        """Take nothing more."""
+        self.ended = True
+        if self._queue.feed is self:
+            self._queue.detach_feed(self)
+
+    # What goes back.
+
+    def _left(self, chunks: "Sequence[Chunk]", begun: bool) -> None:
+        """The connection has closed, maybe from within a call of the queue's: look at it later."""
+        self._unsent = chunks, begun
+
+    def _not_begun(self) -> list[tuple[bytes, bytes]]:
+        """Whole messages that nothing was written of, with the exchange they came from, in order."""
+        (chunks, begun), self._unsent = self._unsent, ((), False)
+        data = b"".join(chunk for chunk in chunks if not isinstance(chunk, FileRange))
+        skip = max(0, len(data) - self._pushed)  # the answer to the lease is not even out
+        if begun and not skip:
+            first = chunks[0]
+            assert not isinstance(first, FileRange)
+            skip = _next_message(first)
+        found: list[tuple[bytes, bytes]] = []
+        start = self._pushed - len(data)  # where the data stands in all that was pushed
+        for end, exchange in (*self._sinks, (self._pushed, self._exchange)):
+            part = data[skip : max(skip, end - start)]
+            skip += len(part)
+            if part:
+                found.append((exchange, part))
+        return found
+
+    def _heads(self, exchange: bytes, data: bytes) -> list[tuple[Head, list[bytes]]]:
+        found = []
+        for before, bodies in runs(data):
+            _, key, properties, body_bytes = read_envelope(before)
+            head = Head(exchange, key, body_bytes, properties)
+            head.envelope = before
+            found.append((head, bodies))
+        return found
+
+
+def _next_message(first: bytes | memoryview) -> int:
+    """How many bytes of a chunk that has begun belong to a message that has begun too."""
+    if not isinstance(first, memoryview):
+        return len(first)  # how far it came is not known: all of it may be out
+    whole = first.obj
+    assert isinstance(whole, bytes)
+    written = len(whole) - len(first)
+    at = 0
+    while at < written:
+        at += SIZE_BYTES + read_u32(whole, at)[0]
+    return at - written
+
+
+def _envelope(head: Head) -> bytes:
+    if head.envelope is None:
+        head.envelope = envelope(head.exchange, head.key, head.properties, head.body_bytes)
+    return head.envelope

@@ -1,0 +1,119 @@
+"""One DMP connection, behind its header: greeting, lease, and then a sink or a feed has it.
+
+The greeting goes out at once. The lease is one short string; what follows it, in the same read or later, is
+the sink's or the feed's. Every refusal is a short string with a code, and then the connection closes.
+
+Source: PROTOCOL.md, "DMP". The states are those of `states`.
+"""
+
+from dmp.broker import Broker
+from dmp.exchanges import Exchange
+from dmp.feed import Feed
+from dmp.leases import Lease
+from dmp.queues import Queue
+from dmp.sink import Sink
+from dmp.states import TRANSITIONS, Event, State
+from dmp.wire import GREETING, Reply, WireError, ready, refusal, reply, take_short
+from shared.errors import LocalProtocolError
+from shared.net.connection import Connection
+
+
+class Session:
+    """What the driver serves (`shared.net.connection.Session`)."""
+
+    __slots__ = ("_begun", "_broker", "_connection", "_role", "state")
+
+    def __init__(self, connection: Connection, broker: Broker) -> None:
+        self._connection = connection
+        self._broker = broker
+        self._begun = b""  # of the lease
+        self._role: Sink | Feed | None = None
+        self.state = State.LEASE
+        connection.write(reply(Reply.OK, GREETING))
+        connection.wake_at(connection.now + broker.settings.login_seconds)
+
+    def receive(self, data: bytes) -> None:
+        try:
+            role = self._role
+            if role is None:
+                self._begun += data
+                word = take_short(self._begun)
+                if word is None:
+                    return
+                data = self._begun[1 + len(word) :]
+                self._begun = b""
+                role = self._role = self._open(word)
+                if not data:
+                    return
+            role.receive(data)
+        except WireError as error:
+            self._refused(error)
+            raise
+
+    def receive_eof(self) -> None:
+        """The peer has sent all. Messages are not owed to a feed, beyond what is in its outbox."""
+        if self._role is None:
+            self._connection.finish()
+        else:
+            self._role.receive_eof()
+
+    def on_deadline(self, now: float) -> None:
+        try:
+            if self._role is None:
+                self._broker.counts.too_late += 1
+                raise refusal(Reply.INVALID, "no lease came in time")
+            self._role.on_deadline(now)
+        except WireError as error:
+            self._refused(error)
+            raise
+
+    def connection_lost(self) -> None:
+        self._end(Event.END)
+        if self._role is not None:
+            self._role.connection_lost()
+        self._broker.flush()
+
+    def _open(self, word: bytes) -> Sink | Feed:
+        """Raises WireError: BAD_LEASE, NOT_FOUND."""
+        broker = self._broker
+        lease = broker.leases.take(word)
+        if lease is None:
+            raise refusal(Reply.BAD_LEASE, "not valid for this client")
+        self._connection.wake_at(float("inf"))
+        target = lease.target
+        if isinstance(target, Exchange):
+            return self._open_sink(lease, target)
+        return self._open_feed(lease, target)
+
+    def _open_sink(self, lease: Lease, exchange: Exchange) -> Sink:
+        broker = self._broker
+        if broker.exchanges.get(exchange.name) is not exchange:
+            raise refusal(Reply.NOT_FOUND, "the exchange is gone")
+        self._step(Event.SINK_LEASE)
+        self._connection.write(ready(True, exchange.name))
+        assert lease.send_return is not None
+        return Sink(self._connection, broker, exchange, lease.owner, lease.send_return)
+
+    def _open_feed(self, lease: Lease, queue: Queue) -> Feed:
+        if queue.deleted:
+            raise refusal(Reply.NOT_FOUND, "the queue is gone")
+        self._step(Event.FEED_LEASE)
+        self._connection.write(ready(False, queue.name))
+        return Feed(self._connection, self._broker, queue, lease.owner, self._gone)
+
+    def _gone(self) -> None:
+        self._end(Event.GONE)
+
+    def _refused(self, error: WireError) -> None:
+        self._broker.counts.refused(f"dmp {error.code.name}")
+        self._end(Event.REFUSED)
+
+    def _end(self, event: Event) -> None:
+        if self.state is not State.ENDED:
+            self._step(event)
+
+    def _step(self, event: Event) -> None:
+        after = TRANSITIONS[self.state].get(event)
+        if after is None:
+            raise LocalProtocolError(f"{event.name} while {self.state.name}")
+        self.state = after

@@ -1,0 +1,452 @@
+"""The writing end of a DMP connection: messages for one exchange, read in bulk.
+
+Theory of operation. A read brings thousands of messages. Their sizes are walked over, and the bytes of names
+and flags, as they stand, are looked up in `_routes`: what they mean is found there and not decoded again.
+Where a message has the same envelope as the one before, whole columns of the messages that follow are
+compared at once (`uniform`). So a stretch of messages for the same queues is found with a few steps, and is
+one slice of what was read; a queue whose feed stands ready gets that slice as it is. Other queues get the
+messages' bodies, a run with one envelope at a time.
+
+A `Lane` gathers what goes to the same queues. Where two lanes share a queue its order would suffer: then each
+queue has a lane of its own.
+
+What is rare is taken message by message, in `_odd`: null messages, properties, options of the later revision,
+names seen for the first time, and everything that is malformed.
+
+Input is held back, as for AMQP's publishers, while memory is full or the disk is behind, and when others
+should have a turn.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dmp.amqp.pacing import WORK_PER_STRETCH, Due, Pacing, Stop
+from dmp.exchanges import Exchange
+from dmp.leases import SendReturn
+from dmp.message import Head
+from dmp.owners import Owner
+from dmp.queues import Queue
+from dmp.refusals import Code, Refusal
+from dmp.wire import (
+    FEW,
+    LENGTH_BYTES,
+    PROPERTIES_BYTES_MAX,
+    SIZE_BYTES,
+    Layout,
+    Options,
+    Reply,
+    WireError,
+    end_of,
+    envelope,
+    layout_untrusted,
+    read_envelope,
+    read_u32,
+    refusal,
+    runs,
+    size_max_of,
+    uniform,
+)
+from shared.errors import StoreError
+from shared.net.connection import Connection
+
+if TYPE_CHECKING:
+    from dmp.broker import Broker
+
+_ROUTES_MAX = 4096
+"""Names and properties that one connection's routes are kept for."""
+_HEADS_MAX = 1024
+_LARGE_BYTES = 64 * 1024
+"""A message of more is gathered in place."""
+_LOOK_EVERY, _LOOK_AT = 16, 2
+"""Columns are compared at the second message of a lane in a row, and at each sixteenth after it."""
+_NO_LIMIT = 1 << 60
+
+
+class Lane:
+    """Messages for the same queues, of the stretch under way. `slow`: how many of these take no slices."""
+
+    __slots__ = ("count", "pieces", "queues", "slow")
+
+    def __init__(self, queues: Sequence[Queue]) -> None:
+        self.queues = queues
+        self.pieces: list[bytes] = []
+        self.count = 0
+        self.slow = 0
+
+
+class Route:
+    """Where messages with the same names and properties go."""
+
+    __slots__ = ("envelope_bytes", "lanes", "queues")
+
+    def __init__(self, queues: Sequence[Queue], lanes: Sequence[Lane], names_bytes: int) -> None:
+        self.queues = queues
+        self.lanes = lanes
+        self.envelope_bytes = SIZE_BYTES + names_bytes + LENGTH_BYTES
+
+
+class Sink(Pacing):
+    """What the session hands a sink's connection to."""
+
+    __slots__ = (
+        "_broker",
+        "_end_of_input",
+        "_exchange",
+        "_generation",
+        "_heads",
+        "_held",
+        "_laned",
+        "_lanes",
+        "_large",
+        "_needed",
+        "_of_queue",
+        "_owner",
+        "_rest",
+        "_routes",
+        "_send_return",
+        "_size_max",
+        "_touched",
+        "_work",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        broker: "Broker",
+        exchange: Exchange,
+        owner: Owner,
+        send_return: SendReturn,
+    ) -> None:
+        super().__init__(connection)
+        self._broker = broker
+        self._exchange = exchange
+        self._owner = owner if owner.alive else None
+        self._send_return = send_return
+        self._size_max = size_max_of(broker.settings.message_bytes_max)
+        self._generation = broker.generation
+        self._routes: dict[bytes, Route] = {}
+        self._heads: dict[bytes, Head] = {}
+        self._lanes: dict[tuple[Queue, ...], Lane] = {}
+        self._laned: set[Queue] = set()  # the queues of these lanes
+        self._of_queue: dict[Queue, Lane] = {}  # not empty: each queue has its own
+        self._touched: list[Lane] = []
+        self._work = 0
+        self._rest = b""  # the beginning of a message
+        self._large: bytearray | None = None  # that of a large one, which needs so many bytes:
+        self._needed = 0
+        self._held: list[bytes] = []  # read, not applied: input is held back
+        self._end_of_input = False
+        if self._owner is not None:
+            self._owner.hold()
+        broker.counts.sinks += 1
+
+    # The driver's calls; `on_deadline` is Pacing's.
+
+    def receive(self, data: bytes) -> None:
+        if self._stops:
+            self._held.append(data)
+            return
+        large = self._large
+        if large is not None:
+            large += data
+            if len(large) < self._needed:
+                return
+            data = bytes(large)
+            self._large = None
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+        self._stretch(data)
+
+    def receive_eof(self) -> None:
+        self._end_of_input = True
+        if not self._stops:
+            self.connection.finish()
+
+    def connection_lost(self) -> None:
+        self.lost = True
+        self.forget_deadlines()
+        self._broker.counts.sinks -= 1
+        if self._owner is not None:
+            self._owner.release()
+
+    # A stretch of input.
+
+    def _stretch(self, data: bytes) -> None:
+        """Apply everything whole. Raises WireError; messages before what is wrong stand."""
+        broker = self._broker
+        if broker.generation != self._generation:
+            self._rewire()
+        self._work = 0
+        try:
+            at = self._scan(data)
+        finally:
+            self._deliver()
+            broker.flush()
+        if self._work > WORK_PER_STRETCH:
+            self.stop(Stop.OTHERS)
+            self.due(Due.SOON, self.connection.now)
+        if broker.memory.full and not self._stops & Stop.MEMORY:
+            broker.counts.memory_waits += 1
+            self.stop(Stop.MEMORY)
+            broker.memory.when_free(lambda: self._go_soon(Stop.MEMORY))
+        if broker.store.congested and not self._stops & Stop.STORE:
+            self.stop(Stop.STORE)
+            broker.store.when_uncongested(lambda: self._go_soon(Stop.STORE))
+        if self._stops:
+            self.due(Due.FRAME, float("inf"))
+            self._held.insert(0, data[at:])
+        elif at < len(data):
+            self._keep(data, at)
+        else:
+            self.due(Due.FRAME, float("inf"))
+
+    def _scan(self, data: bytes) -> int:
+        """Find what goes where; where it stopped. Raises WireError."""
+        routes = self._routes
+        end = len(data)
+        at = start = count = 0
+        last: Route | None = None
+        most = _NO_LIMIT  # of messages of one route
+        while at + SIZE_BYTES <= end:
+            after = at + SIZE_BYTES + read_u32(data, at)[0]
+            if after > end:
+                break
+            try:
+                key_at = at + 6 + data[at + 4]
+                length_at = key_at + 2 + data[key_at - 1]
+                route = routes.get(data[at + 4 : length_at])
+                odd = route is None or read_u32(data, length_at)[0] != after - length_at - LENGTH_BYTES
+            except (IndexError, struct.error):  # it lies about its names, and would end beyond the data
+                odd, route = True, None
+            if odd or route is not last:
+                if last is not None:
+                    self._add(last, data[start:at], count)
+                    last, count = None, 0
+                if self._work > WORK_PER_STRETCH:
+                    return at
+                if odd:
+                    at = self._odd(data, at, after)
+                    continue
+                assert route is not None
+                last, start = route, at
+                most = self._touch(route)
+            count += 1
+            if count % _LOOK_EVERY == _LOOK_AT:
+                stride = after - at
+                same = uniform(data, at, stride, length_at + LENGTH_BYTES - at)
+                if same >= FEW:
+                    same = min(same, most - count + 1)
+                    count += same - 1
+                    after = at + same * stride
+            at = after
+            if count >= most:
+                assert last is not None
+                self._add(last, data[start:at], count)
+                last, count = None, 0
+        if last is not None:
+            self._add(last, data[start:at], count)
+        return at
+
+    def _touch(self, route: Route) -> int:
+        """Something goes there: how much of it before others should have a turn?"""
+        slow = 0
+        for lane in route.lanes:
+            if not lane.pieces:
+                lane.slow = sum([queue.takes_whole is None for queue in lane.queues])
+            slow += lane.slow
+        return (WORK_PER_STRETCH - self._work) // slow + 1 if slow else _NO_LIMIT
+
+    def _add(self, route: Route, piece: bytes, count: int) -> None:
+        counts = self._broker.counts
+        counts.published += count
+        counts.published_bytes += len(piece) - count * route.envelope_bytes
+        counts.sunk += count
+        if not route.lanes:
+            counts.unroutable += count
+        for lane in route.lanes:
+            if not lane.pieces:
+                self._touched.append(lane)
+            lane.pieces.append(piece)
+            lane.count += count
+            self._work += count * lane.slow
+
+    def _odd(self, data: bytes, at: int, after: int) -> int:
+        """Take the message in [at, after), and those that follow with its envelope. Raises WireError."""
+        end_of(data, at, self._size_max)
+        if after == at + SIZE_BYTES:
+            return after  # a null message
+        parts = layout_untrusted(data, at, after, self._broker.settings.message_bytes_max)
+        names = data[at + SIZE_BYTES : parts.properties_end]
+        route = self._routes.get(names) or self._route(names, parts)
+        most = self._touch(route)
+        before = data[at : parts.body_at]
+        stride, stop, count = after - at, after, 1
+        while count < most and data.startswith(before, stop) and stop + stride <= len(data):
+            stop += stride
+            count += 1
+        if parts.options:
+            self._deliver()
+            bodies = [data[end - stride + len(before) : end] for end in range(after, stop + 1, stride)]
+            self._publish_optional(route, before, parts, bodies)
+        else:
+            self._add(route, data[at:stop], count)
+        return stop
+
+    def _deliver(self) -> None:
+        """Hand on what the lanes have gathered. Raises WireError where the store takes no writes."""
+        touched, self._touched = self._touched, []
+        name = self._exchange.name
+        failed: StoreError | None = None
+        for lane in touched:
+            pieces, lane.pieces = lane.pieces, []
+            count, lane.count = lane.count, 0
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            rest: list[Queue] = []
+            for queue in lane.queues:
+                feed = queue.takes_whole
+                if feed is None:
+                    rest.append(queue)
+                else:
+                    queue.publish_whole(feed, data, count, name)
+            if rest:
+                try:
+                    for before, bodies in runs(data):
+                        self._broker.publish(self._head(before), rest, bodies)
+                except StoreError as error:
+                    failed = error
+        if failed is not None:
+            raise self._store_refuses(failed) from failed
+
+    def _publish_optional(self, route: Route, before: bytes, parts: Layout, bodies: Sequence[bytes]) -> None:
+        """A run whose client wants to hear of what cannot be routed, or not delivered at once."""
+        broker, counts = self._broker, self._broker.counts
+        head = self._head(before)
+        count = len(bodies)
+        counts.published += count
+        counts.published_bytes += count * head.body_bytes
+        counts.sunk += count
+        self._work += count * max(1, len(route.queues))
+        try:
+            if not route.queues:
+                counts.unroutable += count
+                code = Code.NO_ROUTE if parts.options & Options.MANDATORY else Code.NO_CONSUMERS
+                for body in bodies:
+                    self._send_return(code, head, body)
+            elif parts.options & Options.IMMEDIATE:
+                for body in bodies:
+                    queues = [queue for queue in route.queues if queue.takes_now]
+                    if queues:
+                        broker.publish(head, queues, (body,))
+                    else:
+                        self._send_return(Code.NO_CONSUMERS, head, body)
+            else:
+                broker.publish(head, route.queues, bodies)
+        except StoreError as error:
+            raise self._store_refuses(error) from error
+
+    def _store_refuses(self, error: StoreError) -> WireError:
+        self._broker.counts.refused_publishes += 1
+        return refusal(Reply.INTERNAL_ERROR, str(error) or "the store takes no writes")
+
+    # What names and envelopes mean.
+
+    def _route(self, names: bytes, parts: Layout) -> Route:
+        """Raises WireError."""
+        sink, broker = self._exchange.name, self._broker
+        if parts.exchange not in (b"", sink):
+            raise refusal(Reply.SYNTAX_ERROR, "the exchange of a message is not the sink's")
+        properties = names[2 + len(parts.exchange) + len(parts.key) :]
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise refusal(Reply.SYNTAX_ERROR, f"{len(properties)} bytes of properties")
+        try:
+            head = Head(sink, parts.key, 0, properties)
+            queues = broker.route(sink, head)
+        except Refusal as error:
+            known = Reply.NOT_FOUND if error.code is Code.NOT_FOUND else Reply.SYNTAX_ERROR
+            raise refusal(known, error.text) from error
+        user = head.noted.user_id
+        if user is not None and (self._owner is None or user != self._owner.user.encode()):
+            raise refusal(Reply.NO_ACCESS, "user_id is set to another than the login's user")
+        if len(self._routes) >= _ROUTES_MAX:
+            self._forget_routes()
+        route = self._routes[names] = Route(queues, self._lanes_of(queues), len(names))
+        return route
+
+    def _lanes_of(self, queues: tuple[Queue, ...]) -> tuple[Lane, ...]:
+        if not queues:
+            return ()
+        if not self._of_queue:
+            lane = self._lanes.get(queues)
+            if lane is None and self._laned.isdisjoint(queues):
+                lane = self._lanes[queues] = Lane(queues)
+                self._laned.update(queues)
+            if lane is not None:
+                return (lane,)
+            self._deliver()  # a queue is in two sets: from now on each is for itself
+            self._forget_routes()
+        of_queue = self._of_queue
+        return tuple([of_queue.setdefault(queue, Lane((queue,))) for queue in queues])
+
+    def _head(self, before: bytes) -> Head:
+        """The head of messages with this envelope."""
+        head = self._heads.get(before)
+        if head is None:
+            exchange, key, properties, body_bytes = read_envelope(before)
+            head = Head(self._exchange.name, key, body_bytes, properties)
+            head.envelope = envelope(exchange, key, properties, body_bytes)  # without options
+            if len(self._heads) >= _HEADS_MAX:
+                self._heads.clear()
+            self._heads[before] = head
+        return head
+
+    def _rewire(self) -> None:
+        """Exchanges, queues or bindings have changed. Raises WireError where the sink is gone."""
+        broker = self._broker
+        if broker.exchanges.get(self._exchange.name) is not self._exchange:
+            raise refusal(Reply.NOT_FOUND, "the exchange is gone")
+        self._forget_routes()
+        self._of_queue.clear()
+        self._generation = broker.generation
+
+    def _forget_routes(self) -> None:
+        """What lanes hold is still delivered: in the order in which they were touched."""
+        self._routes.clear()
+        self._lanes.clear()
+        self._laned.clear()
+
+    # What is not there yet, and time.
+
+    def _keep(self, data: bytes, at: int) -> None:
+        """The beginning of a message. Raises WireError where its size is already wrong."""
+        if at or Due.FRAME not in self._deadlines:
+            self.due(Due.FRAME, self.connection.now + self._broker.settings.frame_seconds)
+        end = end_of(data, at, self._size_max)
+        if end is not None and end - at > _LARGE_BYTES:
+            self._large = bytearray(memoryview(data)[at:])
+            self._needed = end - at
+        else:
+            self._rest = data[at:]
+
+    def _go_soon(self, reason: Stop) -> None:
+        """Called from deep within a queue or the store: go on when that is done."""
+        if not self.lost:
+            self._stops = (self._stops & ~reason) | Stop.OTHERS
+            self.due(Due.SOON, self.connection.now)
+
+    def _continue(self) -> None:
+        held, self._held = self._held, []
+        data = b"".join(held)
+        if data:
+            self._stretch(data)
+        if self._end_of_input and not self._stops:
+            self.connection.finish()
+
+    def _due_now(self, what: Due, now: float) -> None:
+        if what is Due.SOON:
+            self.go(Stop.OTHERS)
+        else:
+            self._broker.counts.too_late += 1
+            seconds = self._broker.settings.frame_seconds
+            raise refusal(Reply.SYNTAX_ERROR, f"a message was not complete after {seconds:g} s")

@@ -1,0 +1,274 @@
+"""DMP's bytes: the dialog's short strings, and messages in their envelope. No I/O, no state; both ends use it.
+
+    [size u32][exchange shortstr][routing key shortstr][flags u16][properties][body length u32][body]
+
+`size` counts what follows it. A later revision divides the body length: its first byte holds options, its
+other three the length. Since no body has 16 MiB, the two can be told apart: a first byte that is not zero is
+read as options where the rest of the field, and only that, fits the size.
+
+Source: PROTOCOL.md, "DMP".
+"""
+
+import struct
+from enum import IntEnum, IntFlag
+
+import attrs
+
+from dmp.properties import NO_PROPERTIES, end_of_properties
+from shared.errors import RemoteProtocolError
+
+SHORT_BYTES_MAX = 255
+BODY_BYTES_MAX = (1 << 24) - 1
+"""What three bytes of length can say."""
+NULL_MESSAGE = b"\0\0\0\0"
+SIZE_BYTES = LENGTH_BYTES = 4
+FLAGS_BYTES = 2
+NAMES_BYTES = 2 + 2 * SHORT_BYTES_MAX
+ENVELOPE_BYTES_MIN = 1 + 1 + FLAGS_BYTES + LENGTH_BYTES
+"""Behind the size, of the shortest message there is."""
+
+_U32 = struct.Struct(">I")
+read_u32 = _U32.unpack_from
+pack_u32 = _U32.pack
+
+
+class Reply(IntEnum):
+    """The specification's response codes; as text, its indicators."""
+
+    OK = 200
+    BAD_LEASE = 402
+    NO_ACCESS = 403
+    NOT_FOUND = 404
+    SYNTAX_ERROR = 502
+    INVALID = 503
+    NOT_ALLOWED = 530
+    NOT_IMPLEMENTED = 540
+    INTERNAL_ERROR = 541
+
+    def __str__(self) -> str:
+        return f"{int(self)} {self.name.replace('_', '-')}"
+
+
+class Options(IntFlag):
+    """Of the later revision. What else may be set there is not looked at."""
+
+    IMMEDIATE = 1
+    MANDATORY = 2
+
+
+GREETING = "DMP/0.1"
+
+
+@attrs.define(eq=False)
+class WireError(RemoteProtocolError):
+    """The peer broke the protocol, or is refused: it is told `reply`, a short string, and closed."""
+
+    code: Reply = attrs.field(kw_only=True)
+
+
+@attrs.frozen
+class Message:
+    """One message. `properties`: property flags and properties as AMQP writes them."""
+
+    exchange: bytes
+    key: bytes
+    body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
+    properties: bytes = NO_PROPERTIES
+    options: Options = Options(0)
+
+
+def refusal(code: Reply, text: str) -> WireError:
+    return WireError(text, reply(code, text), code=code)
+
+
+def short(data: bytes) -> bytes:
+    """A short string."""
+    return bytes((len(data),)) + data
+
+
+def reply(code: Reply, text: str) -> bytes:
+    """A response, length and text together; cut where it would be too long."""
+    return short(f"{code} {text}".encode()[:SHORT_BYTES_MAX].decode(errors="ignore").encode())
+
+
+def take_short(data: bytes | bytearray, at: int = 0) -> bytes | None:
+    """The short string at `at`; None while it is not all there."""
+    if at >= len(data) or at + 1 + data[at] > len(data):
+        return None
+    return bytes(data[at + 1 : at + 1 + data[at]])
+
+
+def ready(sink: bool, name: bytes) -> bytes:
+    """The answer to a good lease. A name so long that it would not fit is cut."""
+    text = f'{Reply.OK} Ready to {"write to" if sink else "read from"} "'
+    shown = name.decode(errors="replace").encode()[: SHORT_BYTES_MAX - len(text) - 1]
+    return short(text.encode() + shown.decode(errors="ignore").encode() + b'"')
+
+
+def read_reply(text: bytes) -> tuple[int, str]:
+    """A response's code and the rest of it. Raises RemoteProtocolError where it is no response."""
+    code, _, rest = text.decode(errors="backslashreplace").partition(" ")
+    if len(code) != 3 or not (code.isascii() and code.isdigit()):
+        raise RemoteProtocolError(f"{text[:64]!r} is no response")
+    return int(code), rest
+
+
+def envelope(
+    exchange: bytes, key: bytes, properties: bytes, body_bytes: int, options: Options = Options(0)
+) -> bytes:
+    """All of a message that stands before its body."""
+    inner = b"".join(
+        (
+            bytes((len(exchange),)),
+            exchange,
+            bytes((len(key),)),
+            key,
+            properties,
+            pack_u32(options << 24 | body_bytes),
+        )
+    )
+    return pack_u32(len(inner) + body_bytes) + inner
+
+
+def message(message: Message) -> bytes:
+    """A message, whole."""
+    head = envelope(
+        message.exchange, message.key, message.properties, len(message.body), message.options
+    )
+    return head + message.body
+
+
+@attrs.frozen
+class Layout:
+    """Where the parts of a message stand: `[at, properties_end)` are its names and properties."""
+
+    exchange: bytes
+    key: bytes
+    properties_at: int
+    properties_end: int
+    body_at: int
+    end: int
+    options: Options
+
+
+def end_of(data: bytes | bytearray, at: int, size_max: int) -> int | None:
+    """Where the message at `at` ends, which may be beyond what is there; None: not even its size is there.
+
+    Raises WireError for a size that no message has.
+    """
+    if at + SIZE_BYTES > len(data):
+        return None
+    (size,) = read_u32(data, at)
+    if size > size_max or 0 < size < ENVELOPE_BYTES_MIN:
+        raise refusal(Reply.SYNTAX_ERROR, f"a message of size {size}")
+    return int(at + SIZE_BYTES + size)
+
+
+def layout_untrusted(data: bytes, at: int, end: int, body_bytes_max: int = BODY_BYTES_MAX) -> Layout:
+    """The message in [at, end), which is not a null message. Raises WireError where it is malformed."""
+    exchange_at = at + SIZE_BYTES
+    exchange_end = exchange_at + 1 + data[exchange_at]
+    key_end = exchange_end + 1 + data[exchange_end] if exchange_end < end else end
+    if key_end + FLAGS_BYTES > end:
+        raise refusal(Reply.SYNTAX_ERROR, "names that reach past the end of their message")
+    properties_end = end_of_properties(data, key_end, end)
+    body_at = properties_end + LENGTH_BYTES
+    if body_at > end:
+        raise refusal(Reply.SYNTAX_ERROR, "properties that reach past the end of their message")
+    (length,) = read_u32(data, properties_end)
+    options = Options(0)
+    if length != end - body_at:
+        if not length >> 24 or length & BODY_BYTES_MAX != end - body_at:
+            text = f"a body length of {length} where {end - body_at} bytes are left"
+            raise refusal(Reply.SYNTAX_ERROR, text)
+        options = Options(length >> 24 & (Options.IMMEDIATE | Options.MANDATORY))
+    if end - body_at > body_bytes_max:
+        raise refusal(Reply.SYNTAX_ERROR, f"a body of {end - body_at} bytes, {body_bytes_max} at most")
+    return Layout(
+        data[exchange_at + 1 : exchange_end],
+        data[exchange_end + 1 : key_end],
+        key_end,
+        properties_end,
+        body_at,
+        end,
+        options,
+    )
+
+
+def read_envelope(before: bytes) -> tuple[bytes, bytes, bytes, int]:
+    """Of all that stands before a well-formed message's body: exchange, key, properties, the body's length."""
+    exchange_end = SIZE_BYTES + 1 + before[SIZE_BYTES]
+    key_end = exchange_end + 1 + before[exchange_end]
+    body_bytes = SIZE_BYTES + read_u32(before)[0] - len(before)
+    return (
+        before[SIZE_BYTES + 1 : exchange_end],
+        before[exchange_end + 1 : key_end],
+        before[key_end:-LENGTH_BYTES],
+        body_bytes,
+    )
+
+
+def take_messages(data: bytes, body_bytes_max: int = BODY_BYTES_MAX) -> tuple[list[Message], int]:
+    """Every whole message at the front, null messages left out, and where they end. Raises WireError."""
+    found: list[Message] = []
+    at = 0
+    size_max = size_max_of(body_bytes_max)
+    while (end := end_of(data, at, size_max)) is not None and end <= len(data):
+        if end > at + SIZE_BYTES:
+            parts = layout_untrusted(data, at, end, body_bytes_max)
+            properties = data[parts.properties_at : parts.properties_end]
+            found.append(
+                Message(parts.exchange, parts.key, data[parts.body_at : end], properties, parts.options)
+            )
+        at = end
+    return found, at
+
+
+PROPERTIES_BYTES_MAX = 128 * 1024
+"""Flags and properties: they must fit one frame where a message goes on to AMQP."""
+
+
+def size_max_of(body_bytes_max: int) -> int:
+    """What a message's size field can be at most."""
+    return NAMES_BYTES + PROPERTIES_BYTES_MAX + LENGTH_BYTES + body_bytes_max
+
+
+def uniform(data: bytes, at: int, stride: int, head_bytes: int) -> int:
+    """How many whole messages from `at` on have the same envelope as the one there, and so its size `stride`.
+
+    Envelopes are compared a column at a time, each a slice with a step: all first bytes, all second ones.
+    That is one call for hundreds of messages; the last columns, where lengths stand, come first.
+    """
+    most = (len(data) - at) // stride
+    for same in (min(most, FEW), most):
+        end = at + same * stride
+        for column in range(at + head_bytes - 1, at - 1, -1):
+            found = data[column:end:stride]
+            byte = data[column : column + 1]
+            if found.count(byte) != same:
+                same -= len(found.lstrip(byte))
+                end = at + same * stride
+        if same < FEW:
+            return same
+    return same
+
+
+FEW = 8
+"""Compared first: where messages differ, nothing is lost by trying."""
+
+
+def runs(data: bytes) -> list[tuple[bytes, list[bytes]]]:
+    """Whole, well-formed messages as runs with one envelope: all that stands before a body, and the bodies."""
+    found: list[tuple[bytes, list[bytes]]] = []
+    at = 0
+    last = b""
+    while at < len(data):
+        end = at + SIZE_BYTES + read_u32(data, at)[0]
+        if end > at + SIZE_BYTES:
+            if not last or not data.startswith(last, at):
+                parts = layout_untrusted(data, at, end)
+                last = data[at : parts.body_at]
+                found.append((last, []))
+            found[-1][1].append(data[at + len(last) : end])
+        at = end
+    return found
