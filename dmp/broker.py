@@ -16,7 +16,7 @@ from dmp.arguments import QueueLimits
 from dmp.counts import Counts
 from dmp.definitions import Definitions
 from dmp.exchanges import DEFAULT, Exchange, route
-from dmp.leases import Leases, NoLeases
+from dmp.leases import LeaseBook
 from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.owners import Owner
@@ -71,7 +71,7 @@ class Broker:
         self.generation = 0
         self.sessions: set[Lifetime] = set()
         self.draining = False
-        self.leases: Leases = NoLeases()
+        self.leases = LeaseBook(self.counts, self.timers, settings.leases_max)
         self.wiring = Wiring(self)
         self._changed: dict[QueueLog, None] = {}
         self._dying: deque[tuple[Queue, Message, str]] = deque()

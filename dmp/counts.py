@@ -30,6 +30,13 @@ class Counts:
     logins_refused: int = 0
     heartbeats_missed: int = 0
     too_late: int = 0
+    returns_lost: int = 0
+    leases_given: int = 0
+    leases_refused: int = 0
+    leases_lapsed: int = 0
+    sunk: int = 0
+    sinks: int = 0
+    feeds: int = 0
     connections: int = 0
     channels: int = 0
     consumers: int = 0

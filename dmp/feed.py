@@ -73,7 +73,7 @@ class Feed:
         self._gone = gone
         self._pushed = 0  # bytes written, sent or not
         self._exchange = b""  # of what was pushed last
-        self._sinks: deque[tuple[int, bytes]] = deque()  # (where it ends, exchange), of what was pushed before
+        self._sinks: deque[tuple[int, bytes]] = deque()  # where it ends, exchange: of what was before
         self._unsent: tuple[Sequence[Chunk], bool] = ((), False)
         self._wrote = connection.now
         self.no_ack = True

@@ -1,7 +1,16 @@
-"""Leases: what a principal is given to open a DMP connection with."""
+"""Leases: what a principal is given to open a DMP connection with.
 
-from collections.abc import Callable
-from typing import Protocol
+A lease is a random word that opens one connection, once, within a minute. It is kept as a keyed hash only, so
+neither a look-up nor a comparison takes longer for a word that is nearly right; and one that is forged, used
+or lapsed costs the same work and gets the same answer. Leases live in memory and die with the process.
+"""
+
+import hashlib
+import hmac
+import math
+import secrets
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 from dmp.exchanges import Exchange
 from dmp.message import Head
@@ -9,25 +18,125 @@ from dmp.owners import Owner
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 
-SendReturn = Callable[[Code, Head, bytes], None]
+if TYPE_CHECKING:
+    from dmp.counts import Counts
+    from dmp.timers import Timers
+
+LEASE_SECONDS = 60.0
+"""To use it in (PROTOCOL.md)."""
+RANDOM_BYTES = 32
+"""256 bits, 43 characters; the protocol wants 128 bits and has room for 255 characters."""
+
+SendReturn: TypeAlias = Callable[[Code, Head, bytes], None]
 """Gives a message back on the channel that asked for the sink; harmless once that is closed."""
 
 
-class Leases(Protocol):
-    """What Direct.Put and Direct.Get ask of the keeper of leases. Raises Refusal."""
+class Lease:
+    """One lease: of a sink (an exchange) or a feed (a queue).
+
+    `deadline` and `heaped` belong to the timers.
+    """
+
+    __slots__ = ("_lapsed", "deadline", "digest", "given", "heaped", "owner", "send_return", "target")
+
+    def __init__(
+        self,
+        digest: bytes,
+        owner: Owner,
+        target: Exchange | Queue,
+        send_return: SendReturn | None,
+        given: float,
+        lapsed: "Callable[[Lease], None]",
+    ) -> None:
+        self.digest = digest
+        self.owner = owner
+        self.target = target
+        self.send_return = send_return
+        self.given = given
+        self.deadline = self.heaped = math.inf
+        self._lapsed = lapsed
+
+    def __repr__(self) -> str:
+        return f"<Lease of {self.target!r}>"
+
+    def expire(self, now: float) -> None:
+        self._lapsed(self)
+
+
+class LeaseBook:
+    """Every lease that is not used yet. `new_word`: a word that nobody can guess."""
+
+    def __init__(
+        self,
+        counts: "Counts",
+        timers: "Timers",
+        leases_max: int,
+        *,
+        new_word: Callable[[], str] = lambda: secrets.token_urlsafe(RANDOM_BYTES),
+    ) -> None:
+        self._counts = counts
+        self._timers = timers
+        self._leases_max = leases_max
+        self._new_word = new_word
+        self._key = secrets.token_bytes(RANDOM_BYTES)
+        self._by_digest: dict[bytes, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._by_digest.values())
 
     def put(self, owner: Owner, sink: Exchange, send_return: SendReturn) -> str:
-        """A lease of an exchange that may be published to."""
+        """A lease of an exchange that may be published to. Raises Refusal."""
+        return self._give(owner, sink, send_return)
 
     def get(self, owner: Owner, feed: Queue) -> str:
-        """A lease of a queue that is exclusive to `owner`, and not leased."""
+        """A lease of a queue that is exclusive to `owner`, and not leased. Raises Refusal."""
+        return self._give(owner, feed, None)
 
+    def take(self, word: bytes) -> Lease | None:
+        """Use a lease, once; None for what is none, or is one no more."""
+        digest = self._digest(word)
+        lease = self._by_digest.get(digest)
+        expected = self._key if lease is None else lease.digest
+        if not hmac.compare_digest(digest, expected) or lease is None:
+            self._counts.leases_refused += 1
+            return None
+        lapsed = self._timers.now() >= lease.given + LEASE_SECONDS
+        self._remove(lease)
+        if lapsed:  # the timers are late
+            self._lapse(lease)
+            self._counts.leases_refused += 1
+            return None
+        return lease
 
-class NoLeases:
-    """A broker that keeps none."""
+    def _give(self, owner: Owner, target: Exchange | Queue, send_return: SendReturn | None) -> str:
+        if len(self._by_digest) >= self._leases_max:
+            text = f"there are leases_max = {self._leases_max} unused leases already"
+            raise Refusal(Code.PRECONDITION_FAILED, text)
+        word = self._new_word()
+        now = self._timers.now()
+        lease = Lease(self._digest(word.encode()), owner, target, send_return, now, self._expired)
+        self._by_digest[lease.digest] = lease
+        if isinstance(target, Queue):
+            target.feed_lease = lease
+        self._timers.set(lease, now + LEASE_SECONDS)
+        self._counts.leases_given += 1
+        return word
 
-    def put(self, owner: Owner, sink: Exchange, send_return: SendReturn) -> str:
-        raise Refusal(Code.NOT_IMPLEMENTED, "this server gives no leases")
+    def _expired(self, lease: Lease) -> None:
+        self._remove(lease)
+        self._lapse(lease)
 
-    def get(self, owner: Owner, feed: Queue) -> str:
-        raise Refusal(Code.NOT_IMPLEMENTED, "this server gives no leases")
+    def _remove(self, lease: Lease) -> None:
+        self._timers.forget(lease)
+        del self._by_digest[lease.digest]
+
+    def _lapse(self, lease: Lease) -> None:
+        self._counts.leases_lapsed += 1
+        if isinstance(lease.target, Queue) and lease.target.feed_lease is lease:
+            lease.target.feed_lease = None
+
+    def _digest(self, word: bytes) -> bytes:
+        return hashlib.blake2b(word, digest_size=32, key=self._key).digest()

@@ -10,8 +10,10 @@ import trio
 from dmp.amqp.session import Session as AmqpSession
 from dmp.broker import Broker
 from dmp.definitions import Definitions
-from dmp.door import AMQP_HEADER, Door, OpenSession
+from dmp.door import AMQP_HEADER, DMP_HEADER, Door, OpenSession
+from dmp.exchanges import Exchange
 from dmp.samples import samples
+from dmp.session import Session as DmpSession
 from dmp.settings import DmpSettings
 from shared.metrics import Sample
 from shared.net.connection import Connection, Session
@@ -22,7 +24,7 @@ QUEUES = "dmp-queues"
 TABLES = "dmp-tables"
 _NAME_BYTES = 16
 
-DOORS: Mapping[bytes, OpenSession] = {AMQP_HEADER: AmqpSession}
+DOORS: Mapping[bytes, OpenSession] = {AMQP_HEADER: AmqpSession, DMP_HEADER: DmpSession}
 """What a connection may speak, by its first eight bytes."""
 
 
@@ -57,6 +59,7 @@ class DmpService:
         self.admin_verbs: Sequence[Verb] = (
             Verb("queues", "every queue: ready, unacknowledged, consumers", self._queues),
             Verb("exchanges", "every exchange, its type and bindings", self._exchanges),
+            Verb("leases", "every lease that is not used yet: its target and age", self._leases),
         )
 
     async def run(self) -> None:
@@ -102,6 +105,17 @@ class DmpService:
                 "bindings": len(exchange.bindings),
             }
             for name, exchange in sorted(self._broker.exchanges.items())
+        ]
+
+    async def _leases(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        now = self._broker.timers.now()
+        return [
+            {
+                "kind": "sink" if isinstance(lease.target, Exchange) else "feed",
+                "target": lease.target.name.decode(errors="replace"),
+                "age_seconds": round(now - lease.given, 1),
+            }
+            for lease in self._broker.leases
         ]
 
 

@@ -93,6 +93,23 @@ def note_untrusted(properties: bytes) -> Noted:
     )
 
 
+def end_of_properties(data: bytes, at: int, end: int) -> int:
+    """Where the properties whose flags stand at `at` end by their lengths; beyond `end` where they lie."""
+    (flags,) = _U16.unpack_from(data, at)
+    at += 2
+    if flags:
+        for bit, kind, _ in _FIELDS:
+            if not flags & bit:
+                continue
+            if kind == _SHORT:
+                at += 1 + (data[at] if at < end else end)
+            elif kind == _TABLE:
+                at += 4 + (_U32.unpack_from(data, at)[0] if at + 4 <= end else end)
+            else:
+                at += 1 if kind == _OCTET else 8
+    return at
+
+
 def headers_of(properties: bytes, noted: Noted) -> dict[str, Any]:
     """The headers table, decoded; empty where there is none. Raises Refusal."""
     if noted.headers is None:

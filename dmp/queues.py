@@ -23,7 +23,7 @@ from dmp.exchanges import Binding
 from dmp.message import Head, Message
 from dmp.owners import Owner
 from dmp.queue_log import QueueLog
-from dmp.takers import Home, Taker
+from dmp.takers import Feed, Home, Taker
 from shared.storage.store import Ticket
 
 _DEAL_MAX = 256
@@ -78,7 +78,7 @@ class Queue:
         self.unacked = 0
         self.consumers: list[Taker] = []
         self.exclusive_consumer = False
-        self.feed: Taker | None = None
+        self.feed: Feed | None = None
         self.feed_lease: object | None = None
         """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
         self.had_consumer = False
@@ -117,26 +117,40 @@ class Queue:
         if self.deleted:
             return
         if not self.ready and not self._unsynced:
-            taker = self.feed
+            taker: Taker | None = self.feed
             if taker is None and len(self.consumers) == 1:
                 taker = self.consumers[0]
             if taker is not None and taker.no_ack and head.ttl_ms != 0:
                 count, room_bytes = taker.room()
                 if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
+                    self._next += len(bodies)
                     taker.deliver_run(head, bodies)
                     self._home.counts.delivered += len(bodies)
                     return
         self._hold(self.number(head, bodies), None)
+
+    def publish_whole(self, feed: Feed, data: bytes, count: int, exchange: bytes) -> None:
+        """Messages as they stand in DMP's envelopes, for the feed that `takes_whole` has found."""
+        self._next += count
+        feed.deliver_whole(data, exchange)
+        self._home.counts.delivered += count
+
+    @property
+    def takes_whole(self) -> Feed | None:
+        """The feed, if what came now would be given to it at once."""
+        feed = self.feed
+        return feed if feed is not None and self.empty and feed.room()[0] else None
 
     def publish_logged(self, messages: list[Message], ticket: Ticket) -> None:
         """Messages from `number` whose records are appended: they are ready when the ticket is done."""
         self._hold(messages, ticket)
         ticket.when_done(self._synced)
 
-    def number(self, head: Head, bodies: Sequence[bytes]) -> list[Message]:
-        """Messages of this queue, not yet in it."""
-        first = self._next
-        self._next = first + len(bodies)
+    def number(self, head: Head, bodies: Sequence[bytes], first: int | None = None) -> list[Message]:
+        """Messages of this queue, not yet in it; `first`: where these had numbers before."""
+        if first is None:
+            first = self._next
+            self._next += len(bodies)
         messages = [Message(head, body, number) for number, body in enumerate(bodies, first)]
         if self._timed or head.ttl_ms is not None:
             expires = self._expires(head)
@@ -374,17 +388,13 @@ class Queue:
         else:
             self.ready = deque(merge(messages, ready, key=_number))
 
-    def take_back(self, messages: list[Message]) -> None:
-        """What went to a taker that acknowledges nothing comes back, unwritten: it was not delivered.
-
-        Its records, if it had any, are gone; what a crash would lose of it now was given out once.
-        """
-        if self.deleted or not messages:
-            return
+    def take_back(self, head: Head, bodies: Sequence[bytes]) -> None:
+        """The last that the feed was given comes back, unwritten, before all that is ready. You `deal`."""
+        following = self.ready[0].number if self.ready else self._next
+        messages = self.number(head, bodies, following - len(bodies))
         self._home.memory.take(sum([_cost(message) for message in messages]))
         self._home.counts.delivered -= len(messages)
         self.put_back(messages, given=False)
-        self.deal()
 
     def purge(self) -> int:
         """Throw away what is ready; how many that were."""
@@ -405,7 +415,7 @@ class Queue:
         self.exclusive_consumer = False
         self._used_now()
 
-    def attach_feed(self, feed: Taker) -> None:
+    def attach_feed(self, feed: Feed) -> None:
         """From now on everything goes to it."""
         assert self.feed is None, "a queue has one feed"
         self.feed = feed
@@ -413,7 +423,7 @@ class Queue:
         self._used_now()
         self.deal()
 
-    def detach_feed(self, feed: Taker) -> None:
+    def detach_feed(self, feed: Feed) -> None:
         assert self.feed is feed
         self.feed = None
         self._used_now()

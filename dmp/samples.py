@@ -28,6 +28,11 @@ _COUNTERS = (
     ("warned", "queue_warnings_total", "Times a queue grew beyond queue_warn_messages."),
     ("logins_refused", "logins_refused_total", "Wrong names, passwords or places."),
     ("heartbeats_missed", "heartbeats_missed_total", "Connections closed for silence."),
+    ("returns_lost", "returns_lost_total", "Messages of sinks whose principal was gone, or did not read."),
+    ("leases_given", "leases_given_total", "Leases of sinks and feeds."),
+    ("leases_refused", "leases_refused_total", "DMP connections without a good lease."),
+    ("leases_lapsed", "leases_lapsed_total", "Leases that were not used in time."),
+    ("sunk", "messages_sunk_total", "Of the messages published, those that came by sinks."),
     ("too_late", "too_late_total", "Connections closed for a login or a frame that took too long."),
 )
 
@@ -38,11 +43,17 @@ def samples(broker: Broker) -> Iterable[Sample]:
         yield Sample(f"dmp_{name}", getattr(counts, field), help_)
     for code, refused in sorted(counts.refusals.items()):
         yield Sample(
-            "dmp_refusals_total", refused, "Channel and connection exceptions.", labels=(("code", code),)
+            "dmp_refusals_total",
+            refused,
+            "Channel and connection exceptions, and DMP's refusals.",
+            labels=(("code", code),),
         )
     queues = broker.queues.values()
     for name, value, help_ in (
         ("connections", counts.connections, "AMQP connections past their login."),
+        ("sinks", counts.sinks, "DMP connections that write."),
+        ("feeds", counts.feeds, "DMP connections that read."),
+        ("leases", len(broker.leases), "Leases that are not used yet."),
         ("channels", counts.channels, "Open channels."),
         ("consumers", counts.consumers, "Consumers."),
         ("exchanges", len(broker.exchanges), "Exchanges."),

@@ -51,6 +51,10 @@ class DmpSettings:
     """On one connection."""
     unacked_max: int = _amount(100_000, 1, 10_000_000)
     """On one channel, where it has set no lower prefetch: then deliveries wait for acknowledgements."""
+    leases_max: int = _amount(10_000, 1, 1_000_000)
+    """Of all applications together, not used yet."""
+    feed_bytes_max: int = _amount(8 * MIB, 4096, 1 << 32)
+    """What a feed's connection may have unsent; what is more waits in its queue."""
     memory_bytes_max: int = _amount(512 * MIB, MIB, 1 << 50)
     """All waiting messages together. Above it publishers' connections are not read until a tenth is free;
     a publish from one that itself holds unacknowledged messages, which would then never be read, is

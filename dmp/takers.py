@@ -35,6 +35,13 @@ class Taker(Protocol):
         """The queue is gone."""
 
 
+class Feed(Taker, Protocol):
+    """The reading end of a DMP connection; `no_ack`."""
+
+    def deliver_whole(self, data: bytes, exchange: bytes) -> None:
+        """Messages that came by a sink, as they stand there; `exchange`: what the sink is."""
+
+
 class Home(Protocol):
     """What a queue asks of its broker."""
 

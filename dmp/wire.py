@@ -1,4 +1,4 @@
-"""DMP's bytes: the dialog's short strings, and messages in their envelope. No I/O, no state; both ends use it.
+"""DMP's bytes: the dialog's short strings, and messages in envelopes. No I/O, no state; both ends use it.
 
     [size u32][exchange shortstr][routing key shortstr][flags u16][properties][body length u32][body]
 
@@ -56,6 +56,7 @@ class Options(IntFlag):
     MANDATORY = 2
 
 
+NO_OPTIONS = Options(0)
 GREETING = "DMP/0.1"
 
 
@@ -74,7 +75,7 @@ class Message:
     key: bytes
     body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
     properties: bytes = NO_PROPERTIES
-    options: Options = Options(0)
+    options: Options = NO_OPTIONS
 
 
 def refusal(code: Reply, text: str) -> WireError:
@@ -114,7 +115,7 @@ def read_reply(text: bytes) -> tuple[int, str]:
 
 
 def envelope(
-    exchange: bytes, key: bytes, properties: bytes, body_bytes: int, options: Options = Options(0)
+    exchange: bytes, key: bytes, properties: bytes, body_bytes: int, options: Options = NO_OPTIONS
 ) -> bytes:
     """All of a message that stands before its body."""
     inner = b"".join(
@@ -132,9 +133,7 @@ def envelope(
 
 def message(message: Message) -> bytes:
     """A message, whole."""
-    head = envelope(
-        message.exchange, message.key, message.properties, len(message.body), message.options
-    )
+    head = envelope(message.exchange, message.key, message.properties, len(message.body), message.options)
     return head + message.body
 
 
@@ -176,7 +175,7 @@ def layout_untrusted(data: bytes, at: int, end: int, body_bytes_max: int = BODY_
     if body_at > end:
         raise refusal(Reply.SYNTAX_ERROR, "properties that reach past the end of their message")
     (length,) = read_u32(data, properties_end)
-    options = Options(0)
+    options = NO_OPTIONS
     if length != end - body_at:
         if not length >> 24 or length & BODY_BYTES_MAX != end - body_at:
             text = f"a body length of {length} where {end - body_at} bytes are left"
@@ -196,7 +195,7 @@ def layout_untrusted(data: bytes, at: int, end: int, body_bytes_max: int = BODY_
 
 
 def read_envelope(before: bytes) -> tuple[bytes, bytes, bytes, int]:
-    """Of all that stands before a well-formed message's body: exchange, key, properties, the body's length."""
+    """Of all that stands before a message's body: exchange, key, properties, the body's length."""
     exchange_end = SIZE_BYTES + 1 + before[SIZE_BYTES]
     key_end = exchange_end + 1 + before[exchange_end]
     body_bytes = SIZE_BYTES + read_u32(before)[0] - len(before)
@@ -258,7 +257,7 @@ FEW = 8
 
 
 def runs(data: bytes) -> list[tuple[bytes, list[bytes]]]:
-    """Whole, well-formed messages as runs with one envelope: all that stands before a body, and the bodies."""
+    """Whole, well-formed messages as runs with one envelope: that, and the bodies."""
     found: list[tuple[bytes, list[bytes]]] = []
     at = 0
     last = b""

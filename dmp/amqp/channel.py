@@ -115,6 +115,15 @@ class Channel:
         self.session.broker.counts.returned += 1
         self.session.reply(return_frame(self.number, code, head) + self.framed(head, body))
 
+    def return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
+        """The same for what came by a sink that was leased here: it never waits for this client to read."""
+        session = self.session
+        outbox = session.connection.outbox
+        if self.silent or session.lost or session.replies.full or outbox.size > outbox.bound:
+            session.broker.counts.returns_lost += 1
+        else:
+            self.send_return(code, head, body)
+
     def framed(self, head: Head, body: bytes) -> bytes:
         """A content, whole."""
         return b"".join(

@@ -46,7 +46,7 @@ def direct_put(channel: Channel, method: Direct.Put, table: bytes) -> None:
     exchange = session.broker.wiring.exchange(method.sink.encode())
     if exchange.kind.internal:
         raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(exchange.name)} is internal")
-    lease = session.broker.leases.put(session.owner, exchange, channel.send_return)
+    lease = session.broker.leases.put(session.owner, exchange, channel.return_from_sink)
     channel.reply(Direct.PutOk(lease))
 
 
