@@ -1,0 +1,114 @@
+"""PROTOCOL.md says what the server does."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+from pamqp import body, common, header
+
+from dmp.amqp import methods, wiring_methods
+from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State, diagram
+from dmp.door import AMQP_HEADER
+from dmp.refusals import Code
+from dmp.settings import DmpSettings
+from tests.dmp.amqp_peer import Peer, content_header
+from tests.dmp.world import World
+
+DOCUMENT = (Path(__file__).parent.parent.parent / "dmp" / "PROTOCOL.md").read_text()
+BY_NAME = {method.name: method for method in methods.METHODS.values()}
+UNSHOWN = ("server_properties", "client_properties", "arguments")
+
+
+def spoken(line: str) -> bytes:
+    """A line of the session as a frame."""
+    number, name, *fields = line.split(" ")
+    channel = int(number)
+    if name == "header":
+        return content_header(int(fields[0]), channel=channel)
+    if name == "body":
+        data = fields[0].encode()
+        return b"\x03" + channel.to_bytes(2, "big") + len(data).to_bytes(4, "big") + data + b"\xce"
+    method = BY_NAME[name]()
+    for slot in method.attributes():
+        if getattr(method, slot) is None:
+            setattr(method, slot, _empty(method.amqp_type(slot)))
+    for field in fields:
+        slot, _, text = field.partition("=")
+        setattr(method, slot, _value(method.amqp_type(slot), text))
+    return methods.encode(method, channel)
+
+
+def _empty(kind: str) -> common.FieldValue:
+    return {"bit": False, "shortstr": "", "longstr": "", "table": {}}.get(kind, 0)
+
+
+def _value(kind: str, text: str) -> common.FieldValue:
+    if kind == "bit":
+        return text == "1"
+    return text.replace("\\0", "\0") if kind in ("shortstr", "longstr") else int(text)
+
+
+def heard(channel: int, value: Any) -> str:
+    """A frame as a line of the session."""
+    if isinstance(value, header.ContentHeader):
+        return f"{channel} header {value.body_size}"
+    if isinstance(value, body.ContentBody):
+        return f"{channel} body {value.value.decode()}"
+    fields = {slot: said for slot, said in value if slot not in UNSHOWN}
+    shown = [f"{slot}={_said(said)}" for slot, said in fields.items() if _is_shown(value.name, slot, said)]
+    return " ".join([str(channel), value.name, *shown])
+
+
+def _is_shown(name: str, slot: str, said: Any) -> bool:
+    return said not in (0, "", "0") or name in ("Connection.Start", "Queue.DeclareOk")
+
+
+def _said(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value).replace(" ", "_")
+
+
+async def test_the_session_in_the_document_goes_as_it_says() -> None:
+    world = await World.open()
+    peer = Peer(world)
+    peer.send(AMQP_HEADER)
+    session = DOCUMENT.partition("```session\n")[2].partition("```")[0].splitlines()
+    said: list[str] = []
+    for line in session:
+        if line.startswith("> "):
+            assert said == [], "the document leaves out an answer"
+            peer.send(spoken(line[2:]))
+        else:
+            if not said:
+                world.settle()
+                said = [heard(channel, value) for channel, value in peer.frames()]
+            assert said, f"nothing came, {line} should"
+            assert said.pop(0) == line
+    assert said == []
+    assert peer.connection.finished
+
+
+def test_every_code_that_is_used_is_in_the_document() -> None:
+    for code in Code:
+        if code not in (Code.NO_ROUTE, Code.NO_CONSUMERS, Code.INVALID_PATH):
+            assert f"| {int(code)} {code.name} |" in DOCUMENT
+
+
+def test_the_limits_in_the_document_are_the_settings() -> None:
+    defaults = DmpSettings()
+    limits = {field.name for field in attrs.fields(DmpSettings) if field.name.endswith("_max")}
+    for name in limits:
+        assert re.search(rf"\| {getattr(defaults, name)} [^|]* \| `{name}` \|", DOCUMENT), name
+    assert "| 10 s to log in | `login_seconds` |" in DOCUMENT
+    assert defaults.login_seconds == 10
+    assert "| 30 s for a frame | `frame_seconds` |" in DOCUMENT
+    assert defaults.frame_seconds == 30
+    assert f"{wiring_methods.ARGUMENTS_BYTES_MAX} bytes of arguments" in DOCUMENT
+
+
+def test_the_diagrams_are_the_tables() -> None:
+    for lines in (
+        diagram(TRANSITIONS, State.STARTING, State.ENDED),
+        diagram(CHANNEL_TRANSITIONS, ChannelState.OPEN, ChannelState.CLOSED),
+    ):
+        assert "```mermaid\n" + "\n".join(lines) + "\n```" in DOCUMENT
