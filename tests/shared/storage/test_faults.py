@@ -28,20 +28,25 @@ from tests.support.workloads import Worker
 
 @attrs.frozen
 class Fault:
-    """`number`: the error; None for a short write. `lose`: what is unsynced stays so, whatever comes."""
+    """`number`: the error; None for a short write. `lose`: what is unsynced stays so, whatever comes.
+
+    `torn`: the first half of the write is taken, and the error comes when the rest is tried.
+    """
 
     name: str
     number: int | None
     lose: bool = False
+    torn: bool = False
 
 
 NO_SPACE = Fault("no space", errno.ENOSPC)
 BROKEN = Fault("input/output error", errno.EIO)
 SHORT = Fault("short write", None)
+TORN = Fault("short write, then no space", errno.ENOSPC, torn=True)
 MARKED_CLEAN = Fault("sync fails, and the pages are marked clean", errno.EIO, lose=True)
 
 FAULTS = {
-    "write": (NO_SPACE, BROKEN, SHORT),
+    "write": (NO_SPACE, BROKEN, SHORT, TORN),
     "allocate": (NO_SPACE, BROKEN),
     "create": (NO_SPACE, BROKEN),
     "mkdir": (NO_SPACE, BROKEN),
@@ -101,12 +106,14 @@ async def _run(at: int | None, fault: Fault | None) -> _Run:
             witness.journal_synced(syncing.pop())
         run.told.append(operation)
         moment = witness.tick()
-        if operation.number == at and fault is not None:
-            if fault.number is None:
+        if fault is not None and at is not None:
+            if operation.number == at and (fault.number is None or fault.torn):
                 return operation.length // 2
-            if fault.lose:
-                disk.lose(operation.path if operation.kind == "sync" else None)
-            raise OSError(fault.number, os.strerror(fault.number))
+            if operation.number == at + fault.torn:
+                assert fault.number is not None
+                if fault.lose:
+                    disk.lose(operation.path if operation.kind == "sync" else None)
+                raise OSError(fault.number, os.strerror(fault.number))
         if operation.kind == "sync" and operation.path.startswith("journal/"):
             syncing.append(moment)
         return None
