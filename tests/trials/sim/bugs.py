@@ -15,6 +15,7 @@ from shared.storage.checkpoint import Checkpointer
 from shared.storage.commit import Commit, Ticket
 from shared.storage.committer import Committer
 from shared.storage.journal import Journal, PoisonError
+from shared.storage.log import Log
 from tests.trials.sim.disk import FaultyDisk
 from tests.trials.sim.run import Verdict, play
 
@@ -194,6 +195,10 @@ def _stock_is_taken_in_the_middle_of_a_commit() -> list[Change]:
     return [(Committer, "when_idle", lambda self, callback: callback())]
 
 
+def _stock_leaves_out_what_is_to_be_deleted() -> list[Change]:
+    return [(Log, "gone", property(lambda self: self.deleted))]
+
+
 # -- failing writes, weaker modes
 
 
@@ -261,6 +266,11 @@ BUGS: dict[str, Bug] = {
         "a checkpoint takes stock while a commit is under way",
         _stock_is_taken_in_the_middle_of_a_commit,
         "checkpoints",
+    ),
+    "stock-amid-deletion": Bug(
+        "a checkpoint leaves out a log whose deletion is asked for and not durable",
+        _stock_leaves_out_what_is_to_be_deleted,
+        "deletes amid checkpoints",
     ),
     "failed-write-not-taken-back": Bug(
         "the end of a log stays where a failed write would have brought it",

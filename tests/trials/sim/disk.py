@@ -50,7 +50,9 @@ class FaultPlan:
     sync_seconds: float = 0.0
     """A sync takes up to this long."""
     stall_seconds: float = 0.0
-    """One sync in ten takes up to this long."""
+    """One sync in ten takes up to this long,"""
+    journal_stalls: float = 0.1
+    """and of the journal's more, where this says so: checkpoints overtake a commit that hangs."""
     pauses: float = 0.0
     """The chance that another thread comes in between before any other operation,"""
     pause_seconds: float = 0.000_02
@@ -141,7 +143,7 @@ class Faults:
             raise PowerCut
         plan, kind = self._plan, operation.kind
         if kind in SYNCS:
-            seconds = self._sync_seconds()
+            seconds = self._sync_seconds(operation)
             # It takes effect somewhere in between: what is written meanwhile is covered, or not.
             effect = seconds * self._chance.choice((0.0, 1.0, 0.5))
             self._rest[self._threads.current()] = seconds - effect
@@ -176,9 +178,10 @@ class Faults:
         if self.ended:
             raise PowerCut
 
-    def _sync_seconds(self) -> float:
+    def _sync_seconds(self, operation: Operation) -> float:
         plan, chance = self._plan, self._chance
-        if plan.stall_seconds and chance.random() < 0.1:
+        is_commit = operation.kind == "sync" and operation.path.startswith("journal/")
+        if plan.stall_seconds and chance.random() < (plan.journal_stalls if is_commit else 0.1):
             seconds = chance.random() * plan.stall_seconds
         elif plan.sync_seconds:
             seconds = chance.random() * plan.sync_seconds

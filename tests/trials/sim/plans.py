@@ -88,7 +88,9 @@ def _life(chance: random.Random, temper: Temper, timing: FaultPlan) -> Life:
 
 
 def _faults(chance: random.Random, temper: Temper, timing: FaultPlan) -> FaultPlan:
-    faults = attrs.evolve(timing, stall_seconds=chance.choice(temper.stall_seconds))
+    faults = attrs.evolve(
+        timing, stall_seconds=chance.choice(temper.stall_seconds), journal_stalls=temper.journal_stalls
+    )
     at = chance.randint(1, OPERATIONS // 2)
     match chance.choice(temper.faults):
         case "sync":

@@ -24,7 +24,7 @@ EPISODES = MappingProxyType(
 
 @attrs.frozen
 class Temper:
-    """Every field is a choice, drawn from by the seed.
+    """Every field that is a tuple is a choice, drawn from by the seed.
 
     `topics`: names; those of modes `interval` and `none` begin with i and n (see model.py). `episodes`: what
     clients do, by weight. `endings`: of a life, weights of a power cut, a kill and a clean stop. `ends`: what
@@ -50,6 +50,7 @@ class Temper:
     faults: tuple[str, ...] = ("", "", "", "", "", "sync", "sync", "errors", "full", "read")
     sync_seconds: tuple[float, ...] = (0.0, 0.0, 0.0002, 0.002, 0.02)
     stall_seconds: tuple[float, ...] = (0.0, 0.0, 0.5, 2.0)
+    journal_stalls: float = 0.1
     inline_sync_seconds: tuple[float, ...] = (0.0, 300e-6, 1.0)
     interleaved: tuple[float, ...] = (0.0, 0.5, 1.0)
     segment_bytes: tuple[int, ...] = (4096, 16384, 65536)
@@ -123,6 +124,22 @@ TEMPERS = MappingProxyType(
             ends=("answer", "operation"),
             faults=("",),
             episodes=_only(produce=5, batches=1, group=1, delete=5, fetch=1),
+        ),
+        # Commits that hang in their sync, with a deletion in them, and checkpoints that overtake them.
+        "deletes amid checkpoints": Temper(
+            topics=("ab",),
+            clients=(6,),
+            endings=(1, 0, 0),
+            ends=("kind",),
+            end_kinds=("sync_folder journal", "rename", "unlink"),
+            faults=("",),
+            sync_seconds=(0.0, 0.0002),
+            stall_seconds=(0.005,),
+            journal_stalls=0.5,
+            inline_sync_seconds=(0.0,),
+            interleaved=(1.0,),
+            segment_bytes=(4096,),
+            episodes=_only(produce=8, delete=2),
         ),
         "torn writes": Temper(
             topics=("a", "ab"),
