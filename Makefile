@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .PHONY: serve test lint types format lock trial-power trial-kill trial-sim trials clean
 
 serve: $(VENV)/.serve
-	@exec $(BIN)/brokers serve $(ARGS)
+	@exec $(BIN)/python -m brokers serve $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
@@ -49,13 +49,15 @@ clean:
 
 $(VENV)/.serve: requirements.lock pyproject.toml
 	@.ci/python-check "$(PYTHON)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV), this once" >&2
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv $(VENV)
 	@$(call SECTION,serve) > $(VENV)/serve.txt
 	@$(PIP) install --require-hashes -r $(VENV)/serve.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve requirements.lock
+	@echo "setting up $(VENV) for the tests, this once" >&2
 	@$(call SECTION,test) > $(VENV)/test.txt
 	@$(PIP) install --require-hashes -r $(VENV)/serve.txt -r $(VENV)/test.txt
 	@touch $@
