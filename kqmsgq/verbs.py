@@ -14,8 +14,8 @@ import trio
 from cyclopts import App, Parameter
 
 from kqmsgq.client import Message, open_consumer, open_producer
-from shared.errors import ConfigError
-from shared.net.dial import Disconnected
+from shared.errors import UsageError
+from shared.net.dial import Disconnected, tls_context
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 
@@ -54,12 +54,7 @@ class Server:
     key: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        if not (self.tls or self.ca or self.certificate):
-            return None
-        context = ssl.create_default_context(cafile=self.ca)
-        if self.certificate is not None:
-            context.load_cert_chain(self.certificate, self.key)
-        return context
+        return tls_context(wanted=self.tls, ca=self.ca, certificate=self.certificate, key=self.key)
 
 
 LOCAL = Server()
@@ -150,9 +145,9 @@ async def consume(
     With --json each has its queue beside it.
     """
     if not queue and not all_:
-        raise ConfigError("--queue", "name at least one queue, or say --all")
+        raise UsageError("--queue", "name at least one queue, or say --all")
     if raw and json:
-        raise ConfigError("--raw", "is the bytes alone; --json shows more")
+        raise UsageError("--raw", "is the bytes alone; --json shows more")
 
     async def shown() -> AsyncIterator[Any]:
         left = max_

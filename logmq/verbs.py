@@ -14,7 +14,7 @@ import trio
 from cyclopts import App, Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
-from shared.errors import ConfigError
+from shared.errors import UsageError
 from shared.net.dial import tls_context
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
@@ -169,7 +169,7 @@ async def consume(
     Begins at the first that is kept, unless --from or --group say otherwise.
     """
     if commit and group is None:
-        raise ConfigError("--commit", "needs a --group whose offset it is")
+        raise UsageError("--commit", "needs a --group whose offset it is")
 
     async def shown() -> AsyncIterator[Any]:
         left = max_
@@ -260,7 +260,7 @@ async def seek(
     try:
         unix_ms = int(when) if when.isdigit() else int(datetime.fromisoformat(when).timestamp() * 1000)
     except ValueError:
-        raise ConfigError("WHEN", f"{when!r} is neither Unix milliseconds nor an ISO time") from None
+        raise UsageError("WHEN", f"{when!r} is neither Unix milliseconds nor an ISO time") from None
     async with server.connect() as client:
         return {"topic": topic, "offset": await client.seek(topic, max(unix_ms, 0))}
 
@@ -298,7 +298,7 @@ async def _start(
     if said is not None and said.isdigit():
         return int(said)
     if said not in (None, "first", "end"):
-        raise ConfigError("--from", f"{said!r} is neither an offset nor first or end")
+        raise UsageError("--from", f"{said!r} is neither an offset nor first or end")
     try:
         found = await client.offsets(topic)
         if said is None and group is not None:

@@ -109,8 +109,10 @@ class Writing:
         """An APPEND or BATCH line; its bytes begin at `after`. Returns the position behind what was taken."""
         length = number_untrusted(fields[-1], "length")  # where that is not said, nothing can be skipped
         try:
-            if length > self._size_max:
-                raise too_large("a message" if word == b"APPEND" else "a batch", length, self._size_max)
+            # The largest message can be sent as a batch of one record, too.
+            what, more = ("a message", 0) if word == b"APPEND" else ("a batch", runs.HEADER_BYTES)
+            if length > self._size_max + more:
+                raise too_large(what, length, self._size_max + more)
             done = self._append_done(fields) if word == b"APPEND" else self._batch_done(fields, length)
         except Refusal as refusal:
             self._session.refuse(refusal)

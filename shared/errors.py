@@ -49,6 +49,18 @@ class ConfigError(BrokerError):
         return f"{self.key}: {self.text}"
 
 
+@attrs.define(eq=False)
+class UsageError(BrokerError):
+    """A command's arguments do not make sense; `argument` is written as in its help (`--from`)."""
+
+    argument: str
+    text: str
+    exit_code: ClassVar[int] = 2
+
+    def __str__(self) -> str:
+        return f"{self.argument}: {self.text}"
+
+
 class StoreError(BrokerError):
     """The storage core could not do what was asked; nothing was acknowledged."""
 

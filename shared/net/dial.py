@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from shared.errors import BrokerError
+from shared.errors import BrokerError, UsageError
 
 CONNECT_SECONDS = 10.0
 PAUSE_SECONDS = (0.05, 2.0)
@@ -88,10 +88,27 @@ def pause_before(attempts: int) -> float:
 def tls_context(
     *, wanted: bool, ca: Path | None, certificate: Path | None, key: Path | None
 ) -> ssl.SSLContext | None:
-    """What a command's TLS flags mean; None: no TLS. Any of the files implies it. Raises OSError."""
+    """What a command's TLS flags mean; None: no TLS. Any of the files implies it. Raises UsageError."""
     if not (wanted or ca or certificate):
         return None
-    context = ssl.create_default_context(cafile=ca)
+    for flag, file in (("--ca", ca), ("--certificate", certificate), ("--key", key)):
+        if file is not None:
+            _check_readable(flag, file)
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except ssl.SSLError as error:
+        raise UsageError("--ca", f"{ca} is no PEM certificate ({error})") from None
     if certificate is not None:
-        context.load_cert_chain(certificate, key)
+        try:
+            context.load_cert_chain(certificate, key)
+        except ssl.SSLError as error:
+            raise UsageError("--certificate", f"{certificate} and its key are not usable ({error})") from None
     return context
+
+
+def _check_readable(flag: str, file: Path) -> None:
+    # OpenSSL's own error does not say which file it is about.
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise UsageError(flag, f"cannot read {file}: {error.strerror}") from None

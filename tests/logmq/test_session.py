@@ -353,10 +353,11 @@ def test_too_large_is_refused_before_it_is_kept() -> None:
     assert peer.ask(b"PRODUCE t 1234567890\r\n") == b"OK 28\n"
     assert peer.ask(b"APPEND t 10\n1234567890") == b"OK 42\n"
     assert peer.ask(b"APPEND t 11\n12345678901PING\n").endswith(b"\nPONG\n")
-    assert peer.ask(b"BATCH t w 1 14\n" + record(b"1234567890") + b"PING\n").startswith(b"ERR TOO_LARGE ")
+    assert peer.ask(b"BATCH b w 1 14\n" + record(b"1234567890")) == b"OK 0\n"
+    assert peer.ask(b"BATCH b w 2 15\n" + record(b"12345678901") + b"PING\n").startswith(b"ERR TOO_LARGE ")
     assert peer.ask(b"PRODUCE new " + b"x" * 11 + b"\n").startswith(b"ERR TOO_LARGE ")
     assert world.log("t").end == 56
-    assert list(world.namespace.logs) == ["t"]
+    assert list(world.namespace.logs) == ["t", "b"]
 
 
 def test_a_refused_body_is_thrown_away() -> None:

@@ -107,7 +107,7 @@ def test_a_group_goes_on_where_it_has_committed(logmq: Command, server: Server) 
 
 def test_a_commit_without_a_group_is_refused(logmq: Command) -> None:
     code, _, err = logmq("consume", "x", "--commit")
-    assert code == ExitCode.CONFIGURATION
+    assert code == ExitCode.USAGE
     assert "--group" in err
 
 
@@ -137,8 +137,8 @@ def test_topics_offsets_seek_and_delete(logmq: Command) -> None:
     [
         (("produce", ".bad", "x"), ExitCode.FAILED),
         (("consume", "nix"), ExitCode.FAILED),
-        (("consume", "nix", "--from", "soon"), ExitCode.CONFIGURATION),
-        (("seek", "nix", "soon"), ExitCode.CONFIGURATION),
+        (("consume", "nix", "--from", "soon"), ExitCode.USAGE),
+        (("seek", "nix", "soon"), ExitCode.USAGE),
         (("delete", "nix"), ExitCode.FAILED),
         (("offsets",), ExitCode.USAGE),
         (("topics", "--port", "1"), ExitCode.UNAVAILABLE),
