@@ -34,7 +34,9 @@ def make(project: Path, *words: str, refused: str = "nothing") -> tuple[int, str
     log.write_text("")
     python.write_text(PYTHON.format(log=log, folder=project, refused=refused))
     python.chmod(0o755)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    # Not what a make that runs these tests was given.
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "VENV", "SEEDS")
+    environ = {name: value for name, value in os.environ.items() if name not in outer}
     done = subprocess.run(
         ["make", *words, f"PYTHON={python}"],
         cwd=project,
