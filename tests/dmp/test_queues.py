@@ -73,6 +73,10 @@ async def test_what_is_requeued_comes_back_to_its_old_place() -> None:
     queue.requeue([taker.messages[0]])
     assert bodies(queue) == [b"0", b"2", b"3", b"4"]
     assert queue.unacked == 0
+    taker.count = 3
+    queue.deal()
+    queue.requeue([taker.messages[-1], taker.messages[-3], taker.messages[-2]])
+    assert bodies(queue) == [b"0", b"2", b"3", b"4"]
 
 
 async def test_a_feed_comes_before_consumers_and_gives_back_what_it_has_not_written() -> None:

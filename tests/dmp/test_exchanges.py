@@ -1,0 +1,205 @@
+"""Routing without a wire: four types, exchanges behind exchanges, what goes with what."""
+
+from typing import Any
+
+import pytest
+from pamqp import commands, encode
+
+from dmp.arguments import QueueArguments, QueueKind
+from dmp.exchanges import ExchangeKind
+from dmp.header_match import HeaderMatch
+from dmp.message import Head
+from dmp.refusals import Code, Refusal
+from dmp.settings import DmpSettings
+from tests.dmp.world import World
+
+NO_TABLE = b"\0\0\0\0"
+
+
+def queue(world: World, name: bytes, **kind: Any) -> Any:
+    return world.wiring.declare_queue(name, QueueKind(**kind), world.owner)[0]
+
+
+def exchange(world: World, name: bytes, type_: str, **kind: Any) -> Any:
+    world.wiring.declare_exchange(name, ExchangeKind(type_, **kind))
+    return world.wiring.exchange(name)
+
+
+def bind(world: World, source: bytes, destination: Any, key: bytes = b"", **arguments: Any) -> None:
+    world.wiring.bind(source, destination, key, encode.field_table(arguments), arguments)
+
+
+def routed(world: World, name: bytes, key: bytes = b"", headers: dict[str, Any] | None = None) -> set[bytes]:
+    properties = commands.Basic.Properties(headers=headers).marshal()
+    return {found.name for found in world.broker.route(name, Head(name, key, 0, properties))}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        (b"#", [b"", b"a", b"a.b"], []),
+        (b"*", [b"a", b""], [b"a.b"]),
+        (b"a.*.c", [b"a.b.c", b"a..c"], [b"a.c", b"a.b.b.c"]),
+        (b"a.#.c", [b"a.c", b"a.b.c", b"a.b.b.c"], [b"a.b", b"c"]),
+        (b"#.error", [b"error", b"app.error", b"a.b.error"], [b"error.a"]),
+        (b"a.b", [b"a.b"], [b"a", b"a.b.c", b"A.b"]),
+        (b"a*.b", [b"a*.b"], [b"ax.b"]),
+    ],
+)
+async def test_topics_match_by_words(pattern: bytes, matching: list[bytes], others: list[bytes]) -> None:
+    world = await World.open()
+    exchange(world, b"t", "topic")
+    bind(world, b"t", queue(world, b"q"), pattern)
+    assert all(routed(world, b"t", key) == {b"q"} for key in matching)
+    assert all(routed(world, b"t", key) == set() for key in others)
+
+
+async def test_direct_and_fanout_and_the_default() -> None:
+    world = await World.open()
+    for name in (b"one", b"two"):
+        bind(world, b"amq.direct", queue(world, name), b"k-" + name)
+        bind(world, b"amq.fanout", queue(world, name), b"ignored")
+    assert routed(world, b"amq.direct", b"k-one") == {b"one"}
+    assert routed(world, b"amq.direct", b"k") == set()
+    assert routed(world, b"amq.fanout", b"whatever") == {b"one", b"two"}
+    assert routed(world, b"", b"two") == {b"two"}
+    assert routed(world, b"", b"none") == set()
+    with pytest.raises(Refusal):
+        routed(world, b"none")
+
+
+async def test_a_message_goes_to_each_queue_once() -> None:
+    world = await World.open()
+    exchange(world, b"t", "topic")
+    bound = queue(world, b"q")
+    for pattern in (b"#", b"a.*", b"a.b"):
+        bind(world, b"t", bound, pattern)
+    world.publish(b"t", b"a.b", b"once")
+    assert len(bound.ready) == 1
+
+
+async def test_bindings_that_differ_in_arguments_only_are_two() -> None:
+    world = await World.open()
+    bound = queue(world, b"q")
+    bind(world, b"amq.direct", bound, b"k", n=1)
+    bind(world, b"amq.direct", bound, b"k", n=2)
+    world.wiring.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 1}))
+    assert routed(world, b"amq.direct", b"k") == {b"q"}
+    world.wiring.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 2}))
+    world.wiring.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 2}))
+    assert routed(world, b"amq.direct", b"k") == set()
+    assert world.broker.bindings == 0
+
+
+async def test_exchanges_in_a_circle_are_walked_once() -> None:
+    world = await World.open()
+    one, two = exchange(world, b"1", "fanout"), exchange(world, b"2", "fanout")
+    bind(world, b"1", two)
+    bind(world, b"2", one)
+    bind(world, b"2", queue(world, b"q"))
+    assert routed(world, b"1") == {b"q"}
+
+
+async def test_the_alternate_exchange_gets_what_nobody_wants() -> None:
+    world = await World.open()
+    exchange(world, b"main", "direct", alternate=b"amq.fanout")
+    bind(world, b"main", queue(world, b"q"), b"k")
+    bind(world, b"amq.fanout", queue(world, b"rest"))
+    assert routed(world, b"main", b"k") == {b"q"}
+    assert routed(world, b"main", b"other") == {b"rest"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "headers", "fits"),
+    [
+        ({"a": 1, "b": "x"}, {"a": 1, "b": "x", "c": None}, True),
+        ({"a": 1, "b": "x"}, {"a": 1}, False),
+        ({"x-match": "any", "a": 1, "b": "x"}, {"a": 1}, True),
+        ({"x-match": "any", "a": 1}, {"a": 2}, False),
+        ({"a": None}, {"a": "anything"}, True),
+        ({"a": None}, {"b": 1}, False),
+        ({"a": 1}, {"a": True}, False),
+        ({"a": 1}, {"a": 1.0}, True),
+        ({"x-y": 1}, {}, True),
+        ({"x-match": "all-with-x", "x-y": 1}, {}, False),
+        ({"x-match": "any-with-x", "x-y": 1}, {"x-y": 1}, True),
+        ({"x-match": "any"}, {"a": 1}, False),
+        ({}, {}, True),
+    ],
+)
+def test_headers_fit(arguments: dict[str, Any], headers: dict[str, Any], fits: bool) -> None:
+    assert HeaderMatch(arguments).fits(headers) is fits
+
+
+async def test_a_binding_that_makes_no_sense_is_refused_before_anything_is_written() -> None:
+    world = await World.open()
+    bound = queue(world, b"q", durable=True)
+    with pytest.raises(Refusal, match="x-match"):
+        bind(world, b"amq.headers", bound, **{"x-match": "some"})
+    world.settle()
+    after = await world.again()
+    assert after.broker.bindings == 0
+
+
+async def test_what_is_deleted_takes_its_bindings_along() -> None:
+    world = await World.open()
+    exchange(world, b"e", "fanout", auto_delete=True, durable=True)
+    bound = queue(world, b"q", durable=True)
+    bind(world, b"e", bound)
+    bind(world, b"amq.fanout", world.wiring.exchange(b"e"))
+    world.wiring.delete_queue(bound)
+    assert b"e" not in world.broker.exchanges
+    assert world.broker.bindings == 0
+    world.settle()
+    after = await world.again()
+    assert (after.broker.bindings, set(after.broker.queues)) == (0, set())
+    assert b"e" not in after.broker.exchanges
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (Code.PRECONDITION_FAILED, {"durable": True}),
+        (Code.PRECONDITION_FAILED, {"auto_delete": True}),
+        (Code.PRECONDITION_FAILED, {"arguments": QueueArguments(ttl_ms=5)}),
+        (Code.PRECONDITION_FAILED, {"exclusive": True}),
+    ],
+)
+async def test_a_queue_is_declared_again_just_as_it_was(code: Code, kind: dict[str, Any]) -> None:
+    world = await World.open()
+    first = queue(world, b"q")
+    assert queue(world, b"q") is first
+    with pytest.raises(Refusal) as error:
+        queue(world, b"q", **kind)
+    assert error.value.code is code
+
+
+async def test_deletes_that_ask_first() -> None:
+    world = await World.open()
+    bound = queue(world, b"q")
+    bind(world, b"amq.fanout", bound)
+    world.publish(b"", b"q", b"x")
+    with pytest.raises(Refusal, match="not empty"):
+        world.wiring.delete_queue(bound, if_empty=True)
+    exchange(world, b"e", "direct")
+    bind(world, b"e", bound)
+    with pytest.raises(Refusal, match="in use"):
+        world.wiring.delete_exchange(b"e", if_unused=True)
+    assert world.wiring.delete_queue(bound)[0] == 1
+    world.wiring.delete_exchange(b"e", if_unused=True)
+
+
+async def test_there_is_a_bound_of_everything() -> None:
+    world = await World.open(DmpSettings(queues_max=2, exchanges_max=16, bindings_max=2))
+    one, _ = queue(world, b"1"), queue(world, b"2")
+    with pytest.raises(Refusal, match="queues_max"):
+        queue(world, b"3")
+    bind(world, b"amq.direct", one, b"1")
+    bind(world, b"amq.direct", one, b"2")
+    bind(world, b"amq.direct", one, b"2")
+    with pytest.raises(Refusal, match="bindings_max"):
+        bind(world, b"amq.direct", one, b"3")
+    for n in range(len(world.broker.exchanges), 16):
+        exchange(world, b"%d" % n, "direct")
+    with pytest.raises(Refusal, match="exchanges_max"):
+        exchange(world, b"one more", "direct")
