@@ -1,11 +1,275 @@
-"""Administrative verbs: what has no word on the wire."""
+"""Administrative verbs: what has no word on the wire. The commands ask for them over the control socket."""
 
-from collections.abc import Sequence
+import base64
+from collections.abc import AsyncIterator, Mapping, Sequence
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
 
+from dms import records
 from dms.broker import Broker
+from dms.dmsq_file import SUFFIX, Writer, import_into, read
+from dms.messages import Letter
+from dms.opening import read as read_log
+from dms.queue import Queue
+from dms.records import Kind, Reason
+from dms.wire import Refusal, Status, malformed
+from shared.errors import StoreError
 from shared.plug import Verb
+
+PEEK_MAX = 1000
+READ_BYTES = 1 << 20
+MOVED_AT_ONCE = 500
 
 
 class Admin:
+    """The verbs of one broker."""
+
     def __init__(self, broker: Broker) -> None:
-        self.verbs: Sequence[Verb] = ()
+        self._broker = broker
+        self.verbs: Sequence[Verb] = (
+            Verb("queues", "every queue and what is known of it", self.queues),
+            Verb("peek", "the first messages of a queue; takes nothing", self.peek),
+            Verb("purge", "drop a queue's messages, but those that are held", self.purge),
+            Verb("redrive", "move dead letters back to where they came from", self.redrive),
+            Verb("export", "write a queue's messages to a .dmsq file", self.export),
+            Verb("import", "put a .dmsq file's messages into a queue", self.import_),
+        )
+
+    async def queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """`queue`: only that."""
+        only = arguments.get("queue")
+        those = [queue for _, queue in sorted(self._broker.queues.items()) if only in (None, queue.text)]
+        if only is not None and not those:
+            raise _missing(str(only))
+        return [self._describe(queue) for queue in those]
+
+    async def peek(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """`queue`, `limit` (10): those that nobody holds, in the order in which they would go out."""
+        queue = self._queue(arguments)
+        limit = arguments.get("limit", 10)
+        if type(limit) is not int or not 0 <= limit <= PEEK_MAX:
+            raise malformed(f"limit is a number from 0 to {PEEK_MAX}")
+        rows: list[dict[str, Any]] = []
+        async for seq, body, deliveries in self._messages(queue, held=False):
+            if len(rows) >= limit:
+                break
+            rows.append(_row(seq, body, deliveries))
+        return rows
+
+    async def purge(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """`queue`."""
+        queue = self._queue(arguments)
+        before = queue.depth
+        ticket = None
+        those = [(queue.head, queue.end - queue.head)] if queue.end > queue.head else []
+        if queue.back:
+            those = [*records.to_runs(sorted(queue.back)), *those]
+        if those and queue.keeper is not None and not queue.keeper.detached:
+            ticket = queue.keeper.gone(those, Reason.PURGED)
+        queue.take_ready()
+        if queue.mortality is not None:
+            queue.mortality.forget()
+        self._broker.counts.purged += before - queue.depth
+        if ticket is not None:
+            await self._broker.store.wait(ticket)
+        return {"queue": queue.text, "purged": before - queue.depth, "held": queue.held}
+
+    async def redrive(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """`queue`: what is no dead letter, or whose queue is missing or full, stays."""
+        queue = self._queue(arguments)
+        end = queue.end
+        moved = 0
+        stay: list[int] = []
+        try:
+            while True:
+                if queue.keeper is not None and queue.cold and not queue.bodies and queue.head < end:
+                    await self._warm(queue)
+                taken = self._front(queue, end)
+                if not taken:
+                    break
+                stay += taken
+                moved += self._send_back(queue, taken)
+                stay = [seq for seq in stay if seq in queue.back]
+                self._broker.settle()
+                await self._pause()
+        finally:
+            for seq in stay:
+                heappush(queue.returned, seq)
+            if queue.waiting and not queue.deleted:
+                queue.give()
+        return {"queue": queue.text, "moved": moved, "left": len(stay)}
+
+    async def export(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """`queue`, `target`: a path on the server's machine. Held messages too; all stay in the queue."""
+        queue = self._queue(arguments)
+        target = Path(_text(arguments, "target"))
+        store = self._broker.store
+        try:
+            writer: Writer = await store.aside(Writer, target)
+        except OSError as error:
+            raise Refusal(Status.INTERNAL, f"{target}: {error.strerror}") from None
+        try:
+            some: list[bytes] = []
+            size = 0
+            async for _, body, _ in self._messages(queue, held=True):
+                some.append(body)
+                size += len(body)
+                if size >= READ_BYTES:
+                    await store.aside(writer.add, some)
+                    some, size = [], 0
+            await store.aside(writer.add, some)
+            await store.aside(writer.finish)
+        except OSError as error:
+            await store.aside(writer.abandon)
+            raise Refusal(Status.INTERNAL, f"{target}: {error.strerror}") from None
+        except BaseException:
+            writer.abandon()
+            raise
+        return {"queue": queue.text, "messages": writer.count, "target": str(target)}
+
+    async def import_(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """`source`: a path on the server's machine; `queue`, or it is named as the file."""
+        source = Path(_text(arguments, "source"))
+        name = arguments.get("queue") or source.name.removesuffix(SUFFIX)
+        if not isinstance(name, str):
+            raise malformed("queue is a name")
+        try:
+            file = await self._broker.store.aside(read, source)
+        except OSError as error:
+            raise Refusal(Status.INTERNAL, f"{source}: {error.strerror}") from None
+        queue, ticket = import_into(self._broker, name, file)
+        if ticket is not None:
+            await self._broker.store.wait(ticket)
+        if queue.waiting:
+            queue.give()
+        return {"queue": queue.text, "messages": len(file.bodies)}
+
+    # -- helpers
+
+    def _queue(self, arguments: Mapping[str, Any]) -> Queue:
+        name = _text(arguments, "queue")
+        queue = self._broker.find(name)
+        if queue is None:
+            raise _missing(name)
+        return queue
+
+    def _describe(self, queue: Queue) -> dict[str, Any]:
+        keeper, mortality = queue.keeper, queue.mortality
+        row: dict[str, Any] = {
+            "queue": queue.text,
+            "depth": queue.depth,
+            "ready": queue.end - queue.head + len(queue.returned),
+            "held": queue.held,
+            "delayed": len(mortality.later) if mortality is not None else 0,
+            "waiting": sum(wait.left for wait in queue.waiting),
+            "in_memory": len(queue.bodies) + len(queue.back),
+            "durability": "memory" if keeper is None or keeper.detached else str(keeper.log.mode),
+            "disk_bytes": 0 if keeper is None else keeper.log.end - keeper.log.first,
+        }
+        options = queue.options
+        row["depth_max"] = options.depth
+        for name in ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms"):
+            row[name] = getattr(options, name)
+        return row
+
+    async def _messages(self, queue: Queue, *, held: bool) -> AsyncIterator[tuple[int, bytes, int]]:
+        """Sequence, body and deliveries of messages, oldest first, as they were when this began."""
+        head, end = queue.head, queue.end
+        older = [(seq, body, deliveries) for seq, (body, deliveries) in queue.back.items()]
+        if held:
+            for session in self._broker.sessions:
+                older += [(seq, body, n) for owner, seq, body, n in session.held.values() if owner is queue]
+        row = list(queue.bodies)
+        home = queue.keeper.home if queue.keeper is not None else 0
+        for entry in sorted(older):
+            yield entry
+        for seq, body in enumerate(row, head):
+            yield seq, body, 0
+        seq = head + len(row)
+        while seq < end and queue.keeper is not None:
+            try:
+                data = await read_log(queue.keeper.log, home, READ_BYTES)
+            except StoreError as error:
+                raise Refusal(Status.INTERNAL, str(error)) from None
+            if not data:
+                return
+            for record in records.unpack(data):
+                last = record.seq + record.entries
+                if record.kind in (Kind.ENQUEUED, Kind.LETTERS) and last > seq:
+                    bodies = records.messages_in(data, record)
+                    for number in range(max(seq, record.seq), min(last, end)):
+                        yield number, bodies[number - record.seq], 0
+                    seq = last
+            home += len(data)
+
+    async def _warm(self, queue: Queue) -> None:
+        """Have the front of the row in memory."""
+        assert queue.keeper is not None
+        queue.keeper.fetch()
+        while queue.cold and not queue.bodies and queue.keeper.damaged is None and not queue.deleted:
+            await self._pause()
+            queue.keeper.fetch()
+
+    async def _pause(self) -> None:
+        await self._broker.store.aside(_nothing)
+
+    def _front(self, queue: Queue, end: int) -> list[int]:
+        """Take messages out of what may be delivered and into `back`; their sequences."""
+        seqs: list[int] = []
+        while queue.returned and len(seqs) < MOVED_AT_ONCE:
+            seqs.append(heappop(queue.returned))
+        while queue.bodies and queue.head < end and len(seqs) < MOVED_AT_ONCE:
+            queue.heat(-(queue.hot_bytes // len(queue.bodies)))
+            queue.back[queue.head] = queue.bodies.popleft(), 0
+            seqs.append(queue.head)
+            queue.head += 1
+        return seqs
+
+    def _send_back(self, queue: Queue, seqs: Sequence[int]) -> int:
+        """Move letters to where they came from; how many."""
+        by_origin: dict[str, list[int]] = {}
+        for seq in seqs:
+            body, _ = queue.back[seq]
+            if isinstance(body, Letter) and body.origin != queue.text:
+                by_origin.setdefault(body.origin, []).append(seq)
+        done = 0
+        for origin, those in by_origin.items():
+            target = self._broker.find(origin)
+            if target is None:
+                continue
+            some = those[: max(target.room, 0)]
+            if not some:
+                continue
+            self._broker.move(queue, target, some, [bytes(queue.back[seq][0]) for seq in some], "redriven")
+            for seq in some:
+                del queue.back[seq]
+            queue.depth -= len(some)
+            done += len(some)
+        return done
+
+
+def _nothing() -> None:
+    """Only to let others have their turn."""
+
+
+def _row(seq: int, body: bytes, deliveries: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"seq": seq, "deliveries": deliveries, "bytes": len(body)}
+    try:
+        row["body"] = body.decode("utf-8")
+    except UnicodeDecodeError:
+        row["body_base64"] = base64.b64encode(body).decode()
+    if isinstance(body, Letter):
+        row["dead_letter"] = body.about
+    return row
+
+
+def _text(arguments: Mapping[str, Any], key: str) -> str:
+    value = arguments.get(key)
+    if not isinstance(value, str) or not value:
+        raise malformed(f"{key} is missing")
+    return value
+
+
+def _missing(name: str) -> Refusal:
+    return Refusal(Status.QUEUE_NOT_FOUND, f"{name} does not exist")

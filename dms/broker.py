@@ -3,6 +3,7 @@
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from dms.session import Session
 
 _IDS_END = 1 << 32
-MINE_KEY = b""
-"""Of the broker's own row in the table: no queue has an empty name."""
+MINE_KEY = b"\0"
+"""Of the broker's own row in the table, and what its others begin with: no queue's name holds it."""
 
 
 class Broker:
@@ -53,8 +54,6 @@ class Broker:
         self.hot_bytes = 0
         """Of all queues, as far as bodies are in memory and nobody holds them."""
         self.best_effort = settings.disk_failed == "best-effort"
-        self.imported: set[tuple[str, int]] = set()
-        """.dmsq files that have been imported: name, CRC."""
         self._asked: dict[Queue, Mapping[str, Any]] = {}
         self._names: list[bytes] | None = None
         self._next_id = DELIVERY_ID_BIT
@@ -76,7 +75,7 @@ class Broker:
 
     @property
     def disk_failed(self) -> StoreError | None:
-        return self._store.read_only if self._store is not None else None
+        return self.store.read_only if self.persistent else None
 
     @property
     def congested(self) -> bool:
@@ -190,6 +189,8 @@ class Broker:
             for seq, (_, deliveries) in bodies.items():
                 if source.mortality is not None:
                     source.mortality.returned(seq, deliveries, nacked=False)
+                else:
+                    heappush(source.returned, seq)
 
         one.moved(undo)
         other.came(letters, size, offset)

@@ -1,5 +1,184 @@
-from dms.broker import Broker
+"""`.dmsq` files: a queue as the specification's own server keeps it, `[count]` then `[id][length][bytes]`s.
+
+Integers are 4 bytes, big-endian. Those that lie in the data folder are imported at start, each once: its name
+and CRC enter the journal together with its messages, all or nothing.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+from zlib import crc32
+
+import attrs
+
+from dms import records
+from dms.broker import MINE_KEY, Broker
+from dms.queue import Queue
+from dms.records import Kind
+from dms.wire import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted, refusal_for
+from shared.errors import BrokerError, StoreError
+from shared.storage.store import Ticket
+
+SUFFIX = ".dmsq"
+FILE_BYTES_MAX = 1 << 30
+"""A file is imported in one piece, and so through memory."""
+RECORD_MESSAGES = 1024
+"""Messages in one record of an import."""
+
+_COUNT = struct.Struct(">I")
+_ENTRY = struct.Struct(">II")
+
+
+class NotDmsq(BrokerError):
+    """The file is not a whole .dmsq file."""
+
+
+@attrs.frozen
+class Dmsq:
+    """A file's messages."""
+
+    name: str
+    crc32: int
+    bodies: list[bytes] = attrs.field(repr=False)
+
+
+def parse(data: bytes) -> list[bytes]:
+    """The messages of a file; the ids in it mean nothing. Raises NotDmsq."""
+    if len(data) < _COUNT.size:
+        raise NotDmsq("shorter than its count")
+    (count,) = _COUNT.unpack_from(data)
+    bodies: list[bytes] = []
+    at = _COUNT.size
+    for number in range(count):
+        if at + _ENTRY.size > len(data):
+            raise NotDmsq(f"{count} messages are announced, and {number} are there")
+        _, size = _ENTRY.unpack_from(data, at)
+        at += _ENTRY.size
+        if size > PAYLOAD_BYTES_MAX:
+            raise NotDmsq(f"message {number} has {size} bytes; at most {PAYLOAD_BYTES_MAX}")
+        if at + size > len(data):
+            raise NotDmsq(f"message {number} is cut short")
+        bodies.append(data[at : at + size])
+        at += size
+    if at != len(data):
+        raise NotDmsq(f"{len(data) - at} bytes are left over behind {count} messages")
+    return bodies
+
+
+def read(path: Path) -> Dmsq:
+    """Blocks. Raises NotDmsq, OSError."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > FILE_BYTES_MAX:
+            raise NotDmsq(f"{size} bytes; at most {FILE_BYTES_MAX}")
+        data = file.read(FILE_BYTES_MAX + 1)
+    return Dmsq(path.name, crc32(data), parse(data))
+
+
+class Writer:
+    """A file that is being written: beside its place first, and moved there when it is whole. Blocks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._file: BinaryIO = self._beside.open("xb")
+        self._file.write(_COUNT.pack(0))
+        self.count = 0
+
+    def add(self, bodies: Iterable[bytes]) -> None:
+        for body in bodies:
+            self._file.write(_ENTRY.pack(0, len(body)) + body)
+            self.count += 1
+
+    def finish(self) -> None:
+        self._file.seek(0)
+        self._file.write(_COUNT.pack(self.count))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._beside.replace(self._path)
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._beside.unlink(missing_ok=True)
+
+
+# -- into a queue
 
 
 async def import_files(broker: Broker) -> None:
-    return None
+    """Import what lies in the data folder and has not been imported."""
+    folder = broker.store.folder
+    if folder is None or broker.disk_failed is not None:
+        return
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            file: Dmsq = await broker.store.aside(read, path)
+            row = broker.table.get(_key(file.name))
+            if row is not None and json.loads(row)["crc32"] == file.crc32:
+                continue
+            queue, ticket = import_into(broker, path.name.removesuffix(SUFFIX), file, once=True)
+            if ticket is not None:
+                await broker.store.wait(ticket)
+        except (BrokerError, OSError) as error:
+            broker.log.error("a .dmsq file was not imported", file=path.name, reason=str(error))
+        else:
+            count = len(file.bodies)
+            broker.log.info(".dmsq file imported", file=path.name, queue=queue.text, messages=count)
+
+
+def import_into(broker: Broker, name: str, file: Dmsq, *, once: bool = False) -> tuple[Queue, Ticket | None]:
+    """Put a file's messages at the end of a queue, made if it is not there. Raises Refusal.
+
+    `once`: remember that it was done, in the same entry of the journal.
+    """
+    if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
+        raise Refusal(Status.PROTOCOL_ERROR, f"{name} is too long for a queue's name")
+    name_untrusted(name.encode("utf-8", "surrogatepass"))
+    queue = broker.find(name)
+    ticket: Ticket | None = None
+    if queue is None:
+        queue, ticket = broker.create(name, {})
+    if not once and queue.room < len(file.bodies):
+        raise Refusal(
+            Status.QUEUE_FULL,
+            f"{name} has room for {queue.room} messages, and the file has {len(file.bodies)}",
+        )
+    size = sum(map(len, file.bodies))
+    broker.counts.imported += len(file.bodies)
+    if queue.keeper is None or queue.keeper.detached:
+        if file.bodies:
+            queue.produce(file.bodies, size)
+        return queue, None
+    keeper, times = queue.keeper, broker.times
+    about = {"file": file.name, "crc32": file.crc32}
+    imported = json.dumps(about).encode()
+    parts = [records.pack(Kind.IMPORTED, 1, 0, times.now_ms(), times.unix_ms(), imported)]
+    first = queue.tail
+    for bodies in _batches(file.bodies):
+        parts.append(keeper.coming(bodies, first))
+        first += len(bodies)
+    changes = [(keeper.log, b"".join(parts), len(parts))]
+    if once:
+        changes.append(broker.table.put_record(_key(file.name), imported))
+    try:
+        (offset, *_), ticket = broker.store.append_all(changes, reserved=True)
+    except StoreError as error:
+        raise refusal_for(error) from None
+    if file.bodies:
+        keeper.came(file.bodies, size, offset)
+        broker.counts.produced += len(file.bodies)
+        queue.added(len(file.bodies))
+    return queue, ticket
+
+
+def _key(name: str) -> bytes:
+    return MINE_KEY + name.encode("utf-8", "surrogateescape")
+
+
+def _batches(bodies: list[bytes]) -> Iterator[list[bytes]]:
+    for start in range(0, len(bodies), RECORD_MESSAGES):
+        yield bodies[start : start + RECORD_MESSAGES]

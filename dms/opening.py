@@ -12,6 +12,7 @@ from dms.mortality import heap_of
 from dms.queue import Queue
 from dms.records import Kind, NotOurs, Record, Run
 from dms.settings import DmsSettings
+from dms.times import Times
 from shared.errors import StoreError
 from shared.plug import Context
 from shared.storage.store import Log, Retention
@@ -36,7 +37,6 @@ class Replay:
         self.state: dict[str, Any] = {}
         self.came: list[tuple[int, int]] = []
         """(age, sequence behind): when messages came, since the snapshot."""
-        self.imports: list[tuple[str, int]] = []
 
     def apply(self, data: bytes, offset: int) -> None:
         """Whole records, the first of which stands at `offset`. Raises NotOurs."""
@@ -78,8 +78,7 @@ class Replay:
                 self.homes = [(self.head, self.state["home"])]
                 self.came.clear()
             case Kind.IMPORTED:
-                found = records.object_in(data, record)
-                self.imports.append((found["file"], found["crc32"]))
+                pass  # the table knows which files were imported
             case _:
                 raise NotOurs(f"a record of kind {record.kind}")
 
@@ -99,14 +98,14 @@ class Replay:
             self.bodies.pop(seq, None)
 
 
-async def open_broker(context: Context, settings: DmsSettings) -> Broker:
+async def open_broker(context: Context, settings: DmsSettings, times: Times | None = None) -> Broker:
     """All queues of the data folder; or none, where everything is kept in memory. Raises StoreError."""
     if not settings.persist:
-        return Broker(settings, context.log)
+        return Broker(settings, context.log, store=context.store, times=times)
     store = context.store
     namespace = store.namespace(NAMESPACE, settings.durability, retention=Retention())
     table = await Table.open(store.namespace(TABLES, settings.durability), "queues")
-    broker = Broker(settings, context.log, store=store, namespace=namespace, table=table)
+    broker = Broker(settings, context.log, store=store, namespace=namespace, table=table, times=times)
     mine = table.get(MINE_KEY)
     if mine is not None:
         broker.times.not_before(json.loads(mine)["age_ms"])
@@ -117,19 +116,17 @@ async def open_broker(context: Context, settings: DmsSettings) -> Broker:
         log.watchers.clear()  # of a service that has crashed
         queue = broker.adopt(name, row.get("options", {}))
         try:
-            replay = await open_keeper(queue, log, row.get("snapshot", 0))
+            await open_keeper(queue, log, row.get("snapshot", 0))
         except (StoreError, NotOurs) as error:
             context.log.error("a queue cannot be read; it is left alone", queue=name, reason=str(error))
             broker.leave_alone(queue)
-            continue
-        broker.imported.update(replay.imports)
     for key, _ in table.items():
-        if key != MINE_KEY and key.decode() not in namespace.logs and store.read_only is None:
+        if not key.startswith(MINE_KEY) and key.decode() not in namespace.logs and store.read_only is None:
             table.delete(key)
     return broker
 
 
-async def open_keeper(queue: Queue, log: Log, snapshot: int) -> Replay:
+async def open_keeper(queue: Queue, log: Log, snapshot: int) -> None:
     """Read the queue's log from its last snapshot on. Raises StoreError, NotOurs."""
     replay = Replay()
     offset = max(snapshot, log.first)
@@ -152,7 +149,6 @@ async def open_keeper(queue: Queue, log: Log, snapshot: int) -> Replay:
     queue.end = queue.tail = max(replay.tail, replay.head)
     queue.depth = queue.end - queue.head + len(replay.out)
     _restore_times(queue, replay)
-    return replay
 
 
 async def _find_bodies(replay: Replay, log: Log, offset: int) -> None:

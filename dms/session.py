@@ -179,7 +179,7 @@ class Session(Consuming):
         whole = self.state is State.OPEN
         slow = 0
         for _ in range(FRAMES_PER_ROUND):
-            if end - at < HEADER_BYTES and not self._skip:
+            if end - at < HEADER_BYTES and (not self._skip or at == end):
                 break
             if whole:
                 magic, length, what, message_id = WORDS.unpack_from(data, at)

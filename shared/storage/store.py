@@ -98,6 +98,8 @@ class Store:
         journal: Journal,
         lock: FolderLock | None,
     ) -> None:
+        self.folder: Path | None = None
+        """Where it is, for what else the user puts there; None where the disk is not the system's."""
         self._disk = disk
         self._in_thread = in_thread
         self._lock = lock
@@ -164,7 +166,9 @@ class Store:
             if own:
                 lock = FolderLock.take(folder)
             recovered, journal = await in_thread(_start, disk, clock, settings)
-            return cls(disk, clock, settings, in_thread, recovered, journal, lock)
+            store = cls(disk, clock, settings, in_thread, recovered, journal, lock)
+            store.folder = folder if own else None
+            return store
         except BaseException:
             if lock is not None:
                 lock.release()

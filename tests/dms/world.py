@@ -1,0 +1,211 @@
+"""A DMS without sockets: a broker in memory or on a fake disk, and peers that are driven by hand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+import trio
+
+from dms import wire
+from dms.broker import Broker
+from dms.opening import open_broker
+from dms.session import Session
+from dms.settings import DmsSettings
+from dms.times import Times
+from dms.wire import Frame, Status, Type
+from shared.checks import MemoryConnection
+from shared.plug import Context
+from shared.storage.settings import StorageSettings
+from shared.storage.store import Store
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import SMALL, HandClock, open_store
+
+LOG = structlog.stdlib.get_logger("test")
+
+
+class World:
+    """One broker, restarted at will. Time stands still unless `advance` moves it."""
+
+    def __init__(
+        self,
+        settings: DmsSettings | None = None,
+        disk: FakeDisk | None = None,
+        storage: StorageSettings = SMALL,
+    ) -> None:
+        self.settings = settings or DmsSettings()
+        self.storage = storage
+        self.now = 0.0
+        self.disk = disk or FakeDisk()
+        self.peers: list[Peer] = []
+        self._open()
+
+    def _open(self) -> None:
+        trio.run(self._open_it)
+
+    async def _open_it(self) -> None:
+        self.store: Store = await open_store(self.disk, self.storage, HandClock())
+        self.times = Times(lambda: self.now, lambda: 1_700_000_000_000)
+        self.broker: Broker = await open_broker(Context(self.store, LOG), self.settings, self.times)
+        self.settle()
+
+    def connect(self, *, handshake: bool = True, bound: int = 1 << 20) -> "Peer":
+        peer = Peer(self, MemoryConnection(now=self.now, bound=bound))
+        self.peers.append(peer)
+        if handshake:
+            peer.send(wire.pack(Type.HANDSHAKE, 1, b"test"))
+            assert [frame[0] for frame in peer.take()] == [Type.HANDSHAKE_ACK]
+        return peer
+
+    def settle(self) -> None:
+        """The end of a round of the driver."""
+        self.store.settle()
+        for peer in self.peers:
+            peer.pump()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, deadline by deadline."""
+        end = self.now + seconds
+        while True:
+            due = [peer.connection.deadline for peer in self.peers]
+            due.append((self.times.next_ms + 1) / 1000 - self._age)
+            earliest = min(due)
+            if earliest > end:
+                break
+            self.now = max(self.now, earliest)
+            self._tick()
+        self.now = end
+        self._tick()
+
+    @property
+    def _age(self) -> float:
+        """What the broker's age is ahead of `now`."""
+        return self.times.now_ms() / 1000 - self.now
+
+    def _tick(self) -> None:
+        for peer in tuple(self.peers):
+            peer.connection.now = self.now
+            if peer.connection.deadline <= self.now:
+                peer.connection.deadline = float("inf")
+                peer.session.on_deadline(self.now)
+        self.times.run_due()
+        self.settle()
+
+    def kill(self) -> None:
+        """The process dies and starts again: connections are gone, and what was written is there."""
+        for peer in tuple(self.peers):
+            peer.connection.closed = True
+        self.peers.clear()
+        self.store.abandon()
+        self.disk = self.disk.kill()
+        self.now = 0.0
+        self._open()
+
+    def depths(self) -> dict[str, int]:
+        return {queue.text: queue.depth for queue in self.broker.queues.values()}
+
+    def call(self, verb: str, **arguments: Any) -> Any:
+        """An administrative verb."""
+        from dms.admin import Admin
+
+        found = {verb.name: verb for verb in Admin(self.broker).verbs}[verb]
+
+        async def run() -> Any:
+            return await found.call(arguments)
+
+        return trio.run(run)
+
+
+class Peer:
+    """A client's end, driven by hand."""
+
+    def __init__(self, world: World, connection: MemoryConnection) -> None:
+        self.world = world
+        self.connection = connection
+        self._unread = b""
+        self._said = b""
+        self._ids = 100
+        self.session = Session(connection, world.broker)
+
+    def send(self, data: bytes) -> None:
+        """One read of the server, and what the disk makes of it."""
+        self.connection.now = self.world.now
+        self._unread += data
+        self.pump()
+        self.world.settle()
+
+    def pump(self) -> None:
+        """What a paused server does not read waits, as in a socket."""
+        while True:
+            if self.connection.deadline <= self.connection.now:
+                self.connection.deadline = float("inf")
+                self.session.on_deadline(self.connection.now)
+            elif self._unread and self.connection.reading and not self.connection.finished:
+                data, self._unread = self._unread, b""
+                self.session.receive(data)
+                self.world.store.settle()
+            else:
+                break
+
+    def take(self) -> list[Frame]:
+        """Everything that was said since."""
+        self._said += self.connection.taken()
+        self.pump()
+        self._said += self.connection.taken()
+        frames, end = wire.decode(self._said)
+        self._said = self._said[end:]
+        assert not self._said, "a frame was not whole"
+        return frames
+
+    def ask(self, type_: Type, payload: bytes = b"", message_id: int | None = None) -> list[Frame]:
+        """Send one frame, and take what comes."""
+        self._ids += 1
+        self.send(wire.pack(type_, self._ids if message_id is None else message_id, payload))
+        return self.take()
+
+    def create(self, name: str, options: bytes = b"") -> list[Frame]:
+        return self.ask(Type.CREATE_QUEUE, wire.pack_name(name) + options)
+
+    def produce(self, name: str, *bodies: bytes) -> list[Frame]:
+        self.send(
+            b"".join(
+                wire.pack(Type.PRODUCE, number, wire.pack_name(name) + body)
+                for number, body in enumerate(bodies, 1)
+            )
+        )
+        return self.take()
+
+    def consume(self, name: str, count: int = 1) -> list[tuple[int, bytes]]:
+        """CONSUME so many times; the deliveries that came, as id and body."""
+        self.send(wire.pack(Type.CONSUME, 7, wire.pack_name(name)) * count)
+        return deliveries(self.take())
+
+    def ack(self, *ids: int) -> list[Frame]:
+        self.send(b"".join(wire.pack(Type.ACK, number) for number in ids))
+        return self.take()
+
+    def nack(self, *ids: int) -> list[Frame]:
+        self.send(b"".join(wire.pack(Type.NACK, number) for number in ids))
+        return self.take()
+
+    def close_input(self) -> None:
+        self.session.receive_eof()
+        self.world.settle()
+
+    def lose(self) -> None:
+        if not self.connection.closed:
+            self.connection.closed = True
+            self.world.peers.remove(self)
+            self.session.connection_lost()
+            self.world.settle()
+
+
+def deliveries(frames: Sequence[Frame]) -> list[tuple[int, bytes]]:
+    return [(frame[3], frame[4]) for frame in frames if frame[0] == Type.DELIVER]
+
+
+def statuses(frames: Sequence[Frame]) -> list[Status]:
+    """Of ERRORs; of all else OK."""
+    for frame in frames:
+        assert (frame[0] == Type.ERROR or frame[0] == Type.HANDSHAKE_NACK) == (frame[2] != 0), frame
+        assert frame[2] == 0 or frame[4], "an error without a text"
+    return [Status(frame[2]) for frame in frames]
