@@ -1,5 +1,6 @@
 """Any order of operations, restarts included: real sessions, queues and logs against a plain Python queue."""
 
+import random
 from collections import deque
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -22,6 +24,7 @@ from tests.dms.world import Peer, World, deliveries, statuses
 
 NAMES = ("a", "b")
 CLIENTS = 3
+ADMINISTRATION = ("peek", "snapshot", "purge", "peek", "snapshot")
 DEPTH = 12
 
 
@@ -51,13 +54,27 @@ class Machine(RuleBasedStateMachine):
         self.peers: list[Peer] = [self.world.connect() for _ in range(CLIENTS)]
         self.next = 0
 
-    @rule(name=st.sampled_from(NAMES), client=st.integers(0, CLIENTS - 1))
+    @initialize()
+    def create_all(self) -> None:
+        for name in NAMES:
+            self.create(name, 0)
+
     def create(self, name: str, client: int) -> None:
         expected = Status.QUEUE_EXISTS if name in self.model else Status.OK
         assert statuses(self.peers[client].create(name)) == [expected]
         self.model.setdefault(name, Model())
 
     @rule(name=st.sampled_from(NAMES), client=st.integers(0, CLIENTS - 1))
+    def delete_and_make(self, name: str, client: int) -> None:
+        """A queue goes, is not there, and another comes by its name, which may be told that it is there."""
+        self.delete(name, client)
+        if name == NAMES[0]:
+            self.delete(name, client)
+            self.produce(name, client, 2, 0)
+            self.consume(name, client, 1)
+        self.create(name, client)
+        self.create(name, client)
+
     def delete(self, name: str, client: int) -> None:
         model = self.model.pop(name, None)
         frames = self.peers[client].ask(Type.DELETE_QUEUE, wire.pack_name(name))
@@ -108,13 +125,15 @@ class Machine(RuleBasedStateMachine):
         self._check_served(name, client, frames)
 
     @precondition(lambda self: any(model.held for model in self.model.values()))
-    @rule(data=st.data(), back=st.booleans(), count=st.integers(1, 5))
-    def settle_some(self, data: st.DataObject, back: bool, count: int) -> None:
-        name = data.draw(st.sampled_from(sorted(name for name, model in self.model.items() if model.held)))
-        model = self.model[name]
-        client = data.draw(st.sampled_from(sorted({who for who, _ in model.held.values()})))
-        mine = [held for held, (who, _) in model.held.items() if who == client]
-        ids = data.draw(st.permutations(mine))[:count]
+    @rule(seed=st.integers(0, 1 << 32), back=st.booleans(), count=st.integers(1, 5))
+    def settle_some(self, seed: int, back: bool, count: int) -> None:
+        pick = random.Random(seed)
+        model = pick.choice([model for model in self.model.values() if model.held])
+        client = pick.choice(sorted({who for who, _ in model.held.values()}))
+        ids = [held for held, (who, _) in model.held.items() if who == client]
+        if seed % 3:
+            pick.shuffle(ids)
+        ids = ids[:count]
         peer = self.peers[client]
         frames = peer.nack(*ids) if back else peer.ack(*ids)
         reply = Type.NACK_OK if back else Type.ACK_OK
@@ -133,6 +152,12 @@ class Machine(RuleBasedStateMachine):
             model.ready.sort()
             self._serve(model, got)
         assert not any(got.values())
+
+    @rule(name=st.sampled_from(NAMES), client=st.integers(0, CLIENTS - 1), count=st.integers(1, 6))
+    def flow(self, name: str, client: int, count: int) -> None:
+        """What there is most of."""
+        self.produce(name, client, count, 1)
+        self.consume(name, (client + 1) % CLIENTS, count - 1 or 1)
 
     @rule(client=st.integers(0, CLIENTS - 1), name=st.sampled_from(NAMES))
     def wrong_ack(self, client: int, name: str) -> None:
@@ -172,32 +197,28 @@ class Machine(RuleBasedStateMachine):
         self.peers = [self.world.connect() for _ in range(CLIENTS)]
         if not self.durable:
             self.model.clear()
+            self.create_all()
         for model in self.model.values():
             model.ready = sorted([*model.ready, *(number for _, number in model.held.values())])
             model.held.clear()
             model.waiting.clear()
 
-    @precondition(lambda self: self.durable)
-    @rule()
-    def snapshot(self) -> None:
-        for queue in self.world.broker.queues.values():
-            assert queue.keeper is not None
-            queue.keeper.snapshot()
-        self.world.settle()
-
-    @rule(name=st.sampled_from(NAMES))
-    def purge(self, name: str) -> None:
-        model = self.model.get(name)
-        if model is not None:
+    @rule(
+        name=st.sampled_from(NAMES), what=st.sampled_from(["peek", "snapshot", "purge", "peek", "snapshot"])
+    )
+    def administrate(self, name: str, what: str) -> None:
+        model = self.model[name]
+        if what == "purge":
             assert self.world.call("purge", queue=name)["purged"] == len(model.ready)
             model.ready.clear()
-
-    @rule(name=st.sampled_from(NAMES))
-    def peek(self, name: str) -> None:
-        model = self.model.get(name)
-        if model is not None:
+        elif what == "peek":
             rows = self.world.call("peek", queue=name, limit=100)
             assert [int(row["body"][:6]) for row in rows] == model.ready
+        elif self.durable:
+            for queue in self.world.broker.queues.values():
+                assert queue.keeper is not None
+                queue.keeper.snapshot()
+            self.world.settle()
 
     @invariant()
     def depths_agree(self) -> None:
@@ -237,19 +258,57 @@ class ColdMachine(Machine):
     config = DmsSettings(depth=DEPTH, hot_bytes=0)
 
 
-@pytest.mark.parametrize("machine", [Machine, MemoryMachine, ColdMachine])
-def test_any_order_of_operations_is_a_queues(machine: type[Machine], monkeypatch: pytest.MonkeyPatch) -> None:
-    if machine is ColdMachine:
-        monkeypatch.setattr(keeper, "HOT_LEAST_BYTES", 0)
-        monkeypatch.setattr(keeper, "HOME_BYTES", 200)
-        monkeypatch.setattr(keeper, "FETCH_BYTES", 500)
-        monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 1500)
+MACHINES = [Machine, MemoryMachine, ColdMachine]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few messages are many."""
+    monkeypatch.setattr(keeper, "HOT_LEAST_BYTES", 0)
+    monkeypatch.setattr(keeper, "HOME_BYTES", 200)
+    monkeypatch.setattr(keeper, "FETCH_BYTES", 500)
+    monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 1500)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_any_order_of_operations_is_a_queues(machine: type[Machine]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=30,
+            max_examples=30,
+            stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_long_walk_is_a_queues_too(machine: type[Machine], seed: int) -> None:
+    """Hypothesis likes short stories; these are long, and mostly about messages."""
+    pick = random.Random(seed)
+    model = machine()
+    model.create_all()
+    for _ in range(250):
+        name, client, count = pick.choice(NAMES), pick.randrange(CLIENTS), pick.randint(1, 6)
+        match pick.choices(range(9), (20, 20, 40, 5, 2, 1, 2, 4, 1))[0]:
+            case 0:
+                model.produce(name, client, count, pick.randrange(3))
+            case 1:
+                model.consume(name, client, count)
+            case 2 if any(queue.held for queue in model.model.values()):
+                model.settle_some(pick.randrange(1 << 32), pick.random() < 0.4, count)
+            case 3:
+                model.flow(name, client, count)
+            case 4:
+                model.lose(client)
+            case 5:
+                model.time_out()
+            case 6:
+                model.restart()
+            case 7:
+                model.administrate(name, pick.choice(ADMINISTRATION))
+            case 8:
+                model.delete_and_make(name, client)
+        model.depths_agree()

@@ -1,0 +1,107 @@
+"""PROTOCOL.md and STORAGE.md say what the server does."""
+
+import re
+from pathlib import Path
+
+import attrs
+
+from dms import wire
+from dms.options import Options
+from dms.records import Kind, Reason
+from dms.settings import DmsSettings
+from dms.states import TRANSITIONS, Event, State, diagram
+from dms.wire import REPLIES, Frame, Status, Type
+from tests.dms.world import World
+
+FOLDER = Path(__file__).parent.parent.parent / "dms"
+DOCUMENT = (FOLDER / "PROTOCOL.md").read_text()
+
+
+def test_every_state_is_in_the_table_and_can_be_reached() -> None:
+    assert set(TRANSITIONS) == set(State)
+    reached = {State.NEW}
+    while more := {after for state in reached for after in TRANSITIONS[state].values()} - reached:
+        reached |= more
+    assert reached == set(State)
+    assert {event for moves in TRANSITIONS.values() for event in moves} == set(Event)
+
+
+def test_every_state_but_the_last_can_end() -> None:
+    for state, moves in TRANSITIONS.items():
+        assert (moves == {}) == (state is State.CLOSING)
+        assert state is State.CLOSING or moves[Event.DRAIN] is State.CLOSING
+
+
+def test_the_diagram_in_the_document_is_the_table() -> None:
+    drawn = DOCUMENT.partition("```mermaid\n")[2].partition("```")[0]
+    assert drawn.splitlines() == list(diagram())
+
+
+def sent(line: str) -> bytes:
+    """A client's line as a frame."""
+    word, number, rest = re.fullmatch(r"> (\w+) (\w+) ?(.*)", line).groups()  # type: ignore[union-attr]
+    payload = b""
+    if named := re.match(r'"(\w+)" ?', rest):
+        payload, rest = wire.pack_name(named[1]), rest[named.end() :]
+    return wire.pack(Type[word], int(number, 0), payload + rest.encode())
+
+
+def shown(frame: Frame) -> str:
+    """A server's frame as a line."""
+    type_, _, status, number, payload = frame
+    text = payload.decode() if type_ != Type.LIST_QUEUES_OK else ""
+    if type_ == Type.LIST_QUEUES_OK:
+        total, entries = wire.unpack_list(payload)
+        text = " ".join([str(total), *(f'"{name}" {depth}' for name, depth in entries)])
+    identity = f"0x{number:x}" if number & wire.DELIVERY_ID_BIT else str(number)
+    return " ".join(
+        part for part in ("<", Type(type_).name, identity, f"status {status}" if status else "", text) if part
+    )
+
+
+def test_the_session_in_the_document_goes_as_it_says() -> None:
+    session = DOCUMENT.partition("```session\n")[2].partition("```")[0]
+    peer = World().connect(handshake=False)
+    said: list[str] = []
+    for line in session.splitlines():
+        if line.startswith(">"):
+            assert said == [], "the document leaves out an answer"
+            peer.send(sent(line))
+            said = [shown(frame) for frame in peer.take()]
+        else:
+            assert line == said.pop(0)
+    assert said == []
+    assert peer.connection.finished
+
+
+def test_every_type_status_and_option_is_in_the_document() -> None:
+    for type_ in Type:
+        assert re.search(rf"\| {type_.name} \| 0x{type_.value:02X} \|", DOCUMENT), type_
+    for request, reply in REPLIES.items():
+        assert re.search(rf"\| {request.name} \|.*\| {reply.name} \|", DOCUMENT)
+    for status in Status:
+        assert f"| {status.value} | {status.name} |" in DOCUMENT
+    for field in attrs.fields(Options):
+        assert f"| `{field.name}` |" in DOCUMENT
+
+
+def test_the_limits_in_the_document_are_the_settings() -> None:
+    settings = DmsSettings()
+    for name, value, text in (
+        ("depth", 10_000, "10,000"),
+        ("queues_max", 128, "128"),
+        ("clients_max", 256, "256"),
+        ("credits_max", 4096, "4096"),
+        ("consume_seconds", 30.0, "30 s"),
+        ("frame_seconds", 30.0, "30 s"),
+    ):
+        assert getattr(settings, name) == value
+        assert f"| {text} | `{name}` |" in DOCUMENT
+
+
+def test_every_kind_of_record_and_every_reason_is_in_the_storage_document() -> None:
+    document = (FOLDER / "STORAGE.md").read_text()
+    for kind in Kind:
+        assert f"| {kind.value} | {kind.name} |" in document
+    for reason in Reason:
+        assert reason is Reason.NONE or f"\n| {reason.value} | " in document
