@@ -205,6 +205,7 @@ class Sink(Pacing):
     def _scan(self, data: bytes) -> int:
         """Find what goes where; where it stopped. Raises WireError."""
         routes = self._routes
+        body_bytes_max = self._broker.settings.message_bytes_max
         end = len(data)
         at = start = count = 0
         last: Route | None = None
@@ -217,7 +218,8 @@ class Sink(Pacing):
                 key_at = at + 6 + data[at + 4]
                 length_at = key_at + 2 + data[key_at - 1]
                 route = routes.get(data[at + 4 : length_at])
-                odd = route is None or read_u32(data, length_at)[0] != after - length_at - LENGTH_BYTES
+                (length,) = read_u32(data, length_at)
+                odd = route is None or length != after - length_at - LENGTH_BYTES or length > body_bytes_max
             except (IndexError, struct.error):  # it lies about its names, and would end beyond the data
                 odd, route = True, None
             if odd or route is not last:

@@ -1,0 +1,144 @@
+"""DMP connections to a `World`'s broker without sockets, as their clients see them."""
+
+from collections.abc import Sequence
+
+from dmp import wire
+from dmp.arguments import QueueKind
+from dmp.door import DMP_HEADER, Door
+from dmp.exchanges import ExchangeKind
+from dmp.listener import DOORS
+from dmp.message import Head
+from dmp.owners import Owner
+from dmp.queues import Queue
+from dmp.refusals import Code
+from shared.checks import MemoryConnection
+from shared.errors import RemoteProtocolError
+from tests.dmp.world import World
+
+GREETING = wire.reply(wire.Reply.OK, wire.GREETING)
+
+
+class Peer:
+    """One DMP connection: what it says goes through the door, as from a driver."""
+
+    def __init__(self, world: World, *, bound: int = 1 << 20) -> None:
+        self.world = world
+        self.connection = MemoryConnection(now=world.clock.now, bound=bound)
+        self.session = Door(self.connection, world.broker, DOORS)
+        self.error: RemoteProtocolError | None = None
+        self.over = False
+        self.read = b""
+        """What came behind the answer to the lease, at once."""
+
+    def say(self, data: bytes) -> bytes:
+        """Send; what the server has written since."""
+        if self.connection.finished or self.over:
+            return b""
+        try:
+            self.session.receive(data)
+        except RemoteProtocolError as error:
+            self.fail(error)
+        return self.connection.taken()
+
+    def fail(self, error: RemoteProtocolError) -> None:
+        self.error = error
+        self.connection.write(error.reply)
+        self.connection.finish()
+
+    def wait(self, seconds: float) -> bytes:
+        """Time passes, for this connection and the broker."""
+        self.world.advance(seconds)
+        self.connection.now = self.world.clock.now
+        if self.connection.deadline <= self.connection.now:
+            self.connection.deadline = float("inf")
+            try:
+                self.session.on_deadline(self.connection.now)
+            except RemoteProtocolError as error:
+                self.fail(error)
+        return self.connection.taken()
+
+    def close(self) -> None:
+        """The connection is gone, with all that it has not sent."""
+        if not self.over:
+            self.over = True
+            self.connection.abort("test")
+            self.session.connection_lost()
+
+
+class Application:
+    """A principal: what it declares and leases, and the DMP connections that it opens."""
+
+    def __init__(self, world: World, owner: Owner | None = None) -> None:
+        self.world = world
+        self.owner = owner or world.broker.new_owner("guest")
+        self.returned: list[tuple[Code, bytes, bytes]] = []
+
+    def exchange(self, name: bytes, type_: str = "topic") -> None:
+        self.world.wiring.declare_exchange(name, ExchangeKind(type_))
+
+    def queue(self, name: bytes, exchange: bytes | None = None, key: bytes = b"#", **kind: bool) -> Queue:
+        """An exclusive queue, bound."""
+        declared = self.world.wiring.declare_queue(name, QueueKind(exclusive=True, **kind), self.owner)[0]
+        if exchange is not None:
+            self.world.wiring.bind(exchange, declared, key, b"\0\0\0\0", {})
+        return declared
+
+    def sink_lease(self, name: bytes) -> bytes:
+        return self.world.broker.leases.put(
+            self.owner, self.world.wiring.exchange(name), self._send_return
+        ).encode()
+
+    def feed_lease(self, name: bytes) -> bytes:
+        return self.world.broker.leases.get(self.owner, self.world.wiring.queue(name, self.owner)).encode()
+
+    def open(self, lease: bytes, *, bound: int = 1 << 20) -> Peer:
+        """A connection by that lease, its dialog over."""
+        peer = Peer(self.world, bound=bound)
+        said = peer.say(DMP_HEADER + wire.short(lease))
+        said = said[1 + said[0] :]
+        peer.read = said[1 + said[0] :]
+        return peer
+
+    def sink(self, name: bytes) -> Peer:
+        return self.open(self.sink_lease(name))
+
+    def feed(self, name: bytes) -> Peer:
+        return self.open(self.feed_lease(name))
+
+    def close(self) -> None:
+        self.owner.principal_open = False
+        self.owner.release()
+
+    def _send_return(self, code: Code, head: Head, body: bytes) -> None:
+        self.returned.append((code, head.exchange, body))
+
+
+def packed(
+    *bodies: bytes,
+    key: bytes = b"k",
+    exchange: bytes = b"",
+    properties: bytes = wire.NO_PROPERTIES,
+    options: int = 0,
+) -> bytes:
+    """Messages as a sink's client writes them."""
+    return b"".join(
+        wire.message(wire.Message(exchange, key, body, properties, wire.Options(options))) for body in bodies
+    )
+
+
+def bodies(data: bytes) -> list[bytes]:
+    """What a feed's client reads."""
+    messages, end = wire.take_messages(data)
+    assert end == len(data)
+    return [message.body for message in messages]
+
+
+def texts(data: bytes) -> Sequence[str]:
+    """Short strings, one after the other."""
+    found = []
+    while data:
+        text = wire.take_short(data)
+        assert text is not None
+        found.append(text.decode())
+        data = data[1 + len(text) :]
+    return found

@@ -1,0 +1,259 @@
+"""Feeds: a queue's messages as they come, at most once; what keeps an application's queues. No sockets."""
+
+import pytest
+
+from dmp import wire
+from dmp.arguments import QueueArguments, QueueKind
+from dmp.exchanges import ExchangeKind
+from dmp.feed import IDLE_SECONDS
+from dmp.settings import DmpSettings
+from tests.dmp.peers import Application, Peer, bodies, packed
+from tests.dmp.world import PERSISTENT, Taker, World
+
+
+async def opened(settings: DmpSettings | None = None) -> tuple[World, Application]:
+    world = await World.open(settings)
+    app = Application(world)
+    app.exchange(b"quotes")
+    return world, app
+
+
+def names(first: int, last: int) -> list[bytes]:
+    return [b"%04d" % number for number in range(first, last)]
+
+
+def sent(peer: Peer, count: int) -> bytes:
+    """So many bytes of what the server has written."""
+    outbox = peer.connection.outbox
+    data = b"".join(bytes(chunk) for chunk in outbox.chunks or ())  # type: ignore[arg-type]
+    outbox.advance(count)
+    return data[:count]
+
+
+async def test_what_was_queued_before_goes_first() -> None:
+    world, app = await opened()
+    app.queue(b"mine", b"quotes")
+    world.publish(b"quotes", b"k", b"1", b"2")
+    feed = app.feed(b"mine")
+    world.publish(b"quotes", b"k", b"3")
+    assert bodies(feed.read + feed.connection.taken()) == [b"1", b"2", b"3"]
+    assert world.broker.memory.held_bytes == 0
+
+
+async def test_the_exchange_of_a_message_is_as_it_was_sent_or_the_publishs() -> None:
+    world, app = await opened()
+    app.queue(b"mine", b"quotes")
+    feed, sink = app.feed(b"mine"), app.sink(b"quotes")
+    sink.say(packed(b"1") + packed(b"2", exchange=b"quotes"))
+    world.publish(b"quotes", b"k", b"3", properties=PERSISTENT)
+    world.publish(b"", b"mine", b"4")
+    found, _ = wire.take_messages(feed.connection.taken())
+    assert [(each.exchange, each.key, each.body) for each in found] == [
+        (b"", b"k", b"1"),
+        (b"quotes", b"k", b"2"),
+        (b"quotes", b"k", b"3"),
+        (b"", b"mine", b"4"),
+    ]
+    assert found[2].properties == PERSISTENT
+
+
+async def test_a_feed_is_idle_for_five_seconds_then_a_null_message_is_written() -> None:
+    world, app = await opened()
+    app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    assert feed.wait(IDLE_SECONDS - 0.1) == b""
+    world.publish(b"quotes", b"k", b"x")
+    feed.connection.now = world.clock.now
+    assert bodies(feed.connection.taken()) == [b"x"]
+    assert feed.wait(0.1) == b""
+    assert feed.wait(IDLE_SECONDS) == wire.NULL_MESSAGE == bytes(4)
+    assert feed.wait(IDLE_SECONDS) == wire.NULL_MESSAGE
+
+
+async def test_null_messages_of_its_client_are_ignored_and_all_else_ends_it() -> None:
+    world, app = await opened()
+    app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    assert feed.say(bytes(6)) == b""
+    assert not feed.connection.finished
+    assert feed.say(packed(b"x")) == b"", "a text would be taken for a message"
+    assert feed.connection.finished
+    assert world.broker.counts.refusals == {"dmp INVALID": 1}
+
+
+async def test_while_a_feed_is_open_consumers_get_nothing() -> None:
+    world, app = await opened()
+    queue = app.queue(b"mine", b"quotes")
+    consumer = Taker()
+    queue.add_consumer(consumer)
+    feed = app.feed(b"mine")
+    world.publish(b"quotes", b"k", b"1")
+    app.sink(b"quotes").say(packed(b"2"))
+    assert bodies(feed.connection.taken()) == [b"1", b"2"]
+    feed.close()
+    world.publish(b"quotes", b"k", b"3")
+    assert consumer.bodies == [b"3"]
+
+
+@pytest.mark.parametrize("by_sink", [True, False])
+@pytest.mark.parametrize("cut", range(0, 60, 7))
+async def test_a_message_is_gone_when_its_first_byte_is_written_and_no_earlier(
+    cut: int, by_sink: bool
+) -> None:
+    world, app = await opened()
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    if by_sink:
+        app.sink(b"quotes").say(packed(*names(0, 10)))
+    else:
+        world.publish(b"quotes", b"k", *names(0, 10))
+    size = len(packed(b"0000", exchange=b"" if by_sink else b"quotes"))
+    sent(feed, cut)
+    feed.close()
+    gone = -(-cut // size)
+    assert [message.body for message in queue.ready] == names(gone, 10)
+    assert not any(message.redelivered for message in queue.ready)
+    assert {message.head.exchange for message in queue.ready} == {b"quotes"}
+    assert world.broker.counts.delivered == gone
+    again = app.feed(b"mine")
+    world.publish(b"quotes", b"k", b"new")
+    assert not queue.ready
+    again.close()
+
+
+async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not() -> None:
+    world, app = await opened()
+    app.exchange(b"orders")
+    queue = app.queue(b"mine", b"quotes")
+    world.wiring.bind(b"orders", queue, b"#", b"\0\0\0\0", {})
+    feed = app.feed(b"mine")
+    sinks = {name: app.sink(name) for name in (b"quotes", b"orders")}
+    given = [b"quotes", b"quotes", b"orders", b"quotes", b"orders", b"orders"]
+    for number, name in enumerate(given):
+        sinks[name].say(packed(b"%d" % number))
+    size = len(packed(b"0"))
+    sent(feed, size * 2)
+    sinks[b"quotes"].say(packed(b"6"))
+    feed.close()
+    assert [(message.body, message.head.exchange) for message in queue.ready] == [
+        (b"%d" % number, name) for number, name in enumerate([*given, b"quotes"]) if number >= 2
+    ]
+
+
+async def test_what_comes_back_stands_before_what_waited_behind_it() -> None:
+    world, app = await opened(DmpSettings(feed_bytes_max=4096))
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    sink = app.sink(b"quotes")
+    for number in range(10):
+        sink.say(packed(b"%d" % number + bytes(999)))
+    waiting = len(queue.ready)
+    assert 0 < waiting < 10, "the outbox has a bound"
+    feed.close()
+    assert [message.body[:1] for message in queue.ready] == [b"%d" % number for number in range(10)]
+    assert world.broker.memory.held_bytes > 0
+    assert bodies(app.feed(b"mine").read) == [b"%d" % number + bytes(999) for number in range(10)]
+    assert world.broker.memory.held_bytes == 0
+
+
+async def test_a_feed_that_reads_slowly_gets_everything_in_order() -> None:
+    world, app = await opened(DmpSettings(feed_bytes_max=4096))
+    app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    quick = Application(world)
+    quick.queue(b"quick", b"quotes")
+    other = quick.feed(b"quick")
+    sink = app.sink(b"quotes")
+    read, other_read = b"", b""
+    for number in range(100):
+        sink.say(packed(*[b"%03d" % number + bytes(200)] * 20))
+        other_read += other.connection.taken()
+        if number % 3 == 0:
+            read += feed.connection.taken()
+    read += feed.connection.taken()
+    expected = [b"%03d" % number + bytes(200) for number in range(100) for _ in range(20)]
+    assert bodies(read) == bodies(other_read) == expected
+
+
+async def test_queues_may_be_kept_short_by_the_settings() -> None:
+    world, app = await opened(DmpSettings(feed_bytes_max=4096, queue_drop_messages=5, queue_warn_messages=3))
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    sink = app.sink(b"quotes")
+    for number in range(20):
+        sink.say(packed(b"%02d" % number + bytes(998)))
+    assert len(queue.ready) == 5
+    counts = world.broker.counts
+    assert counts.warned == 1
+    got = bodies(feed.connection.taken())
+    assert got == [b"%02d" % number + bytes(998) for number in range(len(got))]
+    assert counts.dropped_full == 20 - len(got)
+
+
+async def test_half_close_ends_a_feed_and_what_is_in_its_outbox_is_still_sent() -> None:
+    world, app = await opened()
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    world.publish(b"quotes", b"k", b"1")
+    feed.session.receive_eof()
+    world.publish(b"quotes", b"k", b"2")
+    assert bodies(feed.connection.taken()) == [b"1"]
+    assert feed.connection.finished
+    feed.close()
+    assert [message.body for message in queue.ready] == [b"2"]
+
+
+async def test_a_feed_ends_with_its_queue() -> None:
+    world, app = await opened()
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    world.publish(b"quotes", b"k", b"1")
+    world.wiring.delete_queue(queue)
+    assert bodies(feed.connection.taken()) == [b"1"]
+    assert feed.connection.finished
+    feed.close()
+    app.close()
+
+
+async def test_the_principal_closes_and_sink_and_feed_go_on_and_the_last_takes_the_queue_along() -> None:
+    for first, last in (("sink", "feed"), ("feed", "sink")):
+        world, app = await opened()
+        queue = app.queue(b"mine", b"quotes")
+        open_ = {"sink": app.sink(b"quotes"), "feed": app.feed(b"mine")}
+        app.close()
+        open_["sink"].say(packed(b"x"))
+        assert bodies(open_["feed"].connection.taken()) == [b"x"]
+        open_[first].close()
+        assert not queue.deleted, f"the {last} is still there"
+        open_[last].close()
+        assert queue.deleted
+        assert b"mine" not in world.broker.queues
+        assert (world.broker.counts.sinks, world.broker.counts.feeds) == (0, 0)
+
+
+async def test_an_auto_delete_queue_goes_with_its_feed() -> None:
+    world, app = await opened()
+    queue = app.queue(b"mine", b"quotes", auto_delete=True)
+    consumer = Taker()
+    queue.add_consumer(consumer)
+    feed = app.feed(b"mine")
+    queue.remove_consumer(consumer)
+    world.wiring.consumer_left(queue)
+    assert not queue.deleted, "a feed counts as a consumer"
+    feed.close()
+    assert queue.deleted
+
+
+async def test_dead_letters_reach_feeds_too() -> None:
+    world, app = await opened()
+    world.wiring.declare_exchange(b"dead", ExchangeKind("fanout"))
+    app.queue(b"mine", b"dead")
+    feed = app.feed(b"mine")
+    short_lived = QueueKind(arguments=QueueArguments(ttl_ms=10, dead_letter_exchange=b"dead"))
+    queue = world.wiring.declare_queue(b"short", short_lived, app.owner)[0]
+    world.wiring.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+    app.sink(b"quotes").say(packed(b"x"))
+    world.advance(0.01)
+    (dead,), _ = wire.take_messages(feed.connection.taken())
+    assert (dead.exchange, dead.key, dead.body) == (b"dead", b"k", b"x")
+    assert b"x-death" in dead.properties

@@ -1,0 +1,317 @@
+"""Sinks: what is read goes where it should, in order, whatever the cuts; what is refused. No sockets."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pamqp import commands
+
+from dmp import wire
+from dmp.amqp.pacing import WORK_PER_STRETCH
+from dmp.arguments import QueueKind
+from dmp.door import DMP_HEADER
+from dmp.queues import Queue
+from dmp.refusals import Code
+from dmp.settings import DmpSettings
+from tests.dmp.peers import Application, Peer, bodies, packed, texts
+from tests.dmp.world import World
+
+PERSISTENT = commands.Basic.Properties(delivery_mode=2).marshal()
+REFUSED = "502 SYNTAX-ERROR"
+
+
+async def opened(settings: DmpSettings | None = None) -> tuple[World, Application]:
+    world = await World.open(settings)
+    app = Application(world)
+    app.exchange(b"quotes")
+    return world, app
+
+
+def ready(queue: Queue) -> list[bytes]:
+    return [message.body for message in queue.ready]
+
+
+async def test_messages_reach_the_queues_that_are_bound() -> None:
+    _, app = await opened()
+    all_, some = app.queue(b"all", b"quotes"), app.queue(b"some", b"quotes", b"a.*")
+    sink = app.sink(b"quotes")
+    sink.say(packed(b"1", b"2", key=b"a.b") + packed(b"3", key=b"c") + packed(b"4", key=b"a.d"))
+    assert (ready(all_), ready(some)) == ([b"1", b"2", b"3", b"4"], [b"1", b"2", b"4"])
+
+
+async def test_the_default_exchange_is_a_sink_by_its_empty_name() -> None:
+    _, app = await opened()
+    queue = app.queue(b"mine")
+    sink = app.sink(b"")
+    sink.say(packed(b"x", key=b"mine") + packed(b"y", key=b"nobody's"))
+    assert ready(queue) == [b"x"]
+
+
+async def test_what_comes_with_the_lease_in_one_read_is_not_lost() -> None:
+    _, app = await opened()
+    queue = app.queue(b"all", b"quotes")
+    Peer(app.world).say(DMP_HEADER + wire.short(app.sink_lease(b"quotes")) + packed(b"x", b"y"))
+    assert ready(queue) == [b"x", b"y"]
+
+
+sent = st.tuples(
+    st.sampled_from([b"a", b"b", b"a.b", b"none"]),
+    st.sampled_from([b"", b"quotes"]),
+    st.sampled_from([0, 3, 3, 3, 50]),
+    st.sampled_from([wire.NO_PROPERTIES, PERSISTENT]),
+    st.sampled_from([0, 0, 0, 2]),
+    st.integers(1, 25),
+    st.booleans(),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(sent, max_size=12), st.lists(st.integers(0, 1 << 14), max_size=4), st.booleans())
+async def test_any_messages_in_any_pieces_arrive_as_with_a_plain_reader(
+    shapes: list[tuple[bytes, bytes, int, bytes, int, int, bool]], cuts: list[int], overlapping: bool
+) -> None:
+    """Against a plain model: every queue and feed has what its key asks for, each once and in order."""
+    world, app = await opened()
+    keys = {b"qa": b"a", b"qb": b"b", b"fa": b"a", b"fall": b"#" if overlapping else b"b"}
+    queues = {name: app.queue(name, b"quotes", key) for name, key in keys.items()}
+    durable = world.wiring.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
+    world.wiring.bind(b"quotes", durable, b"a.#", b"\0\0\0\0", {})
+    feeds = {name: app.feed(name) for name in (b"fa", b"fall")}
+    sink = app.sink(b"quotes")
+    data, model, number = b"", [], 0
+    for key, exchange, size, properties, options, count, null in shapes:
+        for _ in range(count):
+            body = (b"%d." % number).ljust(size, b"x")
+            model.append((key, exchange, body, properties))
+            data += packed(body, key=key, exchange=exchange, properties=properties, options=options)
+            number += 1
+        data += wire.NULL_MESSAGE * null
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    for start, stop in pairwise(places):
+        assert sink.say(data[start:stop]) == b""
+    world.settle()
+
+    def wanted(pattern: bytes) -> list[bytes]:
+        return [body for key, _, body, _ in model if pattern in (key, b"#")]
+
+    assert ready(queues[b"qa"]) == wanted(b"a")
+    assert ready(queues[b"qb"]) == wanted(b"b")
+    assert ready(durable) == [body for key, _, body, _ in model if key in (b"a", b"a.b")]
+    assert all(message.head.exchange == b"quotes" for message in durable.ready)
+    for name, feed in feeds.items():
+        found, _ = wire.take_messages(feed.connection.taken())
+        assert [(m.key, m.exchange, m.body, m.properties) for m in found] == [
+            each for each in model if keys[name] in (each[0], b"#")
+        ]
+        assert all(not message.options for message in found)
+    counts = world.broker.counts
+    assert counts.published == counts.sunk == number
+    assert counts.published_bytes == sum(len(body) for _, _, body, _ in model)
+    assert counts.unroutable == (0 if overlapping else len(wanted(b"none")))
+
+
+async def test_order_holds_for_a_queue_that_two_sets_of_queues_share() -> None:
+    _, app = await opened()
+    both, one = app.queue(b"both", b"quotes", b"#"), app.queue(b"one", b"quotes", b"a")
+    feed = app.feed(b"both")
+    del both
+    sink = app.sink(b"quotes")
+    names = [b"%d" % n for n in range(40)]
+    sink.say(b"".join(packed(name, key=b"ab"[n % 2 : n % 2 + 1]) for n, name in enumerate(names)))
+    assert bodies(feed.connection.taken()) == names
+    assert ready(one) == names[::2]
+
+
+async def test_bindings_that_change_count_at_once() -> None:
+    world, app = await opened()
+    first = app.queue(b"first", b"quotes")
+    sink = app.sink(b"quotes")
+    sink.say(packed(b"1"))
+    second = app.queue(b"second", b"quotes")
+    sink.say(packed(b"2"))
+    world.wiring.unbind(b"quotes", first, b"#", b"\0\0\0\0")
+    sink.say(packed(b"3"))
+    assert (ready(first), ready(second)) == ([b"1", b"2"], [b"2", b"3"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        packed(b"x", exchange=b"other"),
+        packed(b"x", properties=b"\0\x01"),
+        packed(b"x", properties=b"\0\x02"),
+        (9).to_bytes(4, "big") + packed(b"x")[4:],
+        (100).to_bytes(4, "big") + packed(b"x")[4:] + bytes(100),
+        (10 + 64).to_bytes(4, "big") + packed(b"x")[4:] + b"surplus." * 8,
+        bytes.fromhex("00000008 ff ff 0000 00000000"),
+        bytes.fromhex("00000008 00 ff 0000 00000000"),
+        bytes.fromhex("0000000c 00 00 8000 ff 000000 00000000"),
+        bytes.fromhex("00000005 00 00 0000 00"),
+        bytes.fromhex("ffffffff"),
+        bytes.fromhex("08 000000 00000000"),
+        b"GET / HTTP/1.1\r\n\r\n",
+        packed(b"x", properties=commands.Basic.Properties(expiration="soon").marshal()),
+    ],
+)
+async def test_what_is_malformed_is_refused_and_what_came_before_it_stands(wrong: bytes) -> None:
+    world, app = await opened()
+    queue = app.queue(b"all", b"quotes")
+    other = app.sink(b"quotes")
+    sink = app.sink(b"quotes")
+    (said,) = texts(sink.say(packed(b"before") + wrong + packed(b"behind")))
+    assert said.startswith(REFUSED)
+    assert sink.connection.finished
+    other.say(packed(b"another's"))
+    assert ready(queue) == [b"before", b"another's"]
+    assert world.broker.counts.refusals == {"dmp SYNTAX_ERROR": 1}
+
+
+async def test_a_body_of_three_mebibytes_is_a_message_like_others() -> None:
+    _, app = await opened()
+    queue = app.queue(b"all", b"quotes")
+    feed_queue = app.queue(b"fed", b"quotes")
+    feed = app.open(app.feed_lease(b"fed"), bound=64 << 20)
+    del feed_queue
+    sink = app.sink(b"quotes")
+    large = bytes(range(256)) * (3 << 12)
+    data = packed(b"small", large, b"last")
+    for at in range(0, len(data), 1 << 18):
+        sink.say(data[at : at + (1 << 18)])
+    assert ready(queue) == [b"small", large, b"last"]
+    assert bodies(feed.connection.taken()) == [b"small", large, b"last"]
+
+
+async def test_the_largest_body_is_a_setting() -> None:
+    _, app = await opened(DmpSettings(message_bytes_max=100))
+    queue = app.queue(b"all", b"quotes")
+    sink = app.sink(b"quotes")
+    (said,) = texts(sink.say(packed(bytes(100)) + packed(bytes(101))))
+    assert said == "502 SYNTAX-ERROR a body of 101 bytes, 100 at most"
+    assert ready(queue) == [bytes(100)]
+
+
+async def test_a_message_begun_is_finished_in_time() -> None:
+    _, app = await opened(DmpSettings(frame_seconds=30))
+    sink = app.sink(b"quotes")
+    whole = packed(b"x")
+    sink.say(whole + whole[:5])
+    assert sink.wait(20) == b""
+    sink.say(whole[5:8])  # which does not buy time
+    (said,) = texts(sink.wait(10))
+    assert said == "502 SYNTAX-ERROR a message was not complete after 30 s"
+
+
+async def test_idle_between_messages_is_allowed() -> None:
+    _, app = await opened()
+    queue = app.queue(b"all", b"quotes")
+    sink = app.sink(b"quotes")
+    sink.say(packed(b"x"))
+    assert sink.wait(3600) == b""
+    sink.say(packed(b"y"))
+    assert ready(queue) == [b"x", b"y"]
+
+
+async def test_the_end_of_input_is_answered_with_the_end() -> None:
+    _, app = await opened()
+    queue = app.queue(b"all", b"quotes")
+    sink = app.sink(b"quotes")
+    sink.say(packed(b"x") + packed(b"y")[:-1])
+    sink.session.receive_eof()
+    assert sink.connection.finished
+    assert ready(queue) == [b"x"]
+
+
+async def test_mandatory_and_immediate_come_back_to_the_principal() -> None:
+    world, app = await opened()
+    app.exchange(b"nobody", "direct")
+    sink = app.sink(b"nobody")
+    sink.say(
+        packed(b"plain") + packed(b"m1", b"m2", options=2) + packed(b"i", options=1) + packed(b"b", options=3)
+    )
+    assert app.returned == [
+        (Code.NO_ROUTE, b"nobody", b"m1"),
+        (Code.NO_ROUTE, b"nobody", b"m2"),
+        (Code.NO_CONSUMERS, b"nobody", b"i"),
+        (Code.NO_ROUTE, b"nobody", b"b"),
+    ]
+    assert world.broker.counts.unroutable == 5
+    app.queue(b"all", b"quotes")
+    sink = app.sink(b"quotes")
+    app.returned.clear()
+    sink.say(packed(b"waits", options=2) + packed(b"cannot wait", options=1))
+    assert app.returned == [(Code.NO_CONSUMERS, b"quotes", b"cannot wait")]
+    app.world.broker.queues[b"all"].purge()
+    feed = app.feed(b"all")
+    sink.say(packed(b"now", options=1))
+    assert bodies(feed.connection.taken()) == [b"now"]
+
+
+async def test_a_sink_whose_exchange_goes_is_told_so() -> None:
+    world, app = await opened()
+    sink = app.sink(b"quotes")
+    sink.say(packed(b"x"))
+    world.wiring.delete_exchange(b"quotes")
+    assert texts(sink.say(packed(b"y"))) == ["404 NOT-FOUND the exchange is gone"]
+    assert sink.connection.finished
+
+
+async def test_a_name_of_another_user_is_refused() -> None:
+    _, app = await opened()
+    sink = app.sink(b"quotes")
+    sink.say(packed(b"x", properties=commands.Basic.Properties(user_id="guest").marshal()))
+    (said,) = texts(sink.say(packed(b"x", properties=commands.Basic.Properties(user_id="root").marshal())))
+    assert said.startswith("403 NO-ACCESS")
+
+
+async def test_a_sink_waits_while_memory_is_full_and_loses_nothing() -> None:
+    world, app = await opened(DmpSettings(memory_bytes_max=1 << 20))
+    queue = app.queue(b"all", b"quotes")
+    sink = app.sink(b"quotes")
+    for n in range(12):
+        sink.say(packed(*[b"%03d" % n + bytes(1000)] * 100))
+    assert not sink.connection.reading
+    assert world.broker.counts.memory_waits == 1
+    held = len(queue.ready)
+    assert held < 1200
+    queue.purge()
+    sink.wait(0)
+    assert sink.connection.reading
+    assert held + len(queue.ready) == 1200
+
+
+async def test_others_have_their_turn_within_a_long_stretch() -> None:
+    world, app = await opened()
+    queues = [app.queue(b"q%d" % n, b"quotes") for n in range(10)]
+    sink = app.sink(b"quotes")
+    count = WORK_PER_STRETCH // 4
+    sink.say(packed(*[b"%d" % n for n in range(count)]))
+    assert 0 < len(queues[0].ready) < count
+    for _ in range(10):
+        sink.wait(0)
+    assert [ready(queue) for queue in queues] == [[b"%d" % n for n in range(count)]] * 10
+    assert sink.connection.reading
+    del world
+
+
+async def test_persistent_messages_of_a_sink_outlive_a_restart() -> None:
+    world, app = await opened()
+    queue = world.wiring.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
+    world.wiring.bind(b"amq.topic", queue, b"#", b"\0\0\0\0", {})
+    sink = app.sink(b"amq.topic")
+    sink.say(packed(b"kept", b"kept too", properties=PERSISTENT) + packed(b"light"))
+    world.settle()
+    after = await world.again()
+    assert ready(after.broker.queues[b"d"]) == [b"kept", b"kept too"]
+
+
+async def test_a_store_that_takes_no_writes_is_an_internal_error() -> None:
+    world, app = await opened()
+    queue = world.wiring.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
+    world.wiring.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+    sink = app.sink(b"quotes")
+    world.store.abandon()
+    (said,) = texts(sink.say(packed(b"x", properties=PERSISTENT)))
+    assert said.startswith("541 INTERNAL-ERROR")
+    assert ready(queue) == []
+    assert world.broker.counts.refused_publishes == 1
