@@ -288,6 +288,7 @@ class Store:
             return
         try:
             committer.settle()
+            committer.closed = True  # what came after the last checkpoint's stock, no start would look for
             committer.sync_written()
             clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
             if committer.read_only is not None:

@@ -1,6 +1,8 @@
 """The store as protocols see it: appending, reading, closing."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -195,6 +197,30 @@ async def test_closing_commits_what_was_appended() -> None:
     assert told == [True]
     store = await open_store(disk.kill())
     assert await read_all(store.namespace("logmq", ALWAYS).logs["orders"]) == [b"last words"]
+
+
+async def test_nothing_is_taken_any_more_while_the_last_checkpoint_is_made() -> None:
+    gate = trio.Event()
+    slow = False
+
+    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        if slow:
+            await gate.wait()
+        return work(*args)
+
+    disk = FakeDisk()
+    store = await Store.open(Path("unused"), SMALL, disk=disk, clock=HandClock(), in_thread=in_thread)
+    log = await filled(store, count=10)
+    before = await read_all(log)
+    slow = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.close)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(StoreClosed):  # acknowledged, it would be lost: the next start trusts the catalog
+            log.append(records(b"late"), 1)
+        gate.set()
+    store = await open_store(disk)
+    assert await read_all(store.namespace("logmq", ALWAYS, plain_names=True).logs["orders"]) == before
 
 
 async def test_real_threads_serve_many_logs(tmp_path: Path) -> None:
