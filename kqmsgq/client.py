@@ -50,7 +50,13 @@ class _Connection:
     async def _send(self, data: bytes) -> None:
         """Everything that tasks have given meanwhile goes out with it. Raises Disconnected."""
         self._pending.append(data)
-        async with self._sending:
+        try:
+            await self._sending.acquire()
+        except trio.Cancelled:
+            if data in self._pending:  # else it is on its way
+                self._pending.remove(data)
+            raise
+        try:
             if self._lost is not None:
                 raise Disconnected(self._lost)
             if not self._pending:  # the one before us took it along
@@ -65,6 +71,8 @@ class _Connection:
                 self._lost = "a send was cancelled"
                 await trio.aclose_forcefully(self._stream)
                 raise
+        finally:
+            self._sending.release()
 
 
 class Producer(_Connection):

@@ -1,0 +1,196 @@
+"""The clients, against the server itself."""
+
+import ssl
+
+import pytest
+import trio
+import trustme
+from trio.testing import lockstep_stream_pair, memory_stream_pair
+
+from kqmsgq import client as clients
+from kqmsgq.client import Consumer, Message, Producer, open_consumer, open_producer
+from kqmsgq.settings import KqmsgqSettings
+from kqmsgq.wire import message
+from shared.errors import RemoteProtocolError
+from shared.net.dial import Disconnected
+from shared.net.settings import TlsSettings
+from tests.kqmsgq.served import Served, served
+
+
+async def subscribed(server: Served, count: int) -> None:
+    await server.until(subscriptions=count)
+
+
+async def test_a_message_reaches_a_consumer() -> None:
+    async with served() as server, open_consumer(port=server.port) as consumer:
+        await consumer.subscribe("orders", b"\xff")
+        await subscribed(server, 2)
+        async with open_producer(port=server.port) as producer:
+            await producer.send("orders", b"hello")
+            await producer.send("other", b"not for us")
+            await producer.send(b"\xff", b"")
+        assert await anext(consumer) == Message(b"orders", b"hello")
+        assert await anext(consumer) == Message(b"\xff", b"")
+
+
+async def test_leaving_a_producer_waits_until_the_server_has_all() -> None:
+    async with served() as server:
+        async with open_producer(port=server.port) as producer:
+            await producer.send_many((f"q{number % 3}", b"x" * number) for number in range(5000))
+        assert server.value["kqmsgq_messages_produced_total"] == 5000
+
+
+async def test_subscriptions_end_one_by_one_and_all_at_once() -> None:
+    async with (
+        served() as server,
+        open_consumer(port=server.port) as consumer,
+        open_producer(port=server.port) as producer,
+    ):
+        await consumer.subscribe("a", "b")
+        await consumer.subscribe_all()
+        await subscribed(server, 3)
+        await consumer.unsubscribe("a")
+        await subscribed(server, 2)
+        await consumer.unsubscribe_all()
+        await subscribed(server, 0)
+        await producer.send("a", b"nobody")
+        await server.until(messages_unrouted_total=1)
+        await consumer.subscribe("b")
+        await subscribed(server, 1)
+        await producer.send("b", b"1")
+        assert await consumer.batch() == [Message(b"b", b"1")]
+
+
+async def test_many_tasks_may_share_a_producer() -> None:
+    async with served() as server, open_consumer(port=server.port) as consumer:
+        await consumer.subscribe_all()
+        await subscribed(server, 1)
+
+        async def send(producer: Producer, number: int) -> None:
+            for each in range(20):
+                await producer.send(f"q{number}", b"%d" % each)
+
+        async with open_producer(port=server.port) as producer, trio.open_nursery() as nursery:
+            for number in range(10):
+                nursery.start_soon(send, producer, number)
+        got: dict[bytes, list[int]] = {}
+        for _ in range(200):
+            found = await anext(consumer)
+            got.setdefault(found.queue, []).append(int(found.body))
+        assert len(got) == 10
+        assert all(each == list(range(20)) for each in got.values())
+
+
+async def test_the_largest_message_passes() -> None:
+    async with served() as server, open_consumer(port=server.port) as consumer:
+        await consumer.subscribe_all()
+        await subscribed(server, 1)
+        async with trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                async with open_producer(port=server.port) as producer:
+                    await producer.send("q", b"x" * KqmsgqSettings().message_bytes_max)
+
+            nursery.start_soon(send)
+            assert (await anext(consumer)).body == b"x" * KqmsgqSettings().message_bytes_max
+
+
+async def test_a_producer_is_told_when_the_server_has_closed_it() -> None:
+    async with served(KqmsgqSettings(message_bytes_max=10)) as server:
+        async with open_consumer(port=server.port) as consumer:
+            await consumer.subscribe("q" * 5000)
+            with pytest.raises(Disconnected, match="closed"):
+                await consumer.batch()
+
+        async def send_for_ever() -> None:
+            async with open_producer(port=server.port) as producer:
+                while True:
+                    await producer.send("q", b"x" * 11)
+
+        with pytest.raises(Disconnected):
+            await send_for_ever()
+
+
+async def test_a_cancelled_send_ends_the_connection_since_half_an_event_may_be_out() -> None:
+    stream, _far = lockstep_stream_pair()
+    producer = Producer(stream)
+    with trio.move_on_after(0.01):
+        await producer.send("q", b"x")
+    with pytest.raises(Disconnected, match="cancelled"):
+        await producer.send("q", b"y")
+
+
+async def test_a_send_that_is_cancelled_before_its_turn_leaves_nothing_behind() -> None:
+    stream, far = lockstep_stream_pair()
+    producer = Producer(stream)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(producer.send, "q", b"1")
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(0.01):
+            await producer.send("q", b"2")
+        nursery.start_soon(producer.send, "q", b"3")
+        await trio.testing.wait_all_tasks_blocked()
+        sent = message(b"q", b"1") + message(b"q", b"3")
+        received = b""
+        while len(received) < len(sent):
+            received += await far.receive_some()
+    assert received == sent
+
+
+async def test_what_was_begun_goes_on_where_a_waiting_consumer_is_cancelled() -> None:
+    near, far = memory_stream_pair()
+    consumer = Consumer(near, 4096, 4096)
+    whole = message(b"q", b"hello")
+    await far.send_all(whole[:5])
+    with trio.move_on_after(0.01):
+        await consumer.batch()
+    await far.send_all(whole[5:] + whole)
+    assert await anext(consumer) == Message(b"q", b"hello")
+    assert await consumer.batch() == [Message(b"q", b"hello")]
+
+
+@pytest.mark.parametrize("said", [b">\0\0\0\0", b"*\0\0\x10\x01", b"*\0\0\0\0\0\0\x10\x01", b"OK\n"])
+async def test_a_server_that_speaks_otherwise_is_not_believed(said: bytes) -> None:
+    near, far = memory_stream_pair()
+    await far.send_all(said)
+    with pytest.raises(RemoteProtocolError):
+        await Consumer(near, 4096, 4096).batch()
+
+
+async def test_what_no_server_would_take_is_refused_here() -> None:
+    near, _ = memory_stream_pair()
+    with pytest.raises(ValueError, match="subscribe_all"):
+        await Consumer(near, 4096, 4096).subscribe("")
+
+
+async def test_nobody_there() -> None:
+    with pytest.raises(ConnectionRefusedError, match="no KqueueMsgQ server answers"):
+        async with open_producer(port=1):
+            pass
+
+
+async def test_tls_on_both_sides(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    async with (
+        served(tls=TlsSettings(certificate=folder / "server.pem")) as server,
+        open_consumer(port=server.port, ssl_context=context, server_hostname="localhost") as consumer,
+    ):
+        await consumer.subscribe("q")
+        await subscribed(server, 1)
+        async with open_producer(
+            port=server.port, ssl_context=context, server_hostname="localhost"
+        ) as producer:
+            await producer.send("q", b"x" * 100_000)
+        assert await anext(consumer) == Message(b"q", b"x" * 100_000)
+
+
+def test_the_clients_defaults_are_the_servers() -> None:
+    settings = KqmsgqSettings()
+    assert settings.port == clients.PORT
+    assert settings.name_bytes_max == clients.NAME_BYTES_MAX
+    assert settings.message_bytes_max == clients.MESSAGE_BYTES_MAX

@@ -1,0 +1,225 @@
+"""KqueueMsgQ behind real sockets: what sessions alone cannot show."""
+
+import socket
+import threading
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import trio
+
+from kqmsgq.settings import KqmsgqSettings
+from kqmsgq.wire import count_messages, message, subscribe, take_messages
+from shared.net.settings import NetSettings
+from tests.kqmsgq.served import read, rest, served
+from tests.support.server import Server, speak
+
+Driver = Literal["auto", "stream"]
+everywhere = pytest.mark.parametrize("driver", ["auto", "stream"])
+
+
+@everywhere
+async def test_messages_pass_from_producers_to_consumers(driver: Driver) -> None:
+    async with served(net=NetSettings(driver=driver)) as server:
+        one = await server.connect(b"consume" + subscribe(b"a"))
+        everything = await server.connect(b"consume" + subscribe())
+        await server.until(subscriptions=2)
+        sent = message(b"a", b"1") + message(b"b", b"2")
+        producer = await server.connect(b"produce" + sent)
+        await producer.send_eof()
+        assert await rest(producer) == b"", "nothing is ever answered"
+        assert await read(everything, len(sent)) == sent
+        assert await read(one, len(message(b"a", b"1"))) == message(b"a", b"1")
+
+
+@everywhere
+async def test_the_end_of_its_input_ends_a_consumer_once_what_waited_is_written(driver: Driver) -> None:
+    async with served(net=NetSettings(driver=driver)) as server:
+        consumer = await server.connect(b"consume" + subscribe(b"a"))
+        await server.until(subscriptions=1)
+        sent = message(b"a", b"x" * 5_000_000)
+        await server.connect(b"produce" + sent)
+        await server.until(messages_delivered_total=1)
+        await consumer.send_eof()
+        assert await rest(consumer) == sent
+        await server.until(consumers=0)
+
+
+@everywhere
+async def test_a_drain_sends_what_waits_and_closes_all(driver: Driver) -> None:
+    async with served(net=NetSettings(driver=driver)) as server:
+        consumer = await server.connect(b"consume" + subscribe())
+        await server.until(subscriptions=1)
+        sent = message(b"a", b"x" * 5_000_000)
+        producer = await server.connect(b"produce" + sent + sent[:100])
+        await server.until(messages_delivered_total=1)
+        server.group.stop_accepting()
+        server.service.drain()
+        server.group.drain()
+        assert await rest(consumer) == sent
+        assert await rest(producer) == b""
+        await server.group.wait_no_connections()
+
+
+@everywhere
+async def test_what_breaks_the_protocol_is_closed_without_a_word(driver: Driver) -> None:
+    async with served(net=NetSettings(driver=driver)) as server:
+        consumer = await server.connect(b"consume" + subscribe())
+        for sent in (b"GET / HTTP/1.1\r\n", b"produce>", b"consume*", b"produce*\xff\xff\xff\xff"):
+            stream = await server.connect(sent)
+            assert await rest(stream) == b""
+        assert server.value["kqmsgq_faults_total{side}"] == 2
+        producer = await server.connect(b"produce" + message(b"a", b"1"))
+        assert await read(consumer, 11) == message(b"a", b"1")
+        await producer.aclose()
+
+
+async def test_those_who_never_read_lose_messages_and_nobody_else_notices() -> None:
+    """A producer and 100 consumers, of which 10 never read."""
+    bound, total, body = 300_000, 2000, b"x" * 1000
+    async with served(KqmsgqSettings(consumer_bytes_max=bound)) as server:
+        readers = [await server.connect(b"consume" + subscribe(b"q")) for _ in range(90)]
+        stuck = [await server.connect(b"consume" + subscribe(b"q"), narrow=True) for _ in range(10)]
+        await server.until(subscriptions=100)
+        for stream in stuck:
+            server.narrow(stream)
+        sent = b"".join(message(b"q", b"%8d" % number + body) for number in range(total))
+        received: list[bytes] = []
+
+        async def take(stream: trio.SocketStream) -> None:
+            received.append(await read(stream, len(sent)))
+
+        async with trio.open_nursery() as nursery:
+            for stream in readers:
+                nursery.start_soon(take, stream)
+            producer = await server.connect(b"produce" + sent)
+        assert all(each == sent for each in received)
+        await server.until(messages_produced_total=total)
+
+        lost = [server.consumer(stream) for stream in stuck]
+        one_read = NetSettings().read_bytes_max + len(message(b"q", body))
+        for consumer in lost:
+            assert consumer.connection.outbox.waiting_bytes <= max(bound, one_read)
+            assert consumer.dropped > total / 2
+        value = server.value
+        assert value["kqmsgq_messages_dropped_total"] == sum(each.dropped for each in lost)
+        assert value["kqmsgq_consumers_dropped_from_total"] == 10
+        told = await server.service.admin_verbs[0].call({"dropped": True})
+        assert {row["peer"]: row["dropped_messages"] for row in told} == {
+            each.connection.peer: each.dropped for each in lost
+        }
+        await producer.aclose()
+
+        # What they do get in the end is whole, in order, with the newest, and the count is right.
+        for stream, consumer in zip(stuck, lost, strict=True):
+            await stream.send_eof()
+            data = await rest(stream)
+            found, end = take_messages(data, 100, 10_000)
+            assert end == len(data)
+            numbers = [int(each.body[:8]) for each in found]
+            assert numbers == sorted(set(numbers))
+            assert numbers[-1] == total - 1
+            assert len(numbers) + consumer.dropped == total
+
+
+async def test_a_slow_consumer_may_be_disconnected_instead() -> None:
+    settings = KqmsgqSettings(consumer_bytes_max=100_000, slow_consumer="disconnect")
+    async with served(settings) as server:
+        stuck = await server.connect(b"consume" + subscribe(), narrow=True)
+        reader = await server.connect(b"consume" + subscribe())
+        await server.until(subscriptions=2)
+        server.narrow(stuck)
+        sent = message(b"q", b"x" * 1000) * 2000
+        await server.connect(b"produce" + sent)
+        assert await read(reader, len(sent)) == sent
+        await server.until(consumers=1)
+        assert server.group.counters.closed["slow consumer"] == 1
+        assert server.value["kqmsgq_messages_dropped_total"] == 0
+
+
+@pytest.mark.parametrize("slow_consumer", ["drop", "disconnect"])
+async def test_the_largest_message_reaches_a_consumer_however_little_may_wait(
+    slow_consumer: Literal["drop", "disconnect"],
+) -> None:
+    async with served(KqmsgqSettings(consumer_bytes_max=1000, slow_consumer=slow_consumer)) as server:
+        consumer = await server.connect(b"consume" + subscribe())
+        await server.until(subscriptions=1)
+        largest = message(b"q", b"x" * (16 << 20))
+        producer = await server.connect(b"produce" + largest)
+        await server.until(messages_delivered_total=1)
+        small = message(b"q", b"small")
+        await producer.send_all(small)
+        await server.until(messages_delivered_total=2)
+        assert await read(consumer, len(largest) + len(small)) == largest + small
+
+
+async def test_a_producer_that_is_lost_amid_a_message_takes_just_that_with_it() -> None:
+    async with served() as server:
+        consumer = await server.connect(b"consume" + subscribe())
+        await server.until(subscriptions=1)
+        whole = message(b"q", b"whole")
+        producer = await server.connect(b"produce" + whole + message(b"q", b"x" * 1_000_000)[:-1])
+        assert await read(consumer, len(whole)) == whole
+        await producer.aclose()
+        await server.until(producers=0)
+        await consumer.send_eof()
+        assert await rest(consumer) == b""
+
+
+async def test_many_producers_keep_each_their_order_over_all_queues() -> None:
+    async with served() as server:
+        everything = await server.connect(b"consume" + subscribe())
+        named = await server.connect(b"consume" + subscribe(b"q1"))
+        await server.until(subscriptions=2)
+
+        async def produce(producer: int) -> None:
+            stream = await server.connect(b"produce")
+            for number in range(0, 300, 10):
+                events = (
+                    message(b"q%d" % (each % 5), b"%d %d" % (producer, each))
+                    for each in range(number, number + 10)
+                )
+                await stream.send_all(b"".join(events))
+
+        async with trio.open_nursery() as nursery:
+            for producer in range(8):
+                nursery.start_soon(produce, producer)
+        data = bytearray()
+        while count_messages(bytes(data)) < 8 * 300:
+            data += await everything.receive_some()
+        found, _ = take_messages(data, 100, 100)
+        numbers = [tuple(map(int, each.body.split())) for each in found]
+        for producer in range(8):
+            assert [number for one, number in numbers if one == producer] == list(range(300))
+        await named.aclose()
+
+
+def test_a_flood_leaves_other_protocols_of_the_process_their_turn(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        _flood(server)
+        assert server.stop() == 0
+
+
+def _flood(server: Server) -> None:
+    flood = b"".join(message(b"q%d" % (number % 7), b"x" * (number % 200)) for number in range(1000))
+    stop = threading.Event()
+
+    def produce() -> None:
+        with socket.create_connection(server.address("kqmsgq"), timeout=30) as producer:
+            producer.sendall(b"produce")
+            while not stop.is_set():
+                producer.sendall(flood)
+
+    producers = [threading.Thread(target=produce) for _ in range(2)]
+    with socket.create_connection(server.address("kqmsgq"), timeout=30) as consumer:
+        consumer.sendall(b"consume" + subscribe(b"q1"))
+        for each in producers:
+            each.start()
+        try:
+            assert consumer.recv(1)
+            for _ in range(20):
+                assert speak(server.address("logmq"), b"PING\n" * 10) == b"PONG\n" * 10
+        finally:
+            stop.set()
+            for each in producers:
+                each.join()

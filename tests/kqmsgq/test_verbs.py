@@ -1,0 +1,167 @@
+"""`brokers kqmsgq ...` against the real process: what each command says, and how it ends."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from brokers.cli import run as run_here
+from brokers.errors import ExitCode
+from kqmsgq.verbs import _lines
+from kqmsgq.wire import message, subscribe
+from tests.support.server import Server, run, speak, until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("kqmsgq"), "0", verb=("kqmsgq", "serve")) as server:
+        yield server
+
+
+@pytest.fixture
+def kqmsgq(
+    server: Server, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """`kqmsgq("produce", ...)`: exit code, standard output, standard error."""
+    monkeypatch.setenv("BROKERS_KQMSGQ_PORT", str(server.address("kqmsgq")[1]))
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = run_here(["kqmsgq", *arguments])
+        out, err = capfdbinary.readouterr()
+        return code, out.decode("utf-8", "surrogateescape"), err.decode()
+
+    return command
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+class Consuming:
+    """`brokers kqmsgq consume`, subscribed."""
+
+    def __init__(self, server: Server, *arguments: str, subscriptions: int = 1) -> None:
+        before = _subscriptions(server)
+        port = str(server.address("kqmsgq")[1])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "brokers", "kqmsgq", "consume", *arguments, "--port", port],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        until(lambda: _subscriptions(server) == before + subscriptions or self.process.poll() is not None)
+
+    def end(self) -> bytes:
+        """What it has said, once it has ended by itself."""
+        out, err = self.process.communicate(timeout=60)
+        assert (self.process.returncode, err) == (0, b"")
+        return out
+
+
+def _subscriptions(server: Server) -> int:
+    found: Any = run("call", "kqmsgq", "consumers", "--json", "--data-dir", str(server.data))
+    return sum(json.loads(line)["subscriptions"] for line in found.stdout.splitlines())
+
+
+def test_messages_given_as_arguments_arrive_one_a_line(kqmsgq: Command, server: Server) -> None:
+    consumer = Consuming(server, "-q", "args", "-q", "more", "--max", "3", subscriptions=2)
+    assert kqmsgq("produce", "-q", "args", "-m", "hello", "-m", "a second one") == (
+        0,
+        "queue     args\nmessages  2\n",
+        "",
+    )
+    assert kqmsgq("produce", "--queue", "more", "--message", "", "--json")[1] == (
+        '{"queue": "more", "messages": 1}\n'
+    )
+    assert consumer.end() == b"hello\na second one\n\n"
+
+
+def test_each_line_of_standard_input_is_a_message(server: Server) -> None:
+    lines = b"".join(b"line %d\r\n" % number for number in range(5000)) + b"\nno end"
+    consumer = Consuming(server, "--queue", "lines", "--max", "5002")
+    port = str(server.address("kqmsgq")[1])
+    done = run("kqmsgq", "produce", "-q", "lines", "--json", "--port", port, stdin=lines)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"queue": "lines", "messages": 5002}
+    assert consumer.end() == lines.replace(b"\r", b"") + b"\n"
+
+
+def test_json_has_the_queue_beside_each_message_and_raw_has_the_bytes_alone(
+    kqmsgq: Command, server: Server
+) -> None:
+    shown = Consuming(server, "--all", "--json", "--max", "2")
+    raw = Consuming(server, "--all", "--raw", "--max", "2")
+    address = server.address("kqmsgq")
+    assert speak(address, b"produce" + message(b"a", b"text") + message(b"", b"\xff\n\0")) == b""
+    assert [json.loads(line) for line in shown.end().splitlines()] == [
+        {"queue": "a", "message": "text"},
+        {"queue": "", "message": {"base64": "/woA"}},
+    ]
+    assert raw.end() == b"text\xff\n\0"
+
+
+def test_all_of_standard_input_may_be_one_message(server: Server) -> None:
+    consumer = Consuming(server, "-q", "files", "--raw", "--max", "1")
+    picture = bytes(range(256)) * 1000
+    port = str(server.address("kqmsgq")[1])
+    done = run("kqmsgq", "produce", "-q", "files", "--whole", "--port", port, stdin=picture)
+    assert done.returncode == 0
+    assert consumer.end() == picture
+
+
+def test_consumers_are_listed_over_the_control_socket(kqmsgq: Command, server: Server) -> None:
+    with socket.create_connection(server.address("kqmsgq")) as consumer:
+        consumer.sendall(b"consume" + subscribe(b"a") + subscribe())
+        peer = "{}:{}".format(*consumer.getsockname())
+        folder = ("--data-dir", str(server.data))
+        row = {"peer": peer, "subscriptions": 2, "waiting_bytes": 0, "dropped_messages": 0}
+        until(lambda: row in [json.loads(line) for line in _listed(kqmsgq, *folder)])
+        assert _listed(kqmsgq, "--dropped", *folder) == []
+
+
+def _listed(kqmsgq: Command, *arguments: str) -> list[str]:
+    code, out, _ = kqmsgq("consumers", "--json", *arguments)
+    assert code == 0
+    return out.splitlines()
+
+
+def test_consuming_nothing_or_two_ways_at_once_is_refused(kqmsgq: Command) -> None:
+    assert kqmsgq("consume")[0] == ExitCode.CONFIGURATION
+    code, _, err = kqmsgq("consume", "--all", "--raw", "--json")
+    assert (code, "--raw" in err) == (ExitCode.CONFIGURATION, True)
+
+
+def test_a_server_that_is_not_there_or_goes_is_said_in_a_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    for arguments in (("produce", "-q", "x", "-m", "y"), ("consume", "-q", "x")):
+        done = run("kqmsgq", *arguments, "--port", port)
+        assert done.returncode == ExitCode.UNAVAILABLE
+        assert "no KqueueMsgQ server answers" in done.stderr
+    with Server(tmp_path, "0", verb=("kqmsgq", "serve")) as server:
+        consumer = Consuming(server, "--all")
+        assert server.stop() == 0
+        _, err = consumer.process.communicate(timeout=60)
+        assert consumer.process.returncode == ExitCode.UNAVAILABLE
+        assert b"the server closed the connection" in err
+
+
+async def test_lines_are_cut_where_they_end_however_they_come() -> None:
+    class Pieces:
+        def __init__(self, *pieces: bytes) -> None:
+            self.pieces = list(pieces)
+
+        async def read1(self, _: int) -> bytes:
+            await trio.lowlevel.checkpoint()
+            return self.pieces.pop(0) if self.pieces else b""
+
+    async def lines(*pieces: bytes) -> list[bytes]:
+        return [line async for many in _lines(Pieces(*pieces)) for line in many]
+
+    assert await lines(b"a\nb", b"", b"never") == [b"a", b"b"]
+    assert await lines(b"a\r", b"\nb", b"c\n\n", b"d") == [b"a", b"bc", b"", b"d"]
+    assert await lines(b"a", b"b", b"c\n") == [b"abc"]
