@@ -29,7 +29,6 @@ _NACK_INDEX = 60 << 16 | 120
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 tag_bytes = struct.Struct(">Q").pack
-ack_fields = struct.Struct(">QB").unpack_from
 
 KEPT_BYTES_MAX = 2048
 """Longer ones (of large headers) are packed each time, and not kept beside the message."""

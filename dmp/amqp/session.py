@@ -32,7 +32,6 @@ from dmp.amqp.packing import (
     HEADER,
     HEARTBEAT,
     PUBLISH,
-    ack_fields,
     header_untrusted,
     publish_untrusted,
 )
@@ -135,11 +134,13 @@ class Session(Lifetime):
     def _take(self, data: bytes) -> int:
         """Raises Refusal, with `at` behind the frame that is refused."""
         at, end = self.at, len(data)
-        take_runs = self.publishing.take_runs
         while not self._stops and self.state is not State.ENDED:
             if self.state is State.OPEN:
-                at = take_runs(data, at)
-                self.at = at
+                index = data[at + FRAME_HEAD.size : at + FRAME_HEAD.size + 4]
+                if index == PUBLISH:
+                    at = self.at = self.publishing.take_runs(data, at)
+                elif index == ACK:
+                    at = self.at = self._take_acks(data, at)
                 if self._stops:
                     break
             if end - at < FRAME_HEAD.size:
@@ -162,6 +163,16 @@ class Session(Lifetime):
             if self.connection.outbox.size > self.connection.outbox.bound:
                 self.stop(Stop.OUTBOX)
         return len(data) if self.state is State.ENDED else at
+
+    def _take_acks(self, data: bytes, at: int) -> int:
+        """As many acknowledgements as stand here for one channel; none where they are to be looked at."""
+        kind, number, size = FRAME_HEAD.unpack_from(data, at)
+        channel = self.channels.get(number)
+        if kind != METHOD or size != _ACK_BYTES or channel is None or channel.state is not ChannelState.OPEN:
+            return at
+        self.current = channel
+        self._index = commands.Basic.Ack.index
+        return self.settling.take_run(self, channel, data, at)
 
     def _frame_end(self, data: bytes, at: int) -> int:
         """How many bytes the frame that begins at `at` needs, as far as one can see."""
@@ -201,15 +212,9 @@ class Session(Lifetime):
 
     def _method(self, channel: Channel | None, number: int, payload: bytes) -> None:
         index = payload[:4]
-        if channel is not None and channel.state is ChannelState.OPEN:
-            if index == ACK and len(payload) == _ACK_BYTES:
-                tag, multiple = ack_fields(payload, 4)
-                settling = self.settling
-                settling.settle(channel, settling.take(channel, tag, bool(multiple & 1)))
-                return
-            if index == PUBLISH:
-                channel.begin_content(Content(*publish_untrusted(payload)))
-                return
+        if index == PUBLISH and channel is not None and channel.state is ChannelState.OPEN:
+            channel.begin_content(Content(*publish_untrusted(payload)))
+            return
         method, table = decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:

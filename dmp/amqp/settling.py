@@ -1,6 +1,7 @@
 """What becomes of deliveries: acknowledgements, gathered over a stretch of input, then told to queues."""
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,13 @@ from dmp.refusals import Code, Refusal
 
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel
+    from dmp.amqp.session import Session
     from dmp.counts import Counts
+
+ACK_FRAME_BYTES = 21
+_ACK_BEGINNING = 11
+_END = 0xCE
+_ack_fields = struct.Struct(">QBB").unpack_from
 
 
 class Settling:
@@ -22,19 +29,48 @@ class Settling:
         self._counts = counts
         self._settled: dict[Queue, list[Message]] = {}
 
+    def take_run(self, session: "Session", channel: "Channel", data: bytes, at: int) -> int:
+        """Acknowledgements that stand at `at`, one behind the other; where they end. Raises Refusal.
+
+        `session.at` is behind the one that is refused. The first is known to begin as one does.
+        """
+        beginning = data[at : at + _ACK_BEGINNING]
+        unacked, settled, end = channel.unacked, self._settled, len(data)
+        while at + ACK_FRAME_BYTES <= end and data.startswith(beginning, at):
+            tag, multiple, frame_end = _ack_fields(data, at + _ACK_BEGINNING)
+            if frame_end != _END:
+                break
+            at = session.at = at + ACK_FRAME_BYTES
+            if multiple & 1:
+                self.settle(channel, self.take(channel, tag, True))
+                continue
+            found = unacked.pop(tag, None)
+            if found is None:
+                raise _unknown(tag)
+            consumer, queue, message = found
+            if consumer is not None:
+                consumer.unacked -= 1
+            messages = settled.get(queue)
+            if messages is None:
+                settled[queue] = [message]
+            else:
+                messages.append(message)
+        self.settle(channel, ())
+        return at
+
     def take(self, channel: "Channel", tag: int, multiple: bool) -> list[tuple[Queue, Message]]:
         """Unacknowledged deliveries, taken out of the channel's books. Raises Refusal for an unknown tag."""
         unacked = channel.unacked
         if not multiple:
             found = unacked.pop(tag, None)
             if found is None:
-                raise Refusal(Code.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+                raise _unknown(tag)
             consumer, queue, message = found
             if consumer is not None:
                 consumer.unacked -= 1
             return [(queue, message)]
         if tag and tag not in unacked:
-            raise Refusal(Code.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+            raise _unknown(tag)
         taken = []
         for number in _up_to(unacked, tag):
             consumer, queue, message = unacked.pop(number)
@@ -43,7 +79,7 @@ class Settling:
             taken.append((queue, message))
         return taken
 
-    def settle(self, channel: "Channel", deliveries: list[tuple[Queue, Message]]) -> None:
+    def settle(self, channel: "Channel", deliveries: Sequence[tuple[Queue, Message]]) -> None:
         """They are acknowledged: the queues hear of it at the end of the stretch."""
         settled = self._settled
         for queue, message in deliveries:
@@ -72,3 +108,7 @@ class Settling:
 def _up_to(unacked: Iterable[int], tag: int) -> list[int]:
     """The tags are in their order; 0 stands for the last."""
     return list(unacked) if not tag else list(takewhile(tag.__ge__, unacked))
+
+
+def _unknown(tag: int) -> Refusal:
+    return Refusal(Code.PRECONDITION_FAILED, f"unknown delivery tag {tag}")

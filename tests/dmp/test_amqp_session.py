@@ -255,6 +255,26 @@ async def test_prefetch_for_the_channel_counts_all_its_consumers() -> None:
     assert bodies(peer.frames()) == [b"e"]
 
 
+async def test_acknowledgements_one_behind_the_other() -> None:
+    world, peer = await opened()
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.ask(C.Basic.Consume(0, "q", "t"))
+    peer.publish("", "q", *[b"%d" % n for n in range(10)])
+    peer.frames()
+    queue = world.broker.queues[b"q"]
+    peer.send(encode(C.Basic.Ack(2), 1) + encode(C.Basic.Ack(5, True), 1) + encode(C.Basic.Ack(7), 1)[:-3])
+    assert queue.unacked == 5
+    peer.send(encode(C.Basic.Ack(7), 1)[-3:] + encode(C.Basic.Ack(9), 1)[:-1] + b"\xcd")
+    assert peer.garbage is not None
+    peer.lose()
+    assert world.broker.counts.acknowledged == 6  # what came before the garbage stands
+    assert (queue.unacked, len(queue.ready)) == (0, 4)
+    _, peer = world, Peer(world).login()
+    peer.ask(C.Basic.Consume(0, "q", "t"))
+    peer.send(encode(C.Basic.Ack(1), 1) + encode(C.Basic.Ack(1), 1) + encode(C.Queue.Declare(0, "q"), 1))
+    assert closed(peer) == ("Channel.Close", 406)
+
+
 async def test_recover_gives_to_the_same_consumer_or_to_the_queue() -> None:
     world, peer = await opened()
     peer.ask(C.Queue.Declare(0, "q"))
