@@ -269,8 +269,8 @@ async def test_acknowledgements_one_behind_the_other() -> None:
     peer.lose()
     assert world.broker.counts.acknowledged == 6  # what came before the garbage stands
     assert (queue.unacked, len(queue.ready)) == (0, 4)
-    _, peer = world, Peer(world).login()
-    peer.ask(C.Basic.Consume(0, "q", "t"))
+    peer = Peer(world).login()
+    peer.method(C.Basic.Consume(0, "q", "t"))
     peer.send(encode(C.Basic.Ack(1), 1) + encode(C.Basic.Ack(1), 1) + encode(C.Queue.Declare(0, "q"), 1))
     assert closed(peer) == ("Channel.Close", 406)
 
