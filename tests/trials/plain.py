@@ -59,21 +59,23 @@ def index_entries(folder: Path, topic: str) -> list[Entry]:
     return entries
 
 
-def index_faults(entries: list[Entry], first: int, data: bytes) -> Iterator[str]:
-    """What the index says that is not so; `data` is the log from offset `first` to its end.
+def index_faults(entries: list[Entry], first: int, data: bytes, start: int) -> Iterator[str]:
+    """What the index says that is not so; `data` is the log from offset `start` to its end.
 
-    Entries wholly below `first` promise nothing; none begins below it and ends above.
+    Entries wholly below the first kept offset promise nothing. One may begin below and end above it: then its
+    bytes are all in the file, which is why it is the file that must be looked at (`start` 0). Where only what
+    is kept is at hand, such an entry cannot be checked.
     """
     entries = [entry for entry in entries if entry.offset + entry.length > first]
     for before, entry in pairwise(entries):
         if before.offset + before.length != entry.offset:
             yield f"index entries are not one after the other at {entry.offset}"
     for entry in entries:
-        covered = data[entry.offset - first : entry.offset - first + entry.length]
-        if entry.offset < first:
-            yield f"an index entry begins at {entry.offset}, below the first kept offset {first}"
-        elif len(covered) != entry.length:
-            yield f"the index covers up to {entry.offset + entry.length}, the log ends at {first + len(data)}"
+        if entry.offset < start:
+            continue
+        covered = data[entry.offset - start : entry.offset - start + entry.length]
+        if len(covered) != entry.length:
+            yield f"the index covers up to {entry.offset + entry.length}, the log ends at {start + len(data)}"
         elif crc32c.crc32c(covered) != entry.crc32c:
             yield f"the index's CRC differs at {entry.offset}"
         elif record_count(covered) != entry.records:

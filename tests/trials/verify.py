@@ -216,9 +216,8 @@ def _ask_in_other_words(dialog: Dialog, name: str, found: Found, writes: Sequenc
         if dialog.consume(name, write.stands) != write.records[4 : 4 + size]:
             faults.append(f"{name}: CONSUME {write.stands} gives other bytes than FETCH")
     marks = dialog.marks(name, found.first, found.end)
-    return faults + [
-        f"{name}: MARKS: {fault}" for fault in plain.index_faults(marks, found.first, found.data)
-    ]
+    said = plain.index_faults(marks, found.first, found.data, start=found.first)
+    return faults + [f"{name}: MARKS: {fault}" for fault in said]
 
 
 def _compare_files(dialog: Dialog, folder: Path, found: Snapshot) -> list[str]:
@@ -236,7 +235,7 @@ def _compare_files(dialog: Dialog, folder: Path, found: Snapshot) -> list[str]:
             size = "no file" if data is None else f"{len(data)} bytes"
             faults.append(f"{name}: the file ({size}) is not what the server shows ({topic.end} bytes)")
         else:
-            faults += [f"{name}: {fault}" for fault in plain.index_faults(entries, first, kept)]
+            faults += [f"{name}: {fault}" for fault in plain.index_faults(entries, first, data, start=0)]
     strays = plain.topics_with_files(folder) - set(found)
     return faults + [f"{name}: a log file, though there is no such topic" for name in sorted(strays)]
 
