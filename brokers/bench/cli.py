@@ -23,4 +23,5 @@ _add(
     " --data-dir /srv/brokers",
 )
 _add("dms", "DMS, beside beanstalkd and redis.", " --json")
+_add("kqmsgq", "KqueueMsgQ, beside nats-server.", " --modes fan-out --json")
 _add("routing", "The routing index, one thread.", " --subscriptions 100000 --json")

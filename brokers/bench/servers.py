@@ -66,6 +66,15 @@ def beanstalkd(folder: Path | None = None) -> Iterator[Address | None]:
 
 
 @contextmanager
+def nats_server() -> Iterator[Address | None]:
+    """nats-server, core only; None where it is not installed."""
+    with _other(
+        "nats-server", lambda port: ("-a", "127.0.0.1", "-p", str(port), "-l", os.devnull)
+    ) as address:
+        yield address
+
+
+@contextmanager
 def _other(name: str, flags: Callable[[int], Sequence[str]]) -> Iterator[Address | None]:
     command = shutil.which(name)
     if command is None:
