@@ -1,11 +1,11 @@
 """DMP's settings: section `[dmp]`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
 from attrs import validators
 
+from dmp.users import Users
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
 
@@ -17,17 +17,13 @@ def _amount(default: int, least: int, most: int) -> Any:
     return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
 
 
-def _users() -> Mapping[str, str]:
-    return {"guest": "guest"}
-
-
 @attrs.frozen
 class DmpSettings:
     """Section `[dmp]`: the AMQP principal, and what holds for its exchanges and queues."""
 
     port: int = _amount(5672, 0, 65535)
-    users: Mapping[str, str] = attrs.field(factory=_users, repr=False)
-    """Names and passwords (PLAIN). `guest` may come from loopback only, whatever its password."""
+    users: Users = attrs.field(factory=lambda: Users.parse("guest:guest"))
+    """`NAME:PASSWORD`, with commas between (PLAIN). `guest` comes from loopback only, as with RabbitMQ."""
     prefer_direct: bool = False
     """Tell clients, by the server property `direct` = 1, to move bulk messages over DMP."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))

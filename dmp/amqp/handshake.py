@@ -1,6 +1,5 @@
 """How a connection begins: start, tune, open. Who may come in, and on what terms."""
 
-import hmac
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -95,7 +94,6 @@ class Handshake:
             return None
         _, name, password = fields
         user = name.decode(errors="replace")
-        known = session.broker.settings.users.get(user)
-        right = hmac.compare_digest(password, (known or "").encode()) and known is not None
+        right = session.broker.settings.users.allow(user, password)
         near = session.connection.peer.startswith(_LOOPBACK)
         return user if right and (near or user != "guest") else None

@@ -16,6 +16,7 @@ from dmp.amqp.states import (
 )
 from dmp.door import AMQP_HEADER
 from dmp.settings import DmpSettings
+from dmp.users import Users
 from tests.dmp.amqp_peer import Peer, bodies, content_header, publish, start_ok
 from tests.dmp.world import PERSISTENT, World
 
@@ -191,11 +192,22 @@ async def test_a_wrong_password_without_the_capability_gets_no_word() -> None:
 
 
 async def test_guest_comes_from_loopback_only() -> None:
-    world = await World.open(DmpSettings(users={"guest": "guest", "ann": "secret"}))
+    world = await World.open(DmpSettings(users=Users.parse("guest:guest, ann:secret")))
     for user, password, names in (("guest", "guest", 1), ("ann", "secret", 2)):
         peer = Peer(world, peer="192.0.2.7:5000")
         peer.send(AMQP_HEADER + encode(start_ok(response=f"\0{user}\0{password}"), 0))
         assert len(peer.names()) == names
+
+
+def test_passwords_are_not_shown() -> None:
+    users = Users.parse("ann:se:cret, bob:")
+    assert (str(users), "cret" in repr(users)) == ("ann:***, bob:***", False)
+    assert users.allow("ann", b"se:cret")
+    assert users.allow("bob", b"")
+    assert not users.allow("carl", b"")
+    for text in ("", "ann", "ann:1,ann:2", ":x"):
+        with pytest.raises(ValueError, match="NAME:PASSWORD"):
+            Users.parse(text)
 
 
 async def test_a_refused_channel_ignores_what_was_on_its_way_and_comes_back() -> None:
