@@ -1,10 +1,25 @@
 """`brokers dmp ...`: the protocol's own commands. Each returns what it found; the host shows it."""
 
-from typing import Annotated
+import errno
+import os
+import ssl
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
 
+import attrs
+import trio
 from cyclopts import App, Parameter
 
+from dmp.client import Message, Sink, open_feed, open_sink
+from shared.errors import UsageError
+from shared.net.dial import Disconnected, tls_context
 from shared.plug import ServeRequest, VerbRequest
+from shared.progress import counting
+
+READ_BYTES = 256 * 1024
 
 app = App(
     name="dmp",
@@ -12,31 +27,230 @@ app = App(
     help_epilogue="""Examples:
 
     brokers dmp serve
+    brokers dmp get mine --bind amq.topic:stocks.#
+    brokers dmp put amq.topic -k stocks.acme -m 17.20
     brokers dmp queues --json""",
     help_format="plaintext",
 )
 
-Json = Annotated[
-    bool, Parameter(help="JSON, one object a line, instead of text.", negative="", show_default=False)
-]
+
+def _flag(help_: str) -> Parameter:
+    return Parameter(help=help_, negative="", show_default=False)
 
 
-@app.command
+Json = Annotated[bool, _flag("JSON, one object a line, instead of text.")]
+DataDir = Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)]
+
+
+@Parameter(name="*")
+@attrs.frozen
+class Server:
+    """Where the server is, and who asks."""
+
+    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1"
+    port: Annotated[int, Parameter(help="Its port.", env_var="BROKERS_DMP_PORT")] = 5672
+    user: Annotated[str, Parameter(help="Whom to log in as.", env_var="BROKERS_DMP_USER")] = "guest"
+    password: Annotated[
+        str,
+        Parameter(help="The password.", env_var="BROKERS_DMP_PASSWORD", show_default=False),
+    ] = attrs.field(default="guest", repr=False)
+    tls: Annotated[bool, _flag("Speak TLS.")] = False
+    ca: Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")] = None
+    certificate: Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")] = None
+    key_file: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
+
+    def place(self) -> dict[str, Any]:
+        """What the client's functions want to know."""
+        return {
+            "host": self.host,
+            "port": self.port,
+            "user": self.user,
+            "password": self.password,
+            "ssl_context": self.ssl_context(),
+        }
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        return tls_context(wanted=self.tls, ca=self.ca, certificate=self.certificate, key=self.key_file)
+
+
+LOCAL = Server()
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp serve
+    brokers dmp serve 5672 --host 0.0.0.0 --insecure"""
+)
 def serve(
-    *,
     port: Annotated[int | None, Parameter(help="Bind this port (5672 unless set); 0 picks one.")] = None,
 ) -> ServeRequest:
     """Serve AMQP 0-9-1 and DMP alone, until SIGTERM, SIGINT or the line "exit"."""
     return ServeRequest("dmp", {"dmp": {"port": port}})
 
 
-@app.command
-def queues(*, json: Json = False) -> VerbRequest:
-    """Every queue of the running server: ready, unacknowledged, consumers."""
-    return VerbRequest("dmp", "queues", {})
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp put amq.topic -k stocks.acme -m 17.20
+    seq 1000000 | brokers dmp put amq.fanout
+    brokers dmp put files -k picture --whole < picture.png"""
+)
+async def put(
+    sink: Annotated[str, Parameter(help="The exchange, which must be there.")],
+    /,
+    *,
+    key: Annotated[str, Parameter(name=("--key", "-k"), help="The routing key.", show_default=False)] = "",
+    message: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=("--message", "-m"),
+            help="A message; repeatable. Without any, each line of standard input is one.",
+            negative="",
+        ),
+    ] = (),
+    whole: Annotated[bool, _flag("All of standard input is one message.")] = False,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Send messages to a sink, and show how many the server has read.
+
+    Nothing is confirmed but that: what no queue is bound for is dropped.
+    """
+    name = os.fsencode(key)
+    done = 0
+    with _lost(), counting("messages") as update:
+        async with open_sink(sink, **server.place()) as opened:
+            if message:
+                await opened.send_many((name, os.fsencode(each)) for each in message)
+                done = len(message)
+            elif whole:
+                stdin: Any = trio.wrap_file(sys.stdin.buffer)
+                await _send(opened, name, await stdin.read())
+                done = 1
+            else:
+                size = 0
+                async for lines in _lines(trio.wrap_file(sys.stdin.buffer)):
+                    await opened.send_many((name, line) for line in lines)
+                    done += len(lines)
+                    size += sum(map(len, lines))
+                    update(done, size)
+    return {"sink": sink, "messages": done}
 
 
-@app.command
-def exchanges(*, json: Json = False) -> VerbRequest:
-    """Every exchange of the running server, its type and bindings."""
-    return VerbRequest("dmp", "exchanges", {})
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp get mine --bind amq.topic:stocks.# amq.fanout:
+    brokers dmp get mine --bind amq.topic:# --json | jq .key
+    brokers dmp get mine --bind files:picture --raw --max 1 > picture.png"""
+)
+async def get(
+    feed: Annotated[str, Parameter(help="A name for the queue, which is made and goes with the command.")],
+    /,
+    *,
+    bind: Annotated[
+        tuple[str, ...],
+        Parameter(help="EXCHANGE:KEY, one or more.", negative="", consume_multiple=True),
+    ] = (),
+    max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many messages.")] = None,
+    raw: Annotated[bool, _flag("The messages' bytes as they are, nothing between.")] = False,
+    server: Server = LOCAL,
+    json: Json = False,
+) -> AsyncIterable[Any]:
+    """Show messages as they come, one a line, until interrupted.
+
+    Without --bind there is what is sent to the queue by its name. With --json each
+    has its exchange and key beside it.
+    """
+    if raw and json:
+        raise UsageError("--raw", "is the bytes alone; --json shows more")
+    bindings = [_binding(said) for said in bind]
+
+    async def shown() -> AsyncIterator[Any]:
+        left = max_
+        with _lost():
+            async with open_feed(bindings, queue=feed, **server.place()) as opened:
+                while left is None or left > 0:
+                    messages = await opened.batch()
+                    if left is not None:
+                        messages = messages[:left]
+                        left -= len(messages)
+                    for item in _shown(messages, json=json, raw=raw):
+                        yield item
+
+    return shown()
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dmp leases\n    brokers dmp leases --json")
+def leases(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+    """List the leases that are given and not used yet: their targets and ages.
+
+    The wire has no word for it: the server is asked over the control socket in
+    its data folder. What opens a lease is shown to nobody.
+    """
+    return VerbRequest("dmp", "leases", {}, data_dir)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dmp queues\n    brokers dmp queues --json")
+def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+    """List every queue of the running server: ready, unacknowledged, consumers."""
+    return VerbRequest("dmp", "queues", {}, data_dir)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dmp exchanges\n    brokers dmp exchanges --json")
+def exchanges(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+    """List every exchange of the running server, its type and bindings."""
+    return VerbRequest("dmp", "exchanges", {}, data_dir)
+
+
+async def _send(sink: Sink, key: bytes, body: bytes) -> None:
+    try:
+        await sink.send(key, body)
+    except ValueError as error:
+        raise UsageError("--whole", str(error)) from None
+
+
+def _binding(said: str) -> tuple[str, str]:
+    """Exchanges may have colons in their names; keys behind the last one may not."""
+    exchange, colon, key = said.rpartition(":")
+    if not colon:
+        raise UsageError("--bind", f"{said!r} is not EXCHANGE:KEY")
+    return exchange, key
+
+
+def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[Any]:
+    """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
+    if json:
+        return [
+            {"exchange": message.exchange, "key": message.key, "message": message.body}
+            for message in messages
+        ]
+    if raw:
+        return [b"".join(message.body for message in messages)]
+    if sys.stdout.isatty():
+        return [message.body.decode(errors="backslashreplace") for message in messages]
+    return [b"".join(message.body + b"\n" for message in messages)]
+
+
+async def _lines(file: Any) -> AsyncIterator[list[bytes]]:
+    """Lines as they come, many at a time, without their ends; the last may lack one."""
+    rest: list[bytes] = []  # pieces of a line without its end
+    while data := await file.read1(READ_BYTES):
+        first, *lines = data.split(b"\n")
+        rest.append(first)
+        if lines:
+            lines.insert(0, b"".join(rest))
+            rest = [lines.pop()]
+            yield [line.removesuffix(b"\r") for line in lines]
+    if last := b"".join(rest):
+        yield [last]
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    """A lost connection ends a command as a refused one does."""
+    try:
+        yield
+    except Disconnected as error:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error

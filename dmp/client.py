@@ -1,0 +1,289 @@
+"""DMP's client: principal, lease and dialog behind one call.
+
+    async with dmp.open_sink("quotes") as sink:
+        await sink.send("stocks.acme", b"17.20")
+
+    async with dmp.open_feed([("quotes", "stocks.#")]) as feed:
+        async for message in feed:
+            ...
+
+Each opens a principal connection, which logs in and asks for the lease, and then the DMP connection, on which
+nothing is answered: `send` returns once the bytes are the kernel's. Leaving the block of a sink says that all
+is sent, and waits until the server has read it. A feed delivers at most once. What a lost connection took
+with it nobody knows, so nothing is sent again behind the caller's back: that raises `Disconnected`.
+
+Any number of tasks may share a sink; what they send while a send is under way goes out together. A cancelled
+send may have left half a message behind, and so closes the connection.
+"""
+
+import ssl
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+import trio
+from pamqp import commands
+
+from dmp import wire
+from dmp.door import DMP_HEADER
+from dmp.principal import Principal, Refused, Returned, open_principal, refused
+from dmp.properties import NO_PROPERTIES
+from dmp.wire import Message, Options
+from shared.net.dial import Address, Disconnected
+
+__all__ = ["Disconnected", "Feed", "Message", "Refused", "Returned", "Sink", "open_feed", "open_sink"]
+
+PORT = 5672
+RECEIVE_BYTES = 256 * 1024
+PIECE_BYTES = 256 * 1024
+"""Messages that are sent at once go in pieces of this size."""
+DIALOG_SECONDS = 30.0
+CLOSING_SECONDS = 30.0
+"""For the server to read what a sink has sent at the end."""
+
+Properties = commands.Basic.Properties
+
+
+class Sink:
+    """The writing side; made by `open_sink`. Keys are text or bytes, bodies bytes below 16 MiB."""
+
+    def __init__(self, stream: trio.abc.Stream, principal: Principal) -> None:
+        self._stream = stream
+        self._principal = principal
+        self._pending: list[bytes] = []
+        self._sending = trio.Lock()
+        self._lost: Exception | None = None
+
+    @property
+    def returned(self) -> Sequence[Returned]:
+        """What could not be routed, of messages that were mandatory or immediate.
+
+        It is complete when the block of the sink has ended. The server drops, and counts, what a client's
+        connection does not take meanwhile: a few megabytes.
+        """
+        return self._principal.returned
+
+    async def send(
+        self,
+        key: str | bytes,
+        body: bytes,
+        properties: Properties | None = None,
+        *,
+        mandatory: bool = False,
+        immediate: bool = False,
+    ) -> None:
+        """Send a message. Raises Disconnected, Refused, and ValueError for what no server would take."""
+        options = Options(mandatory * Options.MANDATORY | immediate * Options.IMMEDIATE)
+        await self._send(_packed(key, body, properties, options))
+
+    async def send_many(self, messages: Iterable[tuple[str | bytes, bytes]]) -> None:
+        """Send (key, body) pairs, many at a time."""
+        piece: list[bytes] = []
+        size = 0
+        for key, body in messages:
+            data = _packed(key, body, None, wire.NO_OPTIONS)
+            piece.append(data)
+            size += len(data)
+            if size >= PIECE_BYTES:
+                await self._send(b"".join(piece))
+                piece, size = [], 0
+        if piece:
+            await self._send(b"".join(piece))
+
+    async def finish(self) -> None:
+        """All is sent: wait until the server has read it. Raises Disconnected, Refused."""
+        async with self._sending:
+            if self._lost is not None:
+                return
+            self._lost = Disconnected("the sink has finished")
+            if not isinstance(self._stream, trio.abc.HalfCloseableStream):  # TLS: closing is all there is
+                await self._stream.aclose()
+                return
+            try:
+                with trio.move_on_after(CLOSING_SECONDS):
+                    await self._stream.send_eof()
+                    await self._read_refusal()
+            except trio.BrokenResourceError as error:
+                raise Disconnected(f"the connection broke ({error.__cause__ or 'reset'})") from error
+
+    async def _send(self, data: bytes) -> None:
+        """Everything that tasks have given meanwhile goes out with it."""
+        pending = self._pending
+        pending.append(data)
+        try:
+            await self._sending.acquire()
+        except trio.Cancelled:
+            if pending is self._pending:  # else it is on its way
+                pending[:] = [other for other in pending if other is not data]
+            raise
+        try:
+            if self._lost is not None:
+                raise self._lost
+            if not self._pending:  # the one before us took it along
+                return
+            pending, self._pending = self._pending, []
+            try:
+                await self._stream.send_all(b"".join(pending))
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self._lost = Disconnected(f"the connection broke ({error.__cause__ or 'closed'})")
+                try:
+                    await self._read_refusal()
+                except Refused as said:
+                    self._lost = said
+                except trio.BrokenResourceError:
+                    pass
+                raise self._lost from error
+            except trio.Cancelled:
+                self._lost = Disconnected("a send was cancelled")
+                await trio.aclose_forcefully(self._stream)
+                raise
+        finally:
+            self._sending.release()
+
+    async def _read_refusal(self) -> None:
+        """To the end of input. Raises Refused for what the server has said there."""
+        said = b""
+        while data := await self._stream.receive_some(RECEIVE_BYTES):
+            said += data
+        text = wire.take_short(said)
+        if text is not None:
+            raise refused(wire.read_reply(text)[0], text.decode(errors="backslashreplace"))
+
+
+class Feed:
+    """The reading side; made by `open_feed`. It is an async iterator over messages.
+
+    `queue`: its name. What the client does not read waits in the server; when the connection closes, all that
+    was on its way is gone.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, queue: str, data: bytes) -> None:
+        self.queue = queue
+        self._stream = stream
+        self._data = data
+        self._messages: list[Message] = []  # in reverse: the next is last
+
+    async def batch(self) -> list[Message]:
+        """All messages that are here; waits for one. Raises Disconnected, RemoteProtocolError."""
+        if self._messages:
+            found = self._messages[::-1]
+            self._messages = []
+            return found
+        while True:
+            found, end = wire.take_messages(self._data)
+            self._data = self._data[end:]
+            if found:
+                return found
+            received = await _receive(self._stream)
+            self._data += received
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        if not self._messages:
+            self._messages = (await self.batch())[::-1]
+        return self._messages.pop()
+
+
+@asynccontextmanager
+async def open_sink(
+    exchange: str,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    *,
+    declare: str | None = None,
+    user: str = "guest",
+    password: str = "guest",
+    ssl_context: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
+) -> AsyncIterator[Sink]:
+    """A sink, connected; the end of the block waits until the server has read everything.
+
+    `declare`: its type (direct, topic, fanout, headers), where it may not be there yet. Raises Refused,
+    ConnectionRefusedError where nobody answers, Disconnected, ssl.SSLError.
+    """
+    address = Address(host, port, ssl_context, server_hostname, kind="DMP")
+    async with open_principal(address, user, password) as principal:
+        if declare is not None:
+            await principal.declare_exchange(exchange, declare)
+        lease = await principal.sink_lease(exchange)
+        stream, _ = await _open(address, lease)
+        try:
+            sink = Sink(stream, principal)
+            yield sink
+            await sink.finish()
+        finally:
+            await trio.aclose_forcefully(stream)
+
+
+@asynccontextmanager
+async def open_feed(
+    bind: Iterable[tuple[str, str]],
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    *,
+    queue: str = "",
+    user: str = "guest",
+    password: str = "guest",
+    ssl_context: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
+) -> AsyncIterator[Feed]:
+    """A feed of (exchange, key) bindings, connected; its queue goes with the block.
+
+    `queue`: a name for it; without one the server has its choice. Raises what `open_sink` does.
+    """
+    address = Address(host, port, ssl_context, server_hostname, kind="DMP")
+    async with open_principal(address, user, password) as principal:
+        name = await principal.declare_queue(queue)
+        for exchange, key in bind:
+            await principal.bind(name, exchange, key)
+        stream, data = await _open(address, await principal.feed_lease(name))
+        try:
+            yield Feed(stream, name, data)
+        finally:
+            await trio.aclose_forcefully(stream)
+
+
+async def _open(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]:
+    """A DMP connection by that lease, and what has come behind its answer. Raises Refused, Disconnected."""
+    stream = await address.open()
+    try:
+        with trio.move_on_after(DIALOG_SECONDS):
+            await stream.send_all(DMP_HEADER + wire.short(lease))
+            data = b""
+            for _ in ("the greeting", "the answer to the lease"):
+                while (text := wire.take_short(data)) is None:
+                    data += await _receive(stream)
+                code, _ = wire.read_reply(text)
+                if code != wire.Reply.OK:
+                    raise refused(code, text.decode(errors="backslashreplace"))
+                data = data[1 + len(text) :]
+            return stream, data
+        raise Disconnected(f"the server did not answer in {DIALOG_SECONDS:g} s")
+    except trio.BrokenResourceError as error:
+        await trio.aclose_forcefully(stream)
+        raise Disconnected(f"the connection broke ({error.__cause__ or 'reset'})") from error
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+
+
+async def _receive(stream: trio.abc.Stream) -> bytes:
+    try:
+        received = await stream.receive_some(RECEIVE_BYTES)
+    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
+    if not received:
+        raise Disconnected("the server closed the connection")
+    return bytes(received)
+
+
+def _packed(key: str | bytes, body: bytes, properties: Properties | None, options: Options) -> bytes:
+    name = key.encode() if isinstance(key, str) else key
+    if len(name) > wire.SHORT_BYTES_MAX:
+        raise ValueError(f"a routing key of {len(name)} bytes: {wire.SHORT_BYTES_MAX} at most")
+    if len(body) > wire.BODY_BYTES_MAX:
+        raise ValueError("a body has less than 16 MiB")
+    packed = NO_PROPERTIES if properties is None else properties.marshal()
+    return wire.message(Message(b"", name, body, packed, options))

@@ -1,0 +1,203 @@
+"""A client's principal: as much AMQP 0-9-1 as it takes to log in, declare, bind and lease.
+
+One channel, one request at a time. Messages of a sink that come back (`basic.return`) are gathered on the
+way. For everything else there are ordinary AMQP clients; both may be used beside each other.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import attrs
+import trio
+from pamqp import base, commands
+
+from dmp.amqp.methods import FRAME_HEAD, METHOD, Direct, decode_untrusted, encode
+from dmp.amqp.packing import BODY, FRAME_OVERHEAD, HEADER, HEARTBEAT, header_untrusted
+from dmp.door import AMQP_HEADER
+from dmp.refusals import Refusal
+from shared.errors import BrokerError, RemoteProtocolError
+from shared.net.dial import Address, Disconnected
+
+RECEIVE_BYTES = 64 * 1024
+CLOSING_SECONDS = 5.0
+CALL_SECONDS = 60.0
+"""For an answer: a durable declaration waits for a disk."""
+RETURNED_MAX = 10_000
+FRAME_BYTES_MAX = 1 << 20
+_CHANNEL = 1
+
+M = TypeVar("M", bound=base.Frame)
+
+
+@attrs.define(eq=False)
+class Refused(BrokerError):
+    """The server said no. `code`: AMQP's (404, 403, 405, ...) or DMP's (402, 502, ...)."""
+
+    code: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class NotThere(Refused):
+    """404: no such exchange, queue, sink or feed."""
+
+    exit_code = 66
+
+
+def refused(code: int, text: str) -> Refused:
+    return (NotThere if code == 404 else Refused)(code, text)
+
+
+@attrs.frozen
+class Returned:
+    """A message that could not be routed (312) or delivered at once (313)."""
+
+    code: int
+    key: str
+    body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
+
+
+class Principal:
+    """Made by `open_principal`."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._data = bytearray()
+        self._return: commands.Basic.Return | None = None  # whose content is coming
+        self._parts: list[bytes] = []
+        self._missing = 0
+        self.returned: list[Returned] = []
+        """At most `RETURNED_MAX`; all there are once it is closed."""
+
+    async def log_in(self, user: str, password: str) -> None:
+        """Raises Refused, Disconnected."""
+        await self._send(AMQP_HEADER)
+        await self._expect(commands.Connection.Start)
+        properties: dict[str, Any] = {
+            "product": "Brokers",
+            "capabilities": {"authentication_failure_close": True},
+        }
+        start_ok = commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US")
+        tune = await self.call(start_ok, commands.Connection.Tune, channel=0)
+        frame_bytes = min(tune.frame_max or FRAME_BYTES_MAX, FRAME_BYTES_MAX)
+        await self._send(encode(commands.Connection.TuneOk(tune.channel_max, frame_bytes, 0), 0))
+        await self.call(commands.Connection.Open("/"), commands.Connection.OpenOk, channel=0)
+        await self.call(commands.Channel.Open(), commands.Channel.OpenOk)
+
+    async def declare_queue(self, name: str) -> str:
+        """An exclusive queue; without a name, the server's choice."""
+        declared = await self.call(
+            commands.Queue.Declare(queue=name, exclusive=True), commands.Queue.DeclareOk
+        )
+        return declared.queue or name
+
+    async def declare_exchange(self, name: str, type_: str) -> None:
+        await self.call(
+            commands.Exchange.Declare(exchange=name, exchange_type=type_), commands.Exchange.DeclareOk
+        )
+
+    async def bind(self, queue: str, exchange: str, key: str) -> None:
+        await self.call(
+            commands.Queue.Bind(queue=queue, exchange=exchange, routing_key=key), commands.Queue.BindOk
+        )
+
+    async def sink_lease(self, exchange: str) -> bytes:
+        return (await self.call(Direct.Put(exchange), Direct.PutOk)).lease.encode()
+
+    async def feed_lease(self, queue: str) -> bytes:
+        return (await self.call(Direct.Get(queue), Direct.GetOk)).lease.encode()
+
+    async def call(self, method: base.Frame, answer: type[M], *, channel: int = _CHANNEL) -> M:
+        """Ask and wait. Raises Refused, Disconnected, RemoteProtocolError."""
+        with trio.move_on_after(CALL_SECONDS):
+            await self._send(encode(method, channel))
+            return await self._expect(answer)
+        raise Disconnected(f"no answer to {method.name} in {CALL_SECONDS:g} s")
+
+    async def close(self) -> None:
+        """Say goodbye; what comes back until the server agrees is in `returned`."""
+        try:
+            with trio.move_on_after(CLOSING_SECONDS):
+                await self.call(
+                    commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk, channel=0
+                )
+        except BrokerError:
+            pass  # it was faster
+
+    async def _expect(self, answer: type[M]) -> M:
+        while True:
+            found = self._take()
+            if found is None:
+                await self._receive()
+            elif isinstance(found, answer):
+                return found
+            elif isinstance(found, commands.Connection.Close | commands.Channel.Close):
+                raise refused(found.reply_code or 0, found.reply_text)
+
+    def _take(self) -> base.Frame | None:
+        """The next method that has come; returned messages are put aside. Raises RemoteProtocolError."""
+        data = self._data
+        while len(data) >= FRAME_HEAD.size:
+            kind, _, size = FRAME_HEAD.unpack_from(data)
+            if kind not in (METHOD, HEADER, BODY, HEARTBEAT) or size > FRAME_BYTES_MAX:
+                raise RemoteProtocolError("the server does not speak AMQP 0-9-1")
+            if len(data) < size + FRAME_OVERHEAD:
+                return None
+            payload = bytes(data[FRAME_HEAD.size : FRAME_HEAD.size + size])
+            del data[: size + FRAME_OVERHEAD]
+            if kind == METHOD:
+                try:
+                    method, _ = decode_untrusted(payload)
+                except Refusal as error:
+                    raise RemoteProtocolError(str(error)) from error
+                if not isinstance(method, commands.Basic.Return):
+                    return method
+                self._return = method
+            elif kind == HEADER:
+                self._missing, _ = header_untrusted(payload)
+                self._parts = []
+                self._content_came()
+            elif kind == BODY:
+                self._parts.append(payload)
+                self._missing -= len(payload)
+                self._content_came()
+        return None
+
+    def _content_came(self) -> None:
+        method = self._return
+        if method is not None and self._missing <= 0:
+            self._return = None
+            if len(self.returned) < RETURNED_MAX:
+                body = b"".join(self._parts)
+                self.returned.append(Returned(method.reply_code or 0, method.routing_key or "", body))
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
+
+    async def _receive(self) -> None:
+        try:
+            data = await self._stream.receive_some(RECEIVE_BYTES)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
+        if not data:
+            raise Disconnected("the server closed the connection")
+        self._data += data
+
+
+@asynccontextmanager
+async def open_principal(address: Address, user: str, password: str) -> AsyncIterator[Principal]:
+    """Logged in; says goodbye at the end. Raises Refused, Disconnected, ConnectionRefusedError."""
+    stream = await address.open()
+    try:
+        principal = Principal(stream)
+        await principal.log_in(user, password)
+        yield principal
+        await principal.close()
+    finally:
+        await trio.aclose_forcefully(stream)

@@ -1,0 +1,165 @@
+"""DMP's client against a real server: principal, lease and dialog behind one call."""
+
+from collections.abc import Iterator
+
+import pytest
+import trio
+import trio.testing
+from pamqp import commands
+
+import dmp
+from dmp.client import Disconnected, Feed, Message, Refused, Sink
+from dmp.settings import DmpSettings
+from shared.errors import RemoteProtocolError
+from tests.dmp.peers import packed
+from tests.dmp.served import Served, served
+
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("dmp"), DmpSettings(message_bytes_max=4 << 20)) as server:
+        yield server
+
+
+async def within(feed: Feed, count: int) -> list[Message]:
+    """So many messages, and no more."""
+    found: list[Message] = []
+    with trio.fail_after(PATIENCE_SECONDS):
+        while len(found) < count:
+            found += await feed.batch()
+    assert len(found) == count
+    return found
+
+
+async def test_what_goes_into_a_sink_comes_out_of_feeds(server: Served) -> None:
+    properties = commands.Basic.Properties(content_type="text/plain", headers={"n": 1})
+    async with (
+        dmp.open_sink("prices", port=server.port, declare="topic") as sink,
+        dmp.open_feed([("prices", "a.#")], port=server.port) as some,
+        dmp.open_feed([("prices", "#")], port=server.port, queue="everything") as all_,
+    ):
+        assert all_.queue == "everything"
+        assert some.queue.startswith("amq.gen-")
+        await sink.send("a.b", b"1", properties)
+        await sink.send_many((b"c.%d" % n, b"%d" % n) for n in range(1000))
+        await sink.send("a", b"last")
+        found = await within(all_, 1002)
+        assert [m.body for m in found] == [b"1", *[b"%d" % n for n in range(1000)], b"last"]
+        assert (found[0].key, found[0].properties) == (b"a.b", properties.marshal())
+        assert [m.body for m in await within(some, 2)] == [b"1", b"last"]
+
+
+async def test_large_bodies_arrive_whole(server: Served) -> None:
+    large = bytes(range(256)) * (3 << 12)
+    async with (
+        dmp.open_feed([("amq.topic", "large")], port=server.port) as feed,
+        dmp.open_sink("amq.topic", port=server.port) as sink,
+    ):
+        await sink.send("large", large)
+        (found,) = await within(feed, 1)
+        assert found.body == large
+
+
+async def test_messages_iterate_one_by_one(server: Served) -> None:
+    async with dmp.open_feed([("amq.fanout", "")], port=server.port) as feed:
+        async with dmp.open_sink("amq.fanout", port=server.port) as sink:
+            await sink.send_many(("", b"%d" % n) for n in range(10))
+        with trio.fail_after(PATIENCE_SECONDS):
+            assert [(await anext(feed)).body for _ in range(10)] == [b"%d" % n for n in range(10)]
+
+
+async def test_what_nobody_wants_comes_back_where_it_is_mandatory(server: Served) -> None:
+    async with dmp.open_sink("amq.direct", port=server.port) as sink:
+        await sink.send("nobody's", b"dropped")
+        await sink.send("nobody's", b"comes back", mandatory=True)
+        await sink.send("nobody's", b"so does this", immediate=True)
+    assert [(each.code, each.key, each.body) for each in sink.returned] == [
+        (312, "nobody's", b"comes back"),
+        (313, "nobody's", b"so does this"),
+    ]
+
+
+async def test_refusals_are_the_servers(server: Served) -> None:
+    with pytest.raises(Refused, match="no exchange") as missing:
+        async with dmp.open_sink("not there", port=server.port):
+            raise AssertionError("it is not there")
+    assert (missing.value.code, missing.value.exit_code) == (404, 66)
+    async with dmp.open_feed([], port=server.port, queue="taken"):
+        with pytest.raises(Refused) as locked:
+            async with dmp.open_feed([], port=server.port, queue="taken"):
+                raise AssertionError("it is another's")
+        assert locked.value.code == 405
+    with pytest.raises(Refused) as wrong:
+        async with dmp.open_sink("amq.topic", port=server.port, password="wrong"):
+            raise AssertionError("that is no password")
+    assert wrong.value.code == 403
+
+
+async def test_a_sink_that_is_refused_says_why(server: Served) -> None:
+    with pytest.raises(Refused, match="502 SYNTAX-ERROR a message of size"):
+        async with dmp.open_sink("amq.topic", port=server.port) as sink:
+            await sink.send("k", bytes(8 << 20))  # the server takes half of that
+    with pytest.raises(ValueError, match="less than 16 MiB"):
+        async with dmp.open_sink("amq.topic", port=server.port) as sink:
+            await sink.send("k", bytes(16 << 20))
+    with pytest.raises(ValueError, match="256 bytes"):
+        async with dmp.open_sink("amq.topic", port=server.port) as sink:
+            await sink.send("k" * 256, b"")
+
+
+async def test_a_send_that_is_cancelled_under_way_is_the_end_of_its_sink() -> None:
+    near, far = trio.testing.lockstep_stream_pair()
+    sink = Sink(near, None)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sink.send, "k", b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.CancelScope() as waiting:
+            waiting.cancel()
+            await sink.send("k", b"never sent")
+        assert await far.receive_some() == packed(b"x")
+        nursery.start_soon(sink.send, "k", b"half")
+        await trio.testing.wait_all_tasks_blocked()
+        assert await far.receive_some(5) == packed(b"half")[:5]
+        nursery.cancel_scope.cancel()
+    with pytest.raises(Disconnected, match="cancelled"):
+        await sink.send("k", b"y")
+
+
+async def test_many_tasks_share_a_sink(server: Served) -> None:
+    async with (
+        dmp.open_feed([("amq.topic", "shared.*")], port=server.port) as feed,
+        dmp.open_sink("amq.topic", port=server.port) as sink,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(50):
+            nursery.start_soon(sink.send, f"shared.{number}", b"%d" % number)
+        found = await within(feed, 50)
+        assert sorted(int(m.body) for m in found) == list(range(50))
+
+
+async def test_a_feed_whose_queue_is_deleted_is_disconnected(server: Served) -> None:
+    broker = server.broker
+    async with dmp.open_feed([("amq.topic", "#")], port=server.port, queue="doomed") as feed:
+        server.token.run_sync_soon(lambda: broker.wiring.delete_unused(broker.queues[b"doomed"]))
+        with pytest.raises(Disconnected), trio.fail_after(PATIENCE_SECONDS):
+            await feed.batch()
+
+
+async def test_a_server_of_another_kind_is_no_server() -> None:
+    async def other(stream: trio.SocketStream) -> None:
+        await stream.receive_some(8)
+        await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = listener.socket.getsockname()[1]
+        nursery.start_soon(trio.serve_listeners, other, [listener])
+        with pytest.raises(RemoteProtocolError, match="does not speak AMQP"):
+            async with dmp.open_sink("x", port=port):
+                raise AssertionError("it is none")
+        nursery.cancel_scope.cancel()
+    with pytest.raises(ConnectionRefusedError, match="no DMP server answers"):
+        async with dmp.open_sink("x", port=port):
+            raise AssertionError("it is gone")
