@@ -33,6 +33,8 @@ _POSTS_MAX = 512
 """Kinds of messages that one connection's fast path knows; a producer whose properties change every time pays
 for each, and must not fill memory."""
 _HEAD_BYTES_MAX = 2048
+_RUN_MAX = 4096
+"""Messages of one run, counted once for each queue: others have their turn between runs."""
 _END = FRAME_END[0]
 _SIZE = struct.Struct(">I").unpack_from
 
@@ -40,7 +42,7 @@ _SIZE = struct.Struct(">I").unpack_from
 class Post:
     """What the bytes before a body mean. `queues` is right while `generation` is the broker's."""
 
-    __slots__ = ("bytes", "channel", "content", "follower", "generation", "head", "queues")
+    __slots__ = ("bytes", "channel", "content", "follower", "generation", "head", "queues", "run_max")
 
     def __init__(self, data: bytes, channel: Channel, content: Content, head: Head) -> None:
         self.bytes = data
@@ -49,6 +51,7 @@ class Post:
         self.head = head
         self.follower: Post | None = None  # what came behind it the last time, and so may again
         self.generation = -1
+        self.run_max = _RUN_MAX
         self.queues: Sequence[Queue] = ()
 
 
@@ -89,7 +92,7 @@ class Publishing:
             length, body_bytes = len(head_bytes), post.head.body_bytes
             bodies: list[bytes] = []
             body_at = at + length
-            while True:
+            for _ in range(post.run_max):
                 stop = body_at + body_bytes
                 if stop >= end or data[stop] != _END:
                     break
@@ -189,6 +192,7 @@ class Publishing:
             raise Refusal(Code.PRECONDITION_FAILED, "user_id property set to another than the login's user")
         post.queues = broker.route(content.exchange, head)
         post.generation = broker.generation
+        post.run_max = max(1, _RUN_MAX // (len(post.queues) or 1))
 
     def _publish_immediate(self, post: Post, bodies: Sequence[bytes]) -> Ticket | None:
         """To queues that can give it to somebody now, message by message; with none, it comes back."""

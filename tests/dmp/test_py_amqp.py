@@ -1,13 +1,19 @@
 """py-amqp, the client under kombu and Celery, against the real server; and `kill -9` of a real process."""
 
+import re
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import amqp
 import pytest
+from pamqp import commands
 
+from dmp.amqp.methods import encode
+from dmp.door import AMQP_HEADER
+from tests.dmp.amqp_peer import publish, start_ok
 from tests.dmp.served import Served, served
+from tests.dmp.world import PERSISTENT
 from tests.support.server import Server
 
 
@@ -131,6 +137,41 @@ def test_confirmed_persistent_messages_survive_kill_9(new_server: Callable[..., 
         channel.basic_publish_confirm(amqp.Message("new", delivery_mode=2), "kept", "k")
         assert channel.basic_get("one", no_ack=True).body == "new"
     assert server.stop() == 0
+
+
+def test_kill_9_amid_publishing_keeps_every_confirmed_message_in_order(
+    new_server: Callable[..., Server],
+) -> None:
+    server = new_server("--enable", "dmp").start()
+    confirmed = published = 0
+    for enough in (300, 1000):
+        raw = socket.create_connection(server.address("dmp"), timeout=30)
+        raw.sendall(AMQP_HEADER + encode(start_ok(), 0) + encode(commands.Connection.TuneOk(0, 0, 0), 0))
+        raw.sendall(encode(commands.Connection.Open("/"), 0) + encode(commands.Channel.Open(), 1))
+        raw.sendall(encode(commands.Queue.Declare(0, "kept", durable=True), 1))
+        raw.sendall(encode(commands.Confirm.Select(), 1))
+        before = published
+        heard = b""
+        while confirmed < before + enough:
+            bodies = [b"%08d" % (published + n) for n in range(50)]
+            raw.sendall(publish("", "kept", *bodies, properties=PERSISTENT))
+            published += len(bodies)
+            heard += raw.recv(1 << 16)
+            found = re.findall(rb"\x01\0\x01\0\0\0\x0d\0\x3c\0\x50(.{8})[\0\x01]\xce", heard, re.DOTALL)
+            if found:
+                confirmed = before + int.from_bytes(found[-1], "big")
+        server.kill()
+        raw.close()
+        server.start()
+        with connected(server.address("dmp")[1]) as connection:
+            channel = connection.channel()
+            count = channel.queue_declare("kept", durable=True, auto_delete=False).message_count
+            assert confirmed <= count <= published
+            published = count  # what was not confirmed may be there, from the front
+    with connected(server.address("dmp")[1]) as connection:
+        channel = connection.channel()
+        kept = [message.body for message in iter(lambda: channel.basic_get("kept", no_ack=True), None)]
+        assert kept == [b"%08d" % n for n in range(published)]
 
 
 def test_a_drain_says_goodbye(new_server: Callable[..., Server]) -> None:
