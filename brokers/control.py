@@ -58,7 +58,8 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
     with contextlib.closing(_Connection(folder)) as connection:
         try:
             data = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
+                connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
             response = connection.getresponse()
             answer = response.read()
         except (FileNotFoundError, ConnectionRefusedError):

@@ -2,6 +2,7 @@
 
 import socket
 import stat
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -201,3 +202,23 @@ def test_no_server_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="no server is running") as refusal:
         control.request(tmp_path, "GET", "/status")
     assert refusal.value.code == ExitCode.UNAVAILABLE
+
+
+def test_an_answer_that_comes_before_all_was_asked_is_heard(tmp_path: Path) -> None:
+    """A server that knows no such verb says so, and closes, on seeing the first line."""
+    said = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 17\r\n\r\n"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / control.NAME))
+        listener.listen()
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(10)
+                connection.sendall(said + b'{"error": "none"}')
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(Refusal, match="none") as refused:
+            control.request(tmp_path, "POST", "/logmq/nix", {"topic": "t" * 5_000_000})
+        assert refused.value.code == ExitCode.FAILED
+        answering.join()
