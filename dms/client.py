@@ -218,15 +218,17 @@ class Client:
             raise lost
 
     @asynccontextmanager
-    async def consume(self, queue: str, *, prefetch: int = 1) -> AsyncIterator[Consumer]:
-        """An async iterator over the queue's messages, for ever; see `Consumer`.
+    async def consume(
+        self, queue: str, *, prefetch: int = 1, at_most: int | None = None
+    ) -> AsyncIterator[Consumer]:
+        """An async iterator over the queue's messages, for ever or `at_most` so many; see `Consumer`.
 
         `prefetch`: how many are asked for ahead of what was taken from the iterator. The server counts
         those as delivered: a higher number is faster and less fair to other consumers. At the end of the
         block what is not acknowledged goes back to the queue.
         """
         _name(queue)
-        consumer = Consumer(self._nursery, self._address, self._retry_seconds, queue, prefetch)
+        consumer = Consumer(self._nursery, self._address, self._retry_seconds, queue, prefetch, at_most)
         self._consumers.add(consumer)
         try:
             yield consumer

@@ -43,12 +43,20 @@ class Consumer:
     """An async iterator over a queue's messages; see `Client.consume`. Several tasks may share one."""
 
     def __init__(
-        self, nursery: trio.Nursery, address: Address, retry_seconds: float, queue: str, prefetch: int
+        self,
+        nursery: trio.Nursery,
+        address: Address,
+        retry_seconds: float,
+        queue: str,
+        prefetch: int,
+        at_most: int | None,
     ) -> None:
         if not 1 <= prefetch <= PREFETCH_MAX:
             raise ValueError(f"a prefetch is 1 to {PREFETCH_MAX}, not {prefetch}")
         self._name = wire.pack_name(queue)
         self._prefetch = prefetch
+        self._at_most = at_most
+        self._taken = 0
         self._lasting = Lasting(nursery, address, retry_seconds, self)
         self._ready: deque[Message] = deque()
         self._failed: DmsError | None = None
@@ -60,11 +68,12 @@ class Consumer:
 
     async def __anext__(self) -> Message:
         """The next message, however long it takes."""
-        while True:
+        while self._at_most is None or self._taken < self._at_most:
             try:
                 return await self.receive()
             except Timeout:
                 continue
+        raise StopAsyncIteration
 
     async def receive(self) -> Message:
         """The next message. Raises Timeout where none came in the time that the server lets a CONSUME wait.
@@ -77,19 +86,19 @@ class Consumer:
                 self._raise_failure()
             link = await self._lasting.connected()
             here = link.consuming + len(self._ready)
-            if here <= self._prefetch // 2:
-                link.consume(self._name, self._prefetch - here)
+            if here <= self._prefetch // 2 and (count := self._more_than(here)) > 0:
+                link.consume(self._name, count)
             if self._ready:
+                self._taken += 1
                 return self._ready.popleft()
             await self._news.wait()
             if self._timeouts > timeouts and not self._ready:
                 raise Timeout("no message came in time")
 
     async def several(self) -> list[Message]:
-        """Messages that are here already, or the next one. Raises as `receive`, without an end."""
-        if not self._ready:
-            self._ready.appendleft(await anext(self))
-        messages = list(self._ready)
+        """The next message, however long it takes, and all that are here already."""
+        messages = [await anext(self), *self._ready]
+        self._taken += len(self._ready)
         self._ready.clear()
         return messages
 
@@ -139,6 +148,12 @@ class Consumer:
     def _tell(self) -> None:
         self._news.set()
         self._news = trio.Event()
+
+    def _more_than(self, here: int) -> int:
+        """How many to ask for where so many are here or asked for."""
+        if self._at_most is None:
+            return self._prefetch - here
+        return min(self._prefetch, self._at_most - self._taken) - here
 
     def _raise_failure(self) -> None:
         """Once: a queue that is gone may be there again."""

@@ -131,7 +131,9 @@ class Session(Consuming):
         """Nothing more is taken from the peer; what it is owed is sent, then the connection ends."""
         self._step(event)
         self._data = b""
+        self.broker.sessions.discard(self)
         self.forget_waits()
+        self.give_back()
         self.flush()
         self.replies.when_empty(self.connection.finish)
 

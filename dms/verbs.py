@@ -220,8 +220,10 @@ async def consume(
 
     async def shown() -> AsyncIterator[Any]:
         nonlocal left
-        prefetch = PREFETCH if left is None else 1  # what is asked for ahead counts as delivered
-        async with server.connect() as client, client.consume(queue, prefetch=prefetch) as consumer:
+        async with (
+            server.connect() as client,
+            client.consume(queue, prefetch=PREFETCH if continuous else 1, at_most=left) as consumer,
+        ):
             while left is None or left > 0:
                 some = await consumer.several() if continuous else [await consumer.receive()]
                 left = None if left is None else left - len(some)

@@ -131,6 +131,21 @@ async def test_messages_are_asked_for_ahead_and_never_more_than_said(peer: Peer)
         assert len(peer.queues["jobs"]) == 20, "the end of the block gives back what is not acknowledged"
 
 
+async def test_no_more_is_asked_for_than_is_wanted_in_all(peer: Peer) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        await client.produce_many("jobs", [b"%d" % number for number in range(20)])
+        async with client.consume("jobs", prefetch=4, at_most=10) as messages:
+            got = []
+            async for message in messages:
+                got.append(message.body)
+                await message.ack()
+                await trio.testing.wait_all_tasks_blocked()
+            assert got == [b"%d" % number for number in range(10)]
+            assert len(peer.queues["jobs"]) == 10
+        assert peer.requests.count(0x31) == 10
+
+
 async def test_one_at_a_time_asks_only_when_one_is_wanted(peer: Peer) -> None:
     async with connect() as client:
         await client.create("jobs")

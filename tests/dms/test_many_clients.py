@@ -1,0 +1,132 @@
+"""As many clients as there may be, and those that behave badly beside those that do not."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import dms_spec as spec
+from tests.support.dms_spec import SpecClient
+from tests.support.server import Server, until
+
+Address = tuple[str, int]
+
+
+@pytest.fixture
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    folder = tmp_path_factory.mktemp("dms")
+    with Server(folder, "-p", "0", verb=("dms", "serve")) as server:
+        yield server.address("dms")
+        assert "Traceback" not in server.said
+
+
+def test_256_clients_at_once_and_the_257th_is_told(address: Address) -> None:
+    clients: list[SpecClient] = []
+    try:
+        clients += (SpecClient(address) for _ in range(256))
+        clients[0].create("jobs")
+        for number, client in enumerate(clients):
+            client.produce("jobs", b"%d" % number)
+        with SpecClient(address, greet=False) as refused:
+            refused.send(spec.frame(spec.HANDSHAKE, 1))
+            (reply,) = refused.rest()
+            assert reply[:2] == (spec.ERROR, 10)
+            assert b"256" in reply[3]
+        taken = [client.consume("jobs") for client in clients]
+        assert [body for _, body in taken] == [b"%d" % number for number in range(256)]
+        for client, (delivery, _) in zip(clients, taken, strict=True):
+            client.ack(delivery)
+        clients[0].disconnect()
+        clients[0].rest()
+        with SpecClient(address) as late:  # though the other has not closed its side yet
+            assert late.queues() == {"jobs": 0}
+    finally:
+        for client in clients:
+            client.socket.close()
+
+
+def rounds(client: SpecClient, queue: str, count: int) -> None:
+    """Messages through a queue, one behind the other."""
+    for number in range(count):
+        client.produce(queue, b"%d" % number)
+        delivery, body = client.consume(queue)
+        assert body == b"%d" % number
+        client.ack(delivery)
+
+
+def stuff(sock: socket.socket, data: bytes) -> int:
+    """Send it again and again until the peer takes no more; returns how often."""
+    sock.settimeout(0.3)
+    times = 0
+    try:
+        while times < 10_000:
+            sock.sendall(data)
+            times += 1
+    except TimeoutError:
+        pass
+    return times
+
+
+def test_one_that_does_not_read_costs_the_others_nothing(address: Address) -> None:
+    with SpecClient(address) as good, SpecClient(address) as deaf:
+        good.create("jobs")
+        for number in range(120):
+            good.create(f"{number}" + "x" * 60)
+        assert stuff(deaf.socket, spec.frame(spec.LIST, 1) * 1000) < 10_000, "it is not read for ever"
+        rounds(good, "jobs", 100)
+        deaf.socket.close()
+        rounds(good, "jobs", 100)
+
+
+def test_what_one_that_does_not_read_was_given_comes_back_when_it_is_gone(address: Address) -> None:
+    with SpecClient(address) as good, SpecClient(address) as deaf:
+        good.create("jobs")
+        deaf.send(spec.frame(spec.CONSUME, 1, spec.name("jobs")) * 2000 + spec.frame(spec.LIST, 2))
+        assert deaf.reply()[0] == spec.LIST + 1
+        bodies = [b"%04d" % number + b"x" * 4000 for number in range(3000)]
+        for body in bodies[:2000]:
+            good.produce("jobs", body)
+        assert good.queues() == {"jobs": 2000}
+        for body in bodies[2000:]:
+            good.produce("jobs", body)
+        found = [good.consume("jobs")[1]]  # what it was not given goes to others
+        deaf.socket.close()
+        found += [good.consume("jobs")[1] for _ in range(2999)]
+        assert sorted(found) == bodies
+
+
+def test_one_that_vanishes_amid_a_frame_has_done_nothing(address: Address) -> None:
+    with SpecClient(address) as good:
+        good.create("jobs")
+        whole = spec.frame(spec.PRODUCE, 1, spec.name("jobs") + b"half")
+        for cut in (1, 4, 15, 16, 17, len(whole) - 1):
+            with SpecClient(address) as vanishing:
+                vanishing.send(whole[:cut])
+                linger = b"\1\0\0\0\0\0\0\0"  # closes with a reset
+                if cut % 2:
+                    vanishing.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        rounds(good, "jobs", 20)
+        assert good.queues() == {"jobs": 0}
+
+
+def test_one_that_sends_a_byte_at_a_time_holds_up_nobody(address: Address) -> None:
+    with SpecClient(address) as good, SpecClient(address) as slow:
+        good.create("jobs")
+        for byte in spec.frame(spec.PRODUCE, 1, spec.name("jobs") + b"slow"):
+            assert good.queues() == {"jobs": 0}
+            rounds(good, "jobs", 3)
+            slow.send(bytes([byte]))
+        assert slow.reply()[:3] == (spec.PRODUCE + 1, 0, 1)
+        assert good.queues() == {"jobs": 1}
+
+
+def test_a_large_pipeline_does_not_keep_the_others_waiting_for_its_end(address: Address) -> None:
+    with SpecClient(address) as good, SpecClient(address) as greedy:
+        good.create("jobs")
+        good.create("mine")
+        request = spec.frame(spec.PRODUCE, 1, spec.name("jobs") + b"x" * 100)
+        greedy.send(request * 9000)
+        rounds(good, "mine", 50)
+        for _ in range(9000):
+            assert greedy.reply()[:2] == (spec.PRODUCE + 1, 0)
+        until(lambda: good.queues() == {"jobs": 9000, "mine": 0})

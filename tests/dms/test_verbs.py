@@ -1,0 +1,188 @@
+"""`brokers dms ...` against the real process: what each command says, and how it ends."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from brokers.cli import run as run_here
+from brokers.errors import ExitCode
+from tests.support.dms_spec import SpecClient
+from tests.support.server import Server, run
+
+VERBS = (
+    *("serve", "produce", "consume", "create", "delete", "list", "stress"),
+    *("queues", "peek", "purge", "redrive", "export", "import"),
+)
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    arguments = ("--enable", "dms")
+    environ = {"BROKERS_DMS_CONSUME_SECONDS": "0.5", "BROKERS_DMS_DEPTH": "5000"}
+    with Server(tmp_path_factory.mktemp("dms"), *arguments, environ=environ) as server:
+        yield server
+
+
+@pytest.fixture
+def dms(
+    server: Server, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    """`dms("list", "--json")`: exit code, standard output, standard error."""
+    monkeypatch.setenv("BROKERS_DMS_PORT", str(server.address("dms")[1]))
+    monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", str(server.data))
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = run_here(["dms", *arguments])
+        out, err = capfdbinary.readouterr()
+        return code, out.decode("utf-8", "surrogateescape"), err.decode()
+
+    return command
+
+
+def rows(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_specs_own_client_commands(dms: Command) -> None:
+    assert dms("create", "-q", "orders") == (0, "queue    orders\ncreated  yes\n", "")
+    assert dms("produce", "-q", "orders", "-m", "order #42")[0] == 0
+    code, out, _ = dms("produce", "-q", "orders", "-m", "two", "-m", "three", "--json")
+    assert (code, rows(out)) == (0, [{"queue": "orders", "messages": 2, "sent_again": 0}])
+    assert {"queue": "orders", "depth": 3} in rows(dms("list", "--json")[1])
+    assert dms("consume", "-q", "orders") == (0, "order #42\n", "")
+    code, out, _ = dms("consume", "-q", "orders", "-c", "-n", "2", "--json")
+    assert (code, [row["message"] for row in rows(out)]) == (0, ["two", "three"])
+    assert dms("delete", "-q", "orders", "--json")[:2] == (0, '{"queue": "orders", "deleted": true}\n')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("produce", "-q", "nowhere", "-m", "x"), ExitCode.MISSING, "QUEUE_NOT_FOUND"),
+        (("consume", "-q", "nowhere"), ExitCode.MISSING, "QUEUE_NOT_FOUND"),
+        (("consume", "-q", "nowhere", "-c"), ExitCode.MISSING, "QUEUE_NOT_FOUND"),
+        (("delete", "-q", "nowhere"), ExitCode.MISSING, "QUEUE_NOT_FOUND"),
+        (("consume", "-q", "empty"), ExitCode.TEMPORARY, "TIMEOUT"),
+        (("create", "-q", "empty"), ExitCode.FAILED, "QUEUE_EXISTS"),
+        (("create", "-q", "a\nb"), ExitCode.FAILED, "PROTOCOL_ERROR"),
+        (("create", "-q", "x", "--ttl-ms", "-1"), ExitCode.FAILED, "PROTOCOL_ERROR"),
+        (("produce", "-q", "empty", "-m", "x" * 5000), ExitCode.FAILED, "PAYLOAD_TOO_LARGE"),
+        (("stress", "-q", "empty", "-n", "0"), ExitCode.USAGE, "--number"),
+        (("serve", "-l", "4"), ExitCode.USAGE, "--level"),
+        (("peek", "-q", "nowhere"), ExitCode.FAILED, ""),
+        (("list", "--port", "1"), ExitCode.UNAVAILABLE, "no DMS server answers"),
+        (("peek", "-q", "x", "-D", "/nowhere"), ExitCode.UNAVAILABLE, "no server is running"),
+        (("create",), ExitCode.USAGE, ""),
+    ],
+)
+def test_a_command_that_fails_says_why_in_one_line_and_how_in_its_exit_code(
+    dms: Command, arguments: tuple[str, ...], code: ExitCode, says: str
+) -> None:
+    dms("create", "-q", "empty", "--exist-ok")
+    got, out, err = dms(*arguments)
+    assert (got, out) == (code, ""), err
+    assert err.startswith("brokers: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+def test_a_queue_that_may_be_there(dms: Command) -> None:
+    assert rows(dms("create", "-q", "twice", "--exist-ok", "--json")[1]) == [
+        {"queue": "twice", "created": True}
+    ]
+    assert rows(dms("create", "-q", "twice", "--exist-ok", "--json")[1]) == [
+        {"queue": "twice", "created": False}
+    ]
+
+
+def test_each_line_of_standard_input_is_a_message(dms: Command, server: Server) -> None:
+    dms("create", "-q", "lines")
+    port = ("--port", str(server.address("dms")[1]))
+    lines = b"".join(b"line %d\r\n" % number for number in range(3000)) + b"\nno end"
+    done = run("dms", "produce", "-q", "lines", "--json", *port, stdin=lines)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert rows(done.stdout) == [{"queue": "lines", "messages": 3002, "sent_again": 0}]
+    shown = run("dms", "consume", "-q", "lines", "-c", "-n", "3002", *port)
+    assert shown.stdout.encode() == lines.replace(b"\r", b"") + b"\n"
+
+
+def test_a_full_queue_is_told_or_waited_for(dms: Command, server: Server) -> None:
+    dms("create", "-q", "small", "--depth", "3")
+    port = ("--port", str(server.address("dms")[1]))
+    done = run("dms", "produce", "-q", "small", *port, stdin=b"1\n2\n3\n4\n5\n")
+    assert (done.returncode, done.stdout) == (ExitCode.TEMPORARY, "")
+    assert "QUEUE_FULL" in done.stderr
+    with subprocess.Popen(
+        [sys.executable, "-m", "brokers", "dms", "produce", "-q", "small", "--wait", "--json", *port],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as waiting:
+        assert waiting.stdin is not None
+        assert waiting.stdout is not None
+        waiting.stdin.write(b"4\n5\n")
+        waiting.stdin.close()
+        with SpecClient(server.address("dms")) as client:
+            taken = []
+            for _ in range(5):
+                delivery, body = client.consume("small")
+                client.ack(delivery)
+                taken.append(body)
+        assert rows(waiting.stdout.read().decode()) == [{"queue": "small", "messages": 2, "sent_again": 0}]
+    assert taken == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_continuous_consumer_acknowledges_what_it_has_shown_and_ends_when_interrupted(
+    dms: Command, server: Server
+) -> None:
+    dms("create", "-q", "ongoing")
+    port = ("--port", str(server.address("dms")[1]))
+    with subprocess.Popen(
+        [sys.executable, "-m", "brokers", "dms", "consume", "-q", "ongoing", "-c", *port],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as consumer:
+        assert consumer.stdout is not None
+        assert consumer.stderr is not None
+        for text in ("one", "two"):
+            dms("produce", "-q", "ongoing", "-m", text)
+            assert consumer.stdout.readline() == text.encode() + b"\n"
+        while {"queue": "ongoing", "depth": 0} not in rows(dms("list", "--json")[1]):
+            pass
+        consumer.send_signal(signal.SIGINT)
+        assert consumer.stderr.read() == b""
+    assert consumer.returncode == ExitCode.INTERRUPTED
+
+
+def test_bytes_that_are_no_text_survive_json(dms: Command, server: Server) -> None:
+    with SpecClient(server.address("dms")) as client:
+        client.create("raw")
+        client.produce("raw", b"\xff\0")
+    (row,) = rows(dms("consume", "-q", "raw", "--json")[1])
+    assert row["message"] == {"base64": "/wA="}
+
+
+def test_stress_accounts_for_every_message(dms: Command, server: Server) -> None:
+    code, out, _ = dms("stress", "-q", "bench", "-n", "3000", "--size", "64", "--json")
+    (row,) = rows(out)
+    assert code == 0
+    assert (row["queue"], row["messages"], row["size"]) == ("bench", 3000, 64)
+    assert "bench" not in dms("list")[1]
+    dms("create", "-q", "bench")
+    assert dms("stress", "-q", "bench", "-n", "10")[0] == 0
+    dms("produce", "-q", "bench", "-m", "mine")
+    code, _, err = dms("stress", "-q", "bench", "-n", "10")
+    assert (code, "not this command's" in err) == (ExitCode.FAILED, True)
+    assert dms("consume", "-q", "bench")[1] == "mine\n"
+
+
+def test_every_command_has_help_with_an_example(dms: Command) -> None:
+    for verb in VERBS:
+        code, out, _ = dms(verb, "--help")
+        assert code == 0
+        assert f"brokers dms {verb}" in out.partition("Examples:")[2]
+    assert "75 try again" in dms("--help")[1]
