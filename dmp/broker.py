@@ -192,12 +192,13 @@ class Broker:
         """Into the targets, and out of the queue, as one where both are on the disk."""
         logged = [(target, target.log) for target in targets if target.log is not None]
         if message.offset >= 0 and logged and queue.log is not None:
-            queue.leave([message])
+            queue.log.take(message)
             taken = queue.log.log, queue.log.taken_record(), 1
             self._publish_logged(head, logged, (message.body,), taken)
-            targets = [target for target in targets if target.log is None]
+            queue.lose([message])  # the record that it was taken went along
             for target in targets:
-                target.publish(head, (message.body,))
+                if target.log is None:
+                    target.publish(head, (message.body,))
             return
         self.publish(head, targets, (message.body,))
         queue.leave([message])

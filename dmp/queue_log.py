@@ -9,6 +9,7 @@ its end, a few at each change. So one message that nobody takes never pins the d
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import trio
 
@@ -94,7 +95,8 @@ class QueueLog:
         except StoreError:
             self._taken = taken
             raise
-        self._tidy()
+        with suppress(StoreError):  # tidying can wait; what was taken is written
+            self._tidy()
         return ticket
 
     def _tidy(self) -> None:

@@ -473,7 +473,7 @@ class Queue:
         self._gone(messages)
 
     def lose(self, messages: Sequence[Message]) -> None:
-        """They leave the queue, but their records stand: the disk would not be told."""
+        """They leave the queue's books, and their records are another's care."""
         self._home.memory.give(sum([_cost(message) for message in messages]))
 
     def delete(self) -> None:

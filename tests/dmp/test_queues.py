@@ -206,6 +206,31 @@ async def test_a_dead_letter_moves_from_log_to_log_as_one() -> None:
     assert bodies(after.broker.queues[b"q"]) == []
 
 
+async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart() -> None:
+    world = await World.open()
+    durable(world, b"dead")
+    arguments = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
+    queue = world.wiring.declare_queue(b"q", QueueKind(True, arguments=arguments), world.owner)[0]
+    world.publish(b"", b"q", b"x", properties=PERSISTENT)
+    world.settle()
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    queue.deal()
+
+    def fail(operation: object) -> None:
+        raise OSError(5, "disk")
+
+    world.disk.before = fail
+    world.publish(b"", b"q", b"lost", properties=PERSISTENT)
+    world.settle()
+    queue.reject(taker.messages)
+    assert world.broker.memory.held_bytes == 0
+    assert world.broker.counts.dead_letters_lost == 1
+    world.disk.before = None
+    after = await world.again()
+    assert bodies(after.broker.queues[b"q"]) == [b"x"]
+
+
 async def test_a_queue_that_is_drained_keeps_its_log_small() -> None:
     world = await World.open()
     queue = durable(world)
