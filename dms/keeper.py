@@ -379,7 +379,12 @@ class Keeper:
         queue, broker = self.queue, self.broker
         times = broker.times
         now = times.now_ms()
+        # What is noted rests on what was before it: opening begins behind the notes.
+        notes, noted = self._with_notes(b"", 0)
+        offset = self.log.end + len(notes)
         row_home = self.home
+        if row_home == self.log.end:  # the row is empty
+            row_home = offset
         parts, count = self._kept_parts(now)
         self._kept_bytes = sum(map(len, parts))
         later = queue.mortality
@@ -393,8 +398,7 @@ class Keeper:
             "delays": list(later.delays) if later else [],
         }
         parts.append(self._pack(Kind.SNAPSHOT, 1, queue.head, json.dumps(state).encode()))
-        data, count = self._with_notes(b"".join(parts), count + 1)
-        offset = self.log.end
+        data, count = b"".join((notes, *parts)), noted + count + 1
         row = broker.row(queue, snapshot=offset)
         try:
             _, ticket = broker.store.append_all(
