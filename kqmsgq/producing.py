@@ -13,30 +13,19 @@ from collections.abc import Iterator
 
 from kqmsgq.counts import Counts
 from kqmsgq.queues import LOOKED_UP_BYTES, NOWHERE, Bundle, Queues, Route, no_message
-from kqmsgq.runs import Mark, Round, find
-from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT, WireError
-
-STRETCH_MESSAGES = 64
-"""Taken one by one before a round is looked for again."""
-WORTH_MESSAGES = 8
-"""A round that covers fewer is not worth its books."""
-ROUNDS_MAX = 128
-"""Remembered, by their first header; a read may begin at any message of one."""
-VAIN_MAX = 8
-"""After so many vain searches in a row the next is 2 ** VAIN_MAX stretches away."""
+from kqmsgq.runs import STRETCH_MESSAGES, Mark, Round, Rounds
+from kqmsgq.wire import HEADER_BYTES, MESSAGE, NAME_AT, WireError
 
 
 class Producing:
     """What one producer sends, on its way to consumers."""
 
-    __slots__ = ("_epoch", "_queues", "_rounds", "_vain", "_wait")
+    __slots__ = ("_epoch", "_queues", "_rounds")
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._rounds: dict[bytes, _Plan] = {}
+        self._rounds: Rounds[Route, _Plan] = Rounds(self._marks, _Plan)
         self._epoch = queues.epoch
-        self._vain = 0  # searches for a round in a row that found none
-        self._wait = 0  # stretches before the next
 
     def publish(self, data: bytes) -> int:
         """Hand on the whole messages at the front of `data`; returns where they end.
@@ -56,12 +45,12 @@ class Producing:
                 stretch = STRETCH_MESSAGES
                 found = self._round(data, at)
                 if found is not None:
-                    plan, count = found
+                    those, plan, count = found
                     if run:
                         gathered.add(last, start, at, run)
                         run = 0
-                    gathered.add_rounds(plan, at, count)
-                    at += count * plan.round.size
+                    gathered.add_rounds(those, plan, at, count)
+                    at += count * those.size
                     stretch = 0
                     continue
             stretch -= 1
@@ -100,40 +89,19 @@ class Producing:
             raise error
         return at
 
-    def _round(self, data: bytes, at: int) -> "tuple[_Plan, int] | None":
-        """A round that is worth while at `at`, and how often it is there."""
+    def _round(self, data: bytes, at: int) -> "tuple[Round[Route], _Plan, int] | None":
+        """A round that is worth while at `at`, what to do with it, and how often it is there."""
         if self._epoch != self._queues.epoch:
-            self._epoch = self._queues.epoch
-            self._rounds.clear()
-            self._vain = self._wait = 0
-        body = at + data[at + 4] + HEADER_BYTES
-        header = data[at:body]
-        plan = self._rounds.get(header)
-        if plan is not None:
-            count = plan.round.count(data, at)
-            if count * plan.round.messages >= WORTH_MESSAGES:
-                return plan, count
-            if (count + 1) * plan.round.size > len(data) - at:
-                return None  # it goes on as far as there is anything
-            del self._rounds[header]
-        if self._wait:
-            self._wait -= 1
+            self._forget_rounds()
+        found = self._rounds.at(data, at)
+        if self._epoch != self._queues.epoch:  # by what was looked at just now
+            self._forget_rounds()
             return None
-        size = body - at + int.from_bytes(data[body - LENGTH_BYTES : body], "big")
-        if size * WORTH_MESSAGES > len(data) - at:
-            return None
-        found = find(data, self._marks(data, at))
-        if found is not None and self._epoch == self._queues.epoch:
-            count = found.count(data, at)
-            if count * found.messages >= WORTH_MESSAGES:
-                self._vain = 0
-                if len(self._rounds) >= ROUNDS_MAX:
-                    self._rounds.clear()
-                plan = self._rounds[header] = _Plan(found)
-                return plan, count
-        self._vain = min(self._vain + 1, VAIN_MAX)
-        self._wait = 1 << self._vain
-        return None
+        return found
+
+    def _forget_rounds(self) -> None:
+        self._epoch = self._queues.epoch
+        self._rounds.forget()
 
     def _marks(self, data: bytes, at: int) -> Iterator[Mark[Route]]:
         """The messages from `at` on. What is wrong ends them; it is met again when its turn comes."""
@@ -152,10 +120,9 @@ class Producing:
 class _Plan:
     """What to do with each round: for each bundle the places of what it gets, as (begin, end)."""
 
-    __slots__ = ("delivered", "parts", "round", "unrouted")
+    __slots__ = ("delivered", "parts", "unrouted")
 
     def __init__(self, found: Round[Route]) -> None:
-        self.round = found
         self.delivered = self.unrouted = 0
         places: dict[int, tuple[Bundle, list[tuple[int, int]]]] = {}
         for route, begins, ends in found.spans:
@@ -193,12 +160,12 @@ class _Gathered:
                 self._touched.append(bundle)
             bundle.append(piece)
 
-    def add_rounds(self, plan: _Plan, at: int, count: int) -> None:
+    def add_rounds(self, those: Round[Route], plan: _Plan, at: int, count: int) -> None:
         """`count` rounds from `at` on."""
-        self._messages += count * plan.round.messages
+        self._messages += count * those.messages
         self._delivered += count * plan.delivered
         self._unrouted += count * plan.unrouted
-        data, size = self._data, plan.round.size
+        data, size = self._data, those.size
         end = at + count * size
         for bundle, spans in plan.parts:
             if not bundle:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kqmsgq.counts import Counts
+from kqmsgq.runs import count_messages, rounds_for_counting
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import (
     LENGTH_BYTES,
@@ -23,7 +24,6 @@ from kqmsgq.wire import (
     UNSUBSCRIBE,
     Fault,
     WireError,
-    count_messages,
     message_end,
     name_end,
     printable,
@@ -90,6 +90,7 @@ class Queues:
         self._shared = False  # a consumer is in two sets
         self.epoch = 0
         """Rises whenever routes that were given out are not to be used any more."""
+        self._counting = rounds_for_counting()
         self._counted: tuple[bytes | memoryview, int] = (b"", 0)
 
     # Subscriptions.
@@ -145,7 +146,7 @@ class Queues:
         """`chunk`, whole messages, was thrown away because `consumer` does not read."""
         last, messages = self._counted
         if last is not chunk:  # slow consumers mostly lose the same things one after the other
-            messages = count_messages(chunk)
+            messages = count_messages(bytes(chunk), self._counting)
             self._counted = (chunk, messages)
         counts = self.counts
         if not consumer.dropped:

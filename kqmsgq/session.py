@@ -49,7 +49,7 @@ class Session:
     def __init__(self, connection: Connection, queues: Queues) -> None:
         self._connection = connection
         self._queues = queues
-        self._producing = Producing(queues)
+        self._producing: Producing | None = None
         self._consumer: Consumer | None = None
         self._rest = b""  # the beginning of an event
         self._large: bytearray | None = None  # that of a large message, whose end is at `_large_bytes`
@@ -65,6 +65,7 @@ class Session:
                 self._large += data[:missing]
                 if len(data) < missing:
                     return
+                assert self._producing is not None
                 self._producing.publish(bytes(self._large))
                 self._large = None
                 self._begun = math.inf
@@ -104,7 +105,7 @@ class Session:
 
     def _take(self, data: bytes) -> int:
         """Apply what is whole; returns where that ends. Raises WireError."""
-        if self.state is State.PRODUCER:
+        if self._producing is not None:
             return self._producing.publish(data)
         if self.state is State.CONSUMER:
             return self._subscribe(data, 0)
@@ -116,6 +117,7 @@ class Session:
         if role == PRODUCE:
             self.state = TRANSITIONS[self.state][Event.PRODUCE]
             self._queues.counts.producers += 1
+            self._producing = Producing(self._queues)
             return ROLE_BYTES + self._producing.publish(data[ROLE_BYTES:])
         self.state = TRANSITIONS[self.state][Event.CONSUME]
         self._become_consumer()
@@ -179,8 +181,9 @@ class Session:
     def _end(self, event: Event) -> None:
         """Nothing more is taken from the peer, nor sent to it beside what is in its outbox."""
         counts = self._queues.counts
-        if self.state is State.PRODUCER:
+        if self._producing is not None:
             counts.producers -= 1
+            self._producing = None
         elif self._consumer is not None:
             counts.consumers -= 1
             self._queues.leave(self._consumer)

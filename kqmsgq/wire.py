@@ -90,16 +90,6 @@ def message_end(data: Buffer, at: int, after_name: int, message_bytes_max: int) 
     return begins + length
 
 
-def count_messages(data: bytes | memoryview) -> int:
-    """How many messages `data` holds, which is whole messages."""
-    count = at = 0
-    while at < len(data):
-        at += NAME_AT + int.from_bytes(data[at + 1 : at + NAME_AT], "big")
-        at += LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "big")
-        count += 1
-    return count
-
-
 def take_messages(data: Buffer, name_bytes_max: int, message_bytes_max: int) -> tuple[list[Message], int]:
     """Every whole message at the front of `data`, and where they end. Raises WireError."""
     found: list[Message] = []

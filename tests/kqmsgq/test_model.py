@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kqmsgq.producing import WORTH_MESSAGES
+from kqmsgq.runs import WORTH_MESSAGES, count_messages, rounds_for_counting
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import message, subscribe, unsubscribe
 from tests.kqmsgq.world import Peer, World
@@ -55,6 +55,14 @@ messages = st.lists(
 steps = st.lists(
     st.one_of(consumer_steps, st.tuples(st.just("publish"), st.integers(0, 1), messages)), max_size=25
 )
+
+
+@given(messages)
+def test_messages_are_counted_as_they_are(parts: list[list[tuple[bytes, int]]]) -> None:
+    events = [message(name, b"x" * size) for part in parts for name, size in part]
+    counting = rounds_for_counting()
+    for begin in (0, 1, 3):
+        assert count_messages(b"".join(events[begin:]), counting) == len(events[begin:])
 
 
 @settings(max_examples=300)
