@@ -112,8 +112,8 @@ class Rounds(Generic[R, P]):
             count = found.count(data, at)
             if count * found.messages >= WORTH_MESSAGES:
                 return found, plan, count
-            if (count + 1) * found.size > len(data) - at:
-                return None  # it goes on as far as there is anything
+            if at and (count + 1) * found.size > len(data) - at:
+                return None  # the end of a read is no reason to forget it
             del self._rounds[header]
         if self._wait:
             self._wait -= 1
