@@ -162,7 +162,10 @@ def _run_lane_aloud(plan: Plan) -> Tally:
             told = tally.cuts
             print(f"  lane {plan.seed}: {tally.cuts} kills, {tally.verdict.kept:,} records kept", flush=True)
 
-    return run_lane(plan, progress)
+    tally = run_lane(plan, progress)
+    if tally.verdict.faults:  # told in full at the end; the others go on
+        print(f"  lane {plan.seed}: BROKEN after {tally.cuts}", flush=True)
+    return tally
 
 
 if __name__ == "__main__":
