@@ -64,13 +64,13 @@ def _copy_log(
     try:
         fd = disk.open(paths[0])
     except FileNotFoundError:
-        if snapshot.log.deleted:
+        if snapshot.log.gone:
             return None
         raise
     try:
         # In this order: if the index is still this log's, so is the file that was opened before it.
         stored = _stored_marks(disk, paths[1], line.id)
-        if stored is None or snapshot.log.deleted:
+        if stored is None or snapshot.log.gone:
             return None
         first, files = _copy_opened(snapshot, fd, stored, target, paths)
     finally:

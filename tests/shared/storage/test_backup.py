@@ -171,6 +171,22 @@ async def test_a_log_that_is_deleted_and_made_again_meanwhile_is_not_mixed_up(tm
     assert await trio.to_thread.run_sync(contents, tmp_path / "backup") == {("logmq", "b"): [b"other"]}
 
 
+async def test_a_log_whose_deletion_is_asked_for_and_not_durable_is_in_the_backup(tmp_path: Path) -> None:
+    store = await open_folder(tmp_path / "data")
+    add(store, "logmq", "a", [b"here"])
+    snapshot = store.snapshot
+
+    async def then_asked() -> object:
+        taken = await snapshot()
+        store.namespace("logmq", Durability("always")).delete("a")  # the commit may fail, and it stays
+        return taken
+
+    store.snapshot = then_asked  # type: ignore[method-assign, assignment]
+    await _live(store, tmp_path)
+    await store.close()
+    assert await trio.to_thread.run_sync(contents, tmp_path / "backup") == {("logmq", "a"): [b"here"]}
+
+
 async def test_what_retention_dropped_stays_a_hole_and_offsets_stay(tmp_path: Path) -> None:
     store = await open_folder(tmp_path / "data")
     for number in range(40):
