@@ -115,6 +115,11 @@ def _begin(disk: Disk, clock: Clock) -> Catalog:
     """A new folder, or one whose first start was cut short: nothing was ever acknowledged in it."""
     if journal.segment_lsns(disk):
         raise StoreFormat("the data folder has a journal and no CATALOG: brokers fsck can look into it")
+    if _holds_logs(disk):
+        raise StoreFormat(
+            "the data folder has logs and no CATALOG: a copy that was cut short (make it anew), or something "
+            "that brokers fsck --repair can rebuild"
+        )
     disk.make_folder(journal.FOLDER)
     fd = disk.open(_FORMAT_PATH, create=True)
     try:
@@ -125,6 +130,21 @@ def _begin(disk: Disk, clock: Clock) -> Catalog:
         disk.close(fd)
     disk.sync_folder("")
     return Catalog(secrets.randbits(64), 0, 1, clock.wall_ms(), True, [])
+
+
+def _holds_logs(disk: Disk) -> bool:
+    """Whether this was a data folder, or a copy of one: before the first log there is always a catalog."""
+    names = disk.names("")
+    if journal.FOLDER not in names:
+        return False  # somebody else's: its files are none of our business
+    for name in names:
+        try:
+            inside = disk.names(name)
+        except NotADirectoryError:
+            continue
+        if any(file.endswith((".log", ".idx")) for file in inside):
+            return True
+    return False
 
 
 def _report(scanned: Replay) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from shared.errors import StoreError, StoreInUse
+from shared.errors import StoreError, StoreFormat, StoreInUse
 from shared.storage import syscalls
 from shared.storage.settings import Durability
 from shared.storage.store import Store
@@ -120,6 +120,18 @@ async def test_a_served_folder_is_not_copied_behind_the_brokers_back(tmp_path: P
 async def _live(store: Store, tmp_path: Path) -> None:
     report = await backup_files(store, tmp_path / "data", tmp_path / "backup", now_ms=5)
     assert report.check.findings == ()
+
+
+async def test_no_broker_takes_a_folder_that_was_left_half_made(tmp_path: Path) -> None:
+    store = await open_folder(tmp_path / "data")
+    add(store, "logmq", "orders", [b"one", b"two"])
+    await _live(store, tmp_path)
+    await store.close()
+    flip(tmp_path / "backup" / "logmq" / "orders.log", 5)
+    with pytest.raises(StoreError, match="not as it was"):
+        restore(tmp_path / "backup", tmp_path / "restored")
+    with pytest.raises(StoreFormat, match="cut short"):
+        await open_folder(tmp_path / "restored")
 
 
 async def test_a_live_backup_holds_what_was_visible_and_no_more(tmp_path: Path) -> None:
