@@ -72,6 +72,7 @@ def _config_app() -> App:
     def check(*, config: ConfigFile = None) -> str:
         """Read the settings as serving would, and say what is wrong with them (exit 78)."""
         settings = settings_of(config)
+        settings.check_files()
         return f"{len(settings.shown(human=True))} settings are in order"
 
     @app.command(

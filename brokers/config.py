@@ -25,7 +25,9 @@ from brokers.structure import (
     plain,
     written,
 )
+from shared.net.listeners import check_exposure
 from shared.net.settings import NetSettings, TlsSettings
+from shared.net.tls import server_context
 from shared.plug import Plug
 from shared.storage.settings import StorageSettings
 
@@ -62,6 +64,21 @@ class Config:
     storage: StorageSettings
     protocols: Mapping[str, Any]
     sources: Mapping[Key, str]
+
+    def tls_of(self, protocol: str) -> tuple[str, TlsSettings]:
+        """What a protocol's listeners speak, and the section that says so: its own, or the common one."""
+        own = getattr(self.protocols[protocol], "tls", None)
+        if isinstance(own, TlsSettings) and own.enabled:
+            return f"{protocol}.tls", own
+        return "tls", self.tls
+
+    def check_files(self) -> None:
+        """Read what the settings name, as a start would, and refuse what it would. Raises ConfigError."""
+        for protocol in self.protocols:
+            section, tls = self.tls_of(protocol)
+            if tls.enabled:
+                server_context(tls, section)
+            check_exposure("serve.host", self.serve.host, secure=tls.enabled, insecure=self.serve.insecure)
 
     def shown(self, *, human: bool) -> list[Shown]:
         """Every setting in order of section; `human` writes sizes and durations with their units."""

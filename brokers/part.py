@@ -13,7 +13,6 @@ from shared.errors import ConfigError
 from shared.metrics import Sample
 from shared.net.listeners import CannotListen, check_exposure, format_address, is_loopback
 from shared.net.network import Group, Network
-from shared.net.settings import TlsSettings
 from shared.plug import Context, Plug, Service, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.store import Store
 
@@ -181,8 +180,7 @@ class Part:
             self.close()
 
     def _make_group(self) -> Group:
-        own = getattr(self._settings, "tls", None)
-        tls = own if isinstance(own, TlsSettings) and own.enabled else self._config.tls
+        section, tls = self._config.tls_of(self.name)
         self._secure = tls.enabled
         try:
             return self._network.group(
@@ -193,9 +191,8 @@ class Part:
                 insecure=self._config.serve.insecure,
             )
         except ConfigError as error:
-            if tls is own:  # it was called by the name of the shared section
-                raise ConfigError(f"{self.name}.{error.key}", error.text) from error
-            raise
+            # The network calls it by the name of the shared section.
+            raise ConfigError(section + error.key.removeprefix("tls"), error.text) from error
 
     def _bind(self, group: Group, endpoint: TcpEndpoint | UdpEndpoint) -> Iterator[Bound]:
         host = self._config.serve.host

@@ -57,4 +57,5 @@ class TlsSettings:
 
     @property
     def enabled(self) -> bool:
-        return self.certificate is not None
+        """Also where only a key or an authority is named: that is no way to ask for plain text."""
+        return not (self.certificate is self.key is self.client_ca is None)

@@ -33,8 +33,12 @@ def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContex
     try:
         context.load_cert_chain(settings.certificate, settings.key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
-        key = "certificate" if settings.key is None else "key"
-        raise ConfigError(f"{section}.{key}", f"not usable with {settings.certificate}: {error}") from error
+        if settings.key is None:
+            text = (
+                f"{settings.certificate} does not hold a certificate and its key (or name that: key): {error}"
+            )
+            raise ConfigError(f"{section}.certificate", text) from error
+        raise ConfigError(f"{section}.key", f"not usable with {settings.certificate}: {error}") from error
     if settings.client_ca is not None:
         _readable(settings.client_ca, f"{section}.client_ca")
         try:

@@ -98,6 +98,27 @@ def test_a_settings_file_that_is_not_there(command: Run, tmp_path: Path) -> None
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ("[tls]\nkey = '/nowhere.key'", "tls.certificate: TLS needs a certificate"),
+        ("[tls]\ncertificate = '/nowhere.pem'", "tls.certificate: cannot read /nowhere.pem"),
+        ("[tls]\ncertificate = '{file}'", "tls.certificate: {file} does not hold a certificate and its key"),
+        ("[logmq.tls]\ncertificate = '/nowhere.pem'", "logmq.tls.certificate: cannot read /nowhere.pem"),
+        ("[serve]\nhost = '0.0.0.0'", "serve.host: 0.0.0.0 can be reached from other machines"),
+    ],
+)
+def test_a_check_of_the_settings_says_what_serving_would(
+    command: Run, tmp_path: Path, toml: str, says: str
+) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text(toml.format(file=file))
+    words = ("--config", str(file))
+    line = refused(command, tmp_path, ExitCode.CONFIGURATION, *words)
+    assert says.format(file=file) in line
+    assert command("config", "check", *words) == (ExitCode.CONFIGURATION, "", line)
+
+
 def test_a_ready_file_that_cannot_be_written(command: Run, tmp_path: Path) -> None:
     line = refused(command, tmp_path, ExitCode.USAGE, "--ready-file", str(tmp_path / "nowhere" / "r"))
     assert "No such file or directory" in line
