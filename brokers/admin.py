@@ -95,7 +95,12 @@ def application(host: Operated) -> Starlette:
         verb = host.verbs().get((protocol, name))
         if verb is None:
             raise HTTPException(404, f"no protocol that runs here has {protocol} {name}")
-        return _json(await verb.call(await _arguments(request)))
+        arguments = await _arguments(request)
+        if verb.takes is not None and (unknown := sorted(set(arguments) - set(verb.takes))):
+            raise HTTPException(
+                400, f"{unknown[0]}: no such argument; {name} takes {', '.join(verb.takes) or 'none'}"
+            )
+        return _json(await verb.call(arguments))
 
     async def backup(request: Request) -> Response:
         target = (await _arguments(request)).get("target")

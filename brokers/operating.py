@@ -98,7 +98,10 @@ def call(
     folder = data_folder(data_dir)
     if protocol is None or verb is None:
         listed = control.request(folder, "GET", "/verbs")
-        return [each for each in listed if protocol in (None, each["protocol"])]
+        found = [each for each in listed if protocol in (None, each["protocol"])]
+        if protocol is not None and not found:
+            raise Refusal(f"no protocol that runs here is called {protocol} and has such verbs")
+        return found
     return control.request(folder, "POST", f"/{protocol}/{verb}", _keyed(arguments))
 
 

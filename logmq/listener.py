@@ -62,7 +62,9 @@ class LogmqService:
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("logmq", broker.settings.port, self._open_session, pushes=True),
         )
-        self.admin_verbs: Sequence[Verb] = (Verb("groups", "every group's committed offsets", self._groups),)
+        self.admin_verbs: Sequence[Verb] = (
+            Verb("groups", "every group's committed offsets", self._groups, ("topic", "group")),
+        )
 
     async def run(self) -> None:
         """Nothing runs beside the connections."""

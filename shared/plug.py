@@ -57,6 +57,8 @@ class Verb:
     name: str
     summary: str
     call: Callable[[Mapping[str, Any]], Awaitable[Any]]
+    takes: Sequence[str] | None = None
+    """The arguments that there are: another is refused before the call. None: `call` looks itself."""
 
 
 class Service(Protocol):

@@ -54,6 +54,7 @@ class Host:
 
         return {
             ("a", "echo"): Verb("echo", "Say it again.", echo),
+            ("a", "strict"): Verb("strict", "Say it again.", echo, ("one", "two")),
             ("a", "refuse"): Verb("refuse", "Say no.", refuse),
             ("a", "crash"): Verb("crash", "Break.", crash),
         }
@@ -116,6 +117,14 @@ async def test_a_verb_is_called_with_its_arguments(tmp_path: Path) -> None:
         assert {"protocol": "a", "verb": "echo", "summary": "Say it again."} in await ask(
             tmp_path, "GET", "/verbs"
         )
+
+
+async def test_an_argument_that_a_verb_does_not_take_is_refused_before_the_call(tmp_path: Path) -> None:
+    async with serving(tmp_path) as host:
+        with pytest.raises(Refusal, match="tow: no such argument; strict takes one, two"):
+            await ask(tmp_path, "POST", "/a/strict", {"one": 1, "tow": 2})
+        assert host.calls == []
+        assert await ask(tmp_path, "POST", "/a/strict", {"two": 2}) == {"echo": {"two": 2}}
 
 
 async def test_a_refusal_reaches_the_caller_in_its_own_words(tmp_path: Path) -> None:
