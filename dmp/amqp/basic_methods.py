@@ -146,5 +146,4 @@ def _give_back(channel: Channel, deliveries: list[tuple[Queue, Message]], requeu
     for queue in queues:
         if not queue.deleted:
             queue.deal()
-    if channel.prefetch_all:
-        channel.deal()
+    channel.deal()  # others of its consumers may have room now, too

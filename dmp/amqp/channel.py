@@ -51,6 +51,7 @@ class Channel:
         "confirms",
         "consumers",
         "content",
+        "crowded",
         "delivered",
         "flowing",
         "last_queue",
@@ -71,6 +72,8 @@ class Channel:
         self.state = ChannelState.OPEN
         self.silent = False
         """Nothing more may be sent on it."""
+        self.crowded = False
+        """Some consumer was told that there is no room for more unacknowledged messages on the channel."""
         self.delivered = 0
         self.unacked: dict[int, Delivery] = {}
         self.consumers: dict[bytes, Consumer] = {}
@@ -108,7 +111,11 @@ class Channel:
         """How many more deliveries may be unacknowledged."""
         unacked = len(self.unacked)
         count = self.session.broker.settings.unacked_max - unacked
-        return min(count, self.prefetch_all - unacked) if self.prefetch_all else count
+        if self.prefetch_all:
+            count = min(count, self.prefetch_all - unacked)
+        if count <= 0:
+            self.crowded = True
+        return count
 
     def send_return(self, code: Code, head: Head, body: bytes) -> None:
         """Give a publish back that could not be routed, or not delivered at once."""

@@ -112,8 +112,8 @@ class Lifetime(Pacing):
             self.replies.say(data)
         else:
             self.replies.owe(ticket, data)
-            if self.replies.full:
-                self.stop(Stop.OWED)
+        if self.replies.full:
+            self.stop(Stop.OWED)
 
     def consumer_cancelled(self, channel: Channel, consumer: Consumer) -> None:
         """By the broker: its queue is gone."""

@@ -88,7 +88,8 @@ class Settling:
                 settled[queue] = [message]
             else:
                 messages.append(message)
-        if channel.prefetch_all:  # room for one is room for all consumers of the channel
+        if channel.crowded or channel.prefetch_all:  # room for one is room for all its consumers
+            channel.crowded = False
             for consumer in channel.consumers.values():
                 settled.setdefault(consumer.queue, [])
 

@@ -287,6 +287,20 @@ async def test_acknowledgements_one_behind_the_other() -> None:
     assert closed(peer) == ("Channel.Close", 406)
 
 
+async def test_room_on_the_channel_is_room_for_each_of_its_consumers() -> None:
+    _, peer = await opened(DmpSettings(unacked_max=2))
+    for name in ("one", "two"):
+        peer.ask(C.Queue.Declare(0, name))
+        peer.ask(C.Basic.Consume(0, name, name))
+    peer.publish("", "one", b"a", b"b")
+    peer.publish("", "two", b"c", b"d")
+    assert bodies(peer.frames()) == [b"a", b"b"]
+    peer.method(C.Basic.Ack(1))
+    assert bodies(peer.frames()) == [b"c"]
+    peer.method(C.Basic.Reject(2, False))
+    assert bodies(peer.frames()) == [b"d"]
+
+
 async def test_recover_gives_to_the_same_consumer_or_to_the_queue() -> None:
     world, peer = await opened()
     peer.ask(C.Queue.Declare(0, "q"))

@@ -1,7 +1,6 @@
 """pika, as its users write it, against the real server over a real socket."""
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +10,8 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from dmp.settings import DmpSettings
 from tests.dmp.served import Served, served
+from tests.support.server import until
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
@@ -289,20 +288,17 @@ def test_auto_delete_takes_effect_with_the_last_consumer(channel: BlockingChanne
         channel.connection.channel().exchange_declare("brief", passive=True)
 
 
-def test_a_heartbeat_keeps_a_quiet_connection_and_its_lack_ends_it(tmp_path: Path) -> None:
-    with served(tmp_path, DmpSettings(heartbeat_seconds=1)) as server:
-        parameters = pika.ConnectionParameters("127.0.0.1", server.port, heartbeat=1)
-        kept = pika.BlockingConnection(parameters)
-        dead = pika.BlockingConnection(parameters)
-        stop = threading.Event()
-        while server.broker.counts.heartbeats_missed == 0:
-            kept.process_data_events(0.2)  # which also answers; the other is left alone
-        stop.set()
-        assert kept.is_open
+def test_silence_ends_a_connection_and_not_its_neighbour(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        kept, silent = (
+            pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.port, heartbeat=seconds))
+            for seconds in (600, 1)
+        )
+        until(lambda: server.broker.counts.heartbeats_missed == 1)  # nobody speaks for it meanwhile
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            silent.channel()
         assert own_queue(kept.channel())
         kept.close()
-        with pytest.raises(pika.exceptions.AMQPConnectionError):
-            dead.channel()
 
 
 def test_a_channel_that_is_closed_can_be_opened_again(channel: BlockingChannel) -> None:
