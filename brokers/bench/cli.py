@@ -22,6 +22,7 @@ _add(
     " --modes produce --size 1000 --json",
     " --data-dir /srv/brokers",
 )
+_add("dmp", "DMP, beside basic.publish, redis and nats.", " --readers 1 --size 1024 --json")
 _add("dms", "DMS, beside beanstalkd and redis.", " --json")
 _add("kqmsgq", "KqueueMsgQ, beside nats-server.", " --modes fan-out --json")
 _add("routing", "The routing index, one thread.", " --subscriptions 100000 --json")

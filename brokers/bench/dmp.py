@@ -1,0 +1,314 @@
+"""`brokers bench dmp`: one writer, and readers that each get everything, beside others in the same run.
+
+A writer sends messages that are all alike, in pieces, and keeps so many on their way to the slowest reader;
+every reader's bytes are counted, and since all messages have one size, so are its messages. The rate is
+that of deliveries, all readers together; the latency runs from a piece's send to the arrival of its last byte
+at the last reader, so with a window above one it includes the wait behind others.
+
+The servers are processes of their own, the load comes from this one, which is one thread: where it is the
+limit, it is so for all of them. Measured in turns:
+
+- `direct`: a sink and feeds, over leases;
+- `basic`: basic.publish and basic.consume without acknowledgements, on the same server;
+- redis and nats, PUBLISH and SUBSCRIBE, where they are installed.
+"""
+
+import select
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Annotated
+
+import attrs
+import trio
+from cyclopts import Parameter
+from pamqp import commands
+
+from brokers.bench.load import WARM_UP_SECONDS, Address, Measured, histogram, middle
+from brokers.bench.servers import nats_server, redis_server, serving
+from brokers.errors import ExitCode, Refusal
+from brokers.render import progress
+from dmp import wire
+from dmp.amqp.methods import FRAME_END, FRAME_HEAD, encode
+from dmp.amqp.packing import BODY, HEADER
+from dmp.door import DMP_HEADER
+from dmp.principal import Principal
+from dmp.properties import NO_PROPERTIES
+
+RECEIVE_BYTES = 256 * 1024
+EXCHANGE = KEY = "bench"
+TAG = "t"
+
+
+@attrs.frozen
+class Row:
+    """One case beside one baseline. `ratio`: its rate over the baseline's."""
+
+    mode: str
+    readers: int
+    window: int
+    deliveries_per_second: int
+    megabytes_per_second: float
+    median_us: float
+    p99_us: float
+    baseline: str
+    ratio: float | None
+
+
+@attrs.define(eq=False)
+class Way:
+    """A writer and its readers, subscribed. `sent`, `got`: one message's bytes at either end."""
+
+    writer: socket.socket
+    readers: Sequence[socket.socket]
+    sent: bytes
+    got: int
+    hold: Sequence[socket.socket] = ()
+    """What must stay open meanwhile."""
+
+    def close(self) -> None:
+        for sock in (self.writer, *self.readers, *self.hold):
+            sock.close()
+
+
+def bench(
+    *,
+    readers: Annotated[int, Parameter(help="Readers of everything; one alone is measured too.")] = 10,
+    window: Annotated[int, Parameter(help="Messages on their way; one alone is measured too.")] = 16384,
+    size: Annotated[int, Parameter(help="Bytes of a message.")] = 100,
+    seconds: Annotated[float, Parameter(help="Length of a round.")] = 2.0,
+    rounds: Annotated[int, Parameter(help="Rounds of each case; the median counts.")] = 3,
+    json: Annotated[
+        bool, Parameter(help="JSON, one object a line, instead of text.", negative="", show_default=False)
+    ] = False,
+) -> list[Row]:
+    """Measure DMP on this machine.
+
+    A sink and feeds, one and many, beside basic.publish on the same server, and beside
+    redis and nats where they are installed.
+    """
+    if not 1 <= size <= 100_000:
+        raise Refusal("--size: 1 to 100000 bytes", ExitCode.USAGE)
+    body = b"x" * size
+    rows: list[Row] = []
+    with ExitStack() as stack, progress("measuring", total=3) as update:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        ours = stack.enter_context(serving(folder, "dmp"))
+        peers: dict[str, Callable[[int], Way]] = {
+            "direct": lambda count: direct(ours, body, count),
+            "basic": lambda count: basic(ours, body, count),
+        }
+        if (redis := stack.enter_context(redis_server(folder))) is not None:
+            peers["redis"] = lambda count: redis_way(redis, body, count)
+        if (nats := stack.enter_context(nats_server())) is not None:
+            peers["nats"] = lambda count: nats_way(nats, body, count)
+        for done, (count, under_way) in enumerate(((1, 1), (1, window), (readers, window)), 1):
+            rows += _beside(peers, count, under_way, size, seconds, rounds)
+            update(done)
+    return rows
+
+
+def _beside(
+    peers: dict[str, Callable[[int], Way]], readers: int, window: int, size: int, seconds: float, rounds: int
+) -> Iterator[Row]:
+    """Direct beside each of the others."""
+    measured: dict[str, list[Measured]] = {name: [] for name in peers}
+    for _ in range(rounds):
+        for name, open_ in peers.items():
+            way = open_(readers)
+            try:
+                measured[name].append(run(way, window, seconds))
+            finally:
+                way.close()
+    best = {name: middle(each) for name, each in measured.items()}
+    ours = best.pop("direct")
+    for name, theirs in best.items():
+        yield Row(
+            "direct",
+            readers,
+            window,
+            round(ours.rate),
+            round(ours.rate * size / 1e6, 1),
+            ours.median_us,
+            ours.p99_us,
+            name,
+            round(ours.rate / theirs.rate, 2),
+        )
+
+
+def run(way: Way, window: int, seconds: float) -> Measured:
+    """Keep `window` messages on their way for `seconds`, after a warm-up. Raises ConnectionError."""
+    trips = histogram()
+    piece = max(1, min(window // 4, 65536 // len(way.sent)))
+    data = way.sent * piece
+    got = {reader.fileno(): 0 for reader in way.readers}  # bytes
+    poll = select.epoll()
+    for sock in (way.writer, *way.readers):
+        sock.setblocking(False)
+        poll.register(sock, select.EPOLLIN)
+    by_fd = {sock.fileno(): sock for sock in (way.writer, *way.readers)}
+    pieces: deque[tuple[int, int]] = deque()  # (bytes at a reader when it has come, when it was sent)
+    left = memoryview(b"")
+    sent = counted = 0  # messages
+    begun = perf_counter_ns()
+    measured_from, ends = begun + int(WARM_UP_SECONDS * 1e9), begun + int((WARM_UP_SECONDS + seconds) * 1e9)
+    now = begun
+    arrived = 0  # messages, at all readers
+    blocked = False
+    while now < ends:
+        slowest = min(got.values())
+        while not blocked and (left or sent - slowest // way.got + piece <= max(window, piece)):
+            if not left:
+                left = memoryview(data)
+                sent += piece
+                pieces.append((sent * way.got, perf_counter_ns()))
+            try:
+                left = left[way.writer.send(left) :]
+            except BlockingIOError:
+                blocked = True
+                poll.modify(way.writer, select.EPOLLIN | select.EPOLLOUT)
+        for fd, flags in poll.poll(1.0):
+            sock = by_fd[fd]
+            if sock is way.writer and flags & select.EPOLLOUT:
+                blocked = False
+                poll.modify(sock, select.EPOLLIN)
+            if flags & ~select.EPOLLOUT:
+                try:
+                    received = sock.recv(RECEIVE_BYTES)
+                except BlockingIOError:
+                    continue
+                if not received:
+                    raise ConnectionError("the server closed a connection")
+                if sock is not way.writer:  # a writer's answers say nothing
+                    before = got[fd]
+                    got[fd] = before + len(received)
+                    arrived += got[fd] // way.got - before // way.got
+        now = perf_counter_ns()
+        if now < measured_from:
+            counted = arrived
+        slowest = min(got.values())
+        while pieces and pieces[0][0] <= slowest:
+            _, at = pieces.popleft()
+            if now >= measured_from:
+                trips.record_value(max((now - at) // 1000, 1))
+    poll.close()
+    wall = (now - measured_from) / 1e9
+    rate = (arrived - counted) / wall
+    return Measured(
+        rate, rate * way.got, trips.get_value_at_percentile(50), trips.get_value_at_percentile(99)
+    )
+
+
+class _Blocking(trio.abc.Stream):
+    """A socket as the principal wants it; every call blocks."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self._sock.sendall(data)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return self._sock.recv(max_bytes or RECEIVE_BYTES)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        return
+
+    async def aclose(self) -> None:
+        self._sock.close()
+
+
+def _principal(address: Address) -> tuple[Principal, socket.socket]:
+    sock = _dial(address)
+    principal = Principal(_Blocking(sock))
+    trio.run(principal.log_in, "guest", "guest")
+    trio.run(principal.declare_exchange, EXCHANGE, "fanout")
+    return principal, sock
+
+
+def direct(address: Address, body: bytes, readers: int) -> Way:
+    principal, sock = _principal(address)
+    feeds = []
+    for _ in range(readers):
+        queue = trio.run(principal.declare_queue, "")
+        trio.run(principal.bind, queue, EXCHANGE, KEY)
+        feeds.append(_leased(address, trio.run(principal.feed_lease, queue)))
+    sink = _leased(address, trio.run(principal.sink_lease, EXCHANGE))
+    message = wire.message(wire.Message(b"", KEY.encode(), body))
+    return Way(sink, feeds, message, len(message), (sock,))
+
+
+def basic(address: Address, body: bytes, readers: int) -> Way:
+    consumers = []
+    for _ in range(readers):
+        principal, sock = _principal(address)
+        queue = trio.run(principal.declare_queue, "")
+        trio.run(principal.bind, queue, EXCHANGE, KEY)
+        consume = commands.Basic.Consume(queue=queue, consumer_tag=TAG, no_ack=True)
+        trio.run(principal.call, consume, commands.Basic.ConsumeOk)
+        consumers.append(sock)
+    _, writer = _principal(address)
+    header = b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + NO_PROPERTIES
+    content = _frame(HEADER, header) + _frame(BODY, body)
+    publish = encode(commands.Basic.Publish(exchange=EXCHANGE, routing_key=KEY), 1)
+    deliver = encode(commands.Basic.Deliver(TAG, 1, False, EXCHANGE, KEY), 1)
+    return Way(writer, consumers, publish + content, len(deliver + content))
+
+
+def redis_way(address: Address, body: bytes, readers: int) -> Way:
+    subscribers = []
+    for _ in range(readers):
+        sock = _dial(address)
+        sock.sendall(b"SUBSCRIBE bench\r\n")
+        _read_until(sock, b":1\r\n")
+        subscribers.append(sock)
+    rest = b"$5\r\nbench\r\n$%d\r\n%b\r\n" % (len(body), body)
+    got = b"*3\r\n$7\r\nmessage\r\n" + rest
+    return Way(_dial(address), subscribers, b"*3\r\n$7\r\nPUBLISH\r\n" + rest, len(got))
+
+
+def nats_way(address: Address, body: bytes, readers: int) -> Way:
+    hello = b'CONNECT {"verbose":false}\r\n'
+    subscribers = []
+    for _ in range(readers):
+        sock = _dial(address)
+        sock.sendall(hello + b"SUB bench 1\r\nPING\r\n")
+        _read_until(sock, b"PONG\r\n")
+        subscribers.append(sock)
+    writer = _dial(address)
+    writer.sendall(hello + b"PING\r\n")
+    _read_until(writer, b"PONG\r\n")
+    rest = b"%d\r\n%b\r\n" % (len(body), body)
+    return Way(writer, subscribers, b"PUB bench " + rest, len(b"MSG bench 1 " + rest))
+
+
+def _dial(address: Address) -> socket.socket:
+    assert isinstance(address, tuple)
+    sock = socket.create_connection(address)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _leased(address: Address, lease: bytes) -> socket.socket:
+    sock = _dial(address)
+    sock.sendall(DMP_HEADER + wire.short(lease))
+    _read_until(sock, b'"')
+    _read_until(sock, b'"')
+    return sock
+
+
+def _read_until(sock: socket.socket, end: bytes) -> None:
+    said = b""
+    while not said.endswith(end):
+        data = sock.recv(1)
+        if not data:
+            raise ConnectionError("the server closed a connection")
+        said += data
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    return FRAME_HEAD.pack(kind, 1, len(payload)) + payload + FRAME_END
