@@ -28,7 +28,7 @@ import trio
 from cyclopts import Parameter
 from pamqp import commands
 
-from brokers.bench.load import WARM_UP_SECONDS, Address, Measured, histogram, middle
+from brokers.bench.load import PATIENCE_SECONDS, WARM_UP_SECONDS, Address, Measured, histogram, middle
 from brokers.bench.servers import nats_server, redis_server, serving
 from brokers.errors import ExitCode, Refusal
 from brokers.render import progress
@@ -159,7 +159,8 @@ def run(way: Way, window: int, seconds: float) -> Measured:
     now = begun
     arrived = 0  # messages, at all readers
     blocked = False
-    while now < ends:
+    patient = ends + int(PATIENCE_SECONDS * 1e9)
+    while now < ends or not (trips.get_total_count() or now > patient):  # however busy the machine is
         slowest = min(got.values())
         while not blocked and (left or sent - slowest // way.got + piece <= max(window, piece)):
             if not left:
