@@ -56,5 +56,5 @@ class Tally:
             f"{self.recoveries_again:,} repeated with the same result",
             f"{verdict.kept:,} acknowledged records found as they were acknowledged; {lost}",
             f"{verdict.extra:,} unacknowledged records found whole, {verdict.deletes:,} deletes and "
-            f"{verdict.commits:,} group offsets kept, {self.repeated:,} batches sent again and written once",
+            f"{verdict.commits:,} group offsets or ACKs kept, {self.repeated:,} batches written once",
         ]
