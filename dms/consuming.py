@@ -12,6 +12,7 @@ from dms.pacing import Pacing
 from dms.queue import Queue, Wait
 from dms.wire import HEADER_BYTES, Refusal, Status, Type, malformed, refusal_for
 from shared.net.connection import Connection
+from shared.storage.store import Ticket
 
 if TYPE_CHECKING:
     from dms.broker import Broker
@@ -25,7 +26,7 @@ class Consuming(Pacing):
     `queue_name`: the queue as it stands in a payload.
     """
 
-    __slots__ = ("held", "queue", "queue_name", "waiting", "waits")
+    __slots__ = ("_acking", "held", "queue", "queue_name", "waiting", "waits")
 
     def __init__(self, connection: Connection, broker: "Broker") -> None:
         super().__init__(connection, broker)
@@ -34,11 +35,16 @@ class Consuming(Pacing):
         self.waiting = 0
         self.queue: Queue | None = None
         self.queue_name = _NOBODY
+        self._acking: Ticket | None = None
 
     # -- what requests ask
 
     def consume(self, ids: Sequence[int]) -> None:
-        """CONSUMEs of `queue`."""
+        """CONSUMEs of `queue`.
+
+        They line up once the ACKs before them are answered: else the ACKs that wait for the disk would be
+        without a bound, and their answers ever further behind.
+        """
         queue = self.queue
         assert queue is not None
         if queue.keeper is not None and queue.keeper.damaged is not None:
@@ -48,7 +54,13 @@ class Consuming(Pacing):
             return
         deadline = self.connection.now + self.broker.settings.consume_seconds
         self.waiting += len(ids)
-        queue.wait(self, ids, deadline)
+        wait = Wait(self, ids, deadline)
+        self.waits.append(wait)
+        ticket = self._acking
+        if ticket is None or ticket.done:
+            queue.line_up(wait)
+        else:
+            ticket.when_done(lambda _: self._line_up(queue, wait))
         if self.waits:
             if self.broker.draining:
                 self.expire_waits(math.inf)
@@ -65,6 +77,14 @@ class Consuming(Pacing):
                 self._ack(out[0] if out is not None else None, (message_id,), (out,), None)
         else:
             self._ack(queue, ids, outs, packed)
+
+    def _line_up(self, queue: Queue, wait: Wait) -> None:
+        """The ACKs before it are answered, or as good as."""
+        if wait.left:
+            if queue.deleted:
+                self.end_wait(wait, Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
+            else:
+                queue.line_up(wait)
 
     # -- what queues tell
 
@@ -186,6 +206,7 @@ class Consuming(Pacing):
         if ticket is None:
             self.say(reply)
         else:
+            self._acking = ticket
             self.owe(ticket, reply, len(ids))
 
     def _served(self, wait: Wait, count: int) -> None:

@@ -158,13 +158,11 @@ class Queue:
 
     # -- messages go
 
-    def wait(self, session: "Consuming", ids: Sequence[int], deadline: float) -> None:
+    def line_up(self, wait: Wait) -> None:
         """CONSUMEs; they are served at once, or wait."""
         waiting = self.waiting
         while waiting and waiting[0].at == len(waiting[0].ids):  # they have ended
             waiting.popleft()
-        wait = Wait(session, ids, deadline)
-        session.waits.append(wait)
         waiting.append(wait)
         if len(waiting) == 1:
             self.give()
