@@ -26,7 +26,17 @@ class Consuming(Pacing):
     `queue_name`: the queue as it stands in a payload.
     """
 
-    __slots__ = ("_acking", "held", "queue", "queue_name", "waiting", "waits")
+    __slots__ = (
+        "_acking",
+        "_credits",
+        "_later",
+        "_unanswered",
+        "held",
+        "queue",
+        "queue_name",
+        "waiting",
+        "waits",
+    )
 
     def __init__(self, connection: Connection, broker: "Broker") -> None:
         super().__init__(connection, broker)
@@ -35,15 +45,18 @@ class Consuming(Pacing):
         self.waiting = 0
         self.queue: Queue | None = None
         self.queue_name = _NOBODY
-        self._acking: Ticket | None = None
+        self._acking: deque[tuple[Ticket, int]] = deque()
+        self._unanswered = 0
+        self._credits = 0
+        self._later: deque[tuple[Queue, Wait]] = deque()
 
     # -- what requests ask
 
     def consume(self, ids: Sequence[int]) -> None:
         """CONSUMEs of `queue`.
 
-        They line up once the ACKs before them are answered: else the ACKs that wait for the disk would be
-        without a bound, and their answers ever further behind.
+        Where more ACKs wait for the disk than the connection has ever used credits (and one), they line up
+        only when some of those are answered: else the answers would fall ever further behind.
         """
         queue = self.queue
         assert queue is not None
@@ -56,11 +69,11 @@ class Consuming(Pacing):
         self.waiting += len(ids)
         wait = Wait(self, ids, deadline)
         self.waits.append(wait)
-        ticket = self._acking
-        if ticket is None or ticket.done:
-            queue.line_up(wait)
+        self._credits = max(self._credits, self.waiting + len(self.held))
+        if self._unanswered > self._credits + 1 or self._later:
+            self._later.append((queue, wait))
         else:
-            ticket.when_done(lambda _: self._line_up(queue, wait))
+            queue.line_up(wait)
         if self.waits:
             if self.broker.draining:
                 self.expire_waits(math.inf)
@@ -78,13 +91,20 @@ class Consuming(Pacing):
         else:
             self._ack(queue, ids, outs, packed)
 
-    def _line_up(self, queue: Queue, wait: Wait) -> None:
-        """The ACKs before it are answered, or as good as."""
-        if wait.left:
-            if queue.deleted:
+    def _answering(self, ticket: Ticket) -> None:
+        self.connection.cork()
+
+    def _answered(self, ticket: Ticket) -> None:
+        """ACKs are answered; CONSUMEs behind them line up."""
+        self._unanswered -= self._acking.popleft()[1]
+        later = self._later
+        while later and self._unanswered <= self._credits + 1:
+            queue, wait = later.popleft()
+            if wait.left and queue.deleted:
                 self.end_wait(wait, Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
-            else:
+            elif wait.left:
                 queue.line_up(wait)
+        self.connection.uncork()
 
     # -- what queues tell
 
@@ -206,8 +226,16 @@ class Consuming(Pacing):
         if ticket is None:
             self.say(reply)
         else:
-            self._acking = ticket
-            self.owe(ticket, reply, len(ids))
+            acking = self._acking
+            if acking and acking[-1][0] is ticket:
+                self.owe(ticket, reply, len(ids))
+                acking[-1] = ticket, acking[-1][1] + len(ids)
+            else:
+                ticket.when_done(self._answering)  # this goes out together: the answers, and
+                self.owe(ticket, reply, len(ids))
+                acking.append((ticket, len(ids)))
+                ticket.when_done(self._answered)  # what the CONSUMEs behind them bring
+            self._unanswered += len(ids)
 
     def _served(self, wait: Wait, count: int) -> None:
         wait.at += count

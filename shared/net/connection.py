@@ -93,6 +93,12 @@ class Connection:
         elif size > self.outbox.bound:
             self._press()
 
+    def cork(self) -> None:
+        """What is written until `uncork` goes out together. Both in one synchronous stretch."""
+
+    def uncork(self) -> None:
+        """Flush what was written since `cork`, unless this round will."""
+
     def finish(self) -> None:
         """Nothing more to say: flush the outbox, shut down writing, discard input for up to 1 s, close.
 

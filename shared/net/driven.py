@@ -23,6 +23,7 @@ class DrivenConnection(Connection):
 
     __slots__ = (
         "_accounted",
+        "_corked",
         "_eof",
         "_finish_left",
         "_finishing",
@@ -46,6 +47,7 @@ class DrivenConnection(Connection):
         self._eof = False  # the peer has sent all
         self._input_over = False  # the session has been told so, by the peer or for the drain
         self._finishing = False
+        self._corked = False
         self._finish_left = 0  # what was unsent when the time for finishing was last looked at
         self._reason = "finished"
 
@@ -57,6 +59,16 @@ class DrivenConnection(Connection):
     def wake_at(self, deadline: float) -> None:
         if not self._mute:
             self._rounds.set_deadline(self, deadline)
+
+    def cork(self) -> None:
+        if not self._dirty and not self._mute:
+            self._dirty = self._corked = True
+
+    def uncork(self) -> None:
+        if self._corked:
+            self._dirty = self._corked = False
+            if self.outbox.chunks and not self.closed:
+                self._flush()
 
     def resume_reading(self) -> None:
         super().resume_reading()

@@ -32,6 +32,23 @@ async def test_what_is_written_while_receiving_is_sent_when_the_session_returns(
 
 
 @everywhere
+async def test_what_is_written_under_a_cork_is_sent_when_it_is_drawn(serve: Serve) -> None:
+    sessions = Sessions(echo)
+    async with serve(sessions) as served:
+        client, session = await sessions.join(served)
+        connection = session.connection
+        connection.cork()
+        connection.write(b"one ")
+        assert connection.outbox.size == 4
+        connection.write(b"two")
+        connection.uncork()
+        connection.uncork()
+        assert await read_all(client, 7) == b"one two"
+        connection.write(b"three")
+        assert await read_all(client, 5) == b"three"
+
+
+@everywhere
 async def test_a_hundred_thousand_requests_in_one_stream_are_answered_in_order(serve: Serve) -> None:
     def prepare(session: Recorder) -> None:
         rest = b""
