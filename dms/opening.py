@@ -123,6 +123,9 @@ async def open_broker(context: Context, settings: DmsSettings, times: Times | No
     for key, _ in table.items():
         if not key.startswith(MINE_KEY) and key.decode() not in namespace.logs and store.read_only is None:
             table.delete(key)
+    for queue in tuple(broker.queues.values()):
+        if queue.mortality is not None:  # now that the queues of the dead are there
+            queue.mortality.on_time(broker.times.now_ms())
     return broker
 
 

@@ -1,0 +1,208 @@
+"""Lifetimes, delays, retries, dead letters: in memory and on disk, over restarts."""
+
+import json
+
+import pytest
+
+from dms import wire
+from dms.settings import DmsSettings, QueueSettings
+from dms.wire import Status
+from tests.dms.world import Peer, World, deliveries, statuses
+
+MODES = {"memory": DmsSettings(persist=False), "always": DmsSettings(), "cold": DmsSettings(hot_bytes=0)}
+
+
+@pytest.fixture(params=MODES.values(), ids=MODES.keys())
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr("dms.keeper.HOT_LEAST_BYTES", 0)
+    return World(request.param)
+
+
+def made(world: World, **options: object) -> Peer:
+    """A connection, and the queues `orders`, with these options, and `dead`."""
+    peer = world.connect()
+    peer.create("dead")
+    assert statuses(peer.create("orders", json.dumps(options).encode())) == [Status.OK]
+    return peer
+
+
+def bodies(peer: Peer, name: str, count: int = 9) -> list[bytes]:
+    """What can be had just now; it is acknowledged."""
+    found = peer.consume(name, count)
+    if found:
+        peer.ack(*(held for held, _ in found))
+    peer.world.advance(30)
+    assert set(statuses(peer.take())) <= {Status.TIMEOUT}
+    return [body for _, body in found]
+
+
+def test_a_message_past_its_time_is_dropped_and_counted(world: World) -> None:
+    peer = made(world, ttl_ms=60_000)
+    peer.produce("orders", b"a", b"b")
+    world.advance(40)
+    peer.produce("orders", b"c")
+    world.advance(21)
+    assert world.depths()["orders"] == 1
+    assert bodies(peer, "orders", 1) == [b"c"]
+    assert world.broker.counts.dropped == 2
+
+
+def test_a_held_message_outlives_its_time_until_it_comes_back(world: World) -> None:
+    peer = made(world, ttl_ms=10_000, dead_letter="dead")
+    peer.produce("orders", b"kept", b"late")
+    (kept, _), (late, _) = peer.consume("orders", 2)
+    world.advance(60)
+    assert statuses(peer.ack(kept)) == [Status.OK]
+    peer.nack(late)
+    assert world.depths() == {"orders": 0, "dead": 1}
+    assert bodies(peer, "dead") == [b"late"]
+
+
+def test_the_dead_go_to_their_queue_and_know_why(world: World) -> None:
+    peer = made(world, max_deliveries=2, dead_letter="dead")
+    peer.produce("orders", b"poison", b"good")
+    for _ in range(2):
+        ((held, body),) = peer.consume("orders")
+        assert body == b"poison"
+        peer.nack(held)
+    assert bodies(peer, "orders", 1) == [b"good"]
+    (row,) = world.call("peek", queue="dead")
+    assert row["dead_letter"] == {"origin": "orders", "reason": "max_deliveries", "deliveries": 2}
+    assert world.call("redrive", queue="dead") == {"queue": "dead", "moved": 1, "left": 0}
+    world.settle()
+    assert bodies(peer, "orders", 1) == [b"poison"]
+
+
+def test_a_lost_connection_counts_as_a_delivery(world: World) -> None:
+    made(world, max_deliveries=2, dead_letter="dead").produce("orders", b"poison")
+    for _ in range(2):
+        peer = world.connect()
+        assert len(peer.consume("orders")) == 1
+        peer.lose()
+    assert world.depths() == {"orders": 0, "dead": 1}
+
+
+def test_what_expires_in_the_row_moves_too(world: World) -> None:
+    peer = made(world, ttl_ms=5000, dead_letter="dead")
+    peer.produce("orders", *(b"%d" % n for n in range(20)))
+    world.advance(6)
+    assert world.depths() == {"orders": 0, "dead": 20}
+    assert bodies(peer, "dead", 20) == [b"%d" % n for n in range(20)]
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_where_the_dead_have_no_place_they_are_held_back_and_tried_again(world: World, missing: bool) -> None:
+    peer = world.connect()
+    if not missing:
+        peer.create("dead", b'{"depth":1}')
+    peer.create("orders", b'{"max_deliveries":1,"dead_letter":"dead"}')
+    peer.produce("orders", b"a", b"b", b"c")
+    held = [number for number, _ in peer.consume("orders", 2)]
+    peer.nack(*held)
+    assert sum(world.depths().values()) == 3
+    assert [body for _, body in peer.consume("orders", 2)] == [b"c"]
+    if missing:
+        peer.create("dead")
+        world.advance(2)
+        assert world.depths() == {"orders": 1, "dead": 2}
+    else:
+        assert world.depths() == {"orders": 2, "dead": 1}
+    assert world.broker.counts.held_back > 0
+
+
+def test_a_delayed_message_comes_when_it_is_due(world: World) -> None:
+    peer = made(world, delay_ms=20_000)
+    peer.produce("orders", b"a")
+    world.advance(10)
+    peer.produce("orders", b"b")
+    assert peer.consume("orders", 2) == []
+    world.advance(9.9)
+    assert deliveries(peer.take()) == []
+    world.advance(0.2)
+    assert [body for _, body in deliveries(peer.take())] == [b"a"]
+    world.advance(11)
+    assert b"b" in [body for _, body in [*deliveries(peer.take()), *peer.consume("orders")]]
+
+
+def test_a_retry_waits_and_doubles(world: World) -> None:
+    peer = made(world, retry_ms=1000, retry_max_ms=3000)
+    peer.produce("orders", b"a")
+    ((held, _),) = peer.consume("orders")
+    for seconds in (1, 2, 3, 3):
+        peer.nack(held)
+        assert peer.consume("orders") == []
+        world.advance(seconds - 0.1)
+        assert deliveries(peer.take()) == []
+        world.advance(0.2)
+        ((held, _),) = deliveries(peer.take())
+    peer.lose()
+    assert [body for _, body in world.connect().consume("orders")] == [b"a"], "only a NACK is punished"
+
+
+def test_times_go_on_after_a_restart_as_time_left() -> None:
+    world = World()
+    peer = made(world, ttl_ms=60_000, delay_ms=10_000)
+    peer.produce("orders", b"a")
+    world.advance(6)
+    peer.produce("dead", b"so that the age is known")
+    world.kill()
+    peer = world.connect()
+    assert peer.consume("orders") == []
+    world.advance(3)
+    assert deliveries(peer.take()) == []
+    world.advance(1.5)
+    assert [body for _, body in deliveries(peer.take())] == [b"a"]
+    peer.lose()
+    world.advance(48)
+    assert world.depths()["orders"] == 1
+    world.advance(2.5)
+    assert world.depths()["orders"] == 0
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_deliveries_are_counted_over_restarts(snapshot: bool) -> None:
+    world = World()
+    made(world, max_deliveries=3, dead_letter="dead").produce("orders", b"poison", b"behind")
+    for delivery in range(3):
+        assert world.depths() == {"orders": 2, "dead": 0}, delivery
+        peer = world.connect()
+        assert [body for _, body in peer.consume("orders")] == [b"poison"]
+        world.advance(1)  # the note of the delivery is written
+        if snapshot:
+            for queue in world.broker.queues.values():
+                assert queue.keeper is not None
+                queue.keeper.snapshot()
+            world.settle()
+        world.kill()
+    assert world.depths() == {"orders": 1, "dead": 1}
+    assert world.call("peek", queue="dead")[0]["dead_letter"]["deliveries"] == 3
+
+
+def test_the_settings_patterns_are_options_too() -> None:
+    settings = DmsSettings(queues={"job-*": QueueSettings(max_deliveries=1), "*": QueueSettings(depth=2)})
+    world = World(settings)
+    peer = world.connect()
+    for name in ("job-1", "other"):
+        peer.create(name)
+        peer.produce(name, b"a", b"b")
+    assert statuses(peer.produce("other", b"c")) == [Status.QUEUE_FULL]
+    assert statuses(peer.produce("job-1", b"c")) == [Status.OK]
+    ((held, _),) = peer.consume("job-1")
+    peer.nack(held)
+    assert world.depths() == {"job-1": 2, "other": 2}
+    assert world.broker.counts.dropped == 1
+
+
+def test_deliveries_that_are_not_asked_for_cost_no_entry() -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("plain")
+    peer.produce("plain", *[b"x"] * 100)
+    assert world.broker.queues[b"plain"].mortality is None
+    assert world.times.next_ms == float("inf")
+
+
+def test_a_name_in_the_options_is_a_queues() -> None:
+    peer = World(DmsSettings(persist=False)).connect()
+    assert statuses(peer.create("a", b'{"dead_letter":"' + b"x" * 65 + b'"}')) == [Status.PROTOCOL_ERROR]
+    assert wire.unpack_list(peer.ask(wire.Type.LIST_QUEUES)[0][4])[0] == 0
