@@ -1,0 +1,194 @@
+"""When the disk fails, what a power cut leaves, .dmsq files, and what no single old message may hold up."""
+
+import struct
+from pathlib import Path
+
+import pytest
+import trio
+
+from dms import keeper, wire
+from dms.dmsq_file import NotDmsq, import_files, parse
+from dms.settings import DmsSettings
+from dms.wire import Status, Type
+from tests.dms.world import World, statuses
+from tests.support.explore import sampled_states
+
+
+def test_strict_answers_internal_and_leaves_the_queue_as_it_was() -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("orders")
+    peer.produce("orders", b"a", b"b")
+    ((held, _),) = peer.consume("orders")
+    world.disk.before = _fail_syncs
+    assert statuses(peer.produce("orders", b"c", b"d")) == [Status.INTERNAL] * 2
+    assert world.depths() == {"orders": 2}
+    assert [(f[2], f[3]) for f in peer.ack(held)] == [(Status.INTERNAL, held)]
+    assert statuses(peer.create("other")) == [Status.INTERNAL]
+    assert statuses(peer.ask(Type.DELETE_QUEUE, wire.pack_name("orders"))) == [Status.INTERNAL]
+    assert [body for _, body in peer.consume("orders")] == [b"b"]
+    assert statuses(peer.nack(held)) == [Status.OK]
+    assert world.depths() == {"orders": 2}
+
+
+def test_an_ack_that_the_disk_does_not_take_holds_its_message_again() -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("orders")
+    peer.produce("orders", b"a")
+    ((held, _),) = peer.consume("orders")
+    world.disk.before = _fail_syncs
+    assert [(f[2], f[3]) for f in peer.ack(held)] == [(Status.INTERNAL, held)]
+    assert world.depths() == {"orders": 1}
+    peer.lose()
+    assert [body for _, body in world.connect().consume("orders")] == [b"a"]
+
+
+def test_best_effort_goes_on_in_memory_and_counts() -> None:
+    world = World(DmsSettings(disk_failed="best-effort"))
+    peer = world.connect()
+    peer.create("orders")
+    peer.produce("orders", b"a")
+    world.disk.before = _fail_syncs
+    assert statuses(peer.produce("orders", b"b", b"c")) == [Status.OK] * 2
+    assert statuses(peer.produce("orders", b"d")) == [Status.OK]
+    taken = peer.consume("orders", 4)
+    assert [body for _, body in taken] == [b"a", b"b", b"c", b"d"]
+    assert statuses(peer.ack(*(held for held, _ in taken))) == [Status.OK] * 4
+    assert world.depths() == {"orders": 0}
+    assert statuses(peer.create("made-in-memory")) == [Status.OK]
+    assert statuses(peer.produce("made-in-memory", b"x")) == [Status.OK]
+    assert world.broker.counts.unkept > 0
+
+
+def _fail_syncs(operation: object) -> None:
+    if getattr(operation, "kind", "").startswith("sync"):
+        raise OSError(5, "the disk has failed")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_power_cut_loses_nothing_that_was_answered(seed: int) -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("dead")
+    peer.create("orders", b'{"max_deliveries":1,"dead_letter":"dead"}')
+    peer.produce("orders", *(b"%03d" % n for n in range(40)))
+    taken = peer.consume("orders", 20)
+    peer.ack(*(held for held, _ in taken[::2]))
+    peer.nack(*(held for held, _ in taken[1:8:2]))  # dead: 4
+    for queue in world.broker.queues.values():
+        assert queue.keeper is not None
+        queue.keeper.snapshot()
+    world.settle()
+    peer.produce("orders", *(b"%03d" % n for n in range(40, 50)))
+    peer.ack(taken[9][0])
+    gone = {body for _, body in taken[::2]} | {taken[9][1]}
+    dead = {body for _, body in taken[1:8:2]}
+    for disk in sampled_states(world.disk.power_cut(), seed, 6):
+        after = World(disk=disk)
+        assert after.depths() == {"orders": 50 - len(gone) - 4 - 5, "dead": 4 + 5}, (
+            "held: one delivery too many"
+        )
+        letters = {row["body"].encode() for row in after.call("peek", queue="dead", limit=100)}
+        left = [row["body"].encode() for row in after.call("peek", queue="orders", limit=100)]
+        assert dead <= letters
+        assert left == sorted(left)
+        assert letters.isdisjoint(left)
+        assert len({*letters, *left}) == 50 - len(gone)
+        assert gone.isdisjoint({*letters, *left})
+
+
+def test_one_old_message_does_not_pin_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 20_000)
+    monkeypatch.setattr(keeper, "HOME_BYTES", 1000)
+    world = World()
+    holder, peer = world.connect(), world.connect()
+    peer.create("orders")
+    peer.produce("orders", b"old")
+    holder.consume("orders")
+    for _ in range(40):
+        peer.produce("orders", *[bytes(1000)] * 5)
+        peer.ack(*(held for held, _ in peer.consume("orders", 5)))
+    log = world.broker.queues[b"orders"].keeper.log  # type: ignore[union-attr]
+    assert log.end > 200_000
+    assert log.end - log.first < 60_000
+    world.kill()
+    assert [body for _, body in world.connect().consume("orders", 2)] == [b"old"]
+
+
+def test_a_deep_queue_is_not_in_memory_and_opens_without_its_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "HOT_LEAST_BYTES", 0)
+    monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 100_000)
+    world = World(DmsSettings(hot_bytes=10_000, depth=100_000))
+    peer = world.connect()
+    peer.create("deep")
+    for batch in range(50):
+        peer.produce("deep", *(b"%05d" % (batch * 20 + n) + bytes(1000) for n in range(20)))
+    queue = world.broker.queues[b"deep"]
+    assert queue.cold
+    assert world.broker.hot_bytes < 60_000
+    world.kill()
+    queue = world.broker.queues[b"deep"]
+    assert (queue.depth, len(queue.bodies)) == (1000, 0)
+    peer = world.connect()
+    found: list[int] = []
+    while taken := peer.consume("deep", 30):
+        found += [int(body[:5]) for _, body in taken]
+        peer.ack(*(held for held, _ in taken))
+        if len(taken) < 30:
+            break
+    assert found == list(range(1000))
+    assert queue.keeper is not None
+    assert queue.keeper.log.first > 500_000, "the disk shrinks while it drains"
+
+
+# -- .dmsq
+
+
+def dmsq(*bodies: bytes) -> bytes:
+    return struct.pack(">I", len(bodies)) + b"".join(
+        struct.pack(">II", number, len(body)) + body for number, body in enumerate(bodies, 77)
+    )
+
+
+def test_a_dmsq_file_is_whole_or_refused() -> None:
+    data = dmsq(b"a", b"", b"c" * 4096)
+    assert parse(data) == [b"a", b"", b"c" * 4096]
+    for wrong in (b"", data[:-1], data + b"x", data[:3], dmsq(b"x" * 4097)):
+        with pytest.raises(NotDmsq):
+            parse(wrong)
+
+
+def test_a_dmsq_file_is_imported_once_and_again_only_when_it_is_another(tmp_path: Path) -> None:
+    world = World()
+
+    def start() -> None:
+        world.store.folder = tmp_path
+        trio.run(import_files, world.broker)
+        world.settle()
+
+    (tmp_path / "orders.dmsq").write_bytes(dmsq(b"a", b"b"))
+    (tmp_path / "broken.dmsq").write_bytes(dmsq(b"a", b"b")[:-1])
+    for _ in range(2):
+        start()
+        assert world.depths() == {"orders": 2}
+        world.kill()
+    (tmp_path / "orders.dmsq").write_bytes(dmsq(b"c"))
+    start()
+    assert [body for _, body in world.connect().consume("orders", 3)] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("settings", [DmsSettings(persist=False), DmsSettings()], ids=["memory", "always"])
+def test_what_is_exported_can_be_imported(settings: DmsSettings, tmp_path: Path) -> None:
+    world = World(settings)
+    peer = world.connect()
+    peer.create("orders")
+    peer.produce("orders", *(b"%d" % n for n in range(10)))
+    peer.consume("orders", 3)
+    target = tmp_path / "out.dmsq"
+    assert world.call("export", queue="orders", target=str(target))["messages"] == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["out.dmsq"]
+    assert parse(target.read_bytes()) == [b"%d" % n for n in range(10)]
+    assert world.call("import", source=str(target), queue="copy")["messages"] == 10
+    world.settle()
+    assert [body for _, body in world.connect().consume("copy", 10)] == [b"%d" % n for n in range(10)]
