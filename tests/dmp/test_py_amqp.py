@@ -10,6 +10,7 @@ import pytest
 from pamqp import commands
 
 from dmp.amqp.methods import encode
+from dmp.amqp.packing import HEARTBEAT_FRAME
 from dmp.door import AMQP_HEADER
 from tests.dmp.amqp_peer import publish, start_ok
 from tests.dmp.served import Served, served
@@ -182,6 +183,17 @@ def test_a_drain_says_goodbye(new_server: Callable[..., Server]) -> None:
     with pytest.raises(amqp.exceptions.ConnectionForced, match="the broker stops"):
         connection.drain_events(timeout=30)
     connection.collect()
+
+
+def test_the_server_sends_heartbeats_to_those_who_ask_for_them(server: Served) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
+        raw.sendall(AMQP_HEADER + encode(start_ok(), 0) + encode(commands.Connection.TuneOk(0, 0, 1), 0))
+        raw.sendall(encode(commands.Connection.Open("/"), 0))
+        heard = b""
+        while HEARTBEAT_FRAME not in heard:
+            data = raw.recv(1 << 16)
+            assert data, "closed without a heartbeat"
+            heard += data
 
 
 @pytest.mark.parametrize("header", [b"AMQP\x01\x01\x00\x0a", b"GET / HT", b"AMQP\x00\x00\x09\x02", b"X"])
