@@ -1,0 +1,123 @@
+"""However input is cut, the answers are the same; whatever it is, nobody else notices."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dms import runs, wire
+from dms.settings import DmsSettings
+from dms.wire import Type
+from tests.dms.world import Peer, World
+
+NAMES = [wire.pack_name("a"), wire.pack_name("b"), wire.pack_name("no such queue")]
+DELIVERED = st.integers(wire.DELIVERY_ID_BIT, wire.DELIVERY_ID_BIT + 40)
+NAME = st.sampled_from(NAMES)
+
+NUMBER = st.integers(0, 9)
+
+
+def produce(name: bytes, number: int, size: int, many: int) -> bytes:
+    return wire.pack(Type.PRODUCE, number, name + bytes([number]) * size) * many
+
+
+FRAME = st.one_of(
+    st.builds(produce, NAME, NUMBER, st.sampled_from([0, 5, 300]), st.sampled_from([1, 1, 4, 9])),
+    st.builds(lambda name, n: wire.pack(Type.CONSUME, n, name), NAME, st.integers(0, 9)),
+    st.builds(lambda held: wire.pack(Type.ACK, held), DELIVERED),
+    st.builds(lambda held, name: wire.pack(Type.ACK, held, name), DELIVERED, NAME),
+    st.builds(lambda held: wire.pack(Type.NACK, held), DELIVERED),
+    st.builds(
+        lambda held, many, name: b"".join(
+            wire.pack(Type.ACK, held + n) + wire.pack(Type.CONSUME, n, name) for n in range(many)
+        ),
+        DELIVERED,
+        st.integers(4, 8),
+        NAME,
+    ),
+    st.builds(
+        lambda t, n, payload: wire.pack(t, n, payload),
+        st.integers(0, 255),
+        st.integers(0, 9),
+        st.binary(max_size=9),
+    ),
+    st.just(wire.HEADER.pack(wire.MAGIC, 5000, Type.PRODUCE, 1, 0, 3) + bytes(5000)),
+    st.binary(max_size=20),
+)
+
+
+def world() -> tuple[World, Peer]:
+    found = World(DmsSettings(persist=False, depth=30, credits_max=12))
+    peer = found.connect()
+    peer.create("a")
+    peer.create("b")
+    return found, peer
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(FRAME, max_size=25), st.randoms(use_true_random=False))
+def test_input_cut_anywhere_is_answered_the_same(frames: list[bytes], pick: object) -> None:
+    stream = b"".join(frames)
+    one, whole = world()
+    whole.send(stream)
+    expected = whole.take()
+    two, cut = world()
+    found = []
+    while stream and not cut.connection.finished:
+        size = pick.randint(1, 200)  # type: ignore[attr-defined]
+        cut.send(stream[:size])
+        stream = stream[size:]
+        found += cut.take()
+    assert sorted(found) == sorted(expected)
+    assert in_order(found) == in_order(expected)
+    assert one.depths() == two.depths()
+    assert cut.connection.finished == whole.connection.finished
+
+
+def in_order(frames: list[wire.Frame]) -> list[wire.Frame]:
+    """All but what is pushed."""
+    return [frame for frame in frames if frame[0] != Type.DELIVER]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=400), st.booleans())
+def test_garbage_harms_nobody_else(garbage: bytes, handshake: bool) -> None:
+    found, neighbour = world()
+    bad = found.connect(handshake=handshake)
+    bad.send(garbage)
+    bad.lose()
+    assert [f[0] for f in neighbour.produce("a", b"x")] == [Type.PRODUCE_OK]
+    assert [body for _, body in neighbour.consume("a")] == [b"x"]
+
+
+@given(
+    st.lists(st.tuples(NAME, st.binary(max_size=3), st.integers(0, 2**32 - 1)), min_size=1, max_size=12),
+    st.integers(0, 3),
+)
+def test_a_run_is_found_only_where_all_frames_are_alike(
+    frames: list[tuple[bytes, bytes, int]], rest: int
+) -> None:
+    data = b"".join(wire.pack(Type.PRODUCE, n, name + body) for name, body, n in frames)
+    name, body, _ = frames[0]
+    alike = all(other == name and len(text) == len(body) for other, text, _ in frames)
+    count = runs.produced(data + data[:rest], 0, len(name + body), name)
+    if count:
+        assert alike
+        assert count == len(frames)
+        assert runs.ids(data, 0, 16 + len(name + body), count) == tuple(n for _, _, n in frames)
+    else:
+        assert not alike or len(frames) < runs.RUN_LEAST
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40),
+    st.lists(st.binary(max_size=5), min_size=1, max_size=20),
+)
+def test_what_is_built_at_once_is_what_is_built_one_by_one(ids: list[int], bodies: list[bytes]) -> None:
+    assert runs.answers_to(Type.ACK_OK, ids) == b"".join(wire.pack(Type.ACK_OK, n) for n in ids)
+    assert runs.answered(runs.answers_to(Type.ACK_OK, ids)) == tuple(ids)
+    first = wire.DELIVERY_ID_BIT + 5
+    assert runs.deliveries(first, bodies) == b"".join(
+        wire.pack(Type.DELIVER, n, body) for n, body in enumerate(bodies, first)
+    )
+    packed = runs.records(bodies)
+    assert packed == b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+    assert runs.split(packed, 0, len(bodies)) == bodies
