@@ -4,10 +4,10 @@ import errno
 import ipaddress
 import socket
 import struct
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -15,6 +15,7 @@ from shared.errors import ConfigError
 from shared.net.listeners import CannotListen, format_address, is_loopback, resolve
 from shared.net.rounds import Rounds
 from shared.net.settings import NetSettings
+from shared.net.slots import Slots, SlotSink
 
 Address = tuple[str, int]
 """Host and port as the sender has them: `("127.0.0.1", 51234)`."""
@@ -24,6 +25,10 @@ TURN_DATAGRAMS = 256
 TURN_SECONDS = 500e-6
 """Work of one turn, whichever is reached first; then connections and other tasks get theirs."""
 LOOK_DATAGRAMS = 16  # between two looks at the clock
+SLOTS_LEAST = 16
+"""Frames of a turn that took too long are halved down to this: a smaller batch only costs more in all."""
+SLOTS_TURN_SECONDS = 2e-3
+"""For a turn in frames, fan-out included; the system gives no smaller pieces of time to TCP's own peers."""
 SO_RCVBUFFORCE = 33  # Linux: above net.core.rmem_max, for those who may
 SO_MEMINFO = (
     55  # Linux: nine u32 about the socket's memory, the last of them its drops (what SO_RXQ_OVFL tells too)
@@ -101,13 +106,15 @@ def allowed_networks(key: str, host: str, allow: Sequence[str]) -> tuple[Network
 
 
 class DatagramEndpoint:
-    """One UDP socket and its sink."""
+    """One UDP socket and its sink, which gets datagrams one by one or in frames of its own."""
 
     def __init__(
-        self, sock: socket.socket, sink: DatagramSink, rounds: Rounds, networks: Sequence[Network]
+        self, sock: socket.socket, sink: DatagramSink | SlotSink, rounds: Rounds, networks: Sequence[Network]
     ) -> None:
         self._socket = sock
         self._sink = sink
+        self._slots = Slots(sink.layout, TURN_DATAGRAMS) if isinstance(sink, SlotSink) else None
+        self._slots_most = SLOTS_LEAST
         self._rounds = rounds
         self._networks = networks
         self._drops_seen = 0
@@ -116,8 +123,9 @@ class DatagramEndpoint:
     async def run(self) -> None:
         """Receive until cancelled; the socket is closed then."""
         try:
+            take_turn = self._take_turn if self._slots is None else partial(self._fill_slots, self._slots)
             while True:
-                if self._take_turn():
+                if take_turn():
                     await trio.lowlevel.checkpoint()
                 else:
                     await trio.lowlevel.wait_readable(self._socket)
@@ -162,13 +170,41 @@ class DatagramEndpoint:
             counters.datagrams_filtered += len(received) - len(allowed)
             received = allowed
         if received:
-            self._deliver(received)
+            assert not isinstance(self._sink, SlotSink)
+            self._deliver(self._sink.receive_many, received)
         return True
 
-    def _deliver(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+    def _fill_slots(self, slots: Slots) -> bool:
+        """The same in frames. How many are taken follows from how long the last ones took."""
+        assert isinstance(self._sink, SlotSink)
+        began = perf_counter()
+        most = self._slots_most
+        try:
+            count, frames, lengths = slots.receive(
+                self._socket, most, self._is_allowed if self._networks else None
+            )
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.ECONNREFUSED, errno.ENOMEM, errno.ENOBUFS, errno.EINTR):
+                raise
+            return True
+        counters = self._rounds.counters
+        counters.datagrams_in += count
+        counters.datagrams_filtered += count - len(lengths)
+        if lengths:
+            self._deliver(self._sink.receive_frames, frames, lengths)
+        took = perf_counter() - began
+        if took > SLOTS_TURN_SECONDS:
+            self._slots_most = max(SLOTS_LEAST, most // 2)
+        elif count == most and took * 2 < SLOTS_TURN_SECONDS:
+            self._slots_most = min(TURN_DATAGRAMS, most * 2)
+        return True
+
+    def _deliver(self, apply: Callable[..., None], *received: Any) -> None:
         self._rounds.begin()
         try:
-            self._sink.receive_many(datagrams)
+            apply(*received)
         except Exception as error:
             self._rounds.counters.crashes += 1
             self._rounds.log.error("a datagram sink crashed", exc_info=error)

@@ -31,6 +31,7 @@ from shared.net.listeners import Acceptor, Admitted, BoundAddress, CannotListen,
 from shared.net.outbox import OutboxBudget
 from shared.net.rounds import AfterRound, OpenSession, Rounds
 from shared.net.settings import NetSettings, TlsSettings
+from shared.net.slots import SlotSink
 from shared.net.stream import StreamDriver
 from shared.net.tls import TlsStream, server_context
 
@@ -139,7 +140,7 @@ class Group:
         self._accept(sock, partial(self._add_stream, open_session, None, False), pushes=False)
 
     def bind_udp(
-        self, name: str, host: str, port: int, sink: DatagramSink, *, allow: Sequence[str] = ()
+        self, name: str, host: str, port: int, sink: DatagramSink | SlotSink, *, allow: Sequence[str] = ()
     ) -> list[BoundAddress]:
         """Bind a UDP endpoint; `allow`: networks whose datagrams are taken, needed beyond loopback."""
         networks = allowed_networks(f"{name}.allow", host, allow)

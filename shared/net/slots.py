@@ -1,0 +1,249 @@
+"""Datagrams received straight into a protocol's own frames: many in one system call, no work for each.
+
+A protocol that sends on what it receives, in frames of one size, says where in a frame a datagram's bytes go
+(`Layout`). The system then puts them there by itself (scatter), with `recvmmsg` many datagrams in one call;
+what is left for Python is done for a whole batch at once. Where the system has no `recvmmsg`, one `recvmsg`
+a datagram gives the same result.
+"""
+
+import ctypes
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import attrs
+
+from shared.net.listeners import format_address
+
+NAME_BYTES = 28  # sockaddr_in6, the larger of the two
+SENDERS_MAX = 4096
+"""Senders whose addresses are remembered as text; when there are more, all are looked at anew."""
+
+
+@attrs.frozen
+class Layout:
+    """A frame, `frame_bytes` long, in which a datagram arrives.
+
+    `parts`: (offset, size) of where its bytes go, in order; `sender`: the same for its sender, as text
+    (`127.0.0.1:51234`, `[::1]:51234`), cut if it is longer. Everything else is NUL, and so is what a datagram
+    is too short for. One that is longer than all parts is cut.
+    """
+
+    frame_bytes: int
+    parts: tuple[tuple[int, int], ...]
+    sender: tuple[int, int]
+
+    def unfilled(self, length: int) -> list[tuple[int, int]]:
+        """What of the parts a datagram of `length` bytes does not reach, as (start, stop) in the frame."""
+        beyond = []
+        for offset, size in self.parts:
+            if length < size:
+                beyond.append((offset + max(length, 0), offset + size))
+            length -= size
+        return beyond
+
+
+@runtime_checkable
+class SlotSink(Protocol):
+    """Who takes datagrams in frames of its own."""
+
+    layout: Layout
+
+    def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> None:
+        """Apply one or more frames, in order of arrival. `lengths` are the datagrams' own; that of one that
+        was cut is above what the parts hold.
+
+        Called in a round, and under the same terms as `DatagramSink.receive_many`.
+        """
+
+
+Receive = Callable[[socket.socket, int], tuple[list[int], bytes]]
+"""Fills frames; returns the datagrams' lengths, and their senders' names, `NAME_BYTES` each."""
+
+
+class Slots:
+    """Memory for `count` frames, and what fills it. One for each socket."""
+
+    def __init__(self, layout: Layout, count: int, *, in_bulk: bool = True) -> None:
+        self._layout = layout
+        self._count = count
+        self._memory = bytearray(layout.frame_bytes * count)
+        self._view = memoryview(self._memory)
+        self._zeros = bytes(layout.frame_bytes * count)
+        self._senders: dict[bytes, tuple[str, bytes]] = {}
+        # What the memory holds besides NULs: in the first `_used` frames at most what a datagram of `_tail`
+        # bytes leaves, and in each the sender whose name is in `_stamps`.
+        self._tail = 0
+        self._used = 0
+        self._stamps = bytes(count * NAME_BYTES)
+        bulk = _recvmmsg(self._memory, layout, count) if in_bulk else None
+        self._receive: Receive = bulk or self._receive_each
+
+    def receive(
+        self, sock: socket.socket, most: int, allowed: Callable[[str], bool] | None
+    ) -> tuple[int, bytes, list[int]]:
+        """What is there, up to `most` datagrams: how many came, and the frames and lengths of those allowed.
+
+        Raises BlockingIOError where there is none, and OSError.
+        """
+        lengths, names = self._receive(sock, min(most, self._count))
+        count = len(lengths)
+        self._used = max(self._used, count)
+        if not self._stamps.startswith(names):
+            self._stamp(names)
+        least, longest = min(lengths), max(lengths)
+        mixed = least < longest or least < self._tail
+        if least < self._tail:
+            self._clear_beyond(lengths)
+        frame_bytes = self._layout.frame_bytes
+        frames = bytes(self._view[: count * frame_bytes])
+        if mixed:  # so that the next ones find nothing to clear, one by one
+            self._clear()
+        else:
+            self._tail = longest
+        if allowed is not None:
+            hosts = [self._sender(names[at : at + NAME_BYTES])[0] for at in range(0, len(names), NAME_BYTES)]
+            passed = [place for place, host in enumerate(hosts) if allowed(host)]
+            if len(passed) < count:
+                frames = b"".join(frames[at * frame_bytes : (at + 1) * frame_bytes] for at in passed)
+                lengths = [lengths[place] for place in passed]
+        return count, frames, lengths
+
+    def _stamp(self, names: bytes) -> None:
+        stamps, memory, frame_bytes = self._stamps, self._memory, self._layout.frame_bytes
+        offset, size = self._layout.sender
+        for at in range(0, len(names), NAME_BYTES):
+            name = names[at : at + NAME_BYTES]
+            if name != stamps[at : at + NAME_BYTES]:
+                memory[offset : offset + size] = self._sender(name)[1]
+            offset += frame_bytes
+        self._stamps = names + stamps[len(names) :]
+
+    def _sender(self, name: bytes) -> tuple[str, bytes]:
+        """The host, and the text for the frame."""
+        found = self._senders.get(name)
+        if found is None:
+            if len(self._senders) >= SENDERS_MAX:
+                self._senders.clear()
+            host, port = _address(name)
+            size = self._layout.sender[1]
+            text = format_address(host, port).encode()[:size].ljust(size, b"\0")
+            found = self._senders[name] = host, text
+        return found
+
+    def _clear_beyond(self, lengths: Sequence[int]) -> None:
+        """Put NULs where an earlier datagram was longer than the one that is there now."""
+        memory, zeros, frame_bytes = self._memory, self._zeros, self._layout.frame_bytes
+        for place, length in enumerate(lengths):
+            if length < self._tail:
+                at = place * frame_bytes
+                for start, stop in self._layout.unfilled(length):
+                    memory[at + start : at + stop] = zeros[: stop - start]
+
+    def _clear(self) -> None:
+        size = self._used * self._layout.frame_bytes
+        self._view[:size] = self._zeros[:size]
+        self._stamps = bytes(self._count * NAME_BYTES)
+        self._tail = self._used = 0
+
+    def _receive_each(self, sock: socket.socket, most: int) -> tuple[list[int], bytes]:
+        """One system call a datagram, for systems without recvmmsg."""
+        layout, view = self._layout, self._view
+        room = sum(size for _, size in layout.parts)
+        lengths: list[int] = []
+        names: list[bytes] = []
+        at = 0
+        while len(lengths) < most:
+            parts = [view[at + offset : at + offset + size] for offset, size in layout.parts]
+            try:
+                length, _, flags, address = sock.recvmsg_into(parts)
+            except OSError:
+                if not lengths:
+                    raise
+                break  # an error shows again, or has gone
+            lengths.append(room + 1 if flags & socket.MSG_TRUNC else length)
+            names.append(_name(sock.family, address))
+            at += layout.frame_bytes
+        return lengths, b"".join(names)
+
+
+def _address(name: bytes) -> tuple[str, int]:
+    """Host and port of a raw address, as the system writes it."""
+    port = int.from_bytes(name[2:4], "big")
+    if int.from_bytes(name[:2], sys.byteorder) == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, name[4:8]), port
+    return socket.inet_ntop(socket.AF_INET6, name[8:24]), port
+
+
+def _name(family: int, address: Any) -> bytes:
+    """The other way round."""
+    start: bytes = int(family).to_bytes(2, sys.byteorder) + address[1].to_bytes(2, "big")
+    flow = b"" if family == socket.AF_INET else bytes(4)
+    host: bytes = socket.inet_pton(family, address[0].partition("%")[0])
+    return (start + flow + host).ljust(NAME_BYTES, b"\0")
+
+
+class _Part(ctypes.Structure):
+    """An iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+class _Message(ctypes.Structure):
+    """A msghdr as 64-bit Linux has it, and behind it what recvmmsg(2) adds: the datagram's length."""
+
+    _fields_ = (
+        ("name", ctypes.c_void_p),
+        ("name_bytes", ctypes.c_uint32),
+        ("parts", ctypes.c_void_p),
+        ("parts_count", ctypes.c_size_t),
+        ("control", ctypes.c_void_p),
+        ("control_bytes", ctypes.c_size_t),
+        ("flags", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("length", ctypes.c_uint32),
+    )
+
+
+def _recvmmsg(memory: bytearray, layout: Layout, count: int) -> Receive | None:
+    """None where there is no such call, or not by these structures."""
+    if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None
+    try:
+        call = ctypes.CDLL(None, use_errno=True).recvmmsg
+    except (OSError, AttributeError):
+        return None
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    names = bytearray(count * NAME_BYTES)
+    names_base = ctypes.addressof(ctypes.c_char.from_buffer(names))
+    parts = (_Part * (count * len(layout.parts)))()
+    messages = (_Message * count)()
+    for place in range(count):
+        first = place * len(layout.parts)
+        for number, (offset, size) in enumerate(layout.parts, start=first):
+            parts[number].base = base + place * layout.frame_bytes + offset
+            parts[number].size = size
+        message = messages[place]
+        message.name = names_base + place * NAME_BYTES
+        message.name_bytes = NAME_BYTES  # the system puts the real size there, which suits the next call too
+        message.parts = ctypes.addressof(parts) + first * ctypes.sizeof(_Part)
+        message.parts_count = len(layout.parts)
+    words = memoryview(messages).cast("B").cast("I")
+    length_at, stride = _Message.length.offset // 4, ctypes.sizeof(_Message) // 4
+    flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC  # TRUNC: the length is the datagram's, cut or not
+
+    def receive(sock: socket.socket, most: int) -> tuple[list[int], bytes]:
+        # `parts` and `names` are named here so that they live as long as the structures that point to them.
+        received = call(sock.fileno(), messages, most, flags, None)
+        if received < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        if not received:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        assert parts
+        return words[length_at : received * stride : stride].tolist(), bytes(names[: received * NAME_BYTES])
+
+    return receive
