@@ -54,13 +54,15 @@ class Flag:
 class ServeCommand:
     """What to serve, as the command line has it: settings given, but not yet read.
 
-    `defaults`: those of the command itself, which give way to the file and the environment.
+    `defaults`: those of the command itself, which give way to the file and the environment. `says`: services'
+    own lines go to standard output.
     """
 
     config: Path | None = None
     ready_file: Path | None = None
     flags: tuple[Flag, ...] = ()
     defaults: tuple[Flag, ...] = ()
+    says: bool = False
 
 
 def port_flags(ports: Iterable[str]) -> Iterator[Flag]:
@@ -124,6 +126,7 @@ def _requested(request: "ServeRequest") -> ServeCommand:
         defaults=tuple(
             Flag((section, name), value, command) for section, name, value in _said(request.defaults)
         ),
+        says=request.says,
     )
 
 

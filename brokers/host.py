@@ -14,7 +14,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from brokers.errors import ExitCode, Refusal
 from brokers.part import Bound, Part
 from shared.metrics import Sample
 from shared.net.network import Network
-from shared.plug import Plug, Verb
+from shared.plug import Context, Plug, Verb
 from shared.storage.store import Store
 from shared.storage.tools.live_backup import backup_files
 
@@ -37,10 +37,18 @@ from shared.storage.tools.live_backup import backup_files
 class Host:
     """Everything that is served. `run` once; `stop` ends it, cleanly."""
 
-    def __init__(self, plugs: Sequence[Plug], config: Config, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(
+        self,
+        plugs: Sequence[Plug],
+        config: Config,
+        log: structlog.stdlib.BoundLogger,
+        *,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self._plugs = plugs
         self._config = config
         self._log = log
+        self._say = say
         self._stop = trio.Event()
         self._started = time.monotonic()
         self._parts: list[Part] = []
@@ -103,7 +111,8 @@ class Host:
 
     def _part(self, plug: Plug, store: Store) -> Part:
         settings = self._config.protocols[plug.name]
-        return Part(plug, settings, self._config, store, self._network, self._log.bind(protocol=plug.name))
+        context = Context(store, self._log.bind(protocol=plug.name), self._say)
+        return Part(plug, settings, self._config, context, self._network)
 
     async def _open_store(self, folder: Path) -> Store:
         try:

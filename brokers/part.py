@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-import structlog
 import trio
 
 from brokers.config import Config
@@ -14,7 +13,6 @@ from shared.metrics import Sample
 from shared.net.listeners import CannotListen, check_exposure, format_address, is_loopback
 from shared.net.network import Group, Network
 from shared.plug import Context, Plug, Service, TcpEndpoint, UdpEndpoint, Verb
-from shared.storage.store import Store
 
 BACKOFF_SECONDS_MIN = 0.1
 BACKOFF_SECONDS_MAX = 30.0
@@ -23,6 +21,8 @@ WELL_SECONDS = 60.0
 """Served for so long, a protocol counts as well again, and its next crash as the first."""
 
 EVERYBODY = ("0.0.0.0/0", "::/0")
+PICKS_MAX = 16
+"""Of a port that has to be free twice."""
 
 State = Literal["starting", "serving", "restarting", "draining"]
 
@@ -51,9 +51,8 @@ class Part:
         plug: Plug,
         settings: Any,
         config: Config,
-        store: Store,
+        context: Context,
         network: Network,
-        log: structlog.stdlib.BoundLogger,
     ) -> None:
         self.name = plug.name
         self.state: State = "starting"
@@ -62,9 +61,9 @@ class Part:
         self._plug = plug
         self._settings = settings
         self._config = config
-        self._store = store
+        self._context = context
         self._network = network
-        self._log = log
+        self._log = context.log
         self._ports: dict[str, int] = {}
         self._secure = False
         self._draining = False
@@ -81,12 +80,9 @@ class Part:
 
     async def open(self) -> None:
         """Load the service and bind its endpoints. Raises Refusal and ConfigError, with nothing bound."""
-        self._service = await self._plug.open(Context(self._store, self._log), self._settings)
+        self._service = await self._plug.open(self._context, self._settings)
         try:
-            self._group = self._make_group()
-            self.bound = [
-                bound for endpoint in self._service.endpoints for bound in self._bind(self._group, endpoint)
-            ]
+            self._bind_all(self._service.endpoints)
         except CannotListen as error:
             self.close()
             raise Refusal(f"{self.name}: {error}", ExitCode.CONFIGURATION) from error
@@ -185,7 +181,7 @@ class Part:
         try:
             return self._network.group(
                 self.name,
-                after_round=self._store.settle,
+                after_round=self._context.store.settle,
                 log=self._log,
                 tls=tls,
                 insecure=self._config.serve.insecure,
@@ -194,12 +190,32 @@ class Part:
             # The network calls it by the name of the shared section.
             raise ConfigError(section + error.key.removeprefix("tls"), error.text) from error
 
+    def _bind_all(self, endpoints: Sequence[TcpEndpoint | UdpEndpoint]) -> None:
+        """Raises CannotListen. A port that is picked for one endpoint may be taken for another that has to
+        have the same: then another is picked."""
+        tries = PICKS_MAX
+        while True:
+            tries -= 1
+            group = self._group = self._make_group()
+            self.bound = []
+            try:
+                for endpoint in endpoints:
+                    self.bound += self._bind(group, endpoint)
+                return
+            except CannotListen:
+                if not tries or not any(isinstance(each, UdpEndpoint) and each.port_of for each in endpoints):
+                    raise
+                if any(self._ports.get(each.name, each.port) for each in endpoints):
+                    raise  # it was not picked
+                group.close()
+
     def _bind(self, group: Group, endpoint: TcpEndpoint | UdpEndpoint) -> Iterator[Bound]:
         host = self._config.serve.host
         port = self._ports.get(endpoint.name, endpoint.port)
         if isinstance(endpoint, UdpEndpoint):
+            port = next((each.port for each in self.bound if each.endpoint == endpoint.port_of), port)
             allow = getattr(self._settings, "allow", ())
-            if not allow and not is_loopback(host):
+            if not hasattr(self._settings, "allow") and not is_loopback(host):
                 # There is no TLS for datagrams: whoever lets everybody send them has to say so.
                 insecure = self._config.serve.insecure
                 check_exposure("serve.host", host, secure=False, insecure=insecure)

@@ -50,14 +50,15 @@ def serve(command: ServeCommand) -> int:
     if not chosen:
         raise Refusal("no protocol is installed that could be served", ExitCode.CONFIGURATION)
     log = logs.configure(config.serve.log_level, config.serve.log_format)
-    trio.run(_serve, chosen, config, command.ready_file, log)
+    trio.run(_serve, chosen, config, command, log)
     return ExitCode.OK
 
 
 async def _serve(
-    chosen: Sequence[Plug], config: Config, ready_file: Path | None, log: structlog.stdlib.BoundLogger
+    chosen: Sequence[Plug], config: Config, command: ServeCommand, log: structlog.stdlib.BoundLogger
 ) -> None:
-    host = Host(chosen, config, log)
+    ready_file = command.ready_file
+    host = Host(chosen, config, log, say=_say if command.says else None)
     # A nohup stays one. The others count also where the caller ignores them, as a shell does with SIGINT for
     # what a script starts in the background: whoever sends them to a server means it.
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -153,6 +154,12 @@ def _beside(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             near.unlink(missing_ok=True)
         raise Refusal(f"--ready-file {path}: {error.strerror}", ExitCode.USAGE) from None
+
+
+def _say(line: str) -> None:
+    """A service's own line. Nobody reading it any more stops nobody here."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, flush=True)
 
 
 def _forget(ready_file: Path | None) -> None:

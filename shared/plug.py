@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # a protocol's commands import this module, and have no use f
 
     from shared.net.connection import Connection, Session
     from shared.net.datagrams import DatagramSink
+    from shared.net.slots import SlotSink
     from shared.storage.store import Store
 
 ENTRY_POINT_GROUP = "brokers.protocols"
@@ -39,11 +40,15 @@ class TcpEndpoint:
 
 @attrs.frozen
 class UdpEndpoint:
-    """A UDP socket to bind; received datagrams go to `sink` in bulk."""
+    """A UDP socket to bind; received datagrams go to `sink` in bulk.
+
+    `port_of`: the endpoint of this service, before it in `endpoints`, whose port it has, picked or not.
+    """
 
     name: str
     port: int
-    sink: "DatagramSink"
+    sink: "DatagramSink | SlotSink"
+    port_of: str | None = None
 
 
 @attrs.frozen
@@ -79,10 +84,15 @@ class Service(Protocol):
 
 @attrs.frozen
 class Context:
-    """What the host lends a service."""
+    """What the host lends a service.
+
+    `say`: a line for whoever watches this protocol (`ServeRequest.says`); it must not hold control
+    characters. None: nobody does, and the service logs it.
+    """
 
     store: "Store"
     log: "structlog.stdlib.BoundLogger"
+    say: Callable[[str], None] | None = None
 
 
 @attrs.frozen
@@ -114,12 +124,14 @@ class ServeRequest:
     """What a protocol's own `serve` verb returns: the host then serves just that protocol.
 
     `settings`: section -> key -> value, laid over file and environment like flags. `defaults`: the same, laid
-    below both, where this verb's own defaults differ from those of the settings.
+    below both, where this verb's own defaults differ from those of the settings. `says`: what the service has
+    to `say` is written to standard output, a line each, and nothing else is.
     """
 
     protocol: str
     settings: Mapping[str, Mapping[str, Any]]
     defaults: Mapping[str, Mapping[str, Any]] = {}
+    says: bool = False
 
 
 @attrs.frozen
