@@ -1,0 +1,1 @@
+"""Topics with levels and wildcards: UDP publishers, TCP subscribers (PROTOCOL.md)."""

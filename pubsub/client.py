@@ -1,0 +1,153 @@
+"""Pub/sub's clients: a publisher, which sends datagrams, and a subscriber, which is one connection.
+
+    async with open_publisher() as publisher:
+        await publisher.publish("hall/3/temperature", Kind.FLOAT, "21.50")
+
+    async with open_subscriber("A") as subscriber:
+        await subscriber.subscribe("hall/+/temperature")
+        async for message in subscriber:
+            print(message.topic, message.value)
+
+A datagram may be lost on its way, and nobody hears of it. A subscriber's commands are not answered: they are
+with the server when they are sent, and a lost connection raises `Disconnected`. The server remembers what a
+client id is subscribed to; who comes back by that id need not subscribe again.
+"""
+
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Self
+
+import trio
+
+from pubsub import wire
+from pubsub.wire import Command, Kind, Message
+from shared.net.dial import Address, Disconnected
+
+__all__ = ["Disconnected", "Kind", "Message", "Publisher", "Subscriber", "open_publisher", "open_subscriber"]
+
+PORT = 7070
+RECEIVE_BYTES = 256 * 1024
+
+
+class Publisher:
+    """Sends messages; made by `open_publisher`."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self._socket = sock
+
+    async def publish(self, topic: str | bytes, kind: Kind, value: str) -> None:
+        """Send a message whose value prints as `value`. Raises ValueError, and OSError (nobody listens)."""
+        await self.send(wire.datagram(_bytes(topic), kind, wire.payload_of(kind, value)))
+
+    async def send(self, datagram: bytes) -> None:
+        """Send what `wire.datagram` made."""
+        await self._socket.send(datagram)
+
+    async def send_many(self, datagrams: Iterable[bytes]) -> None:
+        for each in datagrams:
+            await self._socket.send(each)
+
+
+class Subscriber:
+    """The receiving side; made by `open_subscriber`. It is an async iterator over messages.
+
+    Read on: a subscriber that does not loses its oldest messages, or its connection, as the server is set.
+    A cancelled send may have left half a command behind, and so closes the connection.
+    """
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._sending = trio.Lock()
+        self._data = bytearray()
+        self._messages: list[Message] = []  # in reverse: the next is last
+
+    async def subscribe(self, *topics: str | bytes, keep: bool = False) -> None:
+        """Ask for what matches from now on; `keep`: also for what comes while this client is away."""
+        command = Command.KEEP if keep else Command.SUBSCRIBE
+        await self._send(b"".join(wire.encode_command(command, _bytes(topic)) for topic in topics))
+
+    async def unsubscribe(self, *topics: str | bytes) -> None:
+        """End these subscriptions, by their patterns; messages on their way still come."""
+        await self._send(
+            b"".join(wire.encode_command(Command.UNSUBSCRIBE, _bytes(topic)) for topic in topics)
+        )
+
+    async def disconnect(self) -> None:
+        """Say goodbye; the server closes. Subscriptions stay."""
+        await self._send(wire.encode_command(Command.DISCONNECT))
+
+    async def batch(self) -> list[Message]:
+        """All messages that are here; waits for one. Raises Disconnected."""
+        if self._messages:
+            found = self._messages[::-1]
+            self._messages = []
+            return found
+        while True:
+            found, end = wire.take_frames(self._data)
+            del self._data[:end]
+            if found:
+                return found
+            try:
+                received = await self._stream.receive_some(RECEIVE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
+            if not received:
+                raise Disconnected("the server closed the connection")
+            self._data += received
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        if not self._messages:
+            self._messages = (await self.batch())[::-1]
+        return self._messages.pop()
+
+    async def _send(self, data: bytes) -> None:
+        async with self._sending:
+            try:
+                await self._stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
+            except trio.Cancelled:
+                await trio.aclose_forcefully(self._stream)
+                raise
+
+
+@asynccontextmanager
+async def open_publisher(host: str = "127.0.0.1", port: int = PORT) -> AsyncIterator[Publisher]:
+    """A publisher. Raises OSError where `host` cannot be resolved."""
+    found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with trio.socket.socket(family, kind, protocol) as sock:
+        await sock.connect(address)
+        yield Publisher(sock)
+
+
+@asynccontextmanager
+async def open_subscriber(
+    client_id: str,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    *,
+    ssl_context: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
+) -> AsyncIterator[Subscriber]:
+    """A subscriber, connected; closed at the end of the block. `client_id`: 1 to 10 printable ASCII.
+
+    An id that is connected already is turned away: `Disconnected` at the first read. Raises ValueError for
+    what is no id, ConnectionRefusedError where nobody answers, ssl.SSLError.
+    """
+    first = wire.encode_id(client_id.encode())
+    stream = await Address(host, port, ssl_context, server_hostname, kind="pub/sub").open()
+    try:
+        subscriber = Subscriber(stream)
+        await subscriber._send(first)
+        yield subscriber
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+def _bytes(topic: str | bytes) -> bytes:
+    return topic.encode() if isinstance(topic, str) else topic

@@ -1,0 +1,91 @@
+"""Store and forward: what is kept for clients that are away, within bounds, oldest dropped first.
+
+Kept in memory, a frame without its padding. At a clean stop it goes into a log, from which the next start
+takes it back; a crash loses it (PROTOCOL.md, "Away"). Each message is sent at most once.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from pubsub.counts import Counts
+from pubsub.settings import PubsubSettings
+from pubsub.wire import FRAME_BYTES
+
+
+class Kept:
+    """Frames by client. A client that has none is not in here."""
+
+    def __init__(self, settings: PubsubSettings, counts: Counts) -> None:
+        self._settings = settings
+        self._counts = counts
+        self._frames: dict[bytes, deque[bytes]] = {}
+        self._bytes: dict[bytes, int] = {}
+        self.total_bytes = 0
+
+    def __contains__(self, client_id: bytes) -> bool:
+        return client_id in self._frames
+
+    def __len__(self) -> int:
+        """Clients that something is kept for."""
+        return len(self._frames)
+
+    def add(self, client_id: bytes, frame: bytes) -> None:
+        """Keep a frame. Above a bound the client loses its oldest, or where it has none, this one."""
+        settings, counts = self._settings, self._counts
+        short = frame.rstrip(b"\0")
+        frames = self._frames.get(client_id)
+        if frames is None:
+            frames = self._frames[client_id] = deque()
+            self._bytes[client_id] = 0
+        frames.append(short)
+        self._bytes[client_id] += len(short)
+        self.total_bytes += len(short)
+        counts.messages_kept += 1
+        while frames and (
+            len(frames) > settings.kept_messages_max
+            or self._bytes[client_id] > settings.kept_bytes_max
+            or self.total_bytes > settings.kept_bytes_total_max
+        ):
+            oldest = len(frames.popleft())
+            self._bytes[client_id] -= oldest
+            self.total_bytes -= oldest
+            counts.kept_dropped += 1
+        if not frames:
+            self.forget(client_id)
+
+    def take(self, client_id: bytes) -> bytes:
+        """What was kept for a client, whole frames, oldest first; it is not kept any more."""
+        frames = b"".join(each.ljust(FRAME_BYTES, b"\0") for each in self._frames.get(client_id, ()))
+        self.forget(client_id)
+        return frames
+
+    def forget(self, client_id: bytes) -> int:
+        """How many there were."""
+        self.total_bytes -= self._bytes.pop(client_id, 0)
+        return len(self._frames.pop(client_id, ()))
+
+    def held(self, client_id: bytes) -> tuple[int, int]:
+        """Messages and bytes."""
+        return len(self._frames.get(client_id, ())), self._bytes.get(client_id, 0)
+
+    # What is kept, as a log's records: `[length u32][id][NUL][frame without its padding]`.
+
+    def records(self) -> Iterator[tuple[bytes, int]]:
+        """Whole records and their count, a client at a time."""
+        for client_id, frames in self._frames.items():
+            start = client_id + b"\0"
+            yield (
+                b"".join((len(start) + len(each)).to_bytes(4, "big") + start + each for each in frames),
+                len(frames),
+            )
+
+    def restore(self, records: bytes, known: Iterable[bytes]) -> None:
+        """Take whole records back, those of `known` clients."""
+        at = 0
+        while at < len(records):
+            end = at + 4 + int.from_bytes(records[at : at + 4], "big")
+            client_id, _, frame = records[at + 4 : end].partition(b"\0")
+            if client_id in known:
+                self.add(client_id, frame)
+                self._counts.messages_kept -= 1  # it was counted when it came
+            at = end

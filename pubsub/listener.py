@@ -1,0 +1,179 @@
+"""The service: pub/sub, as the host runs it: its endpoints, its logs in the store, its metrics."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from pubsub.counts import Counts
+from pubsub.fanout import Fanout
+from pubsub.session import Session
+from pubsub.sessions import Sessions, saved, saver
+from pubsub.settings import PubsubSettings
+from shared.errors import ConfigError, StoreError
+from shared.metrics import Sample
+from shared.net.connection import Connection
+from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.storage.store import Log, Namespace
+from shared.storage.table import Table
+
+NAMESPACE = "pubsub"
+SESSIONS, KEPT = "sessions", "kept"
+READ_BYTES = 1 << 20
+
+
+async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubService":
+    """Read what the last run left. Raises StoreError."""
+    namespace = context.store.namespace(NAMESPACE, settings.durability)
+    table = await Table.open(namespace, SESSIONS)
+    counts = Counts()
+    told = False
+
+    def on_failure(error: StoreError) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            context.log.error(
+                "pubsub serves subscriptions that are not on disk, and a restart forgets", error=str(error)
+            )
+
+    save = saver(table, counts, on_failure)
+    sessions = Sessions(settings, counts, context.log, save=save, say=context.say)
+    for change in saved(table):
+        sessions.restore(change.client_id, change.topic, bool(change.keeps))
+    kept = namespace.logs.get(KEPT)
+    if kept is not None:
+        offset = kept.first
+        while offset < kept.visible:
+            records = await _read(kept, offset)
+            sessions.kept.restore(records, sessions.clients)
+            offset += len(records)
+    return PubsubService(context, settings, sessions, namespace)
+
+
+class PubsubService:
+    """Pub/sub on its two endpoints, which have one port number."""
+
+    def __init__(
+        self, context: Context, settings: PubsubSettings, sessions: Sessions, namespace: Namespace
+    ) -> None:
+        self.sessions = sessions
+        self._context = context
+        self._namespace = namespace
+        self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
+            TcpEndpoint("pubsub", settings.port, self._open_session, pushes=True),
+            UdpEndpoint("pubsub-udp", settings.port, Fanout(sessions), port_of="pubsub"),
+        )
+        self.admin_verbs: Sequence[Verb] = (
+            Verb("sessions", "every client: subscriptions, what waits for it, what it lost", self._sessions),
+            Verb("forget", "end the session of a client that is away", self._forget),
+        )
+
+    async def run(self) -> None:
+        """At the end put what is kept for clients that are away where the next start finds it."""
+        kept = self._namespace.logs.get(KEPT)
+        if kept is not None and kept.end > kept.first:
+            # From here on it is sent at most once: a crash loses it rather than have it sent twice.
+            kept.drop_below(kept.end)
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._put_away()
+
+    def drain(self) -> None:
+        """Nobody waits for an answer; what is in the outboxes is sent as at any connection's end."""
+
+    def samples(self) -> Iterable[Sample]:
+        counts, sessions = self.sessions.counts, self.sessions
+        for name, value, help_ in (
+            ("messages_published_total", counts.messages_in, "Datagrams that were messages."),
+            ("messages_delivered_total", counts.messages_delivered, "Messages handed to subscribers."),
+            ("messages_unmatched_total", counts.messages_unmatched, "Messages that nobody wanted."),
+            ("messages_kept_total", counts.messages_kept, "Messages kept for clients that were away."),
+            ("kept_dropped_total", counts.kept_dropped, "Of these, dropped: too many, or too large."),
+            ("frames_dropped_total", counts.frames_dropped, "Messages dropped: a subscriber did not read."),
+            ("subscribers_dropped_from_total", counts.subscribers_dropped_from, "Connections they were on."),
+            ("unpersisted_total", counts.unpersisted, "Subscriptions that the store did not take."),
+        ):
+            yield Sample(f"pubsub_{name}", value, help_)
+        for reason, dropped in sorted(counts.datagrams_bad.items()):
+            yield Sample(
+                "pubsub_datagrams_bad_total",
+                dropped,
+                "Datagrams that were no messages.",
+                labels=(("reason", reason),),
+            )
+        for fault, closed in sorted(counts.faults.items()):
+            yield Sample(
+                "pubsub_faults_total",
+                closed,
+                "Connections closed for breaking the protocol.",
+                labels=(("fault", fault),),
+            )
+        for name, value, help_ in (
+            ("connected", counts.connected, "Clients connected."),
+            ("sessions", len(sessions.clients), "Clients connected or with subscriptions."),
+            ("subscriptions", sessions.subscriptions, "Subscriptions."),
+            ("kept_bytes", sessions.kept.total_bytes, "Kept for clients that are away."),
+        ):
+            yield Sample(f"pubsub_{name}", value, help_, kind="gauge")
+
+    def _open_session(self, connection: Connection) -> Session:
+        return Session(connection, self.sessions)
+
+    def _put_away(self) -> None:
+        """The store writes it as it closes."""
+        sessions = self.sessions
+        try:
+            kept = self._namespace.logs.get(KEPT)
+            for records, count in sessions.kept.records():
+                if kept is None:
+                    kept, _ = self._namespace.create(KEPT, reserved=True)
+                kept.append(records, count, reserved=True)
+        except StoreError as error:
+            self._context.log.error("pubsub could not save what it kept", error=str(error))
+
+    async def _sessions(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """`topics`: with their patterns."""
+        rows = []
+        for client in sorted(self.sessions.clients.values(), key=lambda client: client.id):
+            connection = client.connection
+            messages, size = self.sessions.kept.held(client.id)
+            row: dict[str, Any] = {
+                "client": client.name,
+                "peer": connection.peer if connection is not None else None,
+                "subscriptions": len(client.topics),
+                "waiting_bytes": connection.outbox.size if connection is not None else 0,
+                "dropped_messages": client.dropped,
+                "kept_messages": messages,
+                "kept_bytes": size,
+            }
+            if arguments.get("topics"):
+                row["topics"] = [
+                    topic.decode(errors="backslashreplace") + (" (kept)" if keeps else "")
+                    for topic, keeps in client.topics.items()
+                ]
+            rows.append(row)
+        return rows
+
+    async def _forget(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        client = str(arguments.get("client", ""))
+        if not self.sessions.forget(client.encode()):
+            raise ConfigError("client", f"there is no session of {client!r}, or it is connected")
+        return {"client": client, "forgotten": True}
+
+
+async def _read(log: Log, offset: int) -> bytes:
+    """Whole records from `offset` on. Raises StoreError."""
+    found: list[bytes | StoreError] = []
+    ready = trio.Event()
+
+    def done(result: bytes | StoreError) -> None:
+        found.append(result)
+        ready.set()
+
+    log.read(offset, READ_BYTES, done)
+    await ready.wait()
+    if isinstance(found[0], StoreError):
+        raise found[0]
+    return found[0]

@@ -1,0 +1,127 @@
+"""One connection of a subscriber: its id first, then its commands.
+
+Source: PROTOCOL.md, "Subscribers". There are no replies: what is wrong is counted and logged, and closes the
+connection.
+"""
+
+import math
+
+from pubsub.sessions import Client, Sessions
+from pubsub.states import TRANSITIONS, Event, State
+from pubsub.wire import FRAME_BYTES, ID_BYTES, Command, Fault, WireError, decode_commands, decode_id
+from shared.net.connection import Connection
+from shared.net.outbox import Policy
+
+_EVENTS = {
+    Command.SUBSCRIBE: Event.SUBSCRIBE,
+    Command.KEEP: Event.SUBSCRIBE,
+    Command.UNSUBSCRIBE: Event.UNSUBSCRIBE,
+    Command.DISCONNECT: Event.DISCONNECT,
+}
+
+
+class Session:
+    """What the driver serves (`shared.net.connection.Session`)."""
+
+    __slots__ = ("_begun", "_client", "_connection", "_rest", "_sessions", "_waking", "state")
+
+    def __init__(self, connection: Connection, sessions: Sessions) -> None:
+        self._connection = connection
+        self._sessions = sessions
+        self._client: Client | None = None
+        self._rest = b""  # the beginning of an id or a command
+        self._begun = connection.now  # when it began; an id is due from the start
+        self._waking = True  # a deadline is set
+        self.state = State.ID
+        self._wake()
+
+    def receive(self, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+        begins = not self._rest
+        try:
+            taken = self._take(data)
+        except WireError as error:
+            self._refuse(error)
+            raise
+        self._rest = data[taken:] if self.state is not State.ENDING else b""
+        if self.state is State.SUBSCRIBER:
+            if not self._rest:
+                self._begun = math.inf
+            elif taken or begins:
+                self._begun = self._connection.now
+                if not self._waking:
+                    self._wake()
+
+    def receive_eof(self) -> None:
+        """A command that has begun and did not end was nothing."""
+        self._end(Event.INPUT_ENDS)
+        self._connection.finish()
+
+    def on_deadline(self, now: float) -> None:
+        self._waking = False
+        if self._begun == math.inf:
+            return
+        seconds = self._sessions.settings.command_seconds
+        if now < self._begun + seconds:
+            self._wake()
+            return
+        what = "an id" if self.state is State.ID else "a command"
+        error = WireError(f"{what} was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
+        self._refuse(error)
+        raise error
+
+    def connection_lost(self) -> None:
+        if self.state is not State.ENDING:
+            self._end(Event.INPUT_ENDS)
+
+    def _take(self, data: bytes) -> int:
+        """Apply what is whole; returns where that ends. Raises WireError."""
+        at = 0
+        if self.state is State.ID:
+            if len(data) < ID_BYTES:
+                return 0
+            self._join(decode_id(data[:ID_BYTES]))
+            at = ID_BYTES
+        commands, at, error = decode_commands(data, at)
+        sessions, client = self._sessions, self._client
+        assert client is not None
+        for command, topic in commands:
+            event = _EVENTS[Command(command)]
+            if event is Event.SUBSCRIBE:
+                sessions.subscribe(client, topic, keeps=command == Command.KEEP)
+            elif event is Event.UNSUBSCRIBE:
+                sessions.unsubscribe(client, topic)
+            else:
+                self._end(event)
+                self._connection.finish()
+                return at
+        if error is not None:
+            raise error
+        return at
+
+    def _join(self, client_id: bytes) -> None:
+        sessions, outbox = self._sessions, self._connection.outbox
+        outbox.bound = sessions.settings.subscriber_bytes_max
+        outbox.policy = Policy(sessions.settings.slow_subscriber)
+        client = self._client = sessions.join(client_id, self._connection)
+        # It is dropped in chunks, which are whole frames.
+        outbox.on_drop = lambda chunk: sessions.dropped(client, len(chunk) // FRAME_BYTES)
+        self.state = TRANSITIONS[self.state][Event.JOIN]
+
+    def _wake(self) -> None:
+        self._waking = True
+        self._connection.wake_at(self._begun + self._sessions.settings.command_seconds)
+
+    def _refuse(self, error: WireError) -> None:
+        self._sessions.counts.fault(error.fault)
+        self._end(Event.FAULT)
+
+    def _end(self, event: Event) -> None:
+        """Nothing more is taken from the peer, nor sent to it beside what is in its outbox."""
+        if self._client is not None:
+            self._sessions.leave(self._client)
+            self._client = None
+        self._rest = b""
+        self._begun = math.inf
+        self.state = TRANSITIONS[self.state][event]

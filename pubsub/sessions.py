@@ -1,0 +1,222 @@
+"""Sessions: client ids, their subscriptions, and who of them is connected.
+
+A session outlives its connection, and with its subscriptions the process: each change goes into a table of
+the store at once, one small record a subscription. Nothing on the wire waits for it.
+
+Two indexes say who wants a topic: `live` holds the subscriptions of connected clients, `away` those of
+clients that are not and want messages kept. So the cost of a match follows those who get something, not the
+sessions that are remembered. A client moves from one to the other as it comes and goes.
+
+A session without subscriptions has nothing to come back to, and ends with its connection.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from pubsub.counts import Counts
+from pubsub.kept import Kept
+from pubsub.settings import PubsubSettings
+from pubsub.wire import ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault, WireError
+from shared.errors import StoreError
+from shared.net.connection import Connection
+from shared.routing.index import RoutingIndex
+from shared.routing.syntax import Wildcards
+from shared.storage.table import Table
+
+if TYPE_CHECKING:
+    import structlog
+
+WILDCARDS = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
+
+_PLAIN, _KEEPS = b"", b"\1"
+
+
+class Client:
+    """A session. `topics`: by pattern, whether it keeps what comes while the client is away."""
+
+    __slots__ = ("connection", "dropped", "id", "name", "topics")
+
+    def __init__(self, client_id: bytes) -> None:
+        self.id = client_id
+        self.name = client_id.decode("ascii")
+        self.topics: dict[bytes, bool] = {}
+        self.connection: Connection | None = None
+        self.dropped = 0
+        """Frames that its connection lost because it did not read."""
+
+
+@attrs.frozen
+class Changed:
+    """A subscription as the table has it; `keeps` None: it has ended."""
+
+    client_id: bytes
+    topic: bytes
+    keeps: bool | None
+
+
+class Sessions:
+    """All clients, by id.
+
+    `save`: called with every change of a subscription. `say`: the lines of a server's standard output; None:
+    they are logged. `on_change`: who gets what is different now.
+    """
+
+    def __init__(
+        self,
+        settings: PubsubSettings,
+        counts: Counts,
+        log: "structlog.stdlib.BoundLogger",
+        *,
+        save: Callable[[Changed], None],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.counts = counts
+        self.kept = Kept(settings, counts)
+        self.live: RoutingIndex[Client] = RoutingIndex(WILDCARDS)
+        self.away: RoutingIndex[Client] = RoutingIndex(WILDCARDS)
+        self.clients: dict[bytes, Client] = {}
+        self.subscriptions = 0
+        self.on_change: Callable[[], None] = lambda: None
+        self._log = log
+        self._save = save
+        self._say: Callable[[str], None] = say or log.info
+
+    def restore(self, client_id: bytes, topic: bytes, keeps: bool) -> None:
+        """A subscription that was saved; before anybody connects."""
+        client = self.clients.get(client_id)
+        if client is None:
+            client = self.clients[client_id] = Client(client_id)
+        client.topics[topic] = keeps
+        self.subscriptions += 1
+        if keeps:
+            self.away.subscribe(client, topic)
+
+    # Connections.
+
+    def join(self, client_id: bytes, connection: Connection) -> Client:
+        """The client has come (back): what was kept is written first. Raises WireError."""
+        client = self.clients.get(client_id)
+        if client is None:
+            if len(self.clients) >= self.settings.sessions_max:
+                raise WireError(
+                    f"sessions_max = {self.settings.sessions_max} are there", fault=Fault.SESSIONS
+                )
+            client = self.clients[client_id] = Client(client_id)
+        elif client.connection is not None:
+            self._say(f"Client {client.name} already connected.")
+            raise WireError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
+        client.connection = connection
+        client.dropped = 0
+        self.counts.connected += 1
+        self._say(f"New client {client.name} connected from {connection.peer}.")
+        self.away.drop(client)
+        if client_id in self.kept:
+            frames = self.kept.take(client_id)
+            connection.write(frames)
+        for topic in client.topics:
+            self.live.subscribe(client, topic)
+        if client.topics:
+            self.on_change()
+        return client
+
+    def leave(self, client: Client) -> None:
+        """Its connection ends."""
+        client.connection = None
+        self.counts.connected -= 1
+        self._say(f"Client {client.name} disconnected.")
+        if not client.topics:
+            del self.clients[client.id]
+            return
+        self.live.drop(client)
+        for topic, keeps in client.topics.items():
+            if keeps:
+                self.away.subscribe(client, topic)
+        self.on_change()
+
+    def dropped(self, client: Client, frames: int) -> None:
+        """Its connection lost so many frames because it does not read."""
+        counts = self.counts
+        if not client.dropped:
+            counts.subscribers_dropped_from += 1
+            self._log.warning("pubsub drops messages of a slow subscriber", client=client.name)
+        client.dropped += frames
+        counts.frames_dropped += frames
+
+    # Subscriptions.
+
+    def subscribe(self, client: Client, topic: bytes, *, keeps: bool) -> None:
+        """Of a connected client. Raises WireError where it has too many."""
+        before = client.topics.get(topic)
+        if before is keeps:
+            return
+        if before is None:
+            settings = self.settings
+            if len(client.topics) >= settings.subscriptions_max:
+                raise WireError(
+                    f"more than subscriptions_max = {settings.subscriptions_max}", fault=Fault.SUBSCRIPTIONS
+                )
+            if self.subscriptions >= settings.subscriptions_total_max:
+                raise WireError(
+                    f"more than subscriptions_total_max = {settings.subscriptions_total_max} of all clients",
+                    fault=Fault.SUBSCRIPTIONS,
+                )
+            self.subscriptions += 1
+            self.live.subscribe(client, topic)
+            self.on_change()
+        client.topics[topic] = keeps
+        self._save(Changed(client.id, topic, keeps))
+
+    def unsubscribe(self, client: Client, topic: bytes) -> None:
+        """Of a connected client; a topic that it is not subscribed to is no matter."""
+        if client.topics.pop(topic, None) is not None:
+            self.subscriptions -= 1
+            self.live.unsubscribe(client, topic)
+            self.on_change()
+            self._save(Changed(client.id, topic, None))
+
+    def forget(self, client_id: bytes) -> bool:
+        """End the session of a client that is away, as if it never was. False where there is none such."""
+        client = self.clients.get(client_id)
+        if client is None or client.connection is not None:
+            return False
+        self.away.drop(client)
+        self.kept.forget(client_id)
+        self.subscriptions -= len(client.topics)
+        for topic in client.topics:
+            self._save(Changed(client_id, topic, None))
+        del self.clients[client_id]
+        self.on_change()
+        return True
+
+
+# The table of the store: `<id> NUL <topic>` to `` or `\\1` (keeps).
+
+
+def saver(
+    table: Table, counts: Counts, on_failure: Callable[[StoreError], None]
+) -> Callable[[Changed], None]:
+    """Saves changes in `table`. What it does not take is served all the same, until a restart."""
+
+    def save(change: Changed) -> None:
+        key = change.client_id + b"\0" + change.topic
+        try:
+            if change.keeps is None:
+                table.delete(key)
+            else:
+                table.put(key, _KEEPS if change.keeps else _PLAIN)
+        except StoreError as error:
+            counts.unpersisted += 1
+            on_failure(error)
+
+    return save
+
+
+def saved(table: Table) -> Iterator[Changed]:
+    """The subscriptions in `table`; what cannot be one is left out."""
+    for key, value in table.items():
+        client_id, nul, topic = key.partition(b"\0")
+        if nul and 1 <= len(client_id) <= ID_CHARACTERS_MAX and len(topic) <= TOPIC_BYTES_MAX:
+            yield Changed(client_id, topic, value == _KEEPS)

@@ -1,0 +1,52 @@
+"""What a subscriber's connection is, and what it may send then: the table behind PROTOCOL.md's diagram.
+
+What the table leaves out: what is malformed, too late or above a limit is a fault; the session counts those
+by `wire.Fault`. An id that is connected already is one of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+
+class State(Enum):
+    ID = "the client id is expected"
+    SUBSCRIBER = "messages are sent as they come"
+    ENDING = "what is in the outbox is sent, then the connection closes"
+
+
+class Event(Enum):
+    JOIN = "a client id that is not connected"
+    SUBSCRIBE = "0 or 3 (subscribe)"
+    UNSUBSCRIBE = "1 (unsubscribe)"
+    DISCONNECT = "2 (disconnect)"
+    FAULT = "a fault"
+    INPUT_ENDS = "end of input, drain"
+
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    State.ID: {
+        Event.JOIN: State.SUBSCRIBER,
+        Event.FAULT: State.ENDING,
+        Event.INPUT_ENDS: State.ENDING,
+    },
+    State.SUBSCRIBER: {
+        Event.SUBSCRIBE: State.SUBSCRIBER,
+        Event.UNSUBSCRIBE: State.SUBSCRIBER,
+        Event.DISCONNECT: State.ENDING,
+        Event.FAULT: State.ENDING,
+        Event.INPUT_ENDS: State.ENDING,
+    },
+    State.ENDING: {},
+}
+
+
+def diagram() -> Iterator[str]:
+    """The table as Mermaid's lines, for PROTOCOL.md."""
+    yield "stateDiagram-v2"
+    for state in State:
+        yield f"    {state.name} : {state.name}<br/>{state.value}"
+    yield f"    [*] --> {State.ID.name}"
+    for state, moves in TRANSITIONS.items():
+        for event, after in moves.items():
+            yield f"    {state.name} --> {after.name} : {event.value}"
+    yield f"    {State.ENDING.name} --> [*]"

@@ -1,0 +1,90 @@
+"""The specification's subscriber: commands on standard input, messages on standard output.
+
+It starts at once and does little, so it is a plain loop over two descriptors, without the client's trio: a
+quarter of its start would be spent on importing that.
+"""
+
+import os
+import select
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+from pubsub import wire
+from pubsub.wire import Command
+
+READ_BYTES = 64 * 1024
+COMMANDS = {b"subscribe": Command.SUBSCRIBE, b"unsubscribe": Command.UNSUBSCRIBE, b"keep": Command.KEEP}
+_SAID = {Command.UNSUBSCRIBE: b"Unsubscribed from topic %b\n"}
+
+
+class Terminal:
+    """A subscriber, connected. `lines` is what it prints until it ends."""
+
+    def __init__(self, sock: socket.socket, client_id: str) -> None:
+        """`sock`: connected, blocking. Raises ValueError where the id is none, and OSError."""
+        self._socket = sock
+        self._commands = b""  # the beginning of a line
+        self._frames = b""  # the beginning of a frame
+        self._over = False
+        sock.sendall(wire.encode_id(client_id.encode()))
+
+    def lines(self, stdin: int) -> Iterator[bytes]:
+        """Each with its end, as they come. The end of standard input is no `exit`: messages still come."""
+        sources = [self._socket.fileno(), stdin]
+        while not self._over:
+            ready, _, _ = select.select(sources, (), ())
+            if stdin in ready:
+                data = os.read(stdin, READ_BYTES)
+                if not data:
+                    sources.remove(stdin)
+                *commands, self._commands = (self._commands + (data or b"\n")).split(b"\n")
+                for command in commands:
+                    if not self._over:
+                        yield from self._obey(command.rstrip(b"\r"))
+            if not self._over and sources[0] in ready:
+                yield from self._receive()
+
+    def _obey(self, command: bytes) -> Iterator[bytes]:
+        word, _, topic = command.strip().partition(b" ")
+        topic = topic.strip()
+        if word == b"exit" and not topic:
+            self._socket.sendall(wire.encode_command(Command.DISCONNECT))
+            self._over = True
+        elif word in COMMANDS and topic:
+            asked = COMMANDS[word]
+            try:
+                self._socket.sendall(wire.encode_command(asked, topic))
+            except ValueError as error:
+                _complain(str(error))
+                return
+            yield _SAID.get(asked, b"Subscribed to topic %b\n") % topic
+        elif command.strip():
+            _complain("commands: subscribe <topic>, unsubscribe <topic>, keep <topic>, exit")
+
+    def _receive(self) -> Iterator[bytes]:
+        try:
+            data = self._socket.recv(READ_BYTES)
+            while isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+                data += self._socket.recv(READ_BYTES)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            _complain("the server closed the connection")
+            self._over = True
+            return
+        self._frames += data
+        messages, end = wire.take_frames(self._frames)
+        self._frames = self._frames[end:]
+        for message in messages:
+            try:
+                yield wire.line(message) + b"\n"
+            except wire.WireError as error:
+                _complain(str(error))
+
+
+def _complain(text: str) -> None:
+    with suppress(OSError):
+        print(f"brokers: {text}", file=sys.stderr, flush=True)

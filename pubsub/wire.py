@@ -1,0 +1,276 @@
+"""Pub/sub's datagrams, commands and frames: bytes to values and back. No I/O, no state; both ends use it.
+
+Source: PROTOCOL.md. The server does not take messages apart: a datagram becomes a frame as it is
+(`pubsub.fanout`). A subscriber does, here.
+"""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from enum import IntEnum, StrEnum
+
+import attrs
+
+from shared.errors import RemoteProtocolError
+
+ID_BYTES = 11
+ID_CHARACTERS_MAX = 10
+TOPIC_BYTES_MAX = 50
+PAYLOAD_BYTES_MAX = 1500
+
+DATAGRAM_TYPE_AT = TOPIC_BYTES_MAX
+DATAGRAM_BYTES_MIN = TOPIC_BYTES_MAX + 1
+DATAGRAM_BYTES_MAX = DATAGRAM_BYTES_MIN + PAYLOAD_BYTES_MAX
+
+COMMAND_BYTES = 52
+
+SENDER_BYTES = 50
+TOPIC_AT = SENDER_BYTES
+TYPE_AT = TOPIC_AT + TOPIC_BYTES_MAX + 1
+DATA_AT = TYPE_AT + 1
+FRAME_BYTES = DATA_AT + PAYLOAD_BYTES_MAX + 1
+
+U16_MAX = 0xFFFF
+U32_MAX = 0xFFFFFFFF
+EXPONENT_MAX = 0xFF
+
+Buffer = bytes | bytearray
+
+
+class Kind(IntEnum):
+    """What a payload is."""
+
+    INT = 0
+    SHORT_REAL = 1
+    FLOAT = 2
+    STRING = 3
+
+
+PAYLOAD_BYTES_MIN: Mapping[int, int] = {Kind.INT: 5, Kind.SHORT_REAL: 2, Kind.FLOAT: 6, Kind.STRING: 0}
+
+
+class Command(IntEnum):
+    """What a subscriber may ask for. KEEP is **ext**: subscribe, and keep what comes while it is away."""
+
+    SUBSCRIBE = 0
+    UNSUBSCRIBE = 1
+    DISCONNECT = 2
+    KEEP = 3
+
+
+class Fault(StrEnum):
+    """Why a connection is closed; what the metrics call it."""
+
+    ID = "id"
+    CONNECTED = "already_connected"
+    COMMAND = "command"
+    TOPIC = "topic"
+    SESSIONS = "sessions"
+    SUBSCRIPTIONS = "subscriptions"
+    TOO_LATE = "too_late"
+
+
+@attrs.define(eq=False)
+class WireError(RemoteProtocolError):
+    """The peer broke the protocol, or met a limit. There are no replies: it is closed."""
+
+    fault: Fault = attrs.field(kw_only=True)
+
+
+@attrs.frozen
+class Message:
+    """A message as it comes to a subscriber. `sender`: `IP:port`; `topic`: 0 to 50 bytes, no NUL."""
+
+    sender: str
+    topic: bytes
+    kind: int
+    data: bytes = attrs.field(repr=lambda data: f"<{len(data)} bytes>")
+
+    @property
+    def value(self) -> bytes:
+        """As the specification has it printed: a decimal number, or a text's own bytes.
+
+        Raises WireError where the kind is none.
+        """
+        return value_text(self.kind, self.data)
+
+
+# A subscriber's side of the connection.
+
+
+def encode_id(client_id: bytes) -> bytes:
+    """A subscriber's first bytes. Raises ValueError."""
+    if not 1 <= len(client_id) <= ID_CHARACTERS_MAX or not _is_printable(client_id):
+        raise ValueError(f"an id is 1 to {ID_CHARACTERS_MAX} printable ASCII characters")
+    return client_id.ljust(ID_BYTES, b"\0")
+
+
+def decode_id(field: Buffer) -> bytes:
+    """The id in these 11 bytes; what follows its first NUL is ignored. Raises WireError."""
+    client_id, end, _ = bytes(field).partition(b"\0")
+    if not end or not client_id or not _is_printable(client_id):
+        raise WireError(f"{printable(field)} is no client id", fault=Fault.ID)
+    return client_id
+
+
+def encode_command(command: Command, topic: bytes = b"") -> bytes:
+    """A subscriber's command. Raises ValueError."""
+    return bytes([command]) + _topic(topic).ljust(TOPIC_BYTES_MAX + 1, b"\0")
+
+
+def decode_commands(data: Buffer, at: int = 0) -> tuple[list[tuple[int, bytes]], int, WireError | None]:
+    """Every whole command from `at` on as (type, topic), where they end, and what is wrong with the next.
+
+    A type that is none is found as soon as it is there. DISCONNECT is the last: nothing behind it is read.
+    """
+    found: list[tuple[int, bytes]] = []
+    while at < len(data):
+        command = data[at]
+        if command > Command.KEEP:
+            return found, at, WireError(f"{command} is no command", fault=Fault.COMMAND)
+        end = at + COMMAND_BYTES
+        if end > len(data):
+            break
+        topic, nul, _ = bytes(data[at + 1 : end]).partition(b"\0")
+        if not nul and command != Command.DISCONNECT:
+            return found, at, WireError(f"the topic {printable(topic)} has no end", fault=Fault.TOPIC)
+        found.append((command, topic))
+        at = end
+        if command == Command.DISCONNECT:
+            break
+    return found, at, None
+
+
+# A publisher's datagrams.
+
+
+def datagram(topic: bytes, kind: Kind, payload: bytes) -> bytes:
+    """What a publisher sends. Raises ValueError."""
+    if not PAYLOAD_BYTES_MIN[kind] <= len(payload) <= PAYLOAD_BYTES_MAX:
+        raise ValueError(f"a payload of {len(payload)} bytes")
+    return _topic(topic).ljust(TOPIC_BYTES_MAX, b"\0") + bytes([kind]) + payload
+
+
+def int_payload(value: int) -> bytes:
+    """Raises ValueError."""
+    return _signed(value, "an INT")
+
+
+def short_real_payload(value: Decimal) -> bytes:
+    """0 to 655.35, two decimals at most. Raises ValueError."""
+    hundredths = value * 100 if value.is_finite() else Decimal(-1)
+    if hundredths != hundredths.to_integral_value() or not 0 <= hundredths <= U16_MAX:
+        raise ValueError(f"a SHORT_REAL is 0 to 655.35 with two decimals at most, not {value}")
+    return int(hundredths).to_bytes(2, "big")
+
+
+def float_payload(value: Decimal) -> bytes:
+    """All digits that are written, trailing zeros included. Raises ValueError."""
+    if not value.is_finite():
+        raise ValueError("a FLOAT is a decimal number")
+    negative, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    if exponent < -EXPONENT_MAX or exponent > len(str(U32_MAX)):
+        raise ValueError(f"a FLOAT has at most {EXPONENT_MAX} decimals, and {U32_MAX} as its digits")
+    written = int("".join(map(str, digits))) * 10 ** max(exponent, 0)
+    return _signed(-written if negative else written, "a FLOAT's digits") + bytes([max(-exponent, 0)])
+
+
+def string_payload(text: bytes) -> bytes:
+    """Raises ValueError."""
+    if len(text) > PAYLOAD_BYTES_MAX or b"\0" in text:
+        raise ValueError(f"a STRING has at most {PAYLOAD_BYTES_MAX} bytes, none of them NUL")
+    return text
+
+
+def payload_of(kind: Kind, text: str) -> bytes:
+    """The payload that prints as `text`. Raises ValueError."""
+    if kind is Kind.STRING:
+        return string_payload(text.encode("utf-8", "surrogateescape"))
+    try:
+        value = Decimal(text)
+        if kind is Kind.INT and value == value.to_integral_value():
+            return int_payload(int(max(min(value, Decimal(U32_MAX + 1)), Decimal(-U32_MAX - 1))))
+        if kind is Kind.SHORT_REAL:
+            return short_real_payload(value)
+        if kind is Kind.FLOAT:
+            return float_payload(value)
+    except ArithmeticError:
+        pass
+    raise ValueError(f"{text!r} is no {kind.name}")
+
+
+# What the server sends.
+
+
+def frame(sender: bytes, topic: bytes, kind: int, data: bytes) -> bytes:
+    """What a subscriber gets for a message."""
+    return b"".join(
+        (
+            sender.ljust(SENDER_BYTES, b"\0"),
+            topic.ljust(TOPIC_BYTES_MAX + 1, b"\0"),
+            bytes([kind]),
+            data.ljust(PAYLOAD_BYTES_MAX + 1, b"\0"),
+        )
+    )
+
+
+def take_frames(data: Buffer) -> tuple[list[Message], int]:
+    """Every whole frame at the front of `data`, and where they end."""
+    found = []
+    end = len(data) - len(data) % FRAME_BYTES
+    for at in range(0, end, FRAME_BYTES):
+        sender = bytes(data[at : at + SENDER_BYTES]).partition(b"\0")[0]
+        topic = bytes(data[at + TOPIC_AT : at + TYPE_AT]).partition(b"\0")[0]
+        payload = bytes(data[at + DATA_AT : at + FRAME_BYTES])
+        found.append(Message(sender.decode("ascii", "backslashreplace"), topic, data[at + TYPE_AT], payload))
+    return found, end
+
+
+def value_text(kind: int, data: bytes) -> bytes:
+    """A payload as it is printed. Raises WireError."""
+    if kind == Kind.STRING:
+        return data.partition(b"\0")[0]
+    if kind not in PAYLOAD_BYTES_MIN or len(data) < PAYLOAD_BYTES_MIN[kind]:
+        raise WireError(f"a message of type {kind} with {len(data)} bytes", fault=Fault.COMMAND)
+    if kind == Kind.SHORT_REAL:
+        value = int.from_bytes(data[:2], "big")
+        return b"%d.%02d" % divmod(value, 100)
+    digits = int.from_bytes(data[1:5], "big")
+    sign = b"-" if data[0] and digits else b""
+    decimals = data[5] if kind == Kind.FLOAT else 0
+    if not decimals:
+        return b"%b%d" % (sign, digits)
+    text = b"%0*d" % (decimals + 1, digits)
+    return b"%b%b.%b" % (sign, text[:-decimals], text[-decimals:])
+
+
+def line(message: Message) -> bytes:
+    """A message as a subscriber's standard output has it, without the line's end. Raises WireError."""
+    value = message.value
+    return b"%b - %b - %b - %b" % (
+        message.sender.encode(),
+        message.topic,
+        Kind(message.kind).name.encode(),
+        value,
+    )
+
+
+def printable(data: Buffer, most: int = 64) -> str:
+    """A peer's bytes, fit for a log: quoted, escaped, cut short."""
+    return repr(bytes(data[:most]))[1:] + ("..." if len(data) > most else "")
+
+
+def _signed(value: int, what: str) -> bytes:
+    if abs(value) > U32_MAX:
+        raise ValueError(f"{what} is -{U32_MAX} to {U32_MAX}")
+    return bytes([value < 0]) + abs(value).to_bytes(4, "big")
+
+
+def _topic(topic: bytes) -> bytes:
+    if len(topic) > TOPIC_BYTES_MAX or b"\0" in topic:
+        raise ValueError(f"a topic has at most {TOPIC_BYTES_MAX} bytes, none of them NUL")
+    return topic
+
+
+def _is_printable(text: bytes) -> bool:
+    return all(0x20 <= byte <= 0x7E for byte in text)

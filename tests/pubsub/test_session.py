@@ -1,0 +1,227 @@
+"""What a subscriber's bytes bring about, and what closes its connection."""
+
+import pytest
+
+from pubsub.settings import PubsubSettings
+from pubsub.states import State
+from pubsub.wire import Command, Fault, Kind, WireError, datagram, encode_command, encode_id
+from tests.pubsub.world import World, framed
+
+SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP
+
+
+def test_a_message_comes_as_one_frame_with_its_senders_address() -> None:
+    world = World()
+    peer = world.subscriber(b"A", b"hall/+")
+    world.receive([datagram(b"hall/3", Kind.INT, b"\1\0\0\0\5")], sender=b"127.0.0.1:51234")
+    data = peer.connection.taken()
+    assert data == framed(b"hall/3".ljust(50, b"\0") + b"\0\1\0\0\0\5", b"127.0.0.1:51234")
+    assert len(data) == 1603
+
+
+def test_a_client_gets_a_message_once_however_many_subscriptions_match() -> None:
+    world = World()
+    peer = world.subscriber(b"A", b"*", b"a/+", b"a/b", b"a/*")
+    world.publish(b"a/b")
+    assert peer.topics() == [b"a/b"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        (b"*", [b"", b"a", b"a/b", b"/"], []),
+        (b"a/*", [b"a", b"a/", b"a/b/c"], [b"b", b"ab", b""]),
+        (b"a/*/z", [b"a/z", b"a/b/c/z"], [b"a", b"a/z/b"]),
+        (b"+", [b"a", b""], [b"a/b", b"/"]),
+        (b"a/+/c", [b"a/b/c", b"a//c"], [b"a/c", b"a/b/b/c"]),
+        (b"a*/b", [b"a*/b"], [b"a/b", b"ab/b"]),
+        (b"", [b""], [b"a", b"/"]),
+    ],
+)
+def test_wildcards_stand_for_whole_levels(pattern: bytes, matching: list[bytes], other: list[bytes]) -> None:
+    world = World()
+    peer = world.subscriber(b"A", pattern)
+    world.publish(*matching, *other)
+    assert peer.topics() == matching
+
+
+def test_subscriptions_outlive_a_disconnect_and_a_duplicate_is_turned_away_at_once() -> None:
+    world = World()
+    first = world.subscriber(b"A", b"a")
+    second = world.connect(encode_id(b"A"))
+    assert second.closed
+    assert not first.closed
+    first.send(encode_command(Command.DISCONNECT) + encode_command(SUBSCRIBE, b"never"))
+    assert first.closed
+    world.publish(b"a")
+    third = world.connect(encode_id(b"A"))
+    world.publish(b"a", b"never")
+    assert third.topics() == [b"a"], "what came meanwhile is not kept, and what was asked after 2 is not done"
+    assert world.said == [
+        "New client A connected from 127.0.0.1:1.",
+        "Client A already connected.",
+        "Client A disconnected.",
+        "New client A connected from 127.0.0.1:3.",
+    ]
+    assert world.counts.faults == {"already_connected": 1}
+
+
+def test_unsubscribing_ends_just_that_pattern() -> None:
+    world = World()
+    peer = world.subscriber(b"A", b"a/+", b"a/b")
+    peer.send(encode_command(UNSUBSCRIBE, b"a/+") + encode_command(UNSUBSCRIBE, b"never"))
+    world.publish(b"a/b", b"a/c")
+    assert peer.topics() == [b"a/b"]
+
+
+def test_what_a_client_keeps_is_sent_on_return_before_anything_newer() -> None:
+    world = World()
+    peer = world.subscriber(b"A", b"kept/*", keep=True)
+    peer.send(encode_command(SUBSCRIBE, b"plain"))
+    peer.lose()
+    world.publish(b"kept/1", b"plain", b"kept/2")
+    again = world.connect(encode_id(b"A"))
+    world.publish(b"kept/3", b"plain")
+    assert again.topics() == [b"kept/1", b"kept/2", b"kept/3", b"plain"]
+    again.lose()
+    assert world.connect(encode_id(b"A")).topics() == [], "each is sent once"
+
+
+def test_a_kept_frame_is_the_frame_that_would_have_come() -> None:
+    world = World()
+    world.subscriber(b"A", b"*", keep=True).lose()
+    live = world.subscriber(b"B", b"*")
+    world.receive([datagram(b"t", Kind.STRING, b"ends in NULs\0\0"), datagram(b"", Kind.INT, bytes(5))])
+    assert world.connect(encode_id(b"A")).connection.taken() == live.connection.taken()
+
+
+def test_type_0_after_3_ends_the_keeping() -> None:
+    world = World()
+    peer = world.subscriber(b"A", b"a", keep=True)
+    peer.send(encode_command(SUBSCRIBE, b"a"))
+    peer.lose()
+    world.publish(b"a")
+    again = world.connect(encode_id(b"A"))
+    assert again.topics() == []
+    world.publish(b"a")
+    assert again.topics() == [b"a"], "the subscription itself stays"
+
+
+def test_too_many_kept_messages_push_out_the_oldest_and_are_counted() -> None:
+    world = World(PubsubSettings(kept_messages_max=2))
+    world.subscriber(b"A", b"*", keep=True).lose()
+    world.publish(b"1", b"2", b"3")
+    assert world.connect(encode_id(b"A")).topics() == [b"2", b"3"]
+    assert world.counts.kept_dropped == 1
+
+
+def test_kept_bytes_have_a_bound_for_each_client_and_for_all() -> None:
+    world = World(PubsubSettings(kept_bytes_max=500, kept_bytes_total_max=700))
+    for client in (b"A", b"B"):
+        world.subscriber(client, client, keep=True).lose()
+    for _ in range(3):
+        world.receive([datagram(b"A", Kind.STRING, b"x" * 200)])
+    kept = world.sessions.kept
+    assert kept.held(b"A")[0] == 1
+    for _ in range(5):
+        world.receive([datagram(b"B", Kind.STRING, b"x" * 200)])
+    assert kept.held(b"A")[0] == 1, "another client pays for its own"
+    assert kept.total_bytes <= 700
+    assert kept.total_bytes == sum(kept.held(client)[1] for client in (b"A", b"B"))
+
+
+BAD = [
+    (b"\0" * 11, Fault.ID),
+    (b"elevenchars", Fault.ID),
+    (b"tab\there\0\0\0", Fault.ID),
+    ("é".encode().ljust(11, b"\0"), Fault.ID),
+    (encode_id(b"A") + b"\4", Fault.COMMAND),
+    (encode_id(b"A") + b"\xff" + bytes(51), Fault.COMMAND),
+    (encode_id(b"A") + b"\0" + b"x" * 51, Fault.TOPIC),
+    (encode_id(b"A") + encode_command(SUBSCRIBE, b"a") + b"\3" + b"x" * 51, Fault.TOPIC),
+]
+
+
+@pytest.mark.parametrize(("data", "fault"), BAD)
+@pytest.mark.parametrize("bytewise", [False, True])
+def test_what_breaks_the_protocol_closes_that_connection_alone(
+    data: bytes, fault: Fault, bytewise: bool
+) -> None:
+    world = World()
+    neighbour = world.subscriber(b"N", b"*")
+    peer = world.connect()
+    peer.send(*([bytes([byte]) for byte in data] if bytewise else [data]))
+    assert isinstance(peer.fault, WireError)
+    assert peer.fault.fault is fault
+    assert world.counts.faults == {fault: 1}
+    assert peer.session.state is State.ENDING
+    world.publish(b"a")
+    assert peer.messages() == []
+    assert neighbour.topics() == [b"a"]
+
+
+def test_bytes_behind_the_first_nul_of_an_id_or_topic_are_ignored() -> None:
+    world = World()
+    peer = world.connect(b"A\0garbage\xff\xff" + b"\0a/b\0".ljust(52, b"?"))
+    world.publish(b"a/b")
+    assert peer.topics() == [b"a/b"]
+    assert list(world.sessions.clients) == [b"A"]
+
+
+def test_limits_are_kept_and_what_stood_before_them_stays() -> None:
+    world = World(PubsubSettings(subscriptions_max=2, sessions_max=2, subscriptions_total_max=3))
+    one = world.subscriber(b"1", b"a", b"b", b"c")
+    assert one.fault
+    two = world.subscriber(b"2", b"a")
+    assert not two.closed
+    assert world.subscriber(b"3").fault, "sessions_max"
+    two.send(encode_command(SUBSCRIBE, b"b"))
+    assert two.fault, "subscriptions_total_max"
+    assert world.counts.faults == {"subscriptions": 2, "sessions": 1}
+    assert world.sessions.subscriptions == 3
+
+
+def test_an_id_or_a_command_that_does_not_end_closes_the_connection() -> None:
+    world = World()
+    silent, half = world.connect(), world.subscriber(b"A")
+    silent.advance(29)
+    assert not silent.closed
+    silent.advance(2)
+    assert silent.fault
+    half.advance(1000)
+    assert not half.closed, "between commands a subscriber may be silent for ever"
+    half.send(b"\0top")
+    half.advance(29)
+    half.send(b"ic")
+    assert not half.closed
+    half.advance(2)
+    assert half.fault
+    assert world.counts.faults == {"too_late": 2}
+
+
+def test_a_slow_subscriber_loses_its_oldest_whole_frames() -> None:
+    world = World(PubsubSettings(subscriber_bytes_max=1603 * 4))
+    slow = world.subscriber(b"A", b"*")
+    for number in range(10):
+        world.publish(b"%d" % number)
+    topics = slow.topics()
+    assert topics == [b"6", b"7", b"8", b"9"]
+    assert world.counts.frames_dropped == 6
+    assert world.counts.subscribers_dropped_from == 1
+
+
+def test_a_session_without_subscriptions_ends_with_its_connection() -> None:
+    world = World()
+    peer = world.subscriber(b"A", b"a")
+    peer.send(encode_command(UNSUBSCRIBE, b"a"))
+    peer.close_input()
+    assert not world.sessions.clients
+    assert world.counts.connected == 0
+
+
+def test_each_change_is_saved_once() -> None:
+    world = World()
+    world.subscriber(b"A", b"a", b"a").send(
+        encode_command(KEEP, b"a"), encode_command(UNSUBSCRIBE, b"a"), encode_command(UNSUBSCRIBE, b"a")
+    )
+    assert [(each.topic, each.keeps) for each in world.changes] == [(b"a", False), (b"a", True), (b"a", None)]

@@ -1,0 +1,115 @@
+"""Pub/sub without sockets: sessions over connections that the test reads by hand, datagrams put in frames."""
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from pubsub.counts import Counts
+from pubsub.fanout import LAYOUT, Fanout
+from pubsub.session import Session
+from pubsub.sessions import Changed, Sessions
+from pubsub.settings import PubsubSettings
+from pubsub.wire import Command, Kind, Message, datagram, encode_command, encode_id, take_frames
+from shared.checks import MemoryConnection
+from shared.errors import RemoteProtocolError
+
+LOG = structlog.stdlib.get_logger("test")
+
+
+class World:
+    """`said`: the lines of standard output; `changes`: what would be saved."""
+
+    def __init__(self, settings: PubsubSettings | None = None) -> None:
+        self.settings = settings or PubsubSettings()
+        self.counts = Counts()
+        self.said: list[str] = []
+        self.changes: list[Changed] = []
+        self.sessions = Sessions(
+            self.settings, self.counts, LOG, save=self.changes.append, say=self.said.append
+        )
+        self.fanout = Fanout(self.sessions)
+        self.peers = 0
+
+    def connect(self, data: bytes = b"") -> "Peer":
+        self.peers += 1
+        peer = Peer(self, MemoryConnection(peer=f"127.0.0.1:{self.peers}"))
+        if data:
+            peer.send(data)
+        return peer
+
+    def subscriber(self, client_id: bytes, *topics: bytes, keep: bool = False) -> "Peer":
+        command = Command.KEEP if keep else Command.SUBSCRIBE
+        return self.connect(encode_id(client_id) + b"".join(encode_command(command, each) for each in topics))
+
+    def publish(self, *topics: bytes) -> None:
+        """A STRING that is the topic itself, to each; all in one batch."""
+        self.receive([datagram(topic, Kind.STRING, topic) for topic in topics])
+
+    def receive(self, datagrams: Sequence[bytes], sender: bytes = b"127.0.0.1:9") -> None:
+        self.fanout.receive_frames(
+            b"".join(framed(each, sender) for each in datagrams), [len(each) for each in datagrams]
+        )
+
+
+def framed(data: bytes, sender: bytes) -> bytes:
+    """As the network layer puts a datagram into a frame."""
+    frame = bytearray(LAYOUT.frame_bytes)
+    frame[: len(sender)] = sender
+    for offset, size in LAYOUT.parts:
+        part, data = data[:size], data[size:]
+        frame[offset : offset + len(part)] = part
+    return bytes(frame)
+
+
+class Peer:
+    """A subscriber's end, driven by hand. `fault`: why the server has closed it."""
+
+    def __init__(self, world: World, connection: MemoryConnection) -> None:
+        self.connection = connection
+        self.session = Session(connection, world.sessions)
+        self.fault: RemoteProtocolError | None = None
+
+    def send(self, *reads: bytes) -> None:
+        """Each is one read of the server."""
+        for data in reads:
+            if data and not self.closed:
+                self._call(lambda data=data: self.session.receive(data))  # type: ignore[misc]
+
+    def close_input(self) -> None:
+        self.session.receive_eof()
+
+    def lose(self) -> None:
+        self.connection.closed = True
+        self.session.connection_lost()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, deadline by deadline."""
+        end = self.connection.now + seconds
+        while self.connection.deadline <= end:
+            self.connection.now = max(self.connection.now, self.connection.deadline)
+            self.connection.wake_at(float("inf"))
+            self._call(lambda: self.session.on_deadline(self.connection.now))
+        self.connection.now = end
+
+    def messages(self) -> list[Message]:
+        """All that has come since the last call; whole frames, and nothing behind them."""
+        data = self.connection.taken()
+        found, end = take_frames(data)
+        assert end == len(data)
+        return found
+
+    def topics(self) -> list[bytes]:
+        return [message.topic for message in self.messages()]
+
+    @property
+    def closed(self) -> bool:
+        return self.connection.finished or self.connection.closed
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """As the driver does it."""
+        try:
+            call()
+        except RemoteProtocolError as error:
+            self.fault = error
+            self.connection.write(error.reply)
+            self.connection.finish()
