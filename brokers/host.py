@@ -29,7 +29,7 @@ from brokers.errors import ExitCode, Refusal
 from brokers.part import Bound, Part
 from shared.metrics import Sample
 from shared.net.network import Network
-from shared.plug import Context, Plug, Verb
+from shared.plug import Plug, Verb
 from shared.storage.store import Store
 from shared.storage.tools.live_backup import backup_files
 
@@ -111,8 +111,8 @@ class Host:
 
     def _part(self, plug: Plug, store: Store) -> Part:
         settings = self._config.protocols[plug.name]
-        context = Context(store, self._log.bind(protocol=plug.name), self._say)
-        return Part(plug, settings, self._config, context, self._network)
+        log = self._log.bind(protocol=plug.name)
+        return Part(plug, settings, self._config, store, self._network, log, self._say)
 
     async def _open_store(self, folder: Path) -> Store:
         try:

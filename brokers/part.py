@@ -1,9 +1,10 @@
 """One protocol, served: its service, its listeners and connections, and what happens when it crashes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
+import structlog
 import trio
 
 from brokers.config import Config
@@ -13,6 +14,7 @@ from shared.metrics import Sample
 from shared.net.listeners import CannotListen, check_exposure, format_address, is_loopback
 from shared.net.network import Group, Network
 from shared.plug import Context, Plug, Service, TcpEndpoint, UdpEndpoint, Verb
+from shared.storage.store import Store
 
 BACKOFF_SECONDS_MIN = 0.1
 BACKOFF_SECONDS_MAX = 30.0
@@ -51,8 +53,10 @@ class Part:
         plug: Plug,
         settings: Any,
         config: Config,
-        context: Context,
+        store: Store,
         network: Network,
+        log: structlog.stdlib.BoundLogger,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.name = plug.name
         self.state: State = "starting"
@@ -61,9 +65,9 @@ class Part:
         self._plug = plug
         self._settings = settings
         self._config = config
-        self._context = context
+        self._context = Context(store, log, say)
         self._network = network
-        self._log = context.log
+        self._log = log
         self._ports: dict[str, int] = {}
         self._secure = False
         self._draining = False

@@ -72,7 +72,7 @@ class Fanout:
         self._sessions = sessions
         self._counts = sessions.counts
         self._routes: dict[bytes, Route] = {}
-        self._by_set: dict[frozenset[Client], tuple[Bundle, ...]] = {}
+        self._by_set: dict[tuple[frozenset[Client], frozenset[Client]], Route] = {}
         self._by_client: dict[Client, Bundle] = {}
         self._shared = False  # a client is in two sets
         self._touched: list[Bundle] = []
@@ -163,34 +163,34 @@ class Fanout:
         return route, clean
 
     def _route(self, topic: bytes) -> Route:
+        """One for each set of clients, so that topics which the same clients want make one run."""
         live, away = self._sessions.live.match(topic), self._sessions.away.match(topic)
         if not live and not away:
             return NOWHERE
-        return Route(self._bundles(live), len(live), away)
+        those = frozenset(live), frozenset(away)
+        route = self._by_set.get(those)
+        if route is not None:
+            return route
+        if not self._shared and not self._by_client.keys().isdisjoint(live):
+            self.forget_routes()  # what is in their bundles is still delivered first: it was touched first
+            self._shared = True
+        route = self._by_set[those] = Route(self._bundles(live), len(live), away)
+        return route
 
     def _bundles(self, clients: tuple[Client, ...]) -> tuple[Bundle, ...]:
         if not clients:
             return ()
-        those = frozenset(clients)
-        bundles = self._by_set.get(those)
-        if bundles is not None:
-            return bundles
-        if not self._shared and not self._by_client.keys().isdisjoint(those):
-            self.forget_routes()  # what is in their bundles is still delivered first: it was touched first
-            self._shared = True
-        if self._shared:
-            found = []
-            for client in clients:
-                bundle = self._by_client.get(client)
-                if bundle is None:
-                    bundle = self._by_client[client] = Bundle((client,))
-                found.append(bundle)
-            bundles = tuple(found)
-        else:
-            bundles = (Bundle(clients),)
-            self._by_client.update(dict.fromkeys(clients, bundles[0]))
-        self._by_set[those] = bundles
-        return bundles
+        if not self._shared:
+            bundle = Bundle(clients)
+            self._by_client.update(dict.fromkeys(clients, bundle))
+            return (bundle,)
+        bundles = []
+        for client in clients:
+            found = self._by_client.get(client)
+            if found is None:
+                found = self._by_client[client] = Bundle((client,))
+            bundles.append(found)
+        return tuple(bundles)
 
     def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> bytes:
         """The frames without those of datagrams that are too short or too long, which are counted."""
