@@ -34,6 +34,8 @@ from dms.wire import Type
 Mode = Literal["memory", "synced", "queues"]
 MODES: tuple[Mode, ...] = ("memory", "synced", "queues")
 QUEUE = "bench"
+OPTIONS = b'{"depth":1000000}'
+"""What is under way when a round ends stays, as it does with the others."""
 
 
 @attrs.frozen
@@ -171,7 +173,7 @@ def make_queues(address: Address, names: Sequence[str]) -> None:
     assert isinstance(address, tuple)
     with socket.create_connection(address) as sock:
         requests = [wire.pack(Type.HANDSHAKE, 0)]
-        requests += [wire.pack(Type.CREATE_QUEUE, 0, wire.pack_name(name)) for name in names]
+        requests += [wire.pack(Type.CREATE_QUEUE, 0, wire.pack_name(name) + OPTIONS) for name in names]
         data, answered = bytearray(), 0
         for start in range(0, len(requests), 1000):
             sock.sendall(b"".join(requests[start : start + 1000]))

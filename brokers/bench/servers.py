@@ -83,7 +83,10 @@ def _other(name: str, flags: Callable[[int], Sequence[str]]) -> Iterator[Address
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]  # freed now, and ours unless somebody is very quick
     with subprocess.Popen(
-        [command, *flags(port)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [command, *flags(port)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # beanstalkd tells of each connection that ends
     ) as process:
         try:
             _until(lambda: _answers(("127.0.0.1", port)), process, None)
