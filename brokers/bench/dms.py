@@ -190,7 +190,8 @@ def make_queues(address: Address, names: Sequence[str]) -> None:
 def dms_talk(size: int, window: int) -> Talk:
     """A message produced and one asked for; each that comes is acknowledged along with the next."""
     name = wire.pack_name(QUEUE)
-    unit = wire.pack(Type.PRODUCE, 1, name + b"x" * size) + wire.pack(Type.CONSUME, 2, name)
+    produce = wire.pack(Type.PRODUCE, 1, name + b"x" * size)
+    consume = wire.pack(Type.CONSUME, 2, name)
     ack = wire.pack(Type.ACK, 0)[:-4]
     delivered: list[bytes] = []
     rest = b""
@@ -201,7 +202,7 @@ def dms_talk(size: int, window: int) -> Talk:
         said, greeting = greeting, b""
         acks = [ack + delivery for delivery in delivered]
         delivered.clear()
-        return said + b"".join(acks) + unit * count
+        return said + b"".join(acks) + produce * count + consume * count
 
     def answers(data: bytes) -> int:
         nonlocal rest
@@ -224,6 +225,7 @@ def dms_talk(size: int, window: int) -> Talk:
 
 def beanstalk_talk(size: int, window: int) -> Talk:
     """put, reserve, delete."""
+    # By turns: what it syncs one by one would otherwise all come before the first answer.
     unit = b"put 0 0 60 %d\r\n%b\r\nreserve\r\n" % (size, b"x" * size)
     reserved = re.compile(rb"RESERVED (\d+) %d\r\nx{%d}\r\n" % (size, size))
     jobs: list[bytes] = []
@@ -249,7 +251,7 @@ def redis_talk(size: int, window: int) -> Talk:
     """RPUSH and LPOP."""
     body = b"x" * size
     push = b"*3\r\n$5\r\nRPUSH\r\n$5\r\nbench\r\n$%d\r\n%b\r\n" % (size, body)
-    unit = push + b"*2\r\n$4\r\nLPOP\r\n$5\r\nbench\r\n"
+    pop = b"*2\r\n$4\r\nLPOP\r\n$5\r\nbench\r\n"
     end = b"x\r\n"
     rest = b""
 
@@ -259,7 +261,7 @@ def redis_talk(size: int, window: int) -> Talk:
         rest = next((end[:cut] for cut in (2, 1) if data.endswith(end[:cut])), b"")
         return data.count(end)
 
-    return Talk(lambda count: unit * count, answers, window)
+    return Talk(lambda count: push * count + pop * count, answers, window)
 
 
 def _closed() -> bytes:

@@ -94,7 +94,7 @@ def test_answers_are_counted_wherever_they_are_cut(
 def test_what_is_delivered_is_acknowledged_along_with_the_next() -> None:
     talk = dms.dms_talk(5, 2)
     first, _ = wire.decode(talk.requests(2))
-    assert [frame[0] for frame in first] == [Type.HANDSHAKE] + [Type.PRODUCE, Type.CONSUME] * 2
+    assert [frame[0] for frame in first] == [Type.HANDSHAKE] + [Type.PRODUCE] * 2 + [Type.CONSUME] * 2
     assert talk.answers(wire.pack(Type.DELIVER, 0x80000007, b"xxxxx")) == 1
     second, _ = wire.decode(talk.requests(1))
     assert [(frame[0], frame[3]) for frame in second] == [
