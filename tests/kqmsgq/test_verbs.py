@@ -130,9 +130,9 @@ def _listed(kqmsgq: Command, *arguments: str) -> list[str]:
 
 
 def test_consuming_nothing_or_two_ways_at_once_is_refused(kqmsgq: Command) -> None:
-    assert kqmsgq("consume")[0] == ExitCode.CONFIGURATION
+    assert kqmsgq("consume")[0] == ExitCode.USAGE
     code, _, err = kqmsgq("consume", "--all", "--raw", "--json")
-    assert (code, "--raw" in err) == (ExitCode.CONFIGURATION, True)
+    assert (code, "--raw" in err) == (ExitCode.USAGE, True)
 
 
 def test_a_server_that_is_not_there_or_goes_is_said_in_a_line(tmp_path: Path) -> None:
