@@ -96,6 +96,12 @@ class Channel:
     def owes_confirms(self) -> bool:
         return not self.silent and self.confirms is not None and self.confirms.owed
 
+    def fall_silent(self) -> None:
+        """Say what can be confirmed; then nothing more is sent on it, but the dialog of its end."""
+        if self.confirms is not None and not self.silent:
+            self.confirms.advance()
+        self.silent = True
+
     # -- out
 
     def send(self, data: bytes) -> None:

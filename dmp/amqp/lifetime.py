@@ -124,7 +124,7 @@ class Lifetime(Pacing):
     def channel_closed(self, channel: Channel) -> None:
         """Its client has closed it."""
         channel.step(ChannelEvent.CLOSE)
-        channel.silent = True
+        channel.fall_silent()
         self._release_channel(channel)
         del self.channels[channel.number]
         channel.reply(commands.Channel.CloseOk())
@@ -180,8 +180,8 @@ class Lifetime(Pacing):
         close = commands.Channel.Close(
             int(refusal.code), refusal.reply_text.decode(), self._index >> 16, self._index & 0xFFFF
         )
+        channel.fall_silent()
         channel.reply(close)
-        channel.silent = True
         channel.step(ChannelEvent.REFUSED)
         self._release_channel(channel)
 
@@ -190,8 +190,8 @@ class Lifetime(Pacing):
         close = commands.Connection.Close(
             int(refusal.code), refusal.reply_text.decode(), self._index >> 16, self._index & 0xFFFF
         )
-        self.replies.say(encode(close, 0))
         self._silence()
+        self.replies.say(encode(close, 0))
         self.step(Event.REFUSED)
         self._release()
         self.due(Due.CLOSE, self.connection.now + CLOSE_SECONDS)
@@ -199,7 +199,7 @@ class Lifetime(Pacing):
     def _silence(self) -> None:
         """Deliveries and confirms are not sent any more."""
         for channel in self.channels.values():
-            channel.silent = True
+            channel.fall_silent()
 
     def _release_channel(self, channel: Channel) -> None:
         self.settling.settle_now()

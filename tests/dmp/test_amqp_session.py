@@ -396,6 +396,13 @@ async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack() -> None
     assert (nack.name, nack.delivery_tag) == ("Basic.Nack", 5)
 
 
+async def test_what_is_confirmed_is_told_before_the_channel_closes() -> None:
+    _, peer = await opened()
+    peer.ask(C.Confirm.Select())
+    peer.send(publish("", "q", b"1", b"2") + encode(C.Queue.Declare(0, "none", True), 1))
+    assert peer.names() == ["Basic.Ack", "Channel.Close"]
+
+
 async def test_without_confirms_a_publish_that_cannot_be_stored_ends_the_connection() -> None:
     world, peer = await opened()
     peer.ask(C.Queue.Declare(0, "q", durable=True))
