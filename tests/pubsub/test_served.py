@@ -1,0 +1,180 @@
+"""Pub/sub as a process: what it prints, what outlives it, and its commands."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, take_frames
+from tests.support.server import Server, run, until
+
+NewServer = Callable[..., Server]
+
+
+def subscribed(address: tuple[str, int], client_id: bytes, *commands: bytes) -> socket.socket:
+    sock = socket.create_connection(address, timeout=60)
+    sock.sendall(encode_id(client_id) + b"".join(commands))
+    return sock
+
+
+def publish(address: tuple[str, int], *topics: bytes) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for topic in topics:
+            sock.sendto(datagram(topic, Kind.STRING, topic), address)
+
+
+def topics_of(sock: socket.socket, count: int) -> list[bytes]:
+    """Of the next so many messages."""
+    data = b""
+    while len(data) < count * FRAME_BYTES:
+        received = sock.recv(count * FRAME_BYTES - len(data))
+        assert received, f"closed behind {len(data)} bytes"
+        data += received
+    return [message.topic for message in take_frames(data)[0]]
+
+
+def heard(address: tuple[str, int], sock: socket.socket) -> None:
+    """Return once the server has done what was sent on `sock` so far: a message to a topic of its own."""
+    sock.sendall(encode_command(Command.SUBSCRIBE, b"heard"))
+    sock.settimeout(0.2)
+    for _ in range(300):
+        publish(address, b"heard")
+        try:
+            if topics_of(sock, 1) == [b"heard"]:
+                break
+        except TimeoutError:
+            continue
+    sock.settimeout(60)
+
+
+def rows(server: Server) -> str:
+    return str(run("pubsub", "sessions", "--topics", "--json", "--data-dir", str(server.data)).stdout)
+
+
+def test_subscriptions_outlive_kill_9(new_server: NewServer) -> None:
+    server = new_server().start()
+    commands = [encode_command(Command.SUBSCRIBE, b"a/%d/+" % number) for number in range(100)]
+    with subscribed(server.address("pubsub"), b"A", *commands, encode_command(Command.UNSUBSCRIBE, b"a/7/+")):
+        # Promised is what was subscribed to a second before; no second is waited, it is seen to be written.
+        until(lambda: '"subscriptions": 99' in rows(server))
+        until(
+            lambda: any(b"a/99/+" in path.read_bytes() for path in server.data.rglob("*") if path.is_file())
+        )
+        server.kill()
+    server.start()
+    with subscribed(server.address("pubsub"), b"A") as again:
+        heard(server.address("pubsub"), again)
+        publish(server.address("pubsub"), b"a/7/x", b"a/8/x", b"a/99/x")
+        assert [topic for topic in topics_of(again, 2) if topic != b"heard"] == [b"a/8/x", b"a/99/x"]
+
+
+def is_written(folder: Path, data: bytes) -> bool:
+    return any(data in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_is_kept_survives_a_clean_stop_and_is_sent_once(new_server: NewServer) -> None:
+    server = new_server().start()
+    subscribed(server.address("pubsub"), b"A", encode_command(Command.KEEP, b"k/*")).close()
+    until(lambda: '"peer": null' in rows(server) and '"subscriptions": 1' in rows(server))
+    publish(server.address("pubsub"), *(b"k/%d" % number for number in range(20)))
+    until(lambda: '"kept_messages": 20' in rows(server))
+    assert server.stop() == 0
+    assert '"kept_messages": 20' in rows(server), "asked on the folder itself, which changes nothing"
+    server.start()
+    with subscribed(server.address("pubsub"), b"A") as again:
+        assert topics_of(again, 20) == [b"k/%d" % number for number in range(20)]
+    assert server.stop() == 0
+    server.start()
+    assert '"kept_messages": 0' in rows(server)
+
+
+def test_standard_output_has_the_three_lines_and_nothing_else(tmp_path: Path) -> None:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("BROKERS_")}
+    ready = tmp_path / "ready.json"
+    command = [sys.executable, "-m", "brokers", "pubsub", "serve", "0", "--data-dir", str(tmp_path / "data")]
+    with subprocess.Popen(
+        [*command, "--ready-file", str(ready)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environ,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            until(ready.exists)
+            server = Server(tmp_path)
+            server.ready = json.loads(ready.read_text())
+            tcp, udp = server.address("pubsub", "pubsub"), server.address("pubsub", "pubsub-udp")
+            assert tcp == udp, "one port number for both"
+            with subscribed(tcp, b"C 1") as first:
+                port = first.getsockname()[1]
+                line = process.stdout.readline()
+                assert line == b"New client C 1 connected from 127.0.0.1:%d.\n" % port
+                with subscribed(tcp, b"C 1") as second:
+                    assert second.recv(1) == b"", "closed at once"
+                assert process.stdout.readline() == b"Client C 1 already connected.\n"
+                process.stdin.write(b"exit\n")
+                process.stdin.flush()
+                assert first.recv(1) == b""
+            assert process.stdout.read() == b"Client C 1 disconnected.\n"
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_the_subscriber_and_the_publisher_of_the_command_line(server: Server, tmp_path: Path) -> None:
+    host, port = server.address("pubsub")
+    command = [sys.executable, "-m", "brokers", "pubsub", "subscriber", "A", host, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            process.stdin.write(b"subscribe a/+\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"Subscribed to topic a/+\n"
+            until(lambda: '"subscriptions": 1' in rows(server))
+            file = tmp_path / "messages.jsonl"
+            file.write_text(
+                '{"topic": "a/1", "type": "INT", "value": -7}\n'
+                '{"topic": "a/2", "type": "SHORT_REAL", "value": "3.5"}\n\n'
+                '{"topic": "a/3", "type": "FLOAT", "value": "-0.00"}\n'
+                '{"topic": "a/4", "type": "STRING", "value": "three words, \\u00e9"}\n'
+            )
+            sent = run("pubsub", "publish", "--from", str(file), "--rate", "1000", "--port", str(port))
+            assert (sent.returncode, sent.stdout.split()[1]) == (0, "4")
+            seen = [process.stdout.readline().decode().rstrip("\n") for _ in range(4)]
+            assert [line.partition(" - ")[2] for line in seen] == [
+                "a/1 - INT - -7",
+                "a/2 - SHORT_REAL - 3.50",
+                "a/3 - FLOAT - 0.00",
+                "a/4 - STRING - three words, é",
+            ]
+            assert all(line.startswith("127.0.0.1:") for line in seen)
+            process.stdin.write(b"unsubscribe a/+\nexit\n")
+            process.stdin.flush()
+            assert process.stdout.read() == b"Unsubscribed from topic a/+\n"
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("t",), ("t", "--int", "1", "--string", "x"), ("t", "--short-real", "1.234")]
+)
+def test_what_cannot_be_published_is_refused_in_one_line(arguments: tuple[str, ...]) -> None:
+    refused = run("pubsub", "publish", *arguments)
+    assert refused.returncode != 0
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_beyond_loopback_who_may_publish_has_to_be_named(new_server: NewServer, tmp_path: Path) -> None:
+    data = str(tmp_path / "d")
+    refused = run("pubsub", "serve", "0", "--host", "0.0.0.0", "--insecure", "--data-dir", data)
+    assert refused.returncode == 78
+    assert refused.stderr.splitlines()[-1].startswith("brokers: pubsub.allow: 0.0.0.0 can be reached")

@@ -1,0 +1,73 @@
+"""Datagrams put into frames, in bulk and one by one, are the same frames."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.net.slots import Layout, Slots
+
+LAYOUT = Layout(frame_bytes=60, parts=((24, 5), (30, 20)), sender=(0, 22))
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture(params=[socket.AF_INET, socket.AF_INET6])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    host = "127.0.0.1" if request.param == socket.AF_INET else "::1"
+    with (
+        socket.socket(request.param, socket.SOCK_DGRAM) as near,
+        socket.socket(request.param, socket.SOCK_DGRAM) as far,
+    ):
+        try:
+            far.bind((host, 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+        far.setblocking(False)
+        near.connect(far.getsockname())
+        yield near, far
+
+
+def expected(data: bytes, near: socket.socket) -> bytes:
+    frame = bytearray(60)
+    host, port = near.getsockname()[:2]
+    sender = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode()[:22]
+    frame[: len(sender)] = sender
+    frame[24 : 24 + len(data[:5])] = data[:5]
+    frame[30 : 30 + len(data[5:25])] = data[5:25]
+    return bytes(frame)
+
+
+@pytest.mark.parametrize("in_bulk", [True, False])
+@given(batches=st.lists(st.lists(st.binary(max_size=30), min_size=1, max_size=6), max_size=6))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+def test_frames_hold_the_datagram_its_sender_and_nothing_of_earlier_ones(
+    pair: Pair, in_bulk: bool, batches: list[list[bytes]]
+) -> None:
+    near, far = pair
+    slots = Slots(LAYOUT, 4, in_bulk=in_bulk)
+    for batch in batches:
+        for data in batch:
+            near.send(data)
+        found, lengths = b"", []
+        while len(found) < 60 * len(batch):
+            count, frames, some = slots.receive(far, 4, None)
+            assert count == len(some) <= 4
+            found += frames
+            lengths += some
+        assert found == b"".join(expected(data, near) for data in batch)
+        for data, length in zip(batch, lengths, strict=True):
+            assert length == len(data) if len(data) <= 25 else length > 25
+    with pytest.raises(BlockingIOError):
+        slots.receive(far, 4, None)
+
+
+@pytest.mark.parametrize("in_bulk", [True, False])
+def test_what_is_not_allowed_is_left_out(pair: Pair, in_bulk: bool) -> None:
+    near, far = pair
+    slots = Slots(LAYOUT, 4, in_bulk=in_bulk)
+    near.send(b"one")
+    assert slots.receive(far, 4, lambda host: host not in ("127.0.0.1", "::1")) == (1, b"", [])
+    near.send(b"two")
+    assert slots.receive(far, 4, lambda host: True) == (1, expected(b"two", near), [3])
