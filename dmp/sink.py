@@ -127,7 +127,7 @@ class Sink(Pacing):
         self._generation = broker.generation
         self._routes: dict[bytes, Route] = {}
         self._heads: dict[bytes, Head] = {}
-        self._lanes: dict[tuple[Queue, ...], Lane] = {}
+        self._lanes: dict[tuple[Queue, ...], Sequence[Lane]] = {}
         self._laned: set[Queue] = set()  # the queues of these lanes
         self._of_queue: dict[Queue, Lane] = {}  # not empty: each queue has its own
         self._touched: list[Lane] = []
@@ -207,9 +207,10 @@ class Sink(Pacing):
         routes = self._routes
         body_bytes_max = self._broker.settings.message_bytes_max
         end = len(data)
-        at = start = count = 0
+        at = start = count = overhead = 0
         last: Route | None = None
-        most = _NO_LIMIT  # of messages of one route
+        lanes: Sequence[Lane] | None = None  # of the messages since `start`
+        most = _NO_LIMIT  # of them
         while at + SIZE_BYTES <= end:
             after = at + SIZE_BYTES + read_u32(data, at)[0]
             if after > end:
@@ -222,33 +223,34 @@ class Sink(Pacing):
                 odd = route is None or length != after - length_at - LENGTH_BYTES or length > body_bytes_max
             except (IndexError, struct.error):  # it lies about its names, and would end beyond the data
                 odd, route = True, None
-            if odd or route is not last:
-                if last is not None:
-                    self._add(last, data[start:at], count)
-                    last, count = None, 0
+            if odd or route is None or route.lanes is not lanes:
+                if lanes is not None:
+                    self._add(lanes, data[start:at], count, overhead)
+                    lanes, count, overhead = None, 0, 0
                 if self._work > WORK_PER_STRETCH:
                     return at
-                if odd:
+                if odd or route is None:
                     at = self._odd(data, at, after)
                     continue
-                assert route is not None
-                last, start = route, at
+                lanes, start = route.lanes, at
                 most = self._touch(route)
             count += 1
-            if count % _LOOK_EVERY == _LOOK_AT:
+            overhead += route.envelope_bytes
+            if count % _LOOK_EVERY == _LOOK_AT and route is last:
                 stride = after - at
                 same = uniform(data, at, stride, length_at + LENGTH_BYTES - at)
                 if same >= FEW:
                     same = min(same, most - count + 1)
                     count += same - 1
+                    overhead += (same - 1) * route.envelope_bytes
                     after = at + same * stride
+            last = route
             at = after
             if count >= most:
-                assert last is not None
-                self._add(last, data[start:at], count)
-                last, count = None, 0
-        if last is not None:
-            self._add(last, data[start:at], count)
+                self._add(route.lanes, data[start:at], count, overhead)
+                lanes, count, overhead = None, 0, 0
+        if lanes is not None:
+            self._add(lanes, data[start:at], count, overhead)
         return at
 
     def _touch(self, route: Route) -> int:
@@ -260,14 +262,15 @@ class Sink(Pacing):
             slow += lane.slow
         return (WORK_PER_STRETCH - self._work) // slow + 1 if slow else _NO_LIMIT
 
-    def _add(self, route: Route, piece: bytes, count: int) -> None:
+    def _add(self, lanes: Sequence[Lane], piece: bytes, count: int, overhead: int) -> None:
+        """So many messages, of which so many bytes are envelopes."""
         counts = self._broker.counts
         counts.published += count
-        counts.published_bytes += len(piece) - count * route.envelope_bytes
+        counts.published_bytes += len(piece) - overhead
         counts.sunk += count
-        if not route.lanes:
+        if not lanes:
             counts.unroutable += count
-        for lane in route.lanes:
+        for lane in lanes:
             if not lane.pieces:
                 self._touched.append(lane)
             lane.pieces.append(piece)
@@ -293,7 +296,7 @@ class Sink(Pacing):
             bodies = [data[end - stride + len(before) : end] for end in range(after, stop + 1, stride)]
             self._publish_optional(route, before, parts, bodies)
         else:
-            self._add(route, data[at:stop], count)
+            self._add(route.lanes, data[at:stop], count, count * route.envelope_bytes)
         return stop
 
     def _deliver(self) -> None:
@@ -376,20 +379,21 @@ class Sink(Pacing):
         route = self._routes[names] = Route(queues, self._lanes_of(queues), len(names))
         return route
 
-    def _lanes_of(self, queues: tuple[Queue, ...]) -> tuple[Lane, ...]:
-        if not queues:
-            return ()
-        if not self._of_queue:
-            lane = self._lanes.get(queues)
-            if lane is None and self._laned.isdisjoint(queues):
-                lane = self._lanes[queues] = Lane(queues)
+    def _lanes_of(self, queues: tuple[Queue, ...]) -> Sequence[Lane]:
+        """The same object for the same queues."""
+        lanes = self._lanes.get(queues)
+        if lanes is None and queues and not self._of_queue:
+            if self._laned.isdisjoint(queues):
                 self._laned.update(queues)
-            if lane is not None:
-                return (lane,)
+                lanes = self._lanes[queues] = (Lane(queues),)
+                return lanes
             self._deliver()  # a queue is in two sets: from now on each is for itself
             self._forget_routes()
-        of_queue = self._of_queue
-        return tuple([of_queue.setdefault(queue, Lane((queue,))) for queue in queues])
+        if lanes is None:
+            of_queue = self._of_queue
+            lanes = tuple([of_queue.setdefault(queue, Lane((queue,))) for queue in queues])
+            self._lanes[queues] = lanes
+        return lanes
 
     def _head(self, before: bytes) -> Head:
         """The head of messages with this envelope."""
