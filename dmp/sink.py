@@ -387,8 +387,7 @@ class Sink(Pacing):
                 self._laned.update(queues)
                 lanes = self._lanes[queues] = (Lane(queues),)
                 return lanes
-            self._deliver()  # a queue is in two sets: from now on each is for itself
-            self._forget_routes()
+            self._forget_routes()  # a queue is in two sets: from now on each is for itself
         if lanes is None:
             of_queue = self._of_queue
             lanes = tuple([of_queue.setdefault(queue, Lane((queue,))) for queue in queues])

@@ -281,17 +281,16 @@ async def test_a_sink_waits_while_memory_is_full_and_loses_nothing() -> None:
 
 
 async def test_others_have_their_turn_within_a_long_stretch() -> None:
-    world, app = await opened()
+    _, app = await opened()
     queues = [app.queue(b"q%d" % n, b"quotes") for n in range(10)]
     sink = app.sink(b"quotes")
     count = WORK_PER_STRETCH // 4
-    sink.say(packed(*[b"%d" % n for n in range(count)]))
+    sink.say(packed(*[b"%04d" % n for n in range(count)]))
     assert 0 < len(queues[0].ready) < count
     for _ in range(10):
         sink.wait(0)
-    assert [ready(queue) for queue in queues] == [[b"%d" % n for n in range(count)]] * 10
+    assert [ready(queue) for queue in queues] == [[b"%04d" % n for n in range(count)]] * 10
     assert sink.connection.reading
-    del world
 
 
 async def test_persistent_messages_of_a_sink_outlive_a_restart() -> None:
