@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id, payload_of, value_text
 from tests.pubsub.world import Peer, World
 
-LEVELS = st.sampled_from([b"a", b"b", b"", b"*", b"+"])
-TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map(b"/".join)
-CLIENTS = st.sampled_from([b"A", b"B", b"C"])
+LEVELS = st.sampled_from([b"a", b"", b"*", b"+"])
+TOPICS = st.lists(LEVELS, min_size=1, max_size=3).map(b"/".join)
+CLIENTS = st.sampled_from([b"A", b"B"])
 STEPS = st.one_of(
     st.tuples(st.just("connect"), CLIENTS),
     st.tuples(st.just("leave"), CLIENTS),
@@ -33,12 +33,12 @@ def table_matches(pattern: bytes, topic: bytes) -> bool:
     return found[-1][-1]
 
 
-@given(st.lists(STEPS, max_size=40))
-@settings(deadline=None)
+@given(st.lists(STEPS, min_size=10, max_size=60))
+@settings(deadline=None, max_examples=150)
 def test_every_client_gets_what_the_model_says(steps: list[tuple]) -> None:  # type: ignore[type-arg]
     world = World()
     connected: dict[bytes, Peer] = {}
-    topics: dict[bytes, dict[bytes, bool]] = {client: {} for client in (b"A", b"B", b"C")}
+    topics: dict[bytes, dict[bytes, bool]] = {client: {} for client in (b"A", b"B")}
     due: dict[bytes, list[bytes]] = {client: [] for client in topics}
     for what, first, *rest in steps:
         if what == "publish":
