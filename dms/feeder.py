@@ -1,14 +1,11 @@
 """Standard input into a queue: lines as they come, tried again where that was asked for."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import trio
 
 from dms.client import Client, QueueFull
 from shared.net.dial import pause_before
-
-READ_BYTES = 256 * 1024
 
 
 class Feeder:
@@ -45,14 +42,3 @@ class Feeder:
     def _count(self, bodies: Sequence[bytes], refused: Sequence[bytes]) -> None:
         self.messages += len(bodies) - len(refused)
         self.size += sum(map(len, bodies)) - sum(map(len, refused))
-
-
-async def line_runs(file: Any) -> AsyncIterator[list[bytes]]:
-    """Lines as they come, without their ends; the last may lack one. `file`: what trio.wrap_file makes."""
-    rest = b""
-    while data := await file.read1(READ_BYTES):
-        *lines, rest = (rest + data).split(b"\n")
-        if lines:
-            yield [line.removesuffix(b"\r") for line in lines]
-    if rest:
-        yield [rest]

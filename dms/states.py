@@ -5,7 +5,7 @@ What the table leaves out: requests that answer at once change no state, CONSUME
 the disk is behind.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
 
@@ -70,15 +70,3 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     },
     State.CLOSING: {},
 }
-
-
-def diagram() -> Iterator[str]:
-    """The table as Mermaid's lines, for PROTOCOL.md."""
-    yield "stateDiagram-v2"
-    for state in State:
-        yield f"    {state.name} : {state.name}<br/>{state.value}"
-    yield f"    [*] --> {State.NEW.name}"
-    for state, moves in TRANSITIONS.items():
-        for event, after in moves.items():
-            yield f"    {state.name} --> {after.name} : {event.value}"
-    yield f"    {State.CLOSING.name} --> [*]"

@@ -16,8 +16,9 @@ import trio
 from cyclopts import App, Parameter
 
 from dms.client import Client, Message, QueueExists, QueueOptions, Unreachable, connect
-from dms.feeder import Feeder, line_runs
+from dms.feeder import Feeder
 from dms.stress import stress as run_stress
+from shared.commands import line_runs
 from shared.errors import BrokerError
 from shared.net.dial import tls_context
 from shared.plug import ServeRequest, VerbRequest

@@ -4,7 +4,7 @@ What the table leaves out: an event that is not in it for a state closes the con
 malformed or too late; the session counts them by `wire.Fault`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
 
@@ -45,15 +45,3 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     },
     State.ENDING: {},
 }
-
-
-def diagram() -> Iterator[str]:
-    """The table as Mermaid's lines, for PROTOCOL.md."""
-    yield "stateDiagram-v2"
-    for state in State:
-        yield f"    {state.name} : {state.name}<br/>{state.value}"
-    yield f"    [*] --> {State.ROLE.name}"
-    for state, moves in TRANSITIONS.items():
-        for event, after in moves.items():
-            yield f"    {state.name} --> {after.name} : {event.value}"
-    yield f"    {State.ENDING.name} --> [*]"

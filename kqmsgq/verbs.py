@@ -1,11 +1,9 @@
 """`brokers kqmsgq ...`: the protocol's own commands. Each returns what it found; the host shows it."""
 
-import errno
 import os
 import ssl
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +12,11 @@ import trio
 from cyclopts import App, Parameter
 
 from kqmsgq.client import Message, open_consumer, open_producer
+from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.net.dial import Disconnected, tls_context
+from shared.net.dial import tls_context
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
-
-READ_BYTES = 256 * 1024
 
 app = App(
     name="kqmsgq",
@@ -101,7 +98,7 @@ async def produce(
     """
     name = os.fsencode(queue)
     done = 0
-    with _lost(), counting("messages") as update:
+    with lost_is_refused(), counting("messages") as update:
         async with open_producer(server.host, server.port, ssl_context=server.ssl_context()) as producer:
             if message:
                 await producer.send_many((name, os.fsencode(each)) for each in message)
@@ -112,7 +109,7 @@ async def produce(
                 done = 1
             else:
                 size = 0
-                async for lines in _lines(trio.wrap_file(sys.stdin.buffer)):
+                async for lines in line_runs(trio.wrap_file(sys.stdin.buffer)):
                     await producer.send_many((name, line) for line in lines)
                     done += len(lines)
                     size += sum(map(len, lines))
@@ -151,7 +148,7 @@ async def consume(
 
     async def shown() -> AsyncIterator[Any]:
         left = max_
-        with _lost():
+        with lost_is_refused():
             async with open_consumer(server.host, server.port, ssl_context=server.ssl_context()) as consumer:
                 if all_:
                     await consumer.subscribe_all()
@@ -197,26 +194,3 @@ def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[An
     if sys.stdout.isatty():
         return [message.body.decode(errors="backslashreplace") for message in messages]
     return [b"".join(message.body + b"\n" for message in messages)]
-
-
-async def _lines(file: Any) -> AsyncIterator[list[bytes]]:
-    """Lines as they come, many at a time, without their ends; the last may lack one."""
-    rest: list[bytes] = []  # pieces of a line without its end
-    while data := await file.read1(READ_BYTES):
-        first, *lines = data.split(b"\n")
-        rest.append(first)
-        if lines:
-            lines.insert(0, b"".join(rest))
-            rest = [lines.pop()]
-            yield [line.removesuffix(b"\r") for line in lines]
-    if last := b"".join(rest):
-        yield [last]
-
-
-@contextmanager
-def _lost() -> Iterator[None]:
-    """A lost connection ends a command as a refused one does."""
-    try:
-        yield
-    except Disconnected as error:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error

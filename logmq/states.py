@@ -4,7 +4,7 @@ What the table leaves out: requests that answer at once change no state, and the
 without a state of its own while an answer, the disk or the peer keeps it waiting (stops, below).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
 # Why input is held back. Bits: several may hold at once.
@@ -77,15 +77,3 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     },
     State.ENDING: {},
 }
-
-
-def diagram() -> Iterator[str]:
-    """The table as Mermaid's lines, for PROTOCOL.md."""
-    yield "stateDiagram-v2"
-    for state in State:
-        yield f"    {state.name} : {state.name}<br/>{state.value}"
-    yield f"    [*] --> {State.REQUESTS.name}"
-    for state, moves in TRANSITIONS.items():
-        for event, after in moves.items():
-            yield f"    {state.name} --> {after.name} : {event.value}"
-    yield f"    {State.ENDING.name} --> [*]"

@@ -14,12 +14,11 @@ import trio
 from cyclopts import App, Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
+from shared.commands import line_runs
 from shared.errors import UsageError
 from shared.net.dial import tls_context
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
-
-READ_BYTES = 256 * 1024
 
 app = App(
     name="logmq",
@@ -127,21 +126,11 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
             update(done, size)
 
         async with client.producer(topic, told=told) as producer:
-            async for line in _lines(trio.wrap_file(sys.stdin.buffer)):
-                size += len(line)
-                await producer.send(line)
+            async for lines in line_runs(trio.wrap_file(sys.stdin.buffer)):
+                for line in lines:
+                    size += len(line)
+                    await producer.send(line)
     return {"topic": topic, "messages": done, "first": first, "last": last}
-
-
-async def _lines(file: Any) -> AsyncIterator[bytes]:
-    """Lines as they come, without their ends; the last may lack one."""
-    rest = b""
-    while data := await file.read1(READ_BYTES):
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line.removesuffix(b"\r")
-    if rest:
-        yield rest
 
 
 @app.command(

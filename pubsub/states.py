@@ -4,7 +4,7 @@ What the table leaves out: what is malformed, too late or above a limit is a fau
 by `wire.Fault`. An id that is connected already is one of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
 
@@ -38,15 +38,3 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     },
     State.ENDING: {},
 }
-
-
-def diagram() -> Iterator[str]:
-    """The table as Mermaid's lines, for PROTOCOL.md."""
-    yield "stateDiagram-v2"
-    for state in State:
-        yield f"    {state.name} : {state.name}<br/>{state.value}"
-    yield f"    [*] --> {State.ID.name}"
-    for state, moves in TRANSITIONS.items():
-        for event, after in moves.items():
-            yield f"    {state.name} --> {after.name} : {event.value}"
-    yield f"    {State.ENDING.name} --> [*]"

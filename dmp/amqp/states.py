@@ -5,11 +5,8 @@ What the tables leave out: methods that are answered at once change no state; an
 answer is thrown away without a look at what it is, as the specification wants it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
-from typing import TypeVar
-
-S = TypeVar("S", bound=Enum)
 
 
 class State(Enum):
@@ -97,15 +94,3 @@ CHANNEL_TRANSITIONS: Mapping[ChannelState, Mapping[ChannelEvent, ChannelState]] 
     },
     ChannelState.CLOSED: {},
 }
-
-
-def diagram(table: Mapping[S, Mapping[Enum, S]], first: S, last: S) -> Iterator[str]:
-    """A table as Mermaid's lines, for PROTOCOL.md."""
-    yield "stateDiagram-v2"
-    for state in table:
-        yield f"    {state.name} : {state.name}<br/>{state.value}"
-    yield f"    [*] --> {first.name}"
-    for state, moves in table.items():
-        for event, after in moves.items():
-            yield f"    {state.name} --> {after.name} : {event.value}"
-    yield f"    {last.name} --> [*]"

@@ -8,10 +8,11 @@ import attrs
 from pamqp import body, common, header
 
 from dmp.amqp import methods, wiring_methods
-from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State, diagram
+from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State
 from dmp.door import AMQP_HEADER
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
+from shared.states import diagram
 from tests.dmp.amqp_peer import Peer, content_header
 from tests.dmp.world import World
 

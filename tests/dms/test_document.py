@@ -9,8 +9,9 @@ from dms import wire
 from dms.options import Options
 from dms.records import Kind, Reason
 from dms.settings import DmsSettings
-from dms.states import TRANSITIONS, Event, State, diagram
+from dms.states import TRANSITIONS, Event, State
 from dms.wire import REPLIES, Frame, Status, Type
+from shared.states import diagram
 from tests.dms.world import World
 
 FOLDER = Path(__file__).parent.parent.parent / "dms"
@@ -34,7 +35,7 @@ def test_every_state_but_the_last_can_end() -> None:
 
 def test_the_diagram_in_the_document_is_the_table() -> None:
     drawn = DOCUMENT.partition("```mermaid\n")[2].partition("```")[0]
-    assert drawn.splitlines() == list(diagram())
+    assert drawn.splitlines() == list(diagram(TRANSITIONS, State.NEW, State.CLOSING))
 
 
 def sent(line: str) -> bytes:

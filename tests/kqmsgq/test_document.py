@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from kqmsgq.settings import KqmsgqSettings
-from kqmsgq.states import TRANSITIONS, Event, State, diagram
+from kqmsgq.states import TRANSITIONS, Event, State
 from kqmsgq.wire import Fault, message, subscribe, unsubscribe
+from shared.states import diagram
 from tests.kqmsgq.world import World
 
 ROOT = Path(__file__).parent.parent.parent
@@ -79,7 +80,7 @@ def test_golden_sessions_byte_for_byte(path: Path, one_by_one: bool) -> None:
 
 def test_the_diagram_in_the_document_is_the_table() -> None:
     drawn = DOCUMENT.partition("```mermaid\n")[2].partition("```")[0]
-    assert drawn.splitlines() == list(diagram())
+    assert drawn.splitlines() == list(diagram(TRANSITIONS, State.ROLE, State.ENDING))
 
 
 def test_every_state_is_in_the_table_can_be_reached_and_can_end() -> None:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from brokers.cli import run as run_here
 from brokers.errors import ExitCode
-from kqmsgq.verbs import _lines
 from kqmsgq.wire import message, subscribe
 from tests.support.server import Server, run, speak, until
 
@@ -148,20 +146,3 @@ def test_a_server_that_is_not_there_or_goes_is_said_in_a_line(tmp_path: Path) ->
         _, err = consumer.process.communicate(timeout=60)
         assert consumer.process.returncode == ExitCode.UNAVAILABLE
         assert b"the server closed the connection" in err
-
-
-async def test_lines_are_cut_where_they_end_however_they_come() -> None:
-    class Pieces:
-        def __init__(self, *pieces: bytes) -> None:
-            self.pieces = list(pieces)
-
-        async def read1(self, _: int) -> bytes:
-            await trio.lowlevel.checkpoint()
-            return self.pieces.pop(0) if self.pieces else b""
-
-    async def lines(*pieces: bytes) -> list[bytes]:
-        return [line async for many in _lines(Pieces(*pieces)) for line in many]
-
-    assert await lines(b"a\nb", b"", b"never") == [b"a", b"b"]
-    assert await lines(b"a\r", b"\nb", b"c\n\n", b"d") == [b"a", b"bc", b"", b"d"]
-    assert await lines(b"a", b"b", b"c\n") == [b"abc"]

@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import trio
-import trio.lowlevel
 from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.cli import run as run_here
 from brokers.errors import ExitCode
-from logmq.verbs import _lines
 from tests.support.server import Server, run, speak
 
 
@@ -64,19 +61,6 @@ def test_each_line_of_standard_input_is_a_message(server: Server) -> None:
     assert (row["messages"], row["first"]) == (5002, 0)
     shown = run("logmq", "consume", "stdin", *address)
     assert shown.stdout.encode() == lines.replace(b"\r", b"") + b"\n"
-
-
-async def test_lines_are_cut_where_they_end_however_they_come() -> None:
-    class Pieces:
-        def __init__(self, *pieces: bytes) -> None:
-            self.pieces = list(pieces)
-
-        async def read1(self, _: int) -> bytes:
-            await trio.lowlevel.checkpoint()
-            return self.pieces.pop(0) if self.pieces else b""
-
-    assert [line async for line in _lines(Pieces(b"a\nb", b"", b"never"))] == [b"a", b"b"]
-    assert [line async for line in _lines(Pieces(b"a\r", b"\nb", b"c\n\n", b"d"))] == [b"a", b"bc", b"", b"d"]
 
 
 def test_consume_begins_and_ends_where_it_is_told(logmq: Command) -> None:

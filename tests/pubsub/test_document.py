@@ -3,14 +3,17 @@
 from pathlib import Path
 
 from pubsub.settings import PubsubSettings
-from pubsub.states import TRANSITIONS, State, diagram
+from pubsub.states import TRANSITIONS, State
+from shared.states import diagram
 
 DOCUMENT = (Path(__file__).parent.parent.parent / "pubsub" / "PROTOCOL.md").read_text()
 
 
 def test_the_diagram_is_the_table() -> None:
     assert set(TRANSITIONS) == set(State)
-    assert DOCUMENT.partition("```mermaid\n")[2].partition("\n```")[0] == "\n".join(diagram())
+    assert DOCUMENT.partition("```mermaid\n")[2].partition("\n```")[0] == "\n".join(
+        diagram(TRANSITIONS, State.ID, State.ENDING)
+    )
 
 
 def test_the_limits_in_the_document_are_the_settings() -> None:
