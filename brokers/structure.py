@@ -202,6 +202,8 @@ def _leaf(given: Given, field: "attrs.Attribute[Any]") -> Any:
         value = parse_quantity(value, unit)
     elif any(map(_is_list, kinds)):
         value = _listed(value)
+    elif any(map(_is_mapping, kinds)):
+        value = _mapped(value, next(filter(_is_mapping, kinds)))
     elif given.words:
         value = _read(value, kinds)
     return _CONVERTER.structure(value, field.type or str)
@@ -235,6 +237,26 @@ def _listed(value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list):
         raise TypeError(f"expected a list, got {value!r}")
+    return value
+
+
+def _is_mapping(kind: Any) -> bool:
+    origin: Any = typing.get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _mapped(value: Any, kind: Any) -> Any:
+    """A table of plain values, which may also be written as one text with commas: `"a=1, b=2"`."""
+    if isinstance(value, str):
+        table: dict[str, Any] = {}
+        for part in _listed(value):
+            name, equals, text = (side.strip() for side in part.partition("="))
+            if not name or not equals or name in table:
+                raise ValueError(f"expected NAME=VALUE with commas between, each name once, got {part!r}")
+            table[name] = _read(text, _alternatives(typing.get_args(kind)[1]))
+        return table
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected a table, got {value!r}")
     return value
 
 

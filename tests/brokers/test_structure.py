@@ -56,6 +56,8 @@ class Settings:
     mode: Mode = Mode("always")
     tls: Tls = Tls()
     topics: Mapping[str, Topic] = attrs.field(factory=dict)
+    labels: Mapping[str, str] = attrs.field(factory=dict)
+    weights: dict[str, int] | None = None
 
 
 SECTIONS: Mapping[str, type[Any]] = {"logmq": Settings, "net": Tls}
@@ -195,6 +197,32 @@ def test_a_section_that_is_a_value_is_told_so() -> None:
 def test_bad_words_name_the_flag_they_came_from(words: dict[str, str]) -> None:
     _, problems = from_words(**words)
     assert [problem.source for problem in problems] == ["--" + next(iter(words))]
+
+
+def test_a_table_of_plain_values_is_read_from_a_file_and_from_words() -> None:
+    settings, problems = from_toml('[logmq]\nlabels = {zone = "a", rack = "7"}\nweights = {one = 1}')
+    assert problems == []
+    assert (settings.labels, settings.weights) == ({"zone": "a", "rack": "7"}, {"one": 1})
+    settings, problems = from_words(labels="zone=a, rack = 7=8,", weights="one=1,two=2")
+    assert problems == []
+    assert (settings.labels, settings.weights) == ({"zone": "a", "rack": "7=8"}, {"one": 1, "two": 2})
+    settings, problems = from_words(labels="", weights="")
+    assert problems == []
+    assert (settings.labels, settings.weights) == ({}, None)
+
+
+@pytest.mark.parametrize("words", ["zone", "=a", "zone=a,zone=b", "zone:a"])
+def test_words_that_are_no_table_are_a_problem_that_names_their_source(words: str) -> None:
+    _, problems = from_words(labels=words)
+    assert [(problem.key, problem.source) for problem in problems] == [("logmq.labels", "--labels")]
+    assert "NAME=VALUE" in str(problems[0])
+
+
+def test_what_stands_for_a_table_is_one_and_holds_what_it_should() -> None:
+    assert "expected a table" in complaint("[logmq]\nlabels = 3")
+    assert "expected text" in complaint("[logmq]\nlabels = {zone = 3}")
+    _, problems = from_words(weights="one=many")
+    assert "not a number" in str(problems[0])
 
 
 def test_all_problems_are_found_at_once() -> None:
