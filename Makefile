@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve test lint types format lock trial-power trial-kill trial-sim trials clean
+.PHONY: serve test lint types format lock trial-power trial-kill trial-sim trial-states trials clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
@@ -39,7 +39,10 @@ trial-kill: $(VENV)/.test
 trial-sim: $(VENV)/.test
 	$(BIN)/python -m tests.trials.sim --seeds $(SEEDS) $(ARGS)
 
-trials: trial-power trial-kill trial-sim
+trial-states: $(VENV)/.test
+	$(BIN)/python -m tests.trials.states $(ARGS)
+
+trials: trial-power trial-kill trial-sim trial-states
 
 lock:
 	.ci/lock

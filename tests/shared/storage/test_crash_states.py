@@ -6,7 +6,7 @@ comparison never look are recovered once. Both numbers are printed: `pytest -s`.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -15,14 +15,15 @@ import trio
 from tests.support.crashes import Tally, check_cuts, check_kills, check_recovery, record, varied
 from tests.support.fake_disk import FakeDisk
 from tests.support.promises import BrokenPromiseError
+from tests.support.short_workloads import check_short
 from tests.support.workers import worker_processes
 from tests.support.workloads import SMALL, drawn, sequence, something
 
-# Of these all triples are run, of all operations all pairs. The last ones reuse segments of the journal.
+# Of these all triples are run, of all operations all pairs (`make trial-states` runs all triples). The last
+# ones reuse segments of the journal.
 _CORE = ("change two", "delete or make again", "checkpoint")
 _LAP = ("append much", "append much", "checkpoint")
 _LAPS = (*_LAP, "append much", "append much"), (*_LAP, *_LAP, "append much", "append")
-_RUNS_MAX = 5000
 _SEEDS = range(10)
 _SAMPLE = 16
 
@@ -48,21 +49,9 @@ def test_short_workloads_keep_their_promises_in_every_legal_state(workers: Proce
         *itertools.product(_CORE, repeat=3),
         *_LAPS,
     ]
-    total = _tally(workers.map(_short, workloads, chunksize=4))
+    total = _tally(workers.map(check_short, workloads, chunksize=4))
     assert total.sampled == 0, "all states of all cuts"
     assert total.states >= total.runs > len(workloads)
-
-
-def _short(operations: Sequence[str]) -> Tally:
-    return trio.run(_check_short, operations)
-
-
-async def _check_short(operations: Sequence[str]) -> Tally:
-    """The cuts in the last operation: those before it are another workload's."""
-    history = await record(sequence(operations[-1:]), something(operations[:-1]))
-    tally = await check_cuts(history.cuts, history.witness, _RUNS_MAX, seed=0)
-    tally.add(await check_kills(history))
-    return tally
 
 
 def test_long_workloads_keep_their_promises_in_half_a_million_states(workers: ProcessPoolExecutor) -> None:

@@ -1,0 +1,50 @@
+"""Every workload of so many operations of the storage core, in every state that a crash may leave.
+
+The suite runs all pairs and a choice of triples (tests/shared/storage/test_crash_states.py); this runs all.
+"""
+
+import argparse
+import itertools
+import sys
+import time
+from concurrent.futures import Future, as_completed
+from functools import partial
+
+from tests.support.crashes import Tally
+from tests.support.promises import BrokenPromiseError
+from tests.support.short_workloads import check_short
+from tests.support.workers import worker_processes
+from tests.support.workloads import SMALL
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="trials.states", description=__doc__)
+    parser.add_argument("--operations", type=int, default=3, help="operations of a workload (%(default)s)")
+    arguments = parser.parse_args()
+    workloads = list(itertools.product(SMALL, repeat=arguments.operations))
+    begun = time.monotonic()
+    total = Tally()
+    broken = 0
+    with worker_processes() as workers:
+        say = partial(print, flush=True)
+        running: dict[Future[Tally], tuple[str, ...]] = {
+            workers.submit(check_short, workload): workload for workload in workloads
+        }
+        for done, future in enumerate(as_completed(running), start=1):
+            try:
+                total.add(future.result())
+            except BrokenPromiseError as error:
+                broken += 1
+                say(f"{' / '.join(running[future])}: {error}")
+            if done % 100 == 0:
+                say(f"  {done:,} of {len(workloads):,} workloads, {total}")
+    say(
+        f"{len(workloads):,} workloads of {arguments.operations} operations; {time.monotonic() - begun:.0f} s"
+    )
+    say(total)
+    say(f"{broken} workloads broke a promise" if broken else "nothing promised was broken")
+    return 1 if broken or total.sampled else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
