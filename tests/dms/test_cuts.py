@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from dms import runs, wire
 from dms.settings import DmsSettings
-from dms.wire import Type
+from dms.wire import Status, Type
 from tests.dms.world import Peer, World
 
 NAMES = [wire.pack_name("a"), wire.pack_name("b"), wire.pack_name("no such queue")]
@@ -121,3 +121,19 @@ def test_what_is_built_at_once_is_what_is_built_one_by_one(ids: list[int], bodie
     packed = runs.records(bodies)
     assert packed == b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
     assert runs.split(packed, 0, len(bodies)) == bodies
+
+
+def test_producing_to_queues_by_turns_is_answered_in_order_and_each_queue_gets_its_own() -> None:
+    found = World(DmsSettings(depth=5))  # on disk: the answers wait
+    peer = found.connect()
+    peer.create("a")
+    peer.create("b")
+    names = NAMES[:2] * 4 + NAMES[2:] + NAMES[:2] * 3
+    peer.send(b"".join(wire.pack(Type.PRODUCE, 100 + n, name + b"%d" % n) for n, name in enumerate(names)))
+    answers = peer.take()
+    assert [frame[3] for frame in answers] == list(range(100, 100 + len(names)))
+    refused = {frame[3] - 100: frame[2] for frame in answers if frame[0] == Type.ERROR}
+    full, missing = Status.QUEUE_FULL, Status.QUEUE_NOT_FOUND
+    assert refused == {8: missing, 11: full, 12: full, 13: full, 14: full}
+    peer.send(wire.pack(Type.CONSUME, 1, NAMES[1]) * 5)
+    assert [frame[4] for frame in peer.take()] == [b"1", b"3", b"5", b"7", b"10"]
