@@ -20,6 +20,8 @@ PAYLOAD_BYTES_MAX = 4096
 SKIPPED_BYTES_MAX = 1024 * 1024
 """A longer payload is read and thrown away up to this; beyond it the connection closes."""
 NAME_BYTES_MAX = 64
+TEXT_CHARS_MAX = 500
+"""Of an error: it may quote what a peer said, and has to fit a payload."""
 DELIVERY_ID_BIT = 0x80000000
 """Set in every delivery id, so that none equals an id that a client counts upwards."""
 
@@ -90,7 +92,7 @@ class Refusal(BrokerError):
         return f"{self.status.name}: {self.text}"
 
     def frame(self, message_id: int) -> bytes:
-        return pack(Type.ERROR, message_id, self.text.encode(), self.status)
+        return pack(Type.ERROR, message_id, self.text[:TEXT_CHARS_MAX].encode(), self.status)
 
 
 @attrs.define(eq=False)
@@ -105,7 +107,7 @@ Frame = tuple[int, int, int, int, bytes]
 
 
 def pack(type_: int, message_id: int, payload: bytes = b"", status: int = 0, version: int = VERSION) -> bytes:
-    """One frame. The payload is at most 4096 bytes; texts are cut there."""
+    """One frame. That the payload is at most 4096 bytes is the caller's to see to."""
     return HEADER.pack(MAGIC, len(payload), type_, version, status, message_id) + payload
 
 

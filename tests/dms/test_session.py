@@ -427,6 +427,15 @@ def test_who_does_not_read_is_not_read_from() -> None:
     assert taken == 300
 
 
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_refusal_of_a_number_as_long_as_a_payload_fits_a_payload(sign: str) -> None:
+    peer = World().connect()
+    number = sign + "9" * 4070
+    (frame,) = peer.create("a", f'{{"depth":{number}}}'.encode())  # `take` decodes as a client does
+    assert (frame[0], frame[2]) == (Type.ERROR, Status.PROTOCOL_ERROR)
+    assert b"'depth'" in frame[4]
+
+
 def test_options_are_what_the_settings_say_unless_asked() -> None:
     world = World(DmsSettings(persist=False, depth=2))
     peer = with_queue(world)
