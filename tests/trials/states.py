@@ -16,6 +16,9 @@ from tests.support.short_workloads import check_short
 from tests.support.workers import worker_processes
 from tests.support.workloads import SMALL
 
+RUNS_MAX = 50_000
+"""Of one cut: half a minute of work. Cuts that leave states for more are drawn from, and counted."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="trials.states", description=__doc__)
@@ -28,7 +31,7 @@ def main() -> int:
     with worker_processes() as workers:
         say = partial(print, flush=True)
         running: dict[Future[Tally], tuple[str, ...]] = {
-            workers.submit(check_short, workload): workload for workload in workloads
+            workers.submit(check_short, workload, RUNS_MAX): workload for workload in workloads
         }
         for done, future in enumerate(as_completed(running), start=1):
             try:
@@ -42,8 +45,10 @@ def main() -> int:
         f"{len(workloads):,} workloads of {arguments.operations} operations; {time.monotonic() - begun:.0f} s"
     )
     say(total)
+    if total.sampled:
+        say(f"{total.sampled} cuts leave more states than {RUNS_MAX:,} recoveries show; so many were drawn")
     say(f"{broken} workloads broke a promise" if broken else "nothing promised was broken")
-    return 1 if broken or total.sampled else 0
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
