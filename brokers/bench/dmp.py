@@ -97,7 +97,7 @@ def bench(
     rows: list[Row] = []
     with ExitStack() as stack, progress("measuring", total=3) as update:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        ours = stack.enter_context(serving(folder, "dmp"))
+        ours = stack.enter_context(serving(folder, "dmp"))["dmp"]
         peers: dict[str, Callable[[int], Way]] = {
             "direct": lambda count: direct(ours, body, count),
             "basic": lambda count: basic(ours, body, count),

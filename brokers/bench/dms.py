@@ -132,7 +132,7 @@ class _Case:
         self, stack: ExitStack, folder: Path, *, persist: bool, others: int = 0
     ) -> tuple[Address, Callable[[int], Talk]]:
         environ = {"BROKERS_DMS_PERSIST": str(persist).lower(), "BROKERS_DMS_QUEUES_MAX": str(others + 1)}
-        address = stack.enter_context(serving(folder, "dms", environ))
+        address = stack.enter_context(serving(folder, "dms", environ))["dms"]
         make_queues(address, [*(f"other-{number}" for number in range(others)), QUEUE])
         return address, self._talk
 

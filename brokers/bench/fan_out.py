@@ -4,12 +4,15 @@ Bare system calls and one epoll, as in `load`. Each producer keeps a window of m
 the next ones when the slowest consumer has had the last, so no server can win by throwing away or by leaving
 one side behind. A message carries the time at which it was sent; the latency is that of the last whole
 message in each read of a consumer.
+
+Where messages are datagrams, some may be lost: what is not there after a while is given up.
 """
 
+import errno
 import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import monotonic, perf_counter_ns
 
 import attrs
@@ -21,6 +24,8 @@ RECEIVE_BYTES = 512 * 1024
 WARM_UP_SECONDS = 0.3
 READY_SECONDS = 30.0
 SILENCE_SECONDS = 0.1
+LOST_SECONDS = 0.2
+"""Nothing comes for so long, and datagrams are under way: they are lost."""
 STAMP_BYTES = 20
 """Digits, for text protocols too."""
 
@@ -32,7 +37,8 @@ class FanOut:
     `hello_producer`, `hello_consumer(consumer)`: sent first. `message(queue, stamp)`: what a producer sends.
     `delivered_bytes`: of a message as consumers get it; `stamp_at`: where its stamp is, from its end.
     `queues`: messages go to one after the other. `share`: one message in so many goes to each consumer.
-    `aside`: what the server may say between two messages.
+    `aside`: what the server may say between two messages. `datagrams`: each message is sent as one, to the
+    same address.
     """
 
     hello_producer: bytes
@@ -43,6 +49,7 @@ class FanOut:
     queues: int = 1
     share: int = 1
     aside: bytes = b""
+    datagrams: bool = False
 
     def messages(self, rounds: int) -> bytes:
         """So many for each queue, in turns, stamped now."""
@@ -62,24 +69,45 @@ class _Consumer:
 class _Producer:
     """`sent`: messages since the beginning."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, write_bytes: int | None) -> None:
+        """`write_bytes`: of one write; None is as many as there are."""
         self.sock = sock
+        self.write_bytes = write_bytes
         self.sent = 0
         self.unsent = memoryview(b"")
 
 
 def run(
-    address: tuple[str, int], fan: FanOut, *, producers: int, consumers: int, window: int, seconds: float
+    address: tuple[str, int],
+    fan: FanOut,
+    *,
+    producers: int,
+    consumers: int,
+    window: int,
+    seconds: float,
+    bystanders: int = 0,
 ) -> Measured:
-    """Deliveries a second, all consumers together, for `seconds` after a warm-up. Raises Refusal."""
-    with _connected(address, consumers) as inward, _connected(address, producers) as outward:
-        for number, sock in enumerate(inward):
+    """Deliveries a second, all consumers together, for `seconds` after a warm-up. Raises Refusal.
+
+    `bystanders` connect too, as the consumers that come after the last one; nothing is for them.
+    """
+    write_bytes = len(fan.message(0, bytes(STAMP_BYTES))) if fan.datagrams else None
+    with ExitStack() as stack:
+        aside = stack.enter_context(_connected(address, bystanders))
+        inward = stack.enter_context(_connected(address, consumers))
+        outward = stack.enter_context(_connected(address, producers, datagrams=fan.datagrams))
+        for number, sock in enumerate([*inward, *aside]):
             sock.sendall(fan.hello_consumer(number))
         for sock in outward:
-            sock.sendall(fan.hello_producer)
+            if fan.hello_producer:
+                sock.sendall(fan.hello_producer)
         _wait_ready(fan, inward, outward[0])
         return _measure(
-            fan, [_Consumer(each) for each in inward], [_Producer(each) for each in outward], window, seconds
+            fan,
+            [_Consumer(each) for each in inward],
+            [_Producer(each, write_bytes) for each in outward],
+            window,
+            seconds,
         )
 
 
@@ -107,7 +135,11 @@ def _measure(
                     producer.sent += rounds * fan.queues
                     producer.unsent = memoryview(fan.messages(rounds))
                     _send(producer, poll)
-            for fd, _ in poll.poll(1.0):
+            ready = poll.poll(LOST_SECONDS)
+            if not ready and fan.datagrams:
+                for producer in producers:
+                    producer.sent = done
+            for fd, _ in ready:
                 each = by_fd[fd]
                 if isinstance(each, _Producer):
                     _send(each, poll)
@@ -134,7 +166,11 @@ def _measure(
 def _send(producer: _Producer, poll: select.epoll) -> None:
     """As much as the socket takes; it is asked to tell when there is room for the rest."""
     try:
-        producer.unsent = producer.unsent[producer.sock.send(producer.unsent) :]
+        while producer.unsent:
+            sent = producer.sock.send(producer.unsent[: producer.write_bytes])
+            producer.unsent = producer.unsent[sent:]
+            if producer.write_bytes is None:
+                break
     except BlockingIOError:
         pass
     poll.modify(producer.sock, select.EPOLLOUT if producer.unsent else 0)
@@ -164,14 +200,20 @@ def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producer: socke
     while waiting:
         if monotonic() > give_up:
             raise Refusal("the server that was to be measured does not deliver")
-        producer.sendall(fan.messages(1))
+        for queue in range(fan.queues):  # each by itself: it may have to be a datagram
+            producer.sendall(fan.message(queue, b"%020d" % perf_counter_ns()))
         for sock in list(waiting):
             waiting[sock] += _within(sock, SILENCE_SECONDS)
             if len(waiting[sock]) >= fan.delivered_bytes and b"x" * 8 in waiting[sock]:
                 del waiting[sock]
-    for sock in consumers:
-        while _within(sock, SILENCE_SECONDS):
-            pass
+    by_fd = {sock.fileno(): sock for sock in consumers}
+    with select.epoll() as poll:
+        for fd in by_fd:
+            poll.register(fd, select.EPOLLIN)
+        while ready := poll.poll(SILENCE_SECONDS):
+            for fd, _ in ready:
+                if not by_fd[fd].recv(RECEIVE_BYTES):
+                    raise Refusal("the server that is measured closed a connection")
 
 
 def _within(sock: socket.socket, seconds: float) -> bytes:
@@ -183,14 +225,25 @@ def _within(sock: socket.socket, seconds: float) -> bytes:
 
 
 @contextmanager
-def _connected(address: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
+def _connected(
+    address: tuple[str, int], count: int, *, datagrams: bool = False
+) -> Iterator[list[socket.socket]]:
     sockets: list[socket.socket] = []
     try:
         for _ in range(count):
-            sock = socket.create_connection(address)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sockets.append(sock)
+            if datagrams:
+                sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                sockets.append(sock)
+                sock.connect(address)
+            else:
+                sock = socket.create_connection(address)
+                sockets.append(sock)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield sockets
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise Refusal(f"this process may not have {count} connections: raise the limit of files") from error
     finally:
         for sock in sockets:
             sock.close()

@@ -77,7 +77,7 @@ def bench(
     rows: list[Row] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        servers: Servers = {"kqmsgq": (_tcp(stack.enter_context(serving(folder, "kqmsgq"))), _kqmsgq)}
+        servers: Servers = {"kqmsgq": (stack.enter_context(serving(folder, "kqmsgq"))["kqmsgq"], _kqmsgq)}
         if (address := stack.enter_context(nats_server())) is not None:
             servers["nats-server"] = _tcp(address), _nats
         with progress("measuring", total=len(modes)) as update:

@@ -81,7 +81,9 @@ def bench(
         raise Refusal("--size: a message of this bench has 24 bytes at least, for its time", ExitCode.USAGE)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
-        address: Address = (host, port) if port is not None else stack.enter_context(serving(folder, "logmq"))
+        address: Address = (
+            (host, port) if port is not None else stack.enter_context(serving(folder, "logmq"))["logmq"]
+        )
         case = _Case(address, folder, connections, window, size, topics, readers, seconds, rounds)
         cases = {
             "produce": case.produce,

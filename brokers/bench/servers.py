@@ -19,8 +19,13 @@ START_SECONDS = 60.0
 
 
 @contextmanager
-def serving(folder: Path, protocol: str, environ: Mapping[str, str] | None = None) -> Iterator[Address]:
-    """`brokers serve` with one protocol; `environ`: settings. Its data is in `folder`, which is there."""
+def serving(
+    folder: Path, protocol: str, environ: Mapping[str, str] | None = None
+) -> Iterator[Mapping[str, tuple[str, int]]]:
+    """`brokers serve` with one protocol; `environ`: settings. Where it is, by the names of its endpoints.
+
+    Its data is in `data` of `folder`, which is there.
+    """
     ready, said = folder / "ready.json", folder / "server.log"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("BROKERS_")}
     command = [sys.executable, "-m", "brokers", "serve", "--enable", protocol, "--port", f"{protocol}=0"]
@@ -35,8 +40,8 @@ def serving(folder: Path, protocol: str, environ: Mapping[str, str] | None = Non
     ):
         try:
             _until(ready.exists, process, said)
-            (bound,) = json.loads(ready.read_text())["addresses"]
-            yield bound["host"], bound["port"]
+            bound = json.loads(ready.read_text())["addresses"]
+            yield {each["endpoint"]: (each["host"], each["port"]) for each in bound}
         finally:
             process.send_signal(signal.SIGTERM)
 
@@ -71,6 +76,21 @@ def nats_server() -> Iterator[Address | None]:
     with _other(
         "nats-server", lambda port: ("-a", "127.0.0.1", "-p", str(port), "-l", os.devnull)
     ) as address:
+        yield address
+
+
+@contextmanager
+def mosquitto(folder: Path) -> Iterator[Address | None]:
+    """mosquitto, in memory, set to drop nothing and to wait for nothing; None where it is not installed."""
+    settings = folder / "mosquitto.conf"
+    told = "allow_anonymous true\npersistence false\nset_tcp_nodelay true\n"
+    told += "max_queued_messages 0\nmax_inflight_messages 0\n"
+
+    def flags(port: int) -> Sequence[str]:
+        settings.write_text(f"listener {port} 127.0.0.1\n{told}")
+        return "-c", str(settings)
+
+    with _other("mosquitto", flags) as address:
         yield address
 
 

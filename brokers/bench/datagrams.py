@@ -1,0 +1,167 @@
+"""A flood of datagrams at a steady rate, from a process of its own, and the barest process that takes one in.
+
+    with flood(address, datagram, rate=250_000, seconds=5) as sent:
+        ...
+    print(sent())
+
+Linux takes many datagrams in one system call (sendmmsg); elsewhere each is a call of its own, and slower.
+"""
+
+import ctypes
+import json
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter, sleep
+
+import attrs
+
+from brokers.errors import Refusal
+from shared.net.datagrams import bind_udp
+from shared.net.settings import NetSettings
+
+BURST_DATAGRAMS = 128
+TICK_SECONDS = 1e-3
+"""Between two looks at how many are due."""
+BEHIND_SECONDS = 20e-3
+"""Who was not let run for longer does not make up for it: that would be another, faster flood."""
+
+
+@attrs.frozen
+class Sent:
+    """What a flood was. `datagrams`: handed to the system."""
+
+    datagrams: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.datagrams / self.seconds
+
+
+@contextmanager
+def flood(
+    address: tuple[str, int], datagram: bytes, *, rate: float, seconds: float
+) -> Iterator[Callable[[], Sent]]:
+    """Send `datagram` `rate` times a second. What is given waits for the end, and says what was sent."""
+    command = [sys.executable, "-m", "brokers.bench.datagrams", "send", *map(str, address)]
+    with subprocess.Popen(
+        [*command, str(rate), str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+
+        def sent() -> Sent:
+            assert process.stdout is not None
+            said = process.stdout.read()
+            if not said:
+                raise Refusal("the flood was not sent")
+            return Sent(**json.loads(said))
+
+        assert process.stdin is not None
+        try:
+            process.stdin.write(datagram)
+            process.stdin.close()
+            yield sent
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+@contextmanager
+def bare_receiver() -> Iterator[tuple[tuple[str, int], Callable[[], int]]]:
+    """A process that receives datagrams one by one and does nothing with them: where, and how many so far.
+
+    What it takes in is what this machine can, at this moment, in a plain loop in Python.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-m", "brokers.bench.datagrams", "receive"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        requests, answers = process.stdin, process.stdout
+
+        def received() -> int:
+            requests.write(b"\n")
+            requests.flush()
+            return int(answers.readline())
+
+        try:
+            yield ("127.0.0.1", int(answers.readline())), received
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def _send(host: str, port: str, rate: str, seconds: str) -> None:
+    datagram = sys.stdin.buffer.read()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect((host, int(port)))
+        burst = _burst(sock, datagram)
+        begun = now = perf_counter()
+        behind = BEHIND_SECONDS * float(rate)
+        passed_over = 0.0
+        sent = 0
+        while now - begun < float(seconds):
+            due = (now - begun) * float(rate) - passed_over - sent
+            if due > behind:
+                passed_over += due - behind
+                due = behind
+            while due >= 1:
+                done = burst(int(min(due, BURST_DATAGRAMS)))
+                sent += done
+                due -= done
+            sleep(TICK_SECONDS)
+            now = perf_counter()
+    print(json.dumps({"datagrams": sent, "seconds": now - begun}))
+
+
+def _burst(sock: socket.socket, datagram: bytes) -> Callable[[int], int]:
+    """Sends up to so many; returns how many it did."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).sendmmsg
+    except (OSError, AttributeError):
+        return lambda count: bool(sock.send(datagram))
+    memory = ctypes.create_string_buffer(datagram, len(datagram))
+    part = (ctypes.c_size_t * 2)(ctypes.addressof(memory), len(datagram))
+    # A msghdr of 64-bit Linux, and the length that is told behind it: eight words, the third and fourth of
+    # which say where the parts are and how many there are.
+    words = (ctypes.c_size_t * (8 * BURST_DATAGRAMS))()
+    for at in range(0, len(words), 8):
+        words[at + 2], words[at + 3] = ctypes.addressof(part), 1
+
+    def send(count: int) -> int:
+        assert memory
+        return max(call(sock.fileno(), words, count, 0), 0) or bool(sock.send(datagram))
+
+    return send
+
+
+def _receive() -> None:
+    """How many were received is told whenever a line is read."""
+    (sock,) = bind_udp("127.0.0.1", 0, NetSettings())  # with the buffer that our servers ask for
+    with sock:
+        print(sock.getsockname()[1], flush=True)
+        received = 0
+        while True:
+            ready, _, _ = select.select((sock, sys.stdin), (), ())
+            if sock in ready:
+                try:
+                    while True:
+                        sock.recvfrom(2048)
+                        received += 1
+                except BlockingIOError:
+                    pass
+            if sys.stdin in ready:
+                if not sys.stdin.readline():
+                    return
+                print(received, flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "send":
+        _send(*sys.argv[2:])
+    else:
+        _receive()

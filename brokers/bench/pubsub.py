@@ -1,0 +1,273 @@
+"""`brokers bench pubsub`: messages from a publisher to subscribers, and datagrams that come in.
+
+The servers are processes of their own, the load comes from this one. Measured in turns:
+
+- `fan-out`: one publisher, many subscribers with wildcards that match, among more whose do not; beside
+  mosquitto (QoS 0, in memory, nothing dropped), where it is installed. No more than a window is on its way,
+  so that datagrams are not lost for want of a buffer;
+- `intake`: a flood of datagrams at a steady rate, with one matching subscriber, beside a bare loop of
+  recvfrom that does nothing with them. What the system dropped because nobody took it is told.
+"""
+
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Annotated, Literal
+
+import attrs
+from cyclopts import Parameter
+
+from brokers import control
+from brokers.bench import fan_out
+from brokers.bench.datagrams import bare_receiver, flood
+from brokers.bench.fan_out import STAMP_BYTES, FanOut
+from brokers.bench.load import Address, Measured, middle
+from brokers.bench.servers import mosquitto, serving
+from brokers.errors import ExitCode, Refusal
+from brokers.render import progress
+from pubsub import wire
+from pubsub.wire import Command, Kind
+
+Mode = Literal["fan-out", "intake"]
+MODES: tuple[Mode, ...] = ("fan-out", "intake")
+TOPICS = tuple(b"hall/%03d/temperature" % number for number in range(16))
+MATCHING = (b"hall/+/temperature", b"*/temperature", b"hall/*", b"hall/+/+")
+"""Subscriber n has the nth of these, and around again. mosquitto has them in its own signs."""
+IN_MQTT = (b"hall/+/temperature", b"+/+/temperature", b"hall/#", b"hall/+/+")
+QUIET_SECONDS = 0.1
+PATIENCE_SECONDS = 30.0
+
+
+@attrs.frozen
+class Row:
+    """One case beside one baseline. `per_second`: deliveries to all subscribers, or datagrams taken in.
+
+    `dropped_percent`: datagrams that the system dropped, of those that were sent. The ratios are of the rate,
+    and of its p99, over the baseline's.
+    """
+
+    mode: str
+    subscribers: int
+    matching: int
+    per_second: int
+    median_us: float | None
+    p99_us: float | None
+    dropped_percent: float | None
+    baseline: str
+    ratio: float | None
+    p99_ratio: float | None
+    baseline_dropped_percent: float | None
+
+
+def bench(
+    *,
+    modes: Annotated[
+        tuple[Mode, ...], Parameter(help="What to measure; repeatable.", negative="", consume_multiple=True)
+    ] = MODES,
+    size: Annotated[int, Parameter(help="Bytes of a message.")] = 100,
+    window: Annotated[int, Parameter(help="Messages on their way.")] = 1000,
+    matching: Annotated[int, Parameter(help="Subscribers that everything is for.")] = 100,
+    subscribers: Annotated[int, Parameter(help="All of them; nothing is for the others.")] = 1000,
+    rate: Annotated[int, Parameter(help="Datagrams a second of the flood.")] = 200_000,
+    seconds: Annotated[float, Parameter(help="Length of a round.")] = 2.0,
+    rounds: Annotated[int, Parameter(help="Rounds of each case; the median counts.")] = 3,
+    json: Annotated[
+        bool, Parameter(help="JSON, one object a line, instead of text.", negative="", show_default=False)
+    ] = False,
+) -> list[Row]:
+    """Measure pub/sub on this machine.
+
+    One publisher to many subscribers beside mosquitto, where it is installed, and
+    a flood of datagrams beside a bare loop that takes it in.
+    """
+    if not STAMP_BYTES + 8 <= size <= wire.PAYLOAD_BYTES_MAX:
+        raise Refusal(f"--size: {STAMP_BYTES + 8} to {wire.PAYLOAD_BYTES_MAX} bytes", ExitCode.USAGE)
+    if not 1 <= matching <= subscribers:
+        raise Refusal("--matching: one at least, and --subscribers at most", ExitCode.USAGE)
+    rows: list[Row] = []
+    with ExitStack() as stack, progress("measuring", total=len(modes)) as update:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        address = stack.enter_context(serving(folder, "pubsub"))["pubsub"]
+        for done, mode in enumerate(modes):
+            if mode == "fan-out":
+                peers: Peers = {"pubsub": (address, pubsub_fan_out(size, matching))}
+                if (other := stack.enter_context(mosquitto(folder))) is not None:
+                    peers["mosquitto"] = other, mqtt_fan_out(size, matching)
+                rows.append(_fan_out(peers, matching, subscribers, window, seconds, rounds))
+            else:
+                rows.append(_intake(address, folder / "data", size, rate, seconds, rounds))
+            update(done + 1)
+    return rows
+
+
+Peers = dict[str, tuple[Address, FanOut]]
+
+
+def _fan_out(peers: Peers, matching: int, subscribers: int, window: int, seconds: float, rounds: int) -> Row:
+    measured: dict[str, list[Measured]] = {name: [] for name in peers}
+    for _ in range(rounds):
+        for name, (address, fan) in peers.items():
+            assert isinstance(address, tuple)
+            measured[name].append(
+                fan_out.run(
+                    address,
+                    fan,
+                    producers=1,
+                    consumers=matching,
+                    window=window,
+                    seconds=seconds,
+                    bystanders=subscribers - matching,
+                )
+            )
+    ours = middle(measured.pop("pubsub"))
+    name, theirs = next(((name, middle(found)) for name, found in measured.items()), ("-", None))
+    return Row(
+        "fan-out",
+        subscribers,
+        matching,
+        round(ours.rate),
+        round(ours.median_us, 1),
+        round(ours.p99_us, 1),
+        None,
+        name,
+        None if theirs is None else round(ours.rate / theirs.rate, 2),
+        None if theirs is None else round(ours.p99_us / theirs.p99_us, 2),
+        None,
+    )
+
+
+def pubsub_fan_out(size: int, matching: int) -> FanOut:
+    """Subscribers from `matching` on are subscribed to what nothing is for."""
+    filler = b"x" * (size - STAMP_BYTES)
+
+    def hello(number: int) -> bytes:
+        pattern = MATCHING[number % len(MATCHING)] if number < matching else b"other/+/%d/*" % number
+        return wire.encode_id(b"b%d" % number) + wire.encode_command(Command.SUBSCRIBE, pattern)
+
+    return FanOut(
+        hello_producer=b"",
+        hello_consumer=hello,
+        message=lambda queue, stamp: wire.datagram(TOPICS[queue], Kind.STRING, stamp + filler),
+        delivered_bytes=wire.FRAME_BYTES,
+        stamp_at=wire.FRAME_BYTES - wire.DATA_AT,
+        queues=len(TOPICS),
+        datagrams=True,
+    )
+
+
+def mqtt_fan_out(size: int, matching: int) -> FanOut:
+    """MQTT 3.1.1, QoS 0."""
+    filler = b"x" * (size - STAMP_BYTES)
+
+    def hello(number: int) -> bytes:
+        pattern = IN_MQTT[number % len(IN_MQTT)] if number < matching else b"other/+/%d/#" % number
+        return _mqtt(0x10, b"\0\4MQTT\4\2\0\0" + _text(b"b%d" % number)) + _mqtt(
+            0x82, b"\0\1" + _text(pattern) + b"\0"
+        )
+
+    return FanOut(
+        hello_producer=_mqtt(0x10, b"\0\4MQTT\4\2\0\0" + _text(b"publisher")),
+        hello_consumer=hello,
+        message=lambda queue, stamp: _mqtt(0x30, _text(TOPICS[queue]) + stamp + filler),
+        delivered_bytes=len(_mqtt(0x30, _text(TOPICS[0]) + bytes(size))),
+        stamp_at=size,
+        queues=len(TOPICS),
+    )
+
+
+def _mqtt(kind: int, body: bytes) -> bytes:
+    """A packet; its length is in base 128, low digits first."""
+    digits, rest = bytearray(), len(body)
+    while rest > 127:
+        digits.append(rest % 128 | 128)
+        rest //= 128
+    return bytes([kind, *digits, rest]) + body
+
+
+def _text(text: bytes) -> bytes:
+    return len(text).to_bytes(2, "big") + text
+
+
+@attrs.frozen
+class _Intake:
+    """`rate`: datagrams that came in, a second. `dropped`: of those that were sent, in percent."""
+
+    rate: float
+    dropped: float
+
+
+def _intake(address: Address, data: Path, size: int, rate: int, seconds: float, rounds: int) -> Row:
+    assert isinstance(address, tuple)
+    datagram = wire.datagram(TOPICS[0], Kind.STRING, b"x" * size)
+    ours, bare = [], []
+    for _ in range(rounds):
+        with subscribed(address):
+            ours.append(
+                _flooded(address, datagram, rate, seconds, lambda: counter(data, "net_datagrams_in_total"))
+            )
+        with bare_receiver() as (where, received):
+            bare.append(_flooded(where, datagram, rate, seconds, received))
+    here, there = (sorted(found, key=lambda each: each.rate)[rounds // 2] for found in (ours, bare))
+    return Row(
+        "intake",
+        1,
+        1,
+        round(here.rate),
+        None,
+        None,
+        round(here.dropped, 3),
+        "recvfrom",
+        round(here.rate / there.rate, 2),
+        None,
+        round(there.dropped, 3),
+    )
+
+
+def _flooded(
+    address: tuple[str, int], datagram: bytes, rate: float, seconds: float, received: Callable[[], int]
+) -> _Intake:
+    """What is not received in the end was dropped by the system."""
+    before = received()
+    with flood(address, datagram, rate=rate, seconds=seconds) as ended:
+        sent = ended()
+        there = received()
+        give_up = monotonic() + PATIENCE_SECONDS
+        while monotonic() < give_up and (now := received()) != there:
+            there = now
+            sleep(QUIET_SECONDS)
+    came = there - before
+    return _Intake(came / sent.seconds, 100 * (sent.datagrams - came) / max(sent.datagrams, 1))
+
+
+@contextmanager
+def subscribed(address: tuple[str, int]) -> Iterator[None]:
+    """A subscriber of everything, that reads and looks no further."""
+
+    def read() -> None:
+        room = bytearray(1 << 20)
+        while sock.recv_into(room):
+            pass
+
+    with socket.create_connection(address) as sock:
+        sock.sendall(wire.encode_id(b"intake") + wire.encode_command(Command.SUBSCRIBE, b"*"))
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            yield
+        finally:
+            sock.shutdown(socket.SHUT_RDWR)
+            reader.join()
+
+
+def counter(data: Path, name: str) -> int:
+    """A counter of the server on this data folder, all its labels together."""
+    said = str(control.request(data, "GET", "/metrics"))
+    return sum(
+        int(float(line.rpartition(" ")[2]))
+        for line in said.splitlines()
+        if line.startswith(f"brokers_{name}")
+    )
