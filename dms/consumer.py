@@ -68,20 +68,24 @@ class Consumer:
 
     async def __anext__(self) -> Message:
         """The next message, however long it takes."""
-        while self._at_most is None or self._taken < self._at_most:
+        while True:
             try:
                 return await self.receive()
             except Timeout:
                 continue
-        raise StopAsyncIteration
+            except trio.EndOfChannel:
+                raise StopAsyncIteration from None
 
     async def receive(self) -> Message:
         """The next message. Raises Timeout where none came in the time that the server lets a CONSUME wait.
 
-        That time runs from when it was asked for, which with a prefetch may have been earlier.
+        That time runs from when it was asked for, which with a prefetch may have been earlier. Raises
+        trio.EndOfChannel once `at_most` messages have been taken, by whichever task.
         """
         timeouts = self._timeouts
         while True:
+            if self._all_taken:
+                raise trio.EndOfChannel
             if not self._ready:
                 self._raise_failure()
             link = await self._lasting.connected()
@@ -89,18 +93,22 @@ class Consumer:
             if here <= self._prefetch // 2 and (count := self._more_than(here)) > 0:
                 link.consume(self._name, count)
             if self._ready:
-                self._taken += 1
-                return self._ready.popleft()
+                return self._take(1)[0]
             await self._news.wait()
             if self._timeouts > timeouts and not self._ready:
                 raise Timeout("no message came in time")
 
     async def several(self) -> list[Message]:
-        """The next message, however long it takes, and all that are here already."""
-        messages = [await anext(self), *self._ready]
-        self._taken += len(self._ready)
-        self._ready.clear()
-        return messages
+        """The next message, however long it takes, and all that are here already; none at the end."""
+        first = await anext(self, None)
+        return [] if first is None else [first, *self._take(len(self._ready))]
+
+    def _take(self, count: int) -> list[Message]:
+        """Messages that are here, for whoever asked; who else waits for the last of all is told."""
+        self._taken += count
+        if self._all_taken:
+            self._tell()
+        return [self._ready.popleft() for _ in range(count)]
 
     async def ack(self, *messages: Message) -> None:
         """Acknowledge several at once. Raises as `Message.ack`, once all are answered."""
@@ -148,6 +156,10 @@ class Consumer:
     def _tell(self) -> None:
         self._news.set()
         self._news = trio.Event()
+
+    @property
+    def _all_taken(self) -> bool:
+        return self._at_most is not None and self._taken >= self._at_most
 
     def _more_than(self, here: int) -> int:
         """How many to ask for where so many are here or asked for."""

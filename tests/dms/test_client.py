@@ -146,6 +146,28 @@ async def test_no_more_is_asked_for_than_is_wanted_in_all(peer: Peer) -> None:
         assert peer.requests.count(0x31) == 10
 
 
+async def test_tasks_that_wait_beside_the_one_that_gets_the_last_end_too(
+    peer: Peer, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        async with client.consume("jobs", prefetch=4, at_most=2) as messages:
+            got = []
+
+            async def take() -> None:
+                async for message in messages:
+                    got.append(message.body)
+                    await message.ack()
+
+            with trio.fail_after(5):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(4):
+                        nursery.start_soon(take)
+                    await trio.testing.wait_all_tasks_blocked()
+                    await client.produce_many("jobs", [b"one", b"two", b"three"])
+            assert sorted(got) == [b"one", b"two"]
+
+
 async def test_one_at_a_time_asks_only_when_one_is_wanted(peer: Peer) -> None:
     async with connect() as client:
         await client.create("jobs")
