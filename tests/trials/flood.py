@@ -1,0 +1,196 @@
+"""`make trial-flood`: idle subscribers by the thousand, a flood of datagrams, and another protocol is asked.
+
+PROMISES, UDP flood: with 250,000 datagrams a second offered, TCP has a p99 under 50 ms, memory stays flat,
+and what the system had to drop is counted. The server is the real one, in its own process, with pub/sub and
+LogMQ. As many subscribers as the limit of files allows are connected and subscribed; what the flood brings is
+for one more, which reads. LogMQ is asked on four connections, one request at a time on each: PING, PRODUCE.
+"""
+
+import argparse
+import resource
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from brokers.bench.datagrams import flood
+from brokers.bench.load import Measured, Talk, lines, run
+from brokers.bench.net import raise_file_limit
+from brokers.bench.pubsub import counter, subscribed
+from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
+from tests.support.server import until
+from tests.trials.serving import TrialServer
+
+_FILES_KEPT_BACK = 1000
+"""Of the limit of files: the server keeps 500 back, and has some of its own."""
+_MIB = 1024 * 1024
+_P99_MILLISECONDS_MAX = 50.0
+_DATAGRAM = datagram(b"flood/1", Kind.STRING, b"x" * 100)
+
+
+@attrs.frozen
+class Outcome:
+    """What was seen. `grown_bytes`: of the server's memory, from before the flood to its highest in it."""
+
+    subscribers: int
+    offered: float
+    seconds: float
+    sent: int
+    taken_in: int
+    dropped: int
+    before: Measured
+    during: Measured
+    subscribed_bytes: int
+    grown_bytes: int
+
+    def faults(self, grown_bytes_max: int) -> list[str]:
+        found = []
+        if self.during.p99_us > _P99_MILLISECONDS_MAX * 1000:
+            found.append(
+                f"p99 of {self.during.p99_us / 1000:.1f} ms, {_P99_MILLISECONDS_MAX:.0f} are promised"
+            )
+        if self.grown_bytes > grown_bytes_max:
+            found.append(f"memory grew by {self.grown_bytes:,} bytes, {grown_bytes_max:,} are allowed for")
+        if self.taken_in + self.dropped != self.sent:
+            lost = self.sent - self.taken_in - self.dropped
+            found.append(f"{lost:,} datagrams were neither taken in nor counted as dropped")
+        return found
+
+    def lines(self) -> list[str]:
+        return [
+            f"{self.subscribers:,} subscribers; {self.sent:,} datagrams in {self.seconds:.1f} s "
+            f"({self.offered:,.0f} a second)",
+            f"{self.taken_in:,} taken in, {self.dropped:,} dropped by the system "
+            f"({100 * self.dropped / max(self.sent, 1):.1f} %)",
+            f"LogMQ, {len(_TALKS)} connections: median {self.during.median_us / 1000:.2f} ms, p99 "
+            f"{self.during.p99_us / 1000:.2f} ms; before the flood {self.before.median_us / 1000:.2f} and "
+            f"{self.before.p99_us / 1000:.2f} ms",
+            f"memory {self.subscribed_bytes / _MIB:.0f} MiB with the subscribers, "
+            f"at most {self.grown_bytes / _MIB:.1f} MiB more in the flood",
+        ]
+
+
+_TALKS = (
+    b"PING\n",
+    b"PING\n",
+    b"PRODUCE flood " + b"y" * 100 + b"\n",
+    b"PRODUCE flood " + b"z" * 100 + b"\n",
+)
+
+
+def trial(place: Path, subscribers: int, rate: float, seconds: float) -> Outcome:
+    """One flood on a fresh server, whose folder is `place`."""
+    (place / "brokers.toml").write_text('[logmq]\ndurability = "interval:50ms"\n')
+    arguments = ("--enable", "pubsub,logmq", "--config", str(place / "brokers.toml"))
+    server = TrialServer(place, place / "data", *arguments)
+    with server:
+        address, data = server.address("pubsub"), server.data
+        with _idle(address, subscribers), subscribed(address):
+            until(lambda: counter(data, "pubsub_connected") == subscribers + 1)
+            until(lambda: counter(data, "pubsub_subscriptions") == subscribers + 1)
+            before = _ask(server, seconds / 2)
+            with _memory(server.pid) as seen:
+                with flood(address, _DATAGRAM, rate=rate, seconds=seconds + 1) as ended:
+                    during = _ask(server, seconds)
+                    sent = ended()
+                until(lambda: _came(data) == sent.datagrams or not _moves(data))
+            taken_in = counter(data, "net_datagrams_in_total")
+            dropped = counter(data, "net_datagrams_kernel_drops_total")
+        return Outcome(
+            subscribers,
+            sent.rate,
+            sent.seconds,
+            sent.datagrams,
+            taken_in,
+            dropped,
+            before,
+            during,
+            seen[0],
+            max(seen) - seen[0],
+        )
+
+
+def _ask(server: TrialServer, seconds: float) -> Measured:
+    talks = [Talk(lambda count, line=line: line * count, lines()) for line in _TALKS]  # type: ignore[misc]
+    return run(server.address("logmq"), talks, seconds)
+
+
+def _came(data: Path) -> int:
+    return counter(data, "net_datagrams_in_total") + counter(data, "net_datagrams_kernel_drops_total")
+
+
+def _moves(data: Path) -> bool:
+    """Datagrams still come in, or wait to."""
+    before = _came(data)
+    threading.Event().wait(0.5)
+    return _came(data) != before
+
+
+@contextmanager
+def _idle(address: tuple[str, int], count: int) -> Iterator[None]:
+    """So many subscribers, each with an id and a subscription of its own, for nothing that comes."""
+    sockets: list[socket.socket] = []
+    try:
+        for number in range(count):
+            sock = socket.create_connection(address)
+            sockets.append(sock)
+            topic = b"idle/%d/+" % number
+            sock.sendall(encode_id(b"i%d" % number) + encode_command(Command.SUBSCRIBE, topic))
+        yield
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+@contextmanager
+def _memory(pid: int) -> Iterator[list[int]]:
+    """The process's resident bytes: now, and every tenth of a second."""
+    over = threading.Event()
+    seen = [_resident_bytes(pid)]
+
+    def look() -> None:
+        while not over.wait(0.1):
+            seen.append(_resident_bytes(pid))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        looking.join()
+        seen.append(_resident_bytes(pid))
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.trials.flood", description=__doc__.splitlines()[0])
+    parser.add_argument("--subscribers", type=int, default=19_000, help="fewer where files are limited")
+    parser.add_argument("--rate", type=float, default=250_000, help="datagrams a second")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the flood")
+    parser.add_argument("--grown-mib", type=int, default=128, help="what memory may grow by")
+    options = parser.parse_args(arguments)
+    raise_file_limit()
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    subscribers = max(min(options.subscribers, files - _FILES_KEPT_BACK), 1)
+    with tempfile.TemporaryDirectory(prefix="trial-flood-") as place:
+        outcome = trial(Path(place), subscribers, options.rate, options.seconds)
+    print(*outcome.lines(), sep="\n")
+    faults = outcome.faults(options.grown_mib * _MIB)
+    if faults:
+        print("BROKEN:", *faults, sep="\n")
+        return 1
+    print("nothing promised was broken")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
