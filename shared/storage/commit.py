@@ -187,6 +187,11 @@ class Round:
                 log.run = None
                 run.end = log.end
 
+    def let_go(self) -> None:
+        """It is over, and its bytes are not needed again. Runs and their round refer to each other: without
+        this they would stay until the garbage collector comes by, which for a few large objects is seldom."""
+        self.runs.clear()
+
     def add(self, change: Change) -> None:
         self.changes.append(change)
         self.room -= ENTRY_HEADER_BYTES + len(change.body)

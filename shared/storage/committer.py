@@ -373,6 +373,8 @@ class Committer:
             self._set_read_only(commit.poison)
         if self.read_only is not None or error is not None:
             self._fail(commit.rounds[commit.good :], self.read_only or error)
+        for round_ in commit.rounds:
+            round_.let_go()
         if self.committed is not None:
             self.committed()
         if self.congested and self.pending_bytes <= self._settings.pending_bytes_max // 2:

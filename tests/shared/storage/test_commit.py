@@ -1,20 +1,24 @@
 """Commits: who waits for what, and what one sync covers."""
 
+import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.storage.commit import Commit, Ticket
-from shared.storage.store import Store
+from shared.storage.store import Durability, Store
 from tests.support.commits import logs_of, outcome, watch
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
+    MODES,
     NONE,
     SMALL,
     HandClock,
@@ -221,3 +225,20 @@ async def test_congestion_is_said_and_its_end_too() -> None:
     store.settle()
     assert not store.congested
     assert told == ["at once", "later"]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+async def test_what_was_committed_is_held_by_nobody(mode: Durability) -> None:
+    store = await open_store(FakeDisk())
+    log, _ = store.namespace("logmq", mode).create("orders")
+    data = records(b"x" * 10_000)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sys.getrefcount(data)
+        _, ticket = log.append(data, 1)
+        assert sys.getrefcount(data) > before
+        await store.wait(ticket)
+        assert sys.getrefcount(data) == before
+    finally:
+        gc.enable()
