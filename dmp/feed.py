@@ -118,6 +118,9 @@ class Feed:
         self._gone()
         self._connection.finish()
 
+    def crashed(self, error: Exception) -> None:
+        self._connection.crashed(error)
+
     def _push(self, data: bytes, exchange: bytes) -> None:
         connection = self._connection
         if exchange != self._exchange:

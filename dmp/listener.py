@@ -69,7 +69,7 @@ class DmpService:
     def drain(self) -> None:
         self._broker.draining = True
         for session in tuple(self._broker.sessions):
-            session.drain()
+            session.connection.attempt(session.drain)
 
     def samples(self) -> Iterable[Sample]:
         return samples(self._broker)

@@ -23,17 +23,15 @@ from dmp.exchanges import Binding
 from dmp.message import Head, Message
 from dmp.owners import Owner
 from dmp.queue_log import QueueLog
-from dmp.takers import Feed, Home, Taker
+from dmp.takers import Feed, Home, Taker, able, room_of, share_out
 from shared.storage.store import Ticket
-
-_DEAL_MAX = 256
-"""Messages given to consumers at once before their outboxes are looked at again."""
 
 
 class Queue:
     """One queue. `owner`: the application that it is exclusive to. `log`: where it is durable."""
 
     __slots__ = (
+        "_blocked",
         "_home",
         "_limits",
         "_next",
@@ -87,6 +85,7 @@ class Queue:
         self.used = home.timers.now()
         self._home = home
         self._limits = limits or QueueLimits()
+        self._blocked = False  # nobody has room: until `deal` is called it is no use to ask again
         self._next = 0  # the number of the next message
         self._start = 0  # whose turn it is, of the consumers
         self._timed = kind.arguments.ttl_ms is not None  # some message may expire
@@ -104,7 +103,7 @@ class Queue:
     @property
     def takes_now(self) -> bool:
         """Whether a message that came now would be given to somebody at once."""
-        return self.empty and any(taker.room()[0] > 0 for taker in self._in_turn())
+        return self.empty and any(room_of(taker)[0] > 0 for taker in self._in_turn())
 
     @property
     def in_use(self) -> bool:
@@ -121,25 +120,31 @@ class Queue:
             if taker is None and len(self.consumers) == 1:
                 taker = self.consumers[0]
             if taker is not None and taker.no_ack and head.ttl_ms != 0:
-                count, room_bytes = taker.room()
-                if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
-                    self._next += len(bodies)
-                    taker.deliver_run(head, bodies)
-                    self._home.counts.delivered += len(bodies)
-                    return
+                try:
+                    count, room_bytes = taker.room()
+                    if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
+                        self._next += len(bodies)
+                        taker.deliver_run(head, bodies)
+                        self._home.counts.delivered += len(bodies)
+                        return
+                except Exception as error:
+                    taker.crashed(error)
         self._hold(self.number(head, bodies), None)
 
     def publish_whole(self, feed: Feed, data: bytes, count: int, exchange: bytes) -> None:
         """Messages as they stand in DMP's envelopes, for the feed that `takes_whole` has found."""
         self._next += count
-        feed.deliver_whole(data, exchange)
         self._home.counts.delivered += count
+        try:
+            feed.deliver_whole(data, exchange)
+        except Exception as error:
+            feed.crashed(error)
 
     @property
     def takes_whole(self) -> Feed | None:
         """The feed, if what came now would be given to it at once."""
         feed = self.feed
-        return feed if feed is not None and self.empty and feed.room()[0] else None
+        return feed if feed is not None and self.empty and room_of(feed)[0] else None
 
     def publish_logged(self, messages: list[Message], ticket: Ticket) -> None:
         """Messages from `number` whose records are appended: they are ready when the ticket is done."""
@@ -245,7 +250,8 @@ class Queue:
     # -- out
 
     def deal(self) -> None:
-        """Give out what can be given."""
+        """Give out what can be given: something has changed that allows more."""
+        self._blocked = False
         if self._timed:
             self._expire_ready()
         if self.ready:
@@ -255,17 +261,15 @@ class Queue:
 
     def _give_out(self) -> None:
         ready = self.ready
-        while ready and (self.feed is not None or self.consumers):
-            able: list[tuple[Taker, list[Message], int, int]] = []
-            for taker in self._in_turn():
-                count, room_bytes = taker.room()
-                if count > 0:
-                    able.append((taker, [], count, room_bytes))
-                    if len(able) == len(ready):
-                        break  # one each
-            if not able:
+        while ready and not self._blocked:
+            shares = able(self._in_turn(), len(ready))
+            if not shares:
+                self._blocked = True
                 break
-            self._deal_round(able)
+            self._start += share_out(ready, shares)
+            for taker, messages, _, _ in shares:
+                if messages:
+                    self._hand_over(taker, messages)
 
     def _in_turn(self) -> Sequence[Taker]:
         if self.feed is not None:
@@ -276,45 +280,17 @@ class Queue:
         start = self._start % len(takers)
         return takers[start:] + takers[:start]
 
-    def _deal_round(self, able: list[tuple[Taker, list[Message], int, int]]) -> None:
-        """One message to each in turn, until one has no more room or enough is given."""
-        ready = self.ready
-        given = 0
-        if len(able) == 1:
-            _, messages, count, room_bytes = able[0]
-            count = min(count, _DEAL_MAX, len(ready))
-            while given < count and room_bytes >= 0:
-                message = ready.popleft()
-                messages.append(message)
-                room_bytes -= message.head.body_bytes
-                given += 1
-        else:
-            rooms = [room_bytes for _, _, _, room_bytes in able]
-            rounds = min(_DEAL_MAX // len(able) + 1, min(count for _, _, count, _ in able))
-            for _ in range(rounds):
-                for at, (_, messages, _, _) in enumerate(able):
-                    if not ready:
-                        break
-                    message = ready.popleft()
-                    messages.append(message)
-                    rooms[at] -= message.head.body_bytes
-                    given += 1
-                if not ready or min(rooms) < 0:
-                    break
-        self._start += given
-        for taker, messages, _, _ in able:
-            if messages:
-                self._hand_over(taker, messages)
-
     def _hand_over(self, taker: Taker, messages: list[Message]) -> None:
         self._home.counts.delivered += len(messages)
         self.ready_bytes -= sum([message.head.body_bytes for message in messages])
-        if taker.no_ack:
-            taker.deliver(messages)
-            self._gone(messages)
-        else:
+        if not taker.no_ack:
             self.unacked += len(messages)
+        try:
             taker.deliver(messages)
+        except Exception as error:
+            taker.crashed(error)
+        if taker.no_ack:
+            self._gone(messages)
 
     def get(self, no_ack: bool) -> Message | None:
         """The next message, for one that asks for just that; None where nothing is ready."""
@@ -407,6 +383,7 @@ class Queue:
 
     def add_consumer(self, consumer: Taker) -> None:
         self.consumers.append(consumer)
+        self._blocked = False
         self.had_consumer = True
         self._used_now()
 
@@ -488,7 +465,10 @@ class Queue:
         takers, self.consumers = [*self.consumers], []
         feed, self.feed = self.feed, None
         for taker in takers if feed is None else (*takers, feed):
-            taker.cancelled()
+            try:
+                taker.cancelled()
+            except Exception as error:
+                taker.crashed(error)
 
 
 def _cost(message: Message) -> int:

@@ -190,10 +190,10 @@ class Sink(Pacing):
         if broker.memory.full and not self._stops & Stop.MEMORY:
             broker.counts.memory_waits += 1
             self.stop(Stop.MEMORY)
-            broker.memory.when_free(lambda: self._go_soon(Stop.MEMORY))
+            broker.memory.when_free(self.connection.guarded(lambda: self._go_soon(Stop.MEMORY)))
         if broker.store.congested and not self._stops & Stop.STORE:
             self.stop(Stop.STORE)
-            broker.store.when_uncongested(lambda: self._go_soon(Stop.STORE))
+            broker.store.when_uncongested(self.connection.guarded(lambda: self._go_soon(Stop.STORE)))
         if self._stops:
             self.due(Due.FRAME, float("inf"))
             self._held.insert(0, data[at:])

@@ -1,7 +1,8 @@
 """What a queue deals with: who takes from it, and the broker that it is in."""
 
+from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dmp.counts import Counts
 from dmp.memory import Memory
@@ -12,11 +13,15 @@ if TYPE_CHECKING:
     from dmp.queue_log import QueueLog
     from dmp.queues import Queue
 
+_DEAL_MAX = 256
+"""Messages given to consumers at once before their outboxes are looked at again."""
+
 
 class Taker(Protocol):
     """Who takes messages from a queue: a consumer of a channel, or a feed.
 
-    `deliver` and `deliver_run` must not call back into the queue.
+    `deliver` and `deliver_run` must not call back into the queue. What any of these raises is a bug of the
+    taker's connection, and ends that: the queue is dealing on somebody else's time.
     """
 
     no_ack: bool
@@ -33,6 +38,9 @@ class Taker(Protocol):
 
     def cancelled(self) -> None:
         """The queue is gone."""
+
+    def crashed(self, error: Exception) -> None:
+        """One of these calls has raised it. Unless `no_ack`, what was to be delivered is unacknowledged."""
 
 
 class Feed(Taker, Protocol):
@@ -60,3 +68,59 @@ class Home(Protocol):
 
     def queue_above_warning(self, queue: "Queue") -> None:
         """More is ready than the settings find normal."""
+
+
+Share: TypeAlias = tuple[Taker, list[Message], int, int]
+"""What a taker gets: messages, at most so many, and bytes until there are no more left."""
+
+
+def room_of(taker: Taker) -> tuple[int, int]:
+    """Its room; none where it crashes."""
+    try:
+        return taker.room()
+    except Exception as error:
+        taker.crashed(error)
+        return 0, 0
+
+
+def able(takers: Sequence[Taker], most: int) -> list[Share]:
+    """The first `most` that have room, with nothing yet."""
+    shares: list[Share] = []
+    for taker in takers:
+        try:
+            count, room_bytes = taker.room()
+        except Exception as error:
+            taker.crashed(error)
+            continue
+        if count > 0:
+            shares.append((taker, [], count, room_bytes))
+            if len(shares) == most:
+                break
+    return shares
+
+
+def share_out(ready: deque[Message], shares: Sequence[Share]) -> int:
+    """One message to each in turn, until one has no more room or enough is given; how many were given."""
+    given = 0
+    if len(shares) == 1:
+        _, messages, count, room_bytes = shares[0]
+        count = min(count, _DEAL_MAX, len(ready))
+        while given < count and room_bytes >= 0:
+            message = ready.popleft()
+            messages.append(message)
+            room_bytes -= message.head.body_bytes
+            given += 1
+        return given
+    rooms = [room_bytes for _, _, _, room_bytes in shares]
+    rounds = min(_DEAL_MAX // len(shares) + 1, min(count for _, _, count, _ in shares))
+    for _ in range(rounds):
+        for at, (_, messages, _, _) in enumerate(shares):
+            if not ready:
+                break
+            message = ready.popleft()
+            messages.append(message)
+            rooms[at] -= message.head.body_bytes
+            given += 1
+        if not ready or min(rooms) < 0:
+            break
+    return given

@@ -13,7 +13,6 @@ Nothing here does I/O or knows any protocol; it all runs in the trio thread.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import StoreError
@@ -209,18 +208,12 @@ class Replies:
         return held
 
     def attempt(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call something of this session's on somebody else's time: the store's, or another session's.
-
-        What it raises costs this connection, as it would in a call of the driver's, and nobody else.
-        """
-        try:
-            call(*arguments)
-        except Exception as error:
-            self._connection.crashed(error)
+        """`Connection.attempt`, of the connection whose answers these are."""
+        self._connection.attempt(call, *arguments)
 
     def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """The callback so called: for all that is handed to the store."""
-        return partial(self.attempt, callback)
+        """`Connection.guarded`, likewise."""
+        return self._connection.guarded(callback)
 
     def when_empty(self, callback: Callable[[], None]) -> None:
         """Call once when nothing is owed any more; at once if that is so now."""

@@ -130,6 +130,9 @@ class Channel:
 
     def return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
         """The same for what came by a sink that was leased here: it never waits for this client to read."""
+        self.session.connection.attempt(self._return_from_sink, code, head, body)
+
+    def _return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
         session = self.session
         outbox = session.connection.outbox
         if self.silent or session.lost or session.replies.full or outbox.size > outbox.bound:

@@ -57,7 +57,7 @@ class Confirms:
             return
         runs.append(_Run(ticket, self._published, refused))
         if ticket is not None:
-            ticket.when_done(self._ticket_done)
+            ticket.when_done(self._channel.session.connection.guarded(self._ticket_done))
 
     def _ticket_done(self, _: Ticket) -> None:
         self.advance()

@@ -74,6 +74,12 @@ class Consumer:
         channel = self.channel
         tag = channel.delivered
         number, payload_max = channel.number, channel.payload_max
+        if not self.no_ack:  # first of all, so that none is lost should the rest fail
+            queue = self.queue
+            channel.unacked.update(
+                [(tag, (self, queue, message)) for tag, message in enumerate(messages, tag + 1)]
+            )
+            self.unacked += len(messages)
         parts: list[bytes] = []
         for message in messages:
             tag += 1
@@ -88,15 +94,14 @@ class Consumer:
             if head.body_bytes > payload_max:
                 body = split(number, body, payload_max)
             parts += (self._before, tag_bytes(tag), between, body, FRAME_END)
-            if not self.no_ack:
-                channel.unacked[tag] = self, self.queue, message
         channel.delivered = tag
-        if not self.no_ack:
-            self.unacked += len(messages)
         channel.session.connection.write(b"".join(parts))
 
     def cancelled(self) -> None:
         self.channel.consumer_cancelled(self)
+
+    def crashed(self, error: Exception) -> None:
+        self.channel.session.connection.crashed(error)
 
     def _begin(self, head: Head) -> None:
         """Find, or make, what is put around the bodies of `head`."""

@@ -269,7 +269,7 @@ class Session(Lifetime):
         self.broker.flush()
         if self.broker.store.congested and not self._stops & Stop.STORE and self.state is State.OPEN:
             self.stop(Stop.STORE)
-            self.broker.store.when_uncongested(self._store_has_room)
+            self.broker.store.when_uncongested(self.connection.guarded(self._store_has_room))
 
     # What others ask of it.
 
@@ -300,7 +300,7 @@ class Session(Lifetime):
         self.stop(Stop.MEMORY)
         if self.handshake.capabilities.get("connection.blocked"):
             self.connection.write(encode(commands.Connection.Blocked("memory_bytes_max is reached"), 0))
-        self.broker.memory.when_free(self._memory_is_free)
+        self.broker.memory.when_free(self.connection.guarded(self._memory_is_free))
 
     def unfinished(self, body_bytes: int) -> None:
         """Content has begun (or, negative, is whole). Raises Refusal (RESOURCE_ERROR)."""

@@ -8,7 +8,8 @@ same session is under way, and `connection_lost` never from inside a call of the
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from shared.net.outbox import FileRange, Outbox, Policy
 
@@ -113,6 +114,20 @@ class Connection:
     def crashed(self, error: Exception) -> None:
         """What the session raised outside of a call by the driver; it ends as if it were inside of one."""
         raise NotImplementedError
+
+    def attempt(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call something of the session's on somebody else's time: the store's, or another session's.
+
+        What it raises costs this connection, as it would in a call of the driver's, and nobody else.
+        """
+        try:
+            call(*arguments)
+        except Exception as error:
+            self.crashed(error)
+
+    def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """The callback so called: for all that is handed to the store, or waits beside other sessions'."""
+        return partial(self.attempt, callback)
 
     def wake_at(self, deadline: float) -> None:
         """Have `on_deadline` called once `now` has reached `deadline`; replaces the one before; inf: none."""

@@ -12,7 +12,7 @@ import trio
 from dmp.broker import Broker
 from dmp.listener import DmpService, open_broker
 from dmp.settings import DmpSettings
-from shared.net.network import Network
+from shared.net.network import Group, Network
 from shared.net.settings import NetSettings
 from shared.plug import Context, TcpEndpoint
 from shared.storage.settings import StorageSettings
@@ -31,9 +31,15 @@ class Served:
     port: int
     broker: Broker
     token: trio.lowlevel.TrioToken
+    group: Group
 
     def do(self, call: Callable[[], object]) -> object:
         return trio.from_thread.run_sync(call, trio_token=self.token)
+
+    @property
+    def crashes(self) -> int:
+        """Connections that a bug has cost."""
+        return self.group.counters.crashes
 
 
 @contextmanager
@@ -56,7 +62,7 @@ def served(folder: Path, settings: DmpSettings | None = None, *, clean: bool = T
             ((_, port),) = group.bind_tcp("dmp", "127.0.0.1", 0, endpoint.open_session, pushes=True)
             await nursery.start(group.serve)
             nursery.start_soon(service.run)
-            found.append(Served(int(port), broker, trio.lowlevel.current_trio_token()))
+            found.append(Served(int(port), broker, trio.lowlevel.current_trio_token(), group))
             started.set()
             with trio.move_on_after(PATIENCE_SECONDS):
                 await stop.wait()

@@ -208,6 +208,16 @@ def test_garbage_for_a_method_is_a_refusal_or_a_method(index: int, arguments: by
         decode_untrusted(index.to_bytes(4, "big") + arguments)
 
 
+@pytest.mark.parametrize("index", sorted(METHODS), ids=lambda index: METHODS[index].name)
+def test_every_method_is_read_also_those_that_pamqp_warns_of(index: int) -> None:
+    """With the fewest arguments: all zero. (Warnings are errors here.)"""
+    read = []
+    for size in range(40):
+        with suppress(Refusal):
+            read.append(decode_untrusted(index.to_bytes(4, "big") + bytes(size))[0])
+    assert [method.index for method in read] == [index]
+
+
 def test_class_direct_has_the_published_numbers_and_pamqps_own_table_is_untouched() -> None:
     numbers = [method.index for method in (Direct.Put, Direct.PutOk, Direct.Get, Direct.GetOk)]
     assert [(index >> 16, index & 0xFFFF) for index in numbers] == [(61500, n) for n in (10, 11, 20, 21)]

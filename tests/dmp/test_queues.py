@@ -266,3 +266,31 @@ async def test_an_application_ends_with_the_last_that_holds_it(count: int) -> No
         assert not queue.deleted
     world.owner.release()
     assert queue.deleted
+
+
+async def test_a_queue_whose_takers_are_full_does_not_ask_them_at_every_message() -> None:
+    """A thousand consumers at their prefetch limit cost a publisher nothing."""
+    world = await World.open()
+    queue = declared(world)
+    asked: list[Taker] = []
+
+    class Counting(Taker):
+        def room(self) -> tuple[int, int]:
+            asked.append(self)
+            return super().room()
+
+    takers = [Counting(no_ack=False, room=1) for _ in range(10)]
+    for taker in takers:
+        queue.add_consumer(taker)
+    world.publish(b"", b"q", *[b"x"] * 11)
+    asked.clear()
+    world.publish(b"", b"q", *[b"y"] * 100)
+    assert asked == []
+    takers[3].count = 1
+    queue.settle([takers[3].messages[0]])
+    queue.deal()
+    assert takers[3].bodies == [b"x", b"x"]
+    assert len(queue.ready) == 100
+    queue.add_consumer(late := Taker())
+    world.publish(b"", b"q", b"z")
+    assert len(late.bodies) == 101

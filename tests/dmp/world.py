@@ -96,6 +96,9 @@ class Taker:
     def cancelled(self) -> None:
         self.ended = True
 
+    def crashed(self, error: Exception) -> None:
+        raise error
+
 
 def head(key: bytes = b"", size: int = 0, properties: bytes = NO_PROPERTIES, exchange: bytes = b"") -> Head:
     return Head(exchange, key, size, properties)

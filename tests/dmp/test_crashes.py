@@ -1,0 +1,190 @@
+"""A bug in what one connection does on somebody else's time costs that connection, and no other."""
+
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from dmp.amqp.channel import Channel
+from dmp.amqp.confirms import Confirms
+from dmp.amqp.consumers import Consumer
+from dmp.amqp.methods import Direct
+from dmp.amqp.session import Session
+from dmp.feed import Feed
+from dmp.listener import DmpService
+from dmp.settings import DmpSettings
+from shared.checks import MemoryConnection
+from tests.dmp.amqp_peer import Peer, bodies
+from tests.dmp.peers import Application, packed
+from tests.dmp.peers import bodies as feed_bodies
+from tests.dmp.world import PERSISTENT, World
+
+
+class BugError(Exception):
+    pass
+
+
+@pytest.fixture
+def crashed(monkeypatch: pytest.MonkeyPatch) -> list[MemoryConnection]:
+    """The connections that a bug has closed: as a driver does it, who tells the session a little later."""
+    found: list[MemoryConnection] = []
+
+    def crash(connection: MemoryConnection, error: Exception) -> None:
+        assert isinstance(error, BugError), error
+        connection.abort("crash")
+        found.append(connection)
+
+    monkeypatch.setattr(MemoryConnection, "crashed", crash)
+    return found
+
+
+def failing_once(function: Any) -> Any:
+    """The function, but its first call raises."""
+    calls: list[None] = []
+
+    def fail(*arguments: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 1:
+            raise BugError
+        return function(*arguments)
+
+    return fail
+
+
+async def consumers(world: World, *, no_ack: bool = False) -> tuple[Peer, Peer, Peer]:
+    """A publisher with confirms, and two that consume the durable queue that it has declared."""
+    publisher, one, other = (Peer(world).login() for _ in range(3))
+    publisher.ask(commands.Queue.Declare(queue="q", durable=True))
+    publisher.ask(commands.Confirm.Select())
+    for peer in (one, other):
+        peer.ask(commands.Basic.Consume(queue="q", no_ack=no_ack))
+    return publisher, one, other
+
+
+@pytest.mark.parametrize("properties", [b"\0\0", PERSISTENT], ids=["memory", "disk"])
+@pytest.mark.parametrize("name", ["room", "_begin"])
+async def test_a_consumer_that_fails_leaves_its_messages_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection], name: str, properties: bytes
+) -> None:
+    world = await World.open()
+    publisher, one, other = await consumers(world)
+    monkeypatch.setattr(Consumer, name, failing_once(getattr(Consumer, name)))
+    publisher.publish("", "q", b"a", b"b", b"c", properties=properties)
+    world.settle()
+    assert crashed == [one.connection]
+    one.lose()
+    assert sorted(bodies(other.frames())) == [b"a", b"b", b"c"]
+    assert publisher.names() == ["Basic.Ack"]
+    assert publisher.ask(commands.Queue.Declare(queue="q", passive=True)).consumer_count == 1
+
+
+async def test_a_lone_consumer_without_acknowledgements_that_fails_leaves_the_publisher_alone(
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+) -> None:
+    world = await World.open()
+    publisher, one, other = await consumers(world, no_ack=True)
+    other.lose()
+    monkeypatch.setattr(Consumer, "_begin", failing_once(Consumer._begin))
+    publisher.publish("", "q", b"a")
+    assert crashed == [one.connection]
+    assert publisher.names() == ["Basic.Ack"]
+    one.lose()
+    publisher.publish("", "q", b"b")
+    assert publisher.names() == ["Basic.Ack"]
+    assert [publisher.ask_get("q") for _ in range(2)] == [b"a", b"b"]
+
+
+async def test_a_channel_whose_confirms_fail_leaves_the_others_theirs(
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+) -> None:
+    world = await World.open()
+    one, other = Peer(world).login(), Peer(world).login()
+    one.ask(commands.Queue.Declare(queue="q", durable=True))
+    monkeypatch.setattr(Confirms, "_ticket_done", failing_once(Confirms._ticket_done))
+    for peer in (one, other):
+        peer.ask(commands.Confirm.Select())
+        peer.publish("", "q", b"x", properties=PERSISTENT)
+    world.settle()
+    assert crashed == [one.connection]
+    assert other.names() == ["Basic.Ack"]
+
+
+async def test_a_consumer_that_fails_at_its_queues_end_does_not_keep_the_others_from_hearing_of_it(
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+) -> None:
+    world = await World.open()
+    one, other = (Peer(world).login(capabilities={"consumer_cancel_notify": True}) for _ in range(2))
+    one.ask(commands.Queue.Declare(queue="q"))
+    for peer in (one, other):
+        peer.ask(commands.Basic.Consume(queue="q"))
+    owner = Peer(world).login()
+    monkeypatch.setattr(Consumer, "cancelled", failing_once(Consumer.cancelled))
+    assert owner.ask(commands.Queue.Delete(queue="q")).name == "Queue.DeleteOk"
+    assert crashed == [one.connection]
+    assert other.names() == ["Basic.Cancel"]
+
+
+async def test_publishers_that_fail_when_there_is_room_again_do_not_keep_the_others_waiting(
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+) -> None:
+    world = await World.open(DmpSettings(memory_bytes_max=1 << 20))
+    monkeypatch.setattr(Session, "_memory_is_free", failing_once(Session._memory_is_free))
+    application = Application(world)
+    queue = application.queue(b"q", b"amq.topic")
+    one, other = Peer(world).login(), Peer(world).login()
+    for peer in (one, other):
+        peer.publish("amq.topic", "k", *[bytes(100_000)] * 11)
+    sink = application.sink(b"amq.topic")
+    sink.say(packed(b"x"))
+    assert not any(peer.connection.reading for peer in (one, other, sink))
+    queue.purge()
+    assert crashed == [one.connection]
+    assert other.ask(commands.Basic.Qos()).name == "Basic.QosOk"
+    sink.wait(0)
+    assert sink.connection.reading
+
+
+@pytest.mark.parametrize("name", ["room", "deliver_run", "deliver_whole"])
+async def test_a_feed_that_fails_leaves_the_other_feeds_and_the_sink_alone(
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection], name: str
+) -> None:
+    world = await World.open()
+    application = Application(world)
+    queues = [application.queue(queue, b"amq.topic") for queue in (b"a", b"b")]
+    leases = [application.feed_lease(queue.name) for queue in queues]
+    monkeypatch.setattr(Feed, name, failing_once(getattr(Feed, name)))
+    one, other = (application.open(lease) for lease in leases)
+    if name == "deliver_run":
+        world.publish(b"amq.topic", b"k", b"x")
+    sink = application.sink(b"amq.topic")
+    assert sink.say(packed(b"y")) == b""
+    assert crashed == [one.connection]
+    one.close()
+    expected = [b"x", b"y"] if name == "deliver_run" else [b"y"]
+    assert feed_bodies(other.read + other.connection.taken()) == expected
+    assert not sink.connection.finished
+
+
+async def test_a_principal_that_fails_at_a_returned_message_leaves_the_sink_alone(
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+) -> None:
+    world = await World.open()
+    principal = Peer(world).login()
+    lease = principal.ask(Direct.Put("amq.topic")).lease.encode()
+    sink = Application(world).open(lease)
+    monkeypatch.setattr(Channel, "_return_from_sink", failing_once(Channel._return_from_sink))
+    assert sink.say(packed(b"x", options=2) + packed(b"y")) == b""
+    assert crashed == [principal.connection]
+    assert world.broker.counts.sunk == 2
+
+
+async def test_a_session_that_fails_as_the_server_stops_does_not_keep_the_others_from_their_goodbye(
+    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+) -> None:
+    world = await World.open()
+    peers = [Peer(world).login() for _ in range(2)]
+    monkeypatch.setattr(Session, "drain", failing_once(Session.drain))
+    DmpService(world.broker).drain()
+    assert len(crashed) == 1
+    (left,) = [peer for peer in peers if peer.connection is not crashed[0]]
+    assert left.names() == ["Connection.Close"]
