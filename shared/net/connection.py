@@ -73,7 +73,8 @@ class Connection:
 
         What is written during a round is flushed when the session's `receive` or `on_deadline` returns, or,
         on another connection than the one being served, when the round ends; outside a round the socket is
-        tried at once. Nothing is sent after `finish` or `abort`.
+        tried at once. Where the driver is about to look for input, it does that first: to a peer that has
+        sent more meanwhile, this goes along with the answer. Nothing is sent after `finish` or `abort`.
         """
         if self._mute or not data:
             return

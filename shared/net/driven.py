@@ -68,7 +68,7 @@ class DrivenConnection(Connection):
         if self._corked:
             self._dirty = self._corked = False
             if self.outbox.chunks and not self.closed:
-                self._flush()
+                self._touch()
 
     def resume_reading(self) -> None:
         super().resume_reading()
@@ -96,7 +96,7 @@ class DrivenConnection(Connection):
 
     def _touch(self) -> None:
         rounds = self._rounds
-        if not rounds.in_round:
+        if not (rounds.in_round or rounds.awake):
             self._flush()
             return
         self._dirty = True

@@ -20,6 +20,8 @@ SEND_BYTES = 1024 * 1024
 """Sent to one connection before others get their turn."""
 JOIN_CHUNKS_MIN = 16
 """More chunks than this are joined, `JOIN_BYTES` at most; fewer, which may be large, go as they are."""
+SMALL_BYTES = 4 * 1024
+"""So little is always joined: an iovec for each costs more than the copy."""
 
 
 class PollConnection(DrivenConnection):
@@ -137,7 +139,7 @@ class PollConnection(DrivenConnection):
         more = socket.MSG_MORE if len(gathered) < len(outbox.chunks or ()) else 0
         if len(gathered) == 1:
             return self._send(gathered[0], more)
-        if len(gathered) > JOIN_CHUNKS_MIN:
+        if len(gathered) > JOIN_CHUNKS_MIN or outbox.size <= SMALL_BYTES:
             return self._send(b"".join(gathered), more)
         return self._socket.sendmsg(gathered, (), more)
 

@@ -6,7 +6,7 @@ too. A session's `connection_lost` is called at the end of a round, never from i
 session made.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import structlog
@@ -50,6 +50,8 @@ class Rounds:
         self.now = 0.0
         self.time: Callable[[], float] = trio.current_time  # until `watch_deadlines` knows the clock itself
         self.in_round = False
+        self.awake = False
+        """A driver looks for input soon, and for what was left to be sent: nobody else needs to."""
         self.draining = False
         self.dirty: list[DrivenConnection] = []
         self.connections: set[DrivenConnection] = set()
@@ -146,18 +148,23 @@ class Rounds:
         self.now = self.time()
         self.in_round = True
 
-    def end(self) -> bool:
-        """Deadlines, output for other connections, `after_round`, farewells. True: let other tasks run."""
+    def end(self, *, hold: bool = False, settle: bool = True) -> bool:
+        """Deadlines, output for other connections, `after_round`, farewells. True: let other tasks run.
+
+        `hold`: what `after_round` brings waits for the caller's `flush_dirty`, which must come soon. Without
+        `settle` there is no `after_round`: the caller has more input at hand, and puts it off.
+        """
         if self._deadlines.next <= self.now:
             self._run_deadlines()
         if self._ending:
             self._end_inputs()
         if self.dirty:
-            self._flush_dirty()
-        yield_now = self._after_round()
-        while self.dirty or self._lost or self._ending:
+            self.flush_dirty()
+        yield_now = self._after_round() if settle else False
+        while (self.dirty and not hold) or self._lost or self._ending:
             self._end_inputs()
-            self._flush_dirty()
+            if not hold:
+                self.flush_dirty()
             self.say_farewell()
         self.in_round = False
         return bool(yield_now)
@@ -176,9 +183,13 @@ class Rounds:
             if connection._reading and not (connection._mute or connection._input_over):
                 self.end_input(connection)
 
-    def _flush_dirty(self) -> None:
+    def flush_dirty(self, but: Container[DrivenConnection | None] = ()) -> None:
+        """Send what was written; `but`: these wait on, until they have been served, or for the next call."""
         dirty, self.dirty = self.dirty, []
         for connection in dirty:
+            if connection in but and not connection.closed:
+                self.dirty.append(connection)
+                continue
             connection._dirty = False
             if not connection.closed:
                 connection._flush()

@@ -1,6 +1,7 @@
 """What only the poll driver has to prove: turns, wake-ups, and what ten thousand connections cost."""
 
 import gc
+import socket
 import sys
 import tracemalloc
 from time import perf_counter
@@ -15,6 +16,7 @@ from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
 if sys.platform != "linux":
     pytest.skip("epoll is Linux's", allow_module_level=True)
 
+from shared.net import poll
 from shared.net.poll import EVENTS_MAX, YIELD_SECONDS
 
 
@@ -91,6 +93,91 @@ async def test_after_round_may_ask_for_a_turn_of_the_others() -> None:
         # Twice is possible: trio shuffles who goes first in a turn.
         assert max(turns_at_round.count(turn) for turn in turns_at_round) <= 2
         assert not session.data
+
+
+async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_there_already() -> None:
+    """One send, not two, where the peer has gone on meanwhile; and at once to a peer that waits."""
+    waiting: list[Recorder] = []
+    sends: list[bytes] = []
+
+    def prepare(session: Recorder) -> None:
+        send = session.connection._send  # type: ignore[attr-defined]
+
+        def note(data: bytes, flags: int = 0) -> int:
+            sends.append(bytes(data))
+            return int(send(data, flags))
+
+        session.connection._send = note  # type: ignore[attr-defined]
+
+        def answer(data: bytes) -> None:
+            session.connection.write(b"now ")
+            waiting.append(session)
+
+        session.on_receive = answer
+
+    def after_round() -> None:
+        rounds, waiting[:] = waiting[:], []
+        for session in rounds:
+            if not clients.get(session):
+                continue
+            clients[session].send(b"more")  # as a peer does that the commit gave the time to
+            del clients[session]
+            session.connection.write(b"later ")
+        for session in rounds:
+            if session.data == b"onemore":
+                session.connection.write(b"last ")
+
+    clients: dict[Recorder, socket.socket] = {}
+    sessions = Sessions(prepare)
+    async with serving("poll", sessions, after_round=after_round) as served:
+        sock = served.connect_socket()
+        clients[await sessions.next()] = sock
+        sock.send(b"one")
+        received = b""
+        while len(received) < 19:
+            await trio.lowlevel.wait_readable(sock)
+            received += sock.recv(100)
+        assert received == b"now later now last "
+        assert sends == [b"now ", b"later now ", b"last "]
+
+
+async def test_the_end_of_a_round_is_put_off_while_more_is_ready_but_not_for_long() -> None:
+    now = 0.0
+    served_at_end: list[int] = []
+    served_now = 0
+
+    def prepare(session: Recorder) -> None:
+        def answer(data: bytes) -> None:
+            nonlocal now, served_now
+            now += YIELD_SECONDS
+            served_now += 1
+            session.connection.write(data)
+
+        session.on_receive = answer
+
+    def after_round() -> None:
+        nonlocal served_now
+        if served_now:
+            served_at_end.append(served_now)
+        served_now = 0
+
+    sessions = Sessions(prepare)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(poll, "perf_counter", lambda: now)
+        patch.setattr(poll, "LOOK_WORK", 0)
+        async with serving("poll", sessions, after_round=after_round) as served:
+            sockets = []
+            for _ in range(30):
+                sockets.append(served.connect_socket())
+                await sessions.next()
+            served_at_end.clear()
+            for sock in sockets:  # nothing is awaited: all are ready together
+                sock.send(b"?")
+            for sock in sockets:
+                await trio.lowlevel.wait_readable(sock)
+    assert sum(served_at_end) == 30
+    assert 1 < max(served_at_end) <= 2 * (poll.SWEEP_SECONDS / YIELD_SECONDS + 1)  # two a round
+    assert len(served_at_end) < 10
 
 
 async def test_a_call_from_outside_wakes_the_parked_driver() -> None:
