@@ -115,8 +115,7 @@ class Keeper:
             kind, body = Kind.LETTERS, records.letters(bodies)  # type: ignore[arg-type]
         else:
             kind, body = Kind.ENQUEUED, runs.records(bodies)
-        times = self.broker.times
-        return records.pack(kind, len(bodies), first, times.now_ms(), times.unix_ms(), body)
+        return self._pack(kind, len(bodies), first, body)
 
     def came(self, bodies: Sequence[bytes], size: int, offset: int) -> None:
         """They stand in the log from `offset` on, and wait to be seen."""
@@ -124,7 +123,7 @@ class Keeper:
 
     def ack(self, session: "Consuming", ids: Sequence[int], outs: Sequence[Out]) -> Ticket | None:
         """Messages go. Raises Refusal."""
-        record, count = self._with_notes(self._runs(Kind.ACKED, [out[1] for out in outs]))
+        record, count = self._with_notes(self._runs(Kind.ACKED, records.to_runs([out[1] for out in outs])))
         appended = self.append(record, count, reserved=True)
         if appended is None:
             return None
@@ -201,18 +200,21 @@ class Keeper:
         self._notes = []
         parts = []
         for kind, reason, entries in notes:
-            if entries:
-                pack = records.pack_runs if kind is Kind.DELIVERED else records.pack_returned
-                parts.append(self._pack(kind, len(entries), 0, pack(entries), reason))
+            if kind is Kind.DELIVERED:
+                parts.append(self._runs(kind, entries))
+            elif entries:
+                parts.append(self._pack(kind, len(entries), 0, records.pack_returned(entries), reason))
         return b"".join((*parts, record)), count + len(parts)
 
-    def _runs(self, kind: Kind, seqs: Sequence[int]) -> bytes:
-        those = records.to_runs(seqs)
+    def _runs(self, kind: Kind, those: Sequence[Run]) -> bytes:
+        if len(those) == 1:
+            first, length = those[0]
+            return records.pack_run(kind, first, length, *self.broker.times.stamp())
         return self._pack(kind, len(those), 0, records.pack_runs(those))
 
     def _pack(self, kind: Kind, count: int, seq: int, body: bytes, reason: int = 0) -> bytes:
-        times = self.broker.times
-        return records.pack(kind, count, seq, times.now_ms(), times.unix_ms(), body, reason)
+        age_ms, time_ms = self.broker.times.stamp()
+        return records.pack(kind, count, seq, age_ms, time_ms, body, reason)
 
     def append(self, data: bytes, count: int, *, reserved: bool = False) -> tuple[int, Ticket] | None:
         """Append; None: the disk has failed and the queue is detached. Raises Refusal."""

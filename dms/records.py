@@ -15,6 +15,8 @@ HEAD = struct.Struct(">IBBHIQQQ")
 """Record length; kind, version, reason, count, age (ms), time (Unix ms), sequence."""
 _LENGTH_BYTES = 4
 _RUN = struct.Struct(">QI")
+_ONE_RUN = struct.Struct(">IBBHIQQQQI")
+"""Both of these."""
 _RETURNED = struct.Struct(">QIQ")
 _KEPT = struct.Struct(">QIQII")
 
@@ -88,6 +90,13 @@ def pack(
 ) -> bytes:
     size = HEAD.size - _LENGTH_BYTES + len(body)
     return HEAD.pack(size, kind, VERSION, reason, count, age_ms, time_ms, seq) + body
+
+
+def pack_run(kind: Kind, first: int, length: int, age_ms: int, time_ms: int) -> bytes:
+    """A record of one run, as most are."""
+    return _ONE_RUN.pack(
+        _ONE_RUN.size - _LENGTH_BYTES, kind, VERSION, 0, 1, age_ms, time_ms, 0, first, length
+    )
 
 
 def unpack(data: bytes) -> Iterator[Record]:

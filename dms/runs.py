@@ -40,7 +40,10 @@ def produced(data: bytes, at: int, length: int, name: bytes) -> int:
     """
     step = HEADER_BYTES + length
     count = (len(data) - at) // step
-    if count < RUN_LEAST or not data.startswith(data[at : at + _ID_AT], at + step):
+    if count < RUN_LEAST:
+        return 0
+    second = at + step
+    if not (data.startswith(data[at : at + _ID_AT], second) and data.startswith(name, second + HEADER_BYTES)):
         return 0
     end = at + count * step
     for byte in chain(range(_ID_AT), range(HEADER_BYTES, HEADER_BYTES + len(name))):

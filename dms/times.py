@@ -41,6 +41,11 @@ class Times:
     def unix_ms(self) -> int:
         return self._unix_ms + int((self._time() - self._started) * 1000)
 
+    def stamp(self) -> tuple[int, int]:
+        """Both at once, for a record."""
+        passed = int((self._time() - self._started) * 1000)
+        return self._age_ms + passed, self._unix_ms + passed
+
     def not_before(self, age_ms: int) -> None:
         """A record says that this age had been reached."""
         self._age_ms += max(0, age_ms - self.now_ms())

@@ -270,6 +270,22 @@ def test_a_full_queue_says_so_and_held_messages_count(world: World) -> None:
     assert statuses(peer.produce("orders", b"x")) == [Status.OK]
 
 
+def test_produces_to_several_queues_are_answered_in_their_order(world: World) -> None:
+    peer = with_queue(world, "a")
+    peer.create("small", b'{"depth":1}')
+    asked = ["a", "small", "a", "none", "small", "a", "small", "a", "small"]
+    names = [wire.pack_name(name) for name in asked]
+    peer.send(
+        b"".join(wire.pack(Type.PRODUCE, 70 + n, name + b"%d" % n) for n, name in enumerate(names, start=1))
+    )
+    full, none, fine = Status.QUEUE_FULL, Status.QUEUE_NOT_FOUND, Status.OK
+    assert [(frame[3] - 70, frame[2]) for frame in peer.take()] == list(
+        enumerate((fine, fine, fine, none, full, fine, full, fine, full), start=1)
+    )
+    assert [body for _, body in peer.consume("a", 4)] == [b"1", b"3", b"6", b"8"]
+    assert [body for _, body in world.connect().consume("small")] == [b"2"]
+
+
 def test_consumers_take_turns(world: World) -> None:
     producer = with_queue(world)
     consumers = [world.connect() for _ in range(3)]
