@@ -1,12 +1,46 @@
-"""PROTOCOL.md says what the server does."""
+"""PROTOCOL.md says what the server does, and the golden bytes are what goes over the wire."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from pubsub.settings import PubsubSettings
 from pubsub.states import TRANSITIONS, State
 from shared.states import diagram
+from tests.pubsub.world import World
 
-DOCUMENT = (Path(__file__).parent.parent.parent / "pubsub" / "PROTOCOL.md").read_text()
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = (ROOT / "pubsub" / "PROTOCOL.md").read_text()
+GOLDEN = sorted((ROOT / "tests" / "golden" / "pubsub").glob("*.hex"))
+
+
+def golden(path: Path) -> Iterator[tuple[str, bytes]]:
+    for line in path.read_text().splitlines():
+        bare = line.partition("#")[0].strip()
+        if bare:
+            spelled = re.sub(r"NUL (\d+)", lambda match: "00" * int(match[1]), bare[1:])
+            yield bare[0], bytes.fromhex(spelled)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_golden_sessions_byte_for_byte(path: Path, one_by_one: bool) -> None:
+    world = World()
+    peer = world.connect()
+    got = b""
+    for who, data in golden(path):
+        if who == "D":
+            assert peer.connection.taken() == data
+            continue
+        got += peer.connection.taken()
+        if who == "P":
+            world.receive([data])
+        else:
+            peer.send(*([data[at : at + 1] for at in range(len(data))] if one_by_one else [data]))
+    assert got + peer.connection.taken() == b""
+    assert peer.closed
 
 
 def test_the_diagram_is_the_table() -> None:

@@ -1,0 +1,183 @@
+"""The clients, against the server itself and against streams that break."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+import trio
+import trustme
+from trio.testing import lockstep_stream_pair, memory_stream_pair
+
+from pubsub import client as clients
+from pubsub import wire
+from pubsub.client import Disconnected, Kind, Subscriber, open_publisher, open_subscriber
+from pubsub.settings import PubsubSettings
+from shared.net.settings import TlsSettings
+from tests.pubsub.served import Served, served
+
+
+async def published(server: Served, *topics: str) -> None:
+    """A STRING that is the topic itself, to each."""
+    async with open_publisher(port=server.port) as publisher:
+        await publisher.send_many(
+            wire.datagram(topic.encode(), Kind.STRING, topic.encode()) for topic in topics
+        )
+
+
+async def test_a_message_reaches_a_subscriber_with_its_value_and_its_senders_address() -> None:
+    async with served() as server, open_subscriber("A", port=server.port) as subscriber:
+        await subscriber.subscribe("hall/+/temperature", b"hall/3/\xff")
+        await server.until(subscriptions=2)
+        async with open_publisher(port=server.port) as publisher:
+            await publisher.publish("hall/3/temperature", Kind.FLOAT, "21.50")
+            await publisher.publish("hall/3/door", Kind.STRING, "not for us")
+            await publisher.publish(b"hall/3/\xff", Kind.INT, "-7")
+            sender = "{}:{}".format(*publisher._socket.getsockname())
+        found = [await anext(subscriber), await anext(subscriber)]
+    assert [(each.sender, each.topic, each.kind, each.value) for each in found] == [
+        (sender, b"hall/3/temperature", Kind.FLOAT, b"21.50"),
+        (sender, b"hall/3/\xff", Kind.INT, b"-7"),
+    ]
+
+
+async def test_a_subscription_ends_and_the_others_stay() -> None:
+    async with served() as server, open_subscriber("A", port=server.port) as subscriber:
+        await subscriber.subscribe("a", "b")
+        await server.until(subscriptions=2)
+        await subscriber.unsubscribe("a")
+        await server.until(subscriptions=1)
+        await published(server, "a", "b")
+        assert [each.topic for each in await subscriber.batch()] == [b"b"]
+        assert server.value["messages_unmatched_total"] == 1
+
+
+async def test_who_returns_is_subscribed_and_has_what_was_kept() -> None:
+    async with served() as server:
+        async with open_subscriber("A", port=server.port) as subscriber:
+            await subscriber.subscribe("plain/*")
+            await subscriber.subscribe("kept/*", keep=True)
+            await server.until(subscriptions=2)
+            await subscriber.disconnect()
+            with pytest.raises(Disconnected, match="the server closed"):
+                await anext(subscriber)
+        await server.until(connected=0)
+        await published(server, "plain/1", "kept/1", "kept/2")
+        await server.until(messages_kept_total=2, messages_unmatched_total=1)
+        async with open_subscriber("A", port=server.port) as subscriber:
+            assert [(await anext(subscriber)).topic for _ in range(2)] == [b"kept/1", b"kept/2"]
+            await published(server, "plain/2")
+            assert (await anext(subscriber)).topic == b"plain/2"
+
+
+async def test_an_id_that_is_connected_is_turned_away_and_the_first_stays() -> None:
+    async with served() as server, open_subscriber("A", port=server.port) as first:
+        await first.subscribe("*")
+        await server.until(subscriptions=1)
+        async with open_subscriber("A", port=server.port) as second:
+            with pytest.raises(Disconnected):
+                await second.batch()
+        await published(server, "still")
+        assert (await anext(first)).topic == b"still"
+        assert server.value["faults_total{already_connected}"] == 1
+
+
+async def test_a_subscriber_over_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    async with (
+        served(tls=TlsSettings(certificate=tmp_path / "server.pem")) as server,
+        open_subscriber(
+            "A", port=server.port, ssl_context=context, server_hostname="localhost"
+        ) as subscriber,
+    ):
+        await subscriber.subscribe("*")
+        await server.until(subscriptions=1)
+        topics = [f"t/{number}" for number in range(200)]
+        await published(server, *topics)
+        assert [(await anext(subscriber)).topic.decode() for _ in topics] == topics
+
+
+async def test_frames_are_found_however_they_are_cut() -> None:
+    near, far = memory_stream_pair()
+    subscriber = Subscriber(near)
+    frames = b"".join(wire.frame(b"1.2.3.4:5", b"%d" % number, Kind.STRING, b"") for number in range(5))
+    for at in range(0, len(frames), 700):
+        await far.send_all(frames[at : at + 700])
+        await trio.testing.wait_all_tasks_blocked()
+    assert [(await anext(subscriber)).topic for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+    await far.send_all(frames[:1602])
+    await far.aclose()
+    with pytest.raises(Disconnected):
+        await subscriber.batch()
+
+
+async def test_a_command_that_is_cancelled_half_way_closes_the_connection(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    near, _far = lockstep_stream_pair()
+    subscriber = Subscriber(near)
+    with trio.move_on_after(1) as scope:
+        await subscriber.subscribe("a")  # nobody takes it
+    assert scope.cancelled_caught
+    with pytest.raises(Disconnected):
+        await subscriber.subscribe("b")
+
+
+async def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
+    near, _ = memory_stream_pair()
+    with pytest.raises(ValueError, match="at most 50 bytes"):
+        await Subscriber(near).subscribe("x" * 51)
+    with pytest.raises(ValueError, match="1 to 10 printable"):
+        async with open_subscriber("elevenchars", port=1):
+            pass
+    async with open_publisher(port=1) as publisher:
+        with pytest.raises(ValueError, match="a SHORT_REAL is"):
+            await publisher.publish("t", Kind.SHORT_REAL, "655.36")
+
+
+async def test_nobody_there() -> None:
+    with pytest.raises(ConnectionRefusedError, match="no pub/sub server answers"):
+        async with open_subscriber("A", port=1):
+            pass
+
+
+async def test_every_metric_has_its_name_and_counts_from_nought() -> None:
+    async with served() as server:
+        assert server.value == dict.fromkeys(
+            (
+                "messages_published_total",
+                "messages_delivered_total",
+                "messages_unmatched_total",
+                "messages_kept_total",
+                "kept_dropped_total",
+                "frames_dropped_total",
+                "subscribers_dropped_from_total",
+                "unpersisted_total",
+                "connected",
+                "sessions",
+                "subscriptions",
+                "kept_bytes",
+            ),
+            0,
+        )
+        async with (
+            open_subscriber("A", port=server.port) as subscriber,
+            open_publisher(port=server.port) as publisher,
+        ):
+            await subscriber.subscribe("a")
+            await server.until(subscriptions=1, sessions=1, connected=1)
+            await publisher.send(b"short")
+            await publisher.send(bytes(50) + b"\x09" + bytes(10))
+            await published(server, "a", "b")
+            await server.until(messages_published_total=2, messages_unmatched_total=1)
+        assert server.value["messages_delivered_total"] == 1
+        assert {name: value for name, value in server.value.items() if name.startswith("datagrams_bad")} == {
+            "datagrams_bad_total{short}": 1,
+            "datagrams_bad_total{type}": 1,
+        }
+
+
+def test_the_clients_port_is_the_servers() -> None:
+    assert PubsubSettings().port == clients.PORT
