@@ -24,14 +24,16 @@ class QueueArguments:
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "QueueArguments":
-        """Raises Refusal (PRECONDITION_FAILED). What does not begin with `x-` is the user's own.
+        """Raises Refusal (PRECONDITION_FAILED).
 
-        An `x-` argument that this broker does not know is refused: a queue that silently does not do what was
-        asked of it is worse than none.
+        As with RabbitMQ, what is not known is the user's own and is ignored. What RabbitMQ knows, and this
+        broker would not do, is refused where clients rely on it: a queue that silently loses or doubles
+        messages is worse than none.
         """
-        for name, value in table.items():
-            if name.startswith("x-") and name not in _KNOWN and value != _HARMLESS.get(name, _NEVER):
-                raise _invalid(name, "this broker does not know it")
+        for name, accepted in _ONLY.items():
+            if name in table and table[name] not in accepted:
+                raise _invalid(name, f"this broker has only {' and '.join(map(str, accepted))}")
+        _number(table, "x-max-priority", 0, 255)
         dead_letter = _text(table, "x-dead-letter-exchange")
         dead_letter_key = _text(table, "x-dead-letter-routing-key")
         if dead_letter_key is not None and dead_letter is None:
@@ -65,19 +67,13 @@ class QueueLimits:
     drop_messages: int = 0
 
 
-_KNOWN = frozenset(
-    {
-        "x-message-ttl",
-        "x-max-length",
-        "x-max-length-bytes",
-        "x-dead-letter-exchange",
-        "x-dead-letter-routing-key",
-        "x-expires",
-    }
-)
-_HARMLESS = {"x-queue-type": "classic", "x-queue-mode": "default", "x-overflow": "drop-head"}
-"""What is asked for is what this broker does anyway."""
-_NEVER = object()
+_ONLY: Mapping[str, tuple[object, ...]] = {
+    "x-queue-type": ("classic",),
+    "x-queue-mode": ("default", "lazy"),
+    "x-overflow": ("drop-head",),
+    "x-single-active-consumer": (False,),
+}
+"""What else RabbitMQ has for these would change which messages there are, or who gets them."""
 
 
 def _number(table: Mapping[str, Any], name: str, least: int, most: int) -> int | None:

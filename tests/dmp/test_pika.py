@@ -208,7 +208,10 @@ def test_an_unknown_exchange_costs_the_channel_and_no_more(connect: Connect) -> 
         (403, lambda c: c.queue_bind(own_queue(c), "", "k")),
         (406, lambda c: (c.queue_declare("twice", exclusive=True), c.queue_declare("twice"))),
         (406, lambda c: c.queue_declare("", arguments={"x-message-ttl": -1})),
-        (406, lambda c: c.queue_declare("", arguments={"x-max-priority": 10})),
+        (406, lambda c: c.queue_declare("", arguments={"x-queue-type": "quorum"})),
+        (406, lambda c: c.queue_declare("", arguments={"x-overflow": "reject-publish"})),
+        (406, lambda c: c.queue_declare("", arguments={"x-single-active-consumer": True})),
+        (406, lambda c: c.queue_declare("", arguments={"x-max-priority": 256})),
         (406, lambda c: c.basic_ack(7) or c.queue_declare("amq.none", passive=True)),
         (503, lambda c: c.exchange_declare("odd", "quantum")),
         (530, lambda c: c.exchange_declare("amq.direct", "topic", durable=True)),
@@ -307,3 +310,20 @@ def test_a_channel_that_is_closed_can_be_opened_again(channel: BlockingChannel) 
     again = connection.channel(number)
     assert again.channel_number == number
     assert own_queue(again)
+
+
+def test_arguments_that_change_nothing_are_accepted_and_ignored(connect: Connect) -> None:
+    channel = connect().channel()
+    arguments = {
+        "x-max-priority": 10,
+        "x-queue-mode": "lazy",
+        "x-queue-type": "classic",
+        "x-single-active-consumer": False,
+        "x-nobody-knows": [1, {"a": "b"}],
+        "mine": True,
+    }
+    name = channel.queue_declare("", exclusive=True, arguments=arguments).method.queue
+    for priority in (1, 9):
+        channel.basic_publish("", name, b"%d" % priority, pika.BasicProperties(priority=priority))
+    assert [channel.basic_get(name, auto_ack=True)[2] for _ in range(2)] == [b"1", b"9"]
+    channel.queue_declare(name, exclusive=True)
