@@ -35,9 +35,11 @@ _DATAGRAM = datagram(b"flood/1", Kind.STRING, b"x" * 100)
 
 @attrs.frozen
 class Outcome:
-    """What was seen. `grown_bytes`: of the server's memory, from before the flood to its highest in it."""
+    """What was seen. `asked`, `offered`: datagrams a second; a machine that is busy or small sends fewer than
+    it is asked to. `grown_bytes`: of the server's memory, from before the flood to its highest in it."""
 
     subscribers: int
+    asked: float
     offered: float
     seconds: float
     sent: int
@@ -64,7 +66,7 @@ class Outcome:
     def lines(self) -> list[str]:
         return [
             f"{self.subscribers:,} subscribers; {self.sent:,} datagrams in {self.seconds:.1f} s "
-            f"({self.offered:,.0f} a second)",
+            f"({self.offered:,.0f} a second, {self.asked:,.0f} asked for)",
             f"{self.taken_in:,} taken in, {self.dropped:,} dropped by the system "
             f"({100 * self.dropped / max(self.sent, 1):.1f} %)",
             f"LogMQ, {len(_TALKS)} connections: median {self.during.median_us / 1000:.2f} ms, p99 "
@@ -103,6 +105,7 @@ def trial(place: Path, subscribers: int, rate: float, seconds: float) -> Outcome
             dropped = counter(data, "net_datagrams_kernel_drops_total")
         return Outcome(
             subscribers,
+            rate,
             sent.rate,
             sent.seconds,
             sent.datagrams,
