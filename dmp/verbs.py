@@ -147,9 +147,9 @@ async def get(
     /,
     *,
     bind: Annotated[
-        tuple[str, ...],
-        Parameter(help="EXCHANGE:KEY, one or more.", negative="", consume_multiple=True),
-    ] = (),
+        tuple[str, ...] | None,
+        Parameter(help="EXCHANGE:KEY, one or more.", negative="", consume_multiple=True, show_default=False),
+    ] = None,
     max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many messages.")] = None,
     raw: Annotated[bool, _flag("The messages' bytes as they are, nothing between.")] = False,
     server: Server = LOCAL,
@@ -162,7 +162,9 @@ async def get(
     """
     if raw and json:
         raise UsageError("--raw", "is the bytes alone; --json shows more")
-    bindings = [_binding(said) for said in bind]
+    if bind == ():
+        raise UsageError("--bind", "needs EXCHANGE:KEY behind it")
+    bindings = [_binding(said) for said in bind or ()]
 
     async def shown() -> AsyncIterator[Any]:
         left = max_

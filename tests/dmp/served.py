@@ -13,7 +13,7 @@ from dmp.broker import Broker
 from dmp.listener import DmpService, open_broker
 from dmp.settings import DmpSettings
 from shared.net.network import Group, Network
-from shared.net.settings import NetSettings
+from shared.net.settings import NetSettings, TlsSettings
 from shared.plug import Context, TcpEndpoint
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
@@ -43,7 +43,9 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, settings: DmpSettings | None = None, *, clean: bool = True) -> Iterator[Served]:
+def served(
+    folder: Path, settings: DmpSettings | None = None, *, clean: bool = True, tls: TlsSettings | None = None
+) -> Iterator[Served]:
     """A server on `folder`. Not `clean`: its end is that of a killed process."""
     started = threading.Event()
     found: list[Served] = []
@@ -58,7 +60,7 @@ def served(folder: Path, settings: DmpSettings | None = None, *, clean: bool = T
             service = DmpService(broker)
             (endpoint,) = service.endpoints
             assert isinstance(endpoint, TcpEndpoint)
-            group = Network(NetSettings()).group("dmp", after_round=store.settle, log=LOG, tls=None)
+            group = Network(NetSettings()).group("dmp", after_round=store.settle, log=LOG, tls=tls)
             ((_, port),) = group.bind_tcp("dmp", "127.0.0.1", 0, endpoint.open_session, pushes=True)
             await nursery.start(group.serve)
             nursery.start_soon(service.run)

@@ -98,6 +98,12 @@ def test_refusals_are_one_line_and_a_code(here: Command) -> None:
     code, out, err = here("get", "x", "--bind", "nokey")
     assert (code, out) == (2, "")
     assert "EXCHANGE:KEY" in err
+    code, out, err = here("get", "x", "--bind")
+    assert (code, out) == (2, "")
+    assert "EXCHANGE:KEY" in err
+    code, out, err = here("get", "x", "--bind", "nowhere:k")
+    assert (code, out) == (66, "")
+    assert "no exchange 'nowhere'" in err
 
 
 async def test_leases_are_listed_by_target_and_age_alone(server: Server) -> None:
