@@ -49,7 +49,7 @@ class Broker:
         self.times = times or Times()
         self.counts = Counts()
         self.queues: dict[bytes, Queue] = {}
-        self.sessions: set[Session] = set()
+        self.sessions: dict[Session, None] = {}
         self.draining = False
         self.hot_bytes = 0
         """Of all queues, as far as bodies are in memory and nobody holds them."""

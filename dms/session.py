@@ -73,11 +73,13 @@ class Session(Consuming):
             self.refuse(0, Refusal(Status.INTERNAL, f"there are clients_max = {limit} clients already"))
             self.end(Event.TOO_MANY)
         else:
-            broker.sessions.add(self)
+            broker.sessions[self] = None
 
     # -- the driver's calls
 
     def receive(self, data: bytes) -> None:
+        if self.state is State.CLOSING:
+            return  # too late: only what was owed before still goes out
         if self._data:
             data = self._data + data
             self._data = b""
@@ -108,7 +110,7 @@ class Session(Consuming):
     def connection_lost(self) -> None:
         self.lost = True
         self.replies.drop()
-        self.broker.sessions.discard(self)
+        self.broker.sessions.pop(self, None)
         self.forget_waits()
         self.give_back()
 
@@ -121,6 +123,7 @@ class Session(Consuming):
         if self.state is not State.CLOSING:
             goodbye = self.state is State.OPEN or self.state is State.SKIPPING
             self._step(Event.DRAIN)
+            self._due = math.inf
             if goodbye:
                 self.say(pack(Type.DISCONNECT, 0))
             self.replies.when_empty(self.connection.finish)
@@ -130,8 +133,8 @@ class Session(Consuming):
     def end(self, event: Event) -> None:
         """Nothing more is taken from the peer; what it is owed is sent, then the connection ends."""
         self._step(event)
-        self._data = b""
-        self.broker.sessions.discard(self)
+        self._data, self._due = b"", math.inf
+        self.broker.sessions.pop(self, None)
         self.forget_waits()
         self.give_back()
         self.flush()
@@ -284,7 +287,8 @@ class Session(Consuming):
 
     def _continue(self) -> None:
         data, self._data = self._data, b""
-        self._apply(data)
+        if self.state is not State.CLOSING:
+            self._apply(data)
         if not self._stops:
             self.connection.resume_reading()
             if self._eof:

@@ -389,6 +389,26 @@ def test_in_a_drain_waits_end_and_a_goodbye_is_said(world: World) -> None:
     assert silent.connection.finished
 
 
+@pytest.mark.parametrize(
+    "late",
+    [wire.pack(Type.DISCONNECT, 9), b"not DMS at all, and long enough", wire.pack(Type.LIST_QUEUES, 9)[:9]],
+)
+def test_what_comes_while_a_drain_waits_for_the_disk_is_not_executed(late: bytes) -> None:
+    world = World(DmsSettings())
+    peer = world.connect()
+    peer.create("orders")
+    peer.take()
+    peer.session.receive(wire.pack(Type.PRODUCE, 8, NAME + b"a message"))
+    world.broker.drain()
+    peer.session.receive(late)
+    peer.session.receive(wire.pack(Type.PRODUCE, 10, NAME + b"too late"))
+    world.advance(31)
+    world.settle()
+    assert [(frame[0], frame[3]) for frame in peer.take()] == [(Type.PRODUCE_OK, 8), (Type.DISCONNECT, 0)]
+    assert peer.connection.finished
+    assert world.depths() == {"orders": 1}
+
+
 def test_the_257th_client_is_told(world: World) -> None:
     clients = [world.connect() for _ in range(256)]
     late = world.connect(handshake=False)

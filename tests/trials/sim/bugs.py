@@ -16,6 +16,7 @@ from shared.storage.commit import Commit, Ticket
 from shared.storage.committer import Committer
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log
+from tests.trials.sim import dms_bugs
 from tests.trials.sim.disk import FaultyDisk
 from tests.trials.sim.run import Verdict, play
 
@@ -280,5 +281,34 @@ BUGS: dict[str, Bug] = {
     "interval-never-ends": Bug("mode interval never syncs", _an_interval_never_ends, "intervals"),
     "unmarked-direct-writes": Bug(
         "mode none writes records without their marks", _unjournaled_bytes_have_no_marks, "weak modes"
+    ),
+    "dms-produce-before-sync": Bug(
+        "PRODUCE_OK is sent before the sync", dms_bugs.produce_ok_before_the_sync, "queues that answer"
+    ),
+    "dms-ack-before-sync": Bug(
+        "ACK_OK is sent before the sync", dms_bugs.ack_ok_before_the_sync, "queues that answer"
+    ),
+    "dms-snapshot-forgets-older": Bug(
+        "a snapshot leaves out what is held or has come back",
+        dms_bugs.a_snapshot_forgets_what_is_older,
+        "queues with snapshots",
+    ),
+    "dms-nack-loses-place": Bug(
+        "a NACK puts a message behind the next", dms_bugs.a_nack_loses_the_place, "one worker"
+    ),
+    "dms-keeps-what-was-held": Bug(
+        "a connection's end gives nothing back",
+        dms_bugs.a_lost_connection_keeps_its_messages,
+        "one worker",
+    ),
+    "dms-delivers-what-is-held": Bug(
+        "the last of several messages that go out together goes out twice",
+        dms_bugs.what_is_held_is_delivered_again,
+        "queues",
+    ),
+    "dms-replay-forgets-acks": Bug(
+        "replay believes ACKs of the oldest message only",
+        dms_bugs.replay_forgets_acks_out_of_order,
+        "queues that answer",
     ),
 }

@@ -1,22 +1,19 @@
 """What simulated clients do: episodes on one connection each, drawn from the seed, every answer checked."""
 
 import math
-import random
 from collections.abc import Awaitable, Callable, Sequence
 
 import attrs
 import trio
 
-from tests.trials.sim.dialog import Dialog, Gone, Refused, joined
+from tests.trials.sim.dialog import Dialog, Refused, joined
 from tests.trials.sim.model import LENGTH_BYTES, Commitment, Deletion, Message, Model
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.tempers import Temper
+from tests.trials.sim.visitor import Visitor
 from tests.trials.sim.world import BrokenPromise, World
 
 Request = Message | Deletion | Commitment
-
-PATIENCE_SECONDS = 60.0
-"""No answer takes longer than this while connection and server live."""
 
 NOT_WRITTEN = frozenset(
     {"TOO_LARGE", "LIMIT", "SYNTAX", "BAD_TOPIC", "BAD_OFFSET", "NO_TOPIC", "OUT_OF_RANGE"}
@@ -34,8 +31,10 @@ class Batch:
     payloads: list[bytes]
 
 
-class Client:
-    """One client: it connects, has an episode, and comes again, until `over` is set."""
+class Client(Visitor):
+    """A client of LogMQ."""
+
+    port = "logmq"
 
     def __init__(
         self,
@@ -47,19 +46,15 @@ class Client:
         topics: Sequence[str],
         over: trio.Event,
     ) -> None:
-        self._world = world
-        self._network = network
+        super().__init__(world, network, f"client {number}", over)
         self._model = model
         self._number = number
         self._topics = topics
-        self._over = over
-        self._chance: random.Random = world.source(f"client {number}")
         self._made = 0
         self._seqs: dict[str, int] = {}
         self._batch: Batch | None = None
         self._open: list[Request] = []
-        self._wire: Wire
-        episodes: dict[str, Callable[[Dialog], Awaitable[None]]] = {
+        self._episodes: dict[str, Callable[[Dialog], Awaitable[None]]] = {
             "produce": self._produce,
             "batches": self._send_batches,
             "walk": self._walk,
@@ -69,42 +64,17 @@ class Client:
             "delete": self._delete,
             "inquire": self._inquire,
         }
-        self._episodes = list(episodes.values())
-        self._weights = [temper.episodes[name] for name in episodes]
+        self._weights = [temper.episodes[name] for name in self._episodes]
 
-    @property
-    def name(self) -> str:
-        return f"client {self._number}"
+    def _choose(self) -> str:
+        (name,) = self._chance.choices(list(self._episodes), self._weights)
+        return name
 
-    async def run(self) -> None:
-        await trio.sleep(self._chance.random() * 0.05)
-        while not self._over.is_set():
-            try:
-                await self._episode()
-            except ConnectionRefusedError:
-                await trio.sleep(0.02 + self._chance.random() * 0.1)
-            await trio.sleep(self._chance.choice((0.0, 0.001, 0.05)) * self._chance.random())
-
-    async def _episode(self) -> None:
-        (episode,) = self._chance.choices(self._episodes, self._weights)
-        wire = self._network.connect()
-        self._world.say(f"{self.name} {episode.__name__} on wire {wire.number}")
-        dialog = Dialog(self._world, wire, self.name)
-        self._wire = wire
+    async def _play(self, episode: str, wire: Wire) -> None:
         self._open = []
-        resets = self._chance.random() < 0.15
-        try:
-            with trio.move_on_after(self._chance.random() * 0.1 if resets else PATIENCE_SECONDS) as scope:
-                await episode(dialog)
-            if resets:
-                self._world.say(f"{self.name} resets wire {wire.number}")
-                wire.reset()
-            elif scope.cancelled_caught:
-                raise BrokenPromise(f"{self.name} waits for what never comes on wire {wire.number}")
-        except Gone:
-            self._world.say(f"{self.name} lost wire {wire.number}")
-        finally:
-            wire.client.close()
+        await self._episodes[episode](Dialog(self._world, wire, self.name))
+
+    async def _closed(self, wire: Wire) -> None:
         unanswered, self._open = self._open, []
         if unanswered:
             await wire.server_done.wait()

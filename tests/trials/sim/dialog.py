@@ -7,11 +7,8 @@ import trio
 
 from tests.trials.sim.model import LENGTH_BYTES, Record
 from tests.trials.sim.network import Wire
+from tests.trials.sim.visitor import Gone
 from tests.trials.sim.world import BrokenPromise, World
-
-
-class Gone(Exception):
-    """The connection is over; what was not answered may or may not have been done."""
 
 
 @attrs.frozen

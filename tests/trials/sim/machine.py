@@ -1,6 +1,6 @@
 """The machine that serves: lives of the real store, service and driver, one after the other, on one disk."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,8 +8,6 @@ import attrs
 import structlog
 import trio
 
-from logmq.plug import plug
-from logmq.settings import LogmqSettings, TopicSettings
 from shared.errors import StoreError
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
@@ -18,25 +16,19 @@ from shared.net.rounds import Rounds
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver
 from shared.plug import Context, Service, TcpEndpoint
-from shared.storage.settings import Durability, StorageSettings
+from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import FakeDisk
-from tests.trials.sim.dialog import Gone
 from tests.trials.sim.disk import Faults, FaultyDisk, PowerCut
 from tests.trials.sim.locks import turn_locks
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.plans import Life
+from tests.trials.sim.served import Served
 from tests.trials.sim.threads import Threads
+from tests.trials.sim.visitor import Gone
 from tests.trials.sim.world import BrokenPromise, World
 
-INTERVAL = Durability.parse("interval:50ms")
-LOGMQ = LogmqSettings(
-    topics={
-        "i*": TopicSettings(durability=INTERVAL),
-        "n*": TopicSettings(durability=Durability.parse("none")),
-    }
-)
 DRAIN_SECONDS = 10.0
 
 Verify = Callable[[Callable[[Wire], None]], Any]
@@ -57,12 +49,15 @@ class End:
 class Machine:
     """One data folder and the process that serves it, as often as it has to be started."""
 
-    def __init__(self, world: World, network: Network, threads: Threads, settings: StorageSettings) -> None:
+    def __init__(
+        self, world: World, network: Network, threads: Threads, settings: StorageSettings, served: Served
+    ) -> None:
         self._world = world
         self._network = network
         self._threads = threads
         self._chance = world.source("machine")
         self._settings = settings
+        self._served = served
         self._disk = FaultyDisk()
         self._next: Callable[[], FakeDisk] | None = None
         self._lossy = False
@@ -155,12 +150,14 @@ class Machine:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
             log = structlog.stdlib.get_logger("simulated")
-            service = await plug.open(Context(store, log), LOGMQ)
-            nursery.start_soon(service.run)
+            services: list[Service] = []
+            for plug, own in self._served:
+                services.append(await plug.open(Context(store, log), own))
+                nursery.start_soon(services[-1].run)
             driver = StreamDriver(_rounds(store, log))
             nursery.start_soon(driver.rounds.watch_deadlines)
             await nursery.start(driver.run)
-            accept = self._acceptor(nursery, driver, service, faults)
+            accept = self._acceptor(nursery, driver, services, faults)
             plan = faults.pause()
             try:
                 await verify(accept)
@@ -177,7 +174,8 @@ class Machine:
                 self._end(life)
                 await trio.sleep_forever()
             self._network.down(reset=False)
-            service.drain()
+            for service in services:
+                service.drain()
             with trio.move_on_after(DRAIN_SECONDS) as drain:
                 await self._network.wait_quiet()
             if drain.cancelled_caught and faults.slowest_sync_seconds < 0.5 and not faults.injected:
@@ -188,13 +186,14 @@ class Machine:
         await store.close()
 
     def _acceptor(
-        self, nursery: trio.Nursery, driver: StreamDriver, service: Service, faults: Faults
+        self, nursery: trio.Nursery, driver: StreamDriver, services: Sequence[Service], faults: Faults
     ) -> Callable[[Wire], None]:
-        (endpoint,) = service.endpoints
-        assert isinstance(endpoint, TcpEndpoint)
+        doors = {each.name: each for service in services for each in service.endpoints}
 
         async def serve(wire: Wire) -> None:
             try:
+                endpoint = doors[wire.port]
+                assert isinstance(endpoint, TcpEndpoint)
                 await driver.serve(wire.server, f"wire {wire.number}", "", endpoint.open_session)
             finally:
                 self._network.gone(wire)

@@ -5,6 +5,7 @@ waits while more than the window is under way. A reset loses what is under way i
 that is down refuses connections, and what it tried to say after its end reaches nobody.
 """
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -164,8 +165,9 @@ class SimStream(trio.abc.HalfCloseableStream):
 class Wire:
     """A connection as the world sees it: both ends, and when the server was done with it."""
 
-    def __init__(self, world: World, chance: random.Random, number: int, faulty: bool) -> None:
+    def __init__(self, world: World, chance: random.Random, number: int, port: str, faulty: bool) -> None:
         self.number = number
+        self.port = port
         window = chance.choice((256, 4096, 65536)) if faulty else 1 << 20
         delay = chance.choice((0.0, 0.0, 0.001, 0.02)) if faulty else 0.0
         there = Pipe(world, chance, window, delay)
@@ -175,7 +177,9 @@ class Wire:
         self.excused: Callable[[], bool] = lambda: False
         """Whether the server has cause to refuse what it should do."""
         self.server_done = trio.Event()
-        """The server will never act on anything that was sent here."""
+        """The server will never act on anything that was sent here,"""
+        self.over = math.inf
+        """since this tick."""
 
     def reset(self) -> None:
         self.client.reset()
@@ -206,21 +210,22 @@ class Network:
     def serving(self) -> bool:
         return self._accept is not None
 
-    def connect(self) -> Wire:
+    def connect(self, port: str) -> Wire:
         """Raises ConnectionRefusedError where nobody listens."""
         if self._accept is None:
             raise ConnectionRefusedError
-        return self.wire_to(self._accept, faulty=True)
+        return self.wire_to(self._accept, port, faulty=True)
 
-    def wire_to(self, accept: Callable[[Wire], None], *, faulty: bool) -> Wire:
+    def wire_to(self, accept: Callable[[Wire], None], port: str, *, faulty: bool) -> Wire:
         self._numbers += 1
-        wire = Wire(self._world, self._chance, self._numbers, faulty)
+        wire = Wire(self._world, self._chance, self._numbers, port, faulty)
         accept(wire)
         self._wires[wire] = None
         return wire
 
     def gone(self, wire: Wire) -> None:
         self._wires.pop(wire, None)
+        wire.over = self._world.tick()
         wire.server_done.set()
 
     async def wait_quiet(self) -> None:

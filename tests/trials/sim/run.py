@@ -2,6 +2,7 @@
 
 import gc
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import attrs
@@ -9,13 +10,18 @@ import trio
 
 from tests.trials.sim.clients import Client
 from tests.trials.sim.disk import CALM
-from tests.trials.sim.machine import INTERVAL, Machine
+from tests.trials.sim.dms_clients import DmsClient
+from tests.trials.sim.dms_model import DmsModel
+from tests.trials.sim.dms_verify import DmsVerifier
+from tests.trials.sim.machine import Machine
 from tests.trials.sim.model import Model
-from tests.trials.sim.network import Network
+from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.plans import Life, lives, storage_settings
+from tests.trials.sim.served import INTERVAL, served, small_queues
 from tests.trials.sim.tempers import TEMPERS, drawn
 from tests.trials.sim.threads import Threads
 from tests.trials.sim.verify import Verifier
+from tests.trials.sim.visitor import Visitor
 from tests.trials.sim.world import World
 
 
@@ -50,8 +56,15 @@ class Simulation:
         self._threads = Threads(world, chance.choice(chosen.interleaved))
         self._network = Network(world)
         self._model = Model(world, INTERVAL.seconds)
-        self._machine = Machine(world, self._network, self._threads, settings)
+        chance = world.source("protocols")
+        self._protocols = chance.choice(chosen.protocols).split()
+        self._queues = list(chance.choice(chosen.queues))
+        self._snapshot_bytes = chance.choice(chosen.snapshot_bytes)
+        services = served(chance, chosen, self._protocols)
+        self._dms_model = DmsModel(world, self._queues)
+        self._machine = Machine(world, self._network, self._threads, settings, services)
         self._verifier = Verifier(world, self._network, self._model, self._topics)
+        self._dms_verifier = DmsVerifier(world, self._network, self._dms_model, self._queues)
         self._lived = 0
 
     def run(self) -> Verdict:
@@ -59,7 +72,8 @@ class Simulation:
         collecting = gc.isenabled()
         gc.disable()  # it would run finalizers at times that no seed settles
         try:
-            self.world.run(self._main)
+            with small_queues(self._snapshot_bytes):
+                self.world.run(self._main)
         except BaseException as error:
             broken = _in_words(error)
         finally:
@@ -68,36 +82,48 @@ class Simulation:
             self._threads.close()
         if broken is None and self.world.failures:
             broken = _in_words(self.world.failures[0])
-        model, trace = self._model, self.world.trace
+        models, trace = (self._model, self._dms_model), self.world.trace
         return Verdict(
             seed=self.world.seed,
             digest=trace.digest,
             events=trace.events,
             lives=self._lived,
             seconds=self.world.now(),
-            messages_sent=model.sent,
-            messages_acknowledged=model.acknowledged,
-            records_checked=model.records_checked,
+            messages_sent=sum(model.sent for model in models),
+            messages_acknowledged=sum(model.acknowledged for model in models),
+            records_checked=sum(model.records_checked for model in models),
             disk_operations=self._machine.operations,
             broken=broken,
             last_events=list(trace.last),
         )
 
     async def _main(self) -> None:
-        world = self.world
         over = trio.Event()
         async with trio.open_nursery() as nursery:
             for number in range(self._clients):
-                client = Client(world, self._network, self._model, number, self._temper, self._topics, over)
-                nursery.start_soon(client.run)
+                for client in self._visitors(number, over):
+                    nursery.start_soon(client.run)
             for life in self._lives:
                 await self._live(life)
             over.set()
         await self._live(Life("stop", 0.0, CALM))
 
+    def _visitors(self, number: int, over: trio.Event) -> Iterator[Visitor]:
+        world, network = self.world, self._network
+        if "logmq" in self._protocols:
+            yield Client(world, network, self._model, number, self._temper, self._topics, over)
+        if "dms" in self._protocols:
+            yield DmsClient(world, network, self._dms_model, number, self._temper, self._queues, over)
+
+    async def _verify(self, accept: Callable[[Wire], None]) -> None:
+        if "logmq" in self._protocols:
+            await self._verifier.verify(accept)
+        if "dms" in self._protocols:
+            await self._dms_verifier.verify(accept)
+
     async def _live(self, life: Life) -> None:
         self._lived += 1
-        end = await self._machine.live(life, self._verifier.verify)
+        end = await self._machine.live(life, self._verify)
         self._model.machine_ended(
             lossy=end.lossy, safe_seconds=end.safe_seconds, sync_seconds=end.sync_seconds
         )

@@ -20,6 +20,7 @@ EPISODES = MappingProxyType(
         "inquire": 1,
     }
 )
+DMS_EPISODES = MappingProxyType({"produce": 8, "consume": 8, "delete": 1, "inquire": 1})
 
 
 @attrs.frozen
@@ -29,10 +30,16 @@ class Temper:
     `topics`: names; those of modes `interval` and `none` begin with i and n (see model.py). `episodes`: what
     clients do, by weight. `endings`: of a life, weights of a power cut, a kill and a clean stop. `ends`: what
     ends it, and `end_kinds` before which operation of the disk (see disk.py). `faults`: of the disk.
+    `protocols`: what is served, on one store; each has so many clients of its own.
     """
 
+    protocols: tuple[str, ...] = ("logmq",)
     topics: tuple[str, ...] = ("abcin", "ab", "in")
     episodes: Mapping[str, int] = EPISODES
+    queues: tuple[str, ...] = ("a", "ab", "abc")
+    dms_episodes: Mapping[str, int] = DMS_EPISODES
+    hot_bytes: tuple[int, ...] = (0, 2000, 1 << 20)
+    snapshot_bytes: tuple[int, ...] = (20_000, 1 << 20)
     clients: tuple[int, ...] = (2, 3, 4)
     lives: tuple[int, ...] = (1, 2, 3)
     endings: tuple[int, int, int] = (6, 2, 1)
@@ -62,7 +69,7 @@ def _only(**weights: int) -> Mapping[str, int]:
 
 TEMPERS = MappingProxyType(
     {
-        "mixed": Temper(),
+        "mixed": Temper(protocols=("logmq", "logmq", "dms", "logmq dms")),
         "answers": Temper(
             topics=("a", "ab"),
             endings=(1, 0, 0),
@@ -175,6 +182,46 @@ TEMPERS = MappingProxyType(
             ends=("time",),
             faults=("", "", "full"),
             episodes=_only(produce=8, fetch=2, tail=1),
+        ),
+        "queues": Temper(protocols=("dms",)),
+        "queues that answer": Temper(
+            protocols=("dms",),
+            endings=(1, 0, 0),
+            ends=("answer",),
+            faults=("",),
+            sync_seconds=(0.0002, 0.002, 0.02),
+            inline_sync_seconds=(0.0, 1.0),
+        ),
+        "queues that are read": Temper(
+            protocols=("dms",),
+            queues=("a",),
+            endings=(1, 0, 0),
+            ends=("sight", "sight", "time"),
+            faults=("",),
+            sync_seconds=(0.002, 0.02),
+            inline_sync_seconds=(0.0,),
+            interleaved=(1.0,),
+        ),
+        # Nobody but one client: what is ready is known exactly.
+        "one worker": Temper(
+            protocols=("dms",), queues=("a",), clients=(1,), lives=(2,), faults=("",), endings=(1, 1, 1)
+        ),
+        "queues with snapshots": Temper(
+            protocols=("dms", "logmq dms"),
+            clients=(4,),
+            lives=(2, 3),
+            endings=(1, 1, 1),
+            faults=("", "", "full"),
+            segment_bytes=(4096,),
+            snapshot_bytes=(8_000, 20_000),
+        ),
+        "queues that come and go": Temper(
+            protocols=("dms",),
+            queues=("a", "ab"),
+            endings=(2, 2, 1),
+            ends=("answer", "operation"),
+            faults=("", "", "sync", "full"),
+            dms_episodes=MappingProxyType({"produce": 6, "consume": 4, "delete": 5, "inquire": 0}),
         ),
     }
 )

@@ -20,7 +20,7 @@ class Verifier:
         self._topics = topics
 
     async def verify(self, accept: Callable[[Wire], None]) -> None:
-        wire = self._network.wire_to(accept, faulty=False)
+        wire = self._network.wire_to(accept, "logmq", faulty=False)
         dialog = Dialog(self._world, wire, "verifier")
         for topic in self._topics:
             begun = self._model.read()

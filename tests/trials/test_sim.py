@@ -1,0 +1,27 @@
+"""A few seeds of the simulation; `make trial-sim` plays many, and plants every bug."""
+
+import pytest
+
+from tests.trials.sim.bugs import BUGS, find
+from tests.trials.sim.run import play
+
+TEMPERS = ("queues", "queues that answer", "queues that are read", "queues with snapshots", "one worker")
+
+
+@pytest.mark.parametrize("temper", TEMPERS)
+def test_queues_keep_their_promises(temper: str) -> None:
+    for seed in range(4):
+        verdict = play(seed, temper=temper)
+        assert verdict.broken is None, f"python -m tests.trials.sim --seed {seed} --temper {temper!r}"
+
+
+def test_a_seed_settles_everything() -> None:
+    assert len({play(3, temper="queues").digest for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize(
+    "bug", ["dms-produce-before-sync", "dms-snapshot-forgets-older", "dms-nack-loses-place"]
+)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    verdict, _ = find(BUGS[bug])
+    assert verdict is not None
