@@ -9,12 +9,10 @@ remember what an edge told it (`_unread`) until the socket has said that it has 
 What a round leaves undone (a socket with more to read, a file range with more to send) is put in `_again` and
 served in the next round, behind what others have to say by then.
 
-What a commit brings (`after_round`) is not sent before the driver has looked who is ready: a peer that has
-gone on meanwhile gets it along with its next answer, in one send instead of two. And while some of those that
-were found ready have not been served yet, `after_round` is put off, so that one commit is for all of them.
+What a commit brings (`after_round`) to many is not sent before the driver has looked who is ready: a peer
+that has gone on meanwhile gets it along with its next answer, in one send instead of two.
 """
 
-import math
 import os
 import select
 import socket
@@ -29,9 +27,6 @@ EVENTS_MAX = 64
 """Sockets served in one round, so that `after_round` and other tasks are never far away."""
 YIELD_SECONDS = 300e-6
 """Work after which other tasks get a turn; a turn costs about 5 µs."""
-SWEEP_SECONDS = 2e-3
-"""What is ready is served to its end before `after_round` is called, unless that takes longer than this: a
-commit for many costs little more than for one."""
 LOOK_WORK = 8 * 1024
 """Work between two looks at the clock, in bytes read plus `EVENT_WORK` for each event."""
 EVENT_WORK = 512
@@ -55,7 +50,6 @@ class PollDriver:
         self._again: list[PollConnection] = []
         self._pending: list[tuple[int, int]] = []  # events of a round that took too long
         self._parked = False
-        self._settle_by = math.inf  # until then the end of a round is put off, for the rest of the ready ones
         self._more = memoryview(bytearray(max(1, self.rounds.settings.read_bytes_max - READ_BYTES)))
 
     def add(
@@ -104,7 +98,7 @@ class PollDriver:
             while True:
                 rounds.awake = True
                 events = self._look()
-                if events or self._again or self._settle_by < math.inf:
+                if events or self._again:
                     rested = False
                     if not self._round(events, turn_ends) and perf_counter() < turn_ends:
                         continue
@@ -166,20 +160,7 @@ class PollDriver:
                 if perf_counter() > turn_ends:
                     break
         self._pending = list(left)
-        return self.rounds.end(hold=True, settle=not self._puts_off())
-
-    def _puts_off(self) -> bool:
-        """Whether `after_round` comes later, when the rest of those that are ready has been served too."""
-        if not self._pending:
-            self._settle_by = math.inf
-            return False
-        now = perf_counter()
-        if self._settle_by == math.inf:
-            self._settle_by = now + SWEEP_SECONDS
-        elif now >= self._settle_by:
-            self._settle_by = math.inf
-            return False
-        return True
+        return self.rounds.end(hold=True)
 
     def _read(self, connection: PollConnection) -> int:
         """Read up to `read_bytes_max` and give it to the session; returns the bytes read."""

@@ -25,6 +25,9 @@ OpenSession = Callable[[Connection], Session]
 AfterRound = Callable[[], bool | None]
 """Called after every round; True asks the driver to let other tasks run at once."""
 
+HOLD_LEAST = 4
+"""Fewer connections than this are sent at once what `after_round` brought them: they have it soonest so."""
+
 
 class Rounds:
     """The connections of one group of listeners, the calls into their sessions, and their deadlines.
@@ -148,11 +151,10 @@ class Rounds:
         self.now = self.time()
         self.in_round = True
 
-    def end(self, *, hold: bool = False, settle: bool = True) -> bool:
+    def end(self, *, hold: bool = False) -> bool:
         """Deadlines, output for other connections, `after_round`, farewells. True: let other tasks run.
 
-        `hold`: what `after_round` brings waits for the caller's `flush_dirty`, which must come soon. Without
-        `settle` there is no `after_round`: the caller has more input at hand, and puts it off.
+        `hold`: what `after_round` brings to many waits for the caller's `flush_dirty`, which must come soon.
         """
         if self._deadlines.next <= self.now:
             self._run_deadlines()
@@ -160,7 +162,8 @@ class Rounds:
             self._end_inputs()
         if self.dirty:
             self.flush_dirty()
-        yield_now = self._after_round() if settle else False
+        yield_now = self._after_round()
+        hold = hold and len(self.dirty) >= HOLD_LEAST
         while (self.dirty and not hold) or self._lost or self._ending:
             self._end_inputs()
             if not hold:

@@ -16,7 +16,7 @@ from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
 if sys.platform != "linux":
     pytest.skip("epoll is Linux's", allow_module_level=True)
 
-from shared.net import poll
+from shared.net import rounds
 from shared.net.poll import EVENTS_MAX, YIELD_SECONDS
 
 
@@ -95,7 +95,9 @@ async def test_after_round_may_ask_for_a_turn_of_the_others() -> None:
         assert not session.data
 
 
-async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_there_already() -> None:
+async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_there_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One send, not two, where the peer has gone on meanwhile; and at once to a peer that waits."""
     waiting: list[Recorder] = []
     sends: list[bytes] = []
@@ -116,17 +118,18 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
         session.on_receive = answer
 
     def after_round() -> None:
-        rounds, waiting[:] = waiting[:], []
-        for session in rounds:
+        waited, waiting[:] = waiting[:], []
+        for session in waited:
             if not clients.get(session):
                 continue
             clients[session].send(b"more")  # as a peer does that the commit gave the time to
             del clients[session]
             session.connection.write(b"later ")
-        for session in rounds:
+        for session in waited:
             if session.data == b"onemore":
                 session.connection.write(b"last ")
 
+    monkeypatch.setattr(rounds, "HOLD_LEAST", 1)
     clients: dict[Recorder, socket.socket] = {}
     sessions = Sessions(prepare)
     async with serving("poll", sessions, after_round=after_round) as served:
@@ -139,45 +142,6 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
             received += sock.recv(100)
         assert received == b"now later now last "
         assert sends == [b"now ", b"later now ", b"last "]
-
-
-async def test_the_end_of_a_round_is_put_off_while_more_is_ready_but_not_for_long() -> None:
-    now = 0.0
-    served_at_end: list[int] = []
-    served_now = 0
-
-    def prepare(session: Recorder) -> None:
-        def answer(data: bytes) -> None:
-            nonlocal now, served_now
-            now += YIELD_SECONDS
-            served_now += 1
-            session.connection.write(data)
-
-        session.on_receive = answer
-
-    def after_round() -> None:
-        nonlocal served_now
-        if served_now:
-            served_at_end.append(served_now)
-        served_now = 0
-
-    sessions = Sessions(prepare)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(poll, "perf_counter", lambda: now)
-        patch.setattr(poll, "LOOK_WORK", 0)
-        async with serving("poll", sessions, after_round=after_round) as served:
-            sockets = []
-            for _ in range(30):
-                sockets.append(served.connect_socket())
-                await sessions.next()
-            served_at_end.clear()
-            for sock in sockets:  # nothing is awaited: all are ready together
-                sock.send(b"?")
-            for sock in sockets:
-                await trio.lowlevel.wait_readable(sock)
-    assert sum(served_at_end) == 30
-    assert 1 < max(served_at_end) <= 2 * (poll.SWEEP_SECONDS / YIELD_SECONDS + 1)  # two a round
-    assert len(served_at_end) < 10
 
 
 async def test_a_call_from_outside_wakes_the_parked_driver() -> None:
