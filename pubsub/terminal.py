@@ -7,9 +7,8 @@ quarter of its start would be spent on importing that.
 import os
 import select
 import socket
-import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from pubsub import wire
@@ -29,6 +28,9 @@ class Terminal:
         self._commands = b""  # the beginning of a line
         self._frames = b""  # the beginning of a frame
         self._over = False
+        # What TLS has read and not given out yet, which no `select` sees. (To import ssl only to ask whether
+        # it is used would be a twentieth of the start.)
+        self._pending: Callable[[], int] = getattr(sock, "pending", lambda: 0)
         sock.sendall(wire.encode_id(client_id.encode()))
 
     def lines(self, stdin: int) -> Iterator[bytes]:
@@ -67,7 +69,7 @@ class Terminal:
     def _receive(self) -> Iterator[bytes]:
         try:
             data = self._socket.recv(READ_BYTES)
-            while isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            while self._pending():
                 data += self._socket.recv(READ_BYTES)
         except ConnectionResetError:
             data = b""

@@ -5,7 +5,6 @@ What only one of them needs is imported there: a subscriber starts as fast as it
 
 import errno
 import socket
-import ssl
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -92,6 +91,8 @@ def subscriber(
     with sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls or ca:
+            import ssl
+
             sock = ssl.create_default_context(cafile=ca).wrap_socket(sock, server_hostname=ip)
         on_terminal = sys.stdout.isatty()
         for line in Terminal(sock, client_id).lines(sys.stdin.fileno()):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trustme
 
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, take_frames
 from tests.support.server import Server, run, until
@@ -159,6 +160,36 @@ def test_the_subscriber_and_the_publisher_of_the_command_line(server: Server, tm
             process.stdin.write(b"unsubscribe a/+\nexit\n")
             process.stdin.flush()
             assert process.stdout.read() == b"Unsubscribed from topic a/+\n"
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_the_subscriber_of_the_command_line_speaks_tls(new_server: NewServer, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    settings = tmp_path / "brokers.toml"
+    settings.write_text(f'[pubsub.tls]\ncertificate = "{tmp_path / "server.pem"}"\n')
+    server = new_server("--enable", "pubsub", "--config", str(settings)).start()
+    host, port = server.address("pubsub")
+    command = [sys.executable, "-m", "brokers", "pubsub", "subscriber", "A", host, str(port)]
+    with subprocess.Popen(
+        [*command, "--ca", str(tmp_path / "ca.pem")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            process.stdin.write(b"subscribe *\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"Subscribed to topic *\n"
+            until(lambda: '"subscriptions": 1' in rows(server))
+            topics = [b"t/%d" % number for number in range(200)]
+            publish((host, port), *topics)
+            for topic in topics:
+                assert process.stdout.readline().endswith(b" - %b - STRING - %b\n" % (topic, topic))
+            process.stdin.write(b"exit\n")
+            process.stdin.flush()
             assert process.wait(60) == 0
         finally:
             process.kill()
