@@ -176,7 +176,10 @@ def _json(value: Any) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 409)
+    refused = {"error": str(error)}
+    if isinstance(error, BrokerError) and error.exit_code is not None:
+        return JSONResponse({**refused, "exit_code": error.exit_code}, 409)
+    return JSONResponse(refused, 409)
 
 
 async def _failed(_: Request, error: Exception) -> Response:

@@ -77,8 +77,9 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
     is_json = response.headers.get_content_type() == "application/json"
     result = json.loads(answer) if is_json else answer.decode()
     if response.status >= 400:
-        said = result.get("error") if isinstance(result, dict) else None
-        raise Refusal(said or f"the server answered {response.status} {response.reason}")
+        found = result if isinstance(result, dict) else {}
+        said = found.get("error") or f"the server answered {response.status} {response.reason}"
+        raise Refusal(said, ExitCode(found.get("exit_code", ExitCode.FAILED)))
     return result
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from dms import records
 from dms.broker import Broker
 from dms.dmsq_file import SUFFIX, Writer, import_into, read
+from dms.errors import QueueNotFound
 from dms.messages import Letter
 from dms.opening import read as read_log
 from dms.queue import Queue
@@ -271,5 +272,5 @@ def _text(arguments: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _missing(name: str) -> Refusal:
-    return Refusal(Status.QUEUE_NOT_FOUND, f"{name} does not exist")
+def _missing(name: str) -> QueueNotFound:
+    return QueueNotFound(f"{name} does not exist")
