@@ -172,7 +172,8 @@ class DmsModel:
         if message.ack is not None and message.ack.acknowledged and (live or message.ack.ended < begun):
             raise BrokenPromise(f"{message} was acknowledged by a consumer, and is delivered again")
         holder = message.holder
-        held = holder is not None and not holder.leaving and not holder.wire.server_done.is_set()
+        held = holder is not None and not holder.leaving and not holder.wire.left
+        held = held and holder is not None and not holder.wire.server_done.is_set()
         if held and (message.held_since < begun or (live and holder is not consumer)):
             raise BrokenPromise(f"{message} is delivered while a connection holds it")
         consumer.returning.pop(message, None)

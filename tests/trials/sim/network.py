@@ -180,6 +180,8 @@ class Wire:
         """The server will never act on anything that was sent here,"""
         self.over = math.inf
         """since this tick."""
+        self.left = False
+        """The client has closed or reset it, which the server may know already."""
 
     def reset(self) -> None:
         self.client.reset()

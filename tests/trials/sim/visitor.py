@@ -48,12 +48,14 @@ class Visitor(ABC):
                 await self._play(episode, wire)
             if resets:
                 self._world.say(f"{self.name} resets wire {wire.number}")
+                wire.left = True
                 wire.reset()
             elif scope.cancelled_caught:
                 raise BrokenPromise(f"{self.name} waits for what never comes on wire {wire.number}")
         except Gone:
             self._world.say(f"{self.name} lost wire {wire.number}")
         finally:
+            wire.left = True
             wire.client.close()
         await self._closed(wire)
 
