@@ -26,6 +26,7 @@ class Message:
 
     `first_begun`: when it was first sent; `begun`: when that was sent which was answered, or was sent last.
     `offset`: where the server said it is, or where somebody read it. `known_seconds`: virtual time of that.
+    `placed`: when the first sending began that put it there. It may be deleted, and sent again, and refused.
     """
 
     topic: str
@@ -38,11 +39,17 @@ class Message:
     offset: int | None = None
     acked: bool = False
     known_seconds: float = math.inf
+    placed: float = math.inf
     refused: bool = False
     lost: bool = False
     missed: bool = False
     """It was not there after a power cut that may have taken it; its answer may still be under way."""
     retried: bool = False
+
+    @property
+    def there_since(self) -> float:
+        """A deletion that ended later may have taken it."""
+        return min(self.begun, self.placed)
 
     def __str__(self) -> str:
         return f"{self.payload[:24]!r} in {self.topic}"
@@ -131,6 +138,7 @@ class Model:
         self.acknowledged += 1
         message.lost = message.missed
         message.offset = offset
+        message.placed = min(message.placed, message.begun)
         message.acked = True
         message.known_seconds = min(message.known_seconds, self._world.now())
         message.ended = message.over = now
@@ -185,7 +193,7 @@ class Model:
         """Whether a read that began at `begun` must find it."""
         if message.offset is None or message.ended >= begun or message.lost:
             return False
-        return not self._maybe_deleted_since(message.topic, message.begun, math.inf)
+        return not self._maybe_deleted_since(message.topic, message.there_since, math.inf)
 
     # -- reading
 
@@ -211,6 +219,7 @@ class Model:
             if message.offset is not None:
                 self._check_moved(message, offset, now)
             message.offset = offset
+        message.placed = min(message.placed, message.begun)
         unknown = message.ended == math.inf
         message.ended = min(message.ended, now)
         message.known_seconds = min(message.known_seconds, self._world.now())
@@ -323,7 +332,7 @@ class Model:
             message.missed = True
             if message.offset is None:
                 continue
-            if self._maybe_deleted_since(topic.name, message.begun, math.inf):
+            if self._maybe_deleted_since(topic.name, message.there_since, math.inf):
                 continue
             if message.offset < end:
                 raise BrokenPromise(f"{message} was at {message.offset}, below the end, and is gone")
