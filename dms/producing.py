@@ -47,8 +47,8 @@ class Producing:
                 return payload + length
             name, queue = self._name, self._queue
             assert queue is not None
-        if self._turns(data, payload + length, name):
-            return self._by_queue(data, at)
+        if self._turns(data, payload + length, name) and (end := self._by_queue(data, at)) > at:
+            return end
         begin = HEADER_BYTES + len(name)
         if data is not self._mixed and (count := runs.produced(data, at, length, name)):
             step = HEADER_BYTES + length
@@ -67,8 +67,11 @@ class Producing:
         )
 
     def _by_queue(self, data: bytes, at: int) -> int:
-        """PRODUCEs to several queues by turns, as far as none is odd: each queue gets its own in one go."""
-        begun, end = at, len(data)
+        """PRODUCEs to several queues by turns, as far as none is odd: each queue gets its own in one go.
+
+        Returns where they end: at the first, if there is no room for it.
+        """
+        end = len(data)
         queues = self._session.broker.queues
         parts: dict[bytes, _Part] = {}
         turns: list[_Part] = []
@@ -96,8 +99,6 @@ class Producing:
             turns.append(part)
             ids += data[at + _ID_AT : payload]
             at = stop
-        if at == begun:  # there is no room for the first
-            return self._one_by_one(data, at, *self._newest())
         for part in parts.values():
             part.add()
         self._answer_turns(turns, ids)
@@ -110,10 +111,6 @@ class Producing:
             stop = at + 4 * sum(1 for _ in those)
             self._answer(outcome, ids[at:stop])
             at = stop
-
-    def _newest(self) -> tuple[Queue, bytes]:
-        assert self._queue is not None
-        return self._queue, self._name
 
     def _one_by_one(self, data: bytes, at: int, queue: Queue, name: bytes) -> int:
         end, begin = len(data), HEADER_BYTES + len(name)
