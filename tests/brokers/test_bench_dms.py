@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers import plugs
 from brokers.bench import dms, load
 from brokers.bench.load import Talk
 from brokers.errors import ExitCode, Refusal
 from dms import wire
 from dms.wire import Type
 
-installed = pytest.mark.skipif("dms" not in plugs.names(), reason="not installed")
 
-
-@installed
 def test_every_mode_gives_rows_beside_a_named_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

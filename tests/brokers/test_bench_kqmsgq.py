@@ -4,16 +4,12 @@ import socket
 
 import pytest
 
-from brokers import plugs
 from brokers.bench import fan_out, kqmsgq
 from brokers.bench.fan_out import FanOut
 from brokers.errors import ExitCode, Refusal
 from kqmsgq import wire
 
-installed = pytest.mark.skipif("kqmsgq" not in plugs.names(), reason="not installed")
 
-
-@installed
 def test_every_mode_gives_rows_beside_a_named_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fan_out, "WARM_UP_SECONDS", 0.02)
     rows = kqmsgq.bench(size=50, window=64, queues=6, many=3, consumers=4, seconds=0.1, rounds=1)

@@ -4,7 +4,6 @@ import socket
 
 import pytest
 
-from brokers import plugs
 from brokers.bench import fan_out, pubsub
 from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.fan_out import FanOut, _Consumer, _Producer
@@ -13,10 +12,7 @@ from pubsub import wire
 from pubsub.wire import FRAME_BYTES
 from tests.support.server import until
 
-installed = pytest.mark.skipif("pubsub" not in plugs.names(), reason="not installed")
 
-
-@installed
 def test_every_mode_gives_a_row_beside_a_named_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fan_out, "WARM_UP_SECONDS", 0.02)
     fan, intake = pubsub.bench(

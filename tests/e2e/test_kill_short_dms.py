@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from brokers import plugs
 from tests.trials.dms_stand_in import command
 from tests.trials.folder import MODES
 from tests.trials.kill import Plan, run_lane
@@ -14,7 +13,6 @@ SHORT = 0.25
 """Of the load that the long trial makes each time."""
 
 
-@pytest.mark.skipif("dms" not in plugs.names(), reason="not installed")
 def test_ten_kills_under_load_lose_and_undo_nothing_acknowledged_in_any_mode(tmp_path: Path) -> None:
     plan = Plan(10, "suite/dms", MODES, tmp_path, load=SHORT, keep=False, works=("dms",))
     tally = run_lane(plan)
