@@ -62,5 +62,7 @@ $(VENV)/.serve: requirements.lock pyproject.toml
 $(VENV)/.test: $(VENV)/.serve requirements.lock
 	@echo "setting up $(VENV) for the tests, this once" >&2
 	@$(call SECTION,test) > $(VENV)/test.txt
+	@$(call SECTION,spark) > $(VENV)/spark.txt
 	@$(PIP) install --require-hashes -r $(VENV)/serve.txt -r $(VENV)/test.txt
+	@$(PIP) install --require-hashes --no-build-isolation -r $(VENV)/spark.txt
 	@touch $@

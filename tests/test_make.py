@@ -59,13 +59,17 @@ def test_it_sets_up_once_and_serves(project: Path) -> None:
     assert make(project, "serve") == (0, "", ["-m brokers serve"])
 
 
-def test_the_tests_need_more_and_spark_is_not_among_it(project: Path) -> None:
+def test_the_tests_need_more_and_spark_is_among_it(project: Path) -> None:
     code, said, asked = make(project, "test", "ARGS=-k one")
     assert code == 0, said
     assert asked[-1] == "-m pytest -k one"
-    installed = (project / ".venv" / "test.txt").read_text()
-    assert "\npytest==" in installed
-    assert "pyspark" not in installed
+    installs = [line for line in asked if "--require-hashes" in line]
+    assert len(installs) == 3
+    assert "\npytest==" in (project / ".venv" / "test.txt").read_text()
+    assert "\npyspark==" in (project / ".venv" / "spark.txt").read_text()
+    # PySpark comes as source; what builds it is locked too, so nothing may be fetched besides.
+    assert "--no-build-isolation" in installs[-1]
+    assert "\nsetuptools==" in (project / ".venv" / "serve.txt").read_text()
 
 
 def test_a_set_up_that_was_interrupted_is_taken_up_again(project: Path) -> None:
