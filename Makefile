@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 SEEDS ?= 200
+WORKERS ?= auto
 
 # Each set-up installs its own section of requirements.lock, hashes checked, and leaves a stamp that holds
 # until the lock or the project's metadata changes. What an earlier stamp brought is not installed again.
@@ -16,7 +17,7 @@ serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

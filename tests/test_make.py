@@ -35,7 +35,7 @@ def make(project: Path, *words: str, refused: str = "nothing") -> tuple[int, str
     python.write_text(PYTHON.format(log=log, folder=project, refused=refused))
     python.chmod(0o755)
     # Not what a make that runs these tests was given.
-    outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "VENV", "SEEDS")
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "VENV", "SEEDS", "WORKERS")
     environ = {name: value for name, value in os.environ.items() if name not in outer}
     done = subprocess.run(
         ["make", *words, f"PYTHON={python}"],
@@ -62,7 +62,7 @@ def test_it_sets_up_once_and_serves(project: Path) -> None:
 def test_the_tests_need_more_and_spark_is_among_it(project: Path) -> None:
     code, said, asked = make(project, "test", "ARGS=-k one")
     assert code == 0, said
-    assert asked[-1] == "-m pytest -k one"
+    assert asked[-1] == "-m pytest -n auto --dist loadgroup -k one"
     installs = [line for line in asked if "--require-hashes" in line]
     assert len(installs) == 3
     assert "\npytest==" in (project / ".venv" / "test.txt").read_text()
