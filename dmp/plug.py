@@ -16,4 +16,5 @@ plug = Plug(
     settings=DmpSettings,
     open=open_service,
     verbs="dmp.verbs:app",
+    unrecorded=None,
 )

@@ -16,4 +16,5 @@ plug = Plug(
     settings=KqmsgqSettings,
     open=open_service,
     verbs="kqmsgq.verbs:app",
+    unrecorded=None,
 )

@@ -16,4 +16,5 @@ plug = Plug(
     settings=LogmqSettings,
     open=open_service,
     verbs="logmq.verbs:app",
+    unrecorded="its topics are logs already",
 )

@@ -16,4 +16,5 @@ plug = Plug(
     settings=PubsubSettings,
     open=open_service,
     verbs="pubsub.verbs:app",
+    unrecorded=None,
 )

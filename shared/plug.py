@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # a protocol's commands import this module, and have no use f
     from shared.net.connection import Connection, Session
     from shared.net.datagrams import DatagramSink
     from shared.net.slots import SlotSink
+    from shared.recording.recorder import Recorder
     from shared.storage.store import Store
 
 ENTRY_POINT_GROUP = "brokers.protocols"
@@ -93,6 +94,7 @@ class Context:
     store: "Store"
     log: "structlog.stdlib.BoundLogger"
     say: Callable[[str], None] | None = None
+    recorder: "Recorder | None" = None
 
 
 @attrs.frozen
@@ -110,6 +112,10 @@ class Plug:
     gets JSON lines from the host when it is given. For a refusal raise `BrokerError`; a refused connection
     may simply escape (exit 69). `serve`, if there is one, returns a `ServeRequest`; the host adds its own
     flags to it.
+
+    `tables`: `"module:attribute"` of the `shared.tables.Table`s that the records of its logs are, imported by
+    the pipeline alone. `unrecorded`: why nothing of it is recorded; None: its service uses
+    `Context.recorder`.
     """
 
     name: str
@@ -117,6 +123,8 @@ class Plug:
     settings: type[Any]
     open: Callable[[Context, Any], Awaitable[Service]]
     verbs: str
+    tables: str | None = None
+    unrecorded: str | None = "it has nothing that can be recorded"
 
 
 @attrs.frozen

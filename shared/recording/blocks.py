@@ -1,0 +1,70 @@
+"""Blocks: the records of a recorded log, byte for byte as RECORDING.md has them. No I/O, no state.
+
+A block is what one read of a socket brought: the frames as they stood on the wire, behind a head that says
+when, from whom, and how many. So a message costs nothing by itself when it is recorded; taking blocks apart
+is left to who reads the log.
+"""
+
+import struct
+
+import attrs
+
+VERSION = 1
+GAP = 0
+"""The codec of a block that stands for messages which were not recorded."""
+FIXED = struct.Struct(">BBHQI")
+"""Version, codec, where the frames begin, Unix microseconds, messages."""
+_RECORD = struct.Struct(">IBBHQI")
+FIELD_BYTES_MAX = 0xFF
+GAP_BYTES = struct.Struct(">Q")
+"""Behind the head of a gap: the bytes that were not recorded."""
+
+
+@attrs.frozen
+class Block:
+    """A block's head, and where in the payload its frames begin. `name`, `source`: empty where frames say."""
+
+    codec: int
+    time_us: int
+    messages: int
+    protocol: bytes
+    name: bytes
+    source: bytes
+    frames_at: int
+
+
+class BadBlock(ValueError):
+    """What stands there is no block; the text says why."""
+
+
+def pack_tail(protocol: bytes, name: bytes, source: bytes) -> bytes:
+    """What of a head is the same for all blocks of a track. A field that is too long is cut."""
+    fields = (field[:FIELD_BYTES_MAX] for field in (protocol, name, source))
+    return b"".join(bytes((len(field),)) + field for field in fields)
+
+
+def pack_record(codec: int, time_us: int, messages: int, tail: bytes, frames: bytes | memoryview) -> bytes:
+    """A block as a record of a log, its length before it."""
+    head_bytes = FIXED.size + len(tail)
+    head = _RECORD.pack(head_bytes + len(frames), VERSION, codec, head_bytes, time_us, messages)
+    return b"".join((head, tail, frames))
+
+
+def unpack(payload: bytes | memoryview) -> Block:
+    """The head of a block. Raises BadBlock."""
+    if len(payload) < FIXED.size:
+        raise BadBlock("shorter than a head")
+    version, codec, frames_at, time_us, messages = FIXED.unpack_from(payload)
+    if version != VERSION:
+        raise BadBlock(f"version {version}")
+    if not FIXED.size <= frames_at <= len(payload):
+        raise BadBlock("its frames begin outside of it")
+    fields = []
+    at = FIXED.size
+    for _ in range(3):
+        end = at + 1 + payload[at] if at < frames_at else frames_at + 1
+        if end > frames_at:
+            raise BadBlock("its fields reach past its head")
+        fields.append(bytes(payload[at + 1 : end]))
+        at = end
+    return Block(codec, time_us, messages, fields[0], fields[1], fields[2], frames_at)

@@ -1,0 +1,261 @@
+"""Recording: what passes through a protocol goes to a log of its own, as whole reads, at next to no cost.
+
+Theory of operation. A connection, or whatever else messages come from, has a `Track`: the head of its blocks
+is made once. What a read brought is one `record`: a head and the bytes as they came are one record of the
+log, appended as any other is, so it is in the next batch of the journal that all share. Nobody waits for it.
+
+A recorder must never hurt its protocol. What cannot be written, since the disk is full or behind, the store
+is read-only or retention has not made room, is left out: counted, logged (not more often than now and then),
+and marked in the log itself by a gap, as soon as it takes records again.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+import trio
+
+from shared.errors import StoreError
+from shared.metrics import Sample
+from shared.recording import blocks
+from shared.recording.blocks import GAP
+from shared.recording.settings import RecordSettings
+from shared.storage.inventory import Namespace
+from shared.storage.log import Log
+from shared.storage.store import Store, Ticket
+
+NAMESPACE = "recorded"
+"""The folder of all recorded logs; each has its protocol's name."""
+TELL_SECONDS = 10.0
+"""A recorder that leaves things out says so at once, and then not more often."""
+RETAIN_SECONDS = 1.0
+"""Retention looks so often where a log has outgrown it; the store's own rhythm may be slower."""
+
+Buffer = bytes | memoryview
+
+
+def now_us() -> int:
+    """Unix microseconds, by the wall clock."""
+    return time.time_ns() // 1000
+
+
+class Recording:
+    """What is recorded in this process: a `Recorder` for each protocol that the settings name."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: RecordSettings,
+        log: structlog.stdlib.BoundLogger,
+        *,
+        wall_us: Callable[[], int] = now_us,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._grown = trio.Event()
+        self._recorders: dict[str, Recorder] = {}
+        if settings.protocols:
+            namespace = store.namespace(NAMESPACE, settings.durability, retention=settings.retention)
+            for name in settings.protocols:
+                self._recorders[name] = Recorder(
+                    namespace, name, settings, log.bind(protocol=name), self._grew, wall_us, monotonic
+                )
+
+    def of(self, protocol: str) -> "Recorder | None":
+        """Where to put what passes through; None: it is not recorded."""
+        return self._recorders.get(protocol)
+
+    async def run(self) -> None:
+        """Have retention look as soon as a log has grown too large, until cancelled."""
+        while True:
+            await self._grown.wait()
+            await self._store.retain()
+            await trio.sleep(RETAIN_SECONDS)
+            self._grown = trio.Event()
+
+    def samples(self) -> Iterable[Sample]:
+        for recorder in self._recorders.values():
+            yield from recorder.samples()
+
+    def _grew(self) -> None:
+        self._grown.set()
+
+
+class Recorder:
+    """One protocol's recording."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        protocol: str,
+        settings: RecordSettings,
+        log: structlog.stdlib.BoundLogger,
+        grew: Callable[[], None],
+        wall_us: Callable[[], int],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.protocol = protocol.encode()
+        self._namespace = namespace
+        self._name = protocol
+        self._settings = settings
+        self._report = log
+        self._grew = grew
+        self._wall_us = wall_us
+        self._monotonic = monotonic
+        self._log: Log | None = None
+        self._pending_max = settings.pending_bytes_max
+        # Retention drops whole marks, and looks again after a while: it is asked to a little above its bound,
+        # and waited for, by leaving things out, at twice that.
+        self._retain_above = settings.retention_bytes + settings.retention_bytes // 8
+        self._stop_above = 2 * settings.retention_bytes
+        self._round: _Round | None = None
+        self._tail = blocks.pack_tail(self.protocol, b"", b"")
+        # Counted since the start:
+        self.messages = 0
+        self.bytes = 0
+        self.blocks = 0
+        self.left_out: dict[str, int] = {}
+        self.left_out_bytes = 0
+        # Left out, and not marked in the log yet:
+        self._gap_messages = self._gap_bytes = 0
+        self._told: float | None = None
+        self._untold = 0
+
+    def track(self, codec: int, *, name: bytes = b"", source: bytes = b"") -> "Track":
+        """A source of messages. `codec`: what its frames are, 1 to 255, as RECORDING.md lists them."""
+        return Track(self, codec, blocks.pack_tail(self.protocol, name, source))
+
+    def samples(self) -> Iterable[Sample]:
+        labels = (("protocol", self._name),)
+        for name, value, help_ in (
+            ("messages", self.messages, "Messages written to a recorded log."),
+            ("bytes", self.bytes, "Their bytes, with the heads of their blocks."),
+            ("blocks", self.blocks, "Records that they are in."),
+        ):
+            yield Sample(f"recorded_{name}_total", value, help_, labels=labels)
+        for reason, messages in sorted(self.left_out.items()):
+            yield Sample(
+                "recorded_left_out_messages_total",
+                messages,
+                "Messages that passed through and were not recorded.",
+                labels=(*labels, ("reason", reason)),
+            )
+        yield Sample("recorded_left_out_bytes_total", self.left_out_bytes, "Bytes of these.", labels=labels)
+
+    # What tracks and rounds call.
+
+    def put(self, codec: int, tail: bytes, messages: int, frames: Buffer) -> None:
+        """Append a block, or leave it out. Never raises for what a disk or a store does."""
+        log = self._log or self._open(messages, len(frames))
+        if log is None:
+            return
+        pending = log.end - log.visible
+        if pending and pending + len(frames) > self._pending_max:
+            self.leave_out("behind", messages, len(frames))
+            return
+        kept = log.end - log.first
+        if kept > self._retain_above:
+            self._grew()
+            if kept > self._stop_above:
+                self.leave_out("retention", messages, len(frames))
+                return
+        try:
+            if self._gap_messages:
+                self._mark_gap(log)
+            self._append(log, codec, tail, messages, frames)
+        except StoreError as error:
+            self.leave_out("store", messages, len(frames), str(error))
+
+    def written(self, done: "_Round", error: StoreError | None) -> None:
+        """What was appended in a round is on its way no more."""
+        if self._round is done:
+            self._round = None
+        if error is None:
+            self.messages += done.messages
+            self.bytes += done.bytes
+            self.blocks += done.blocks
+        else:
+            self._gap_messages += done.gap_messages
+            self._gap_bytes += done.gap_bytes
+            self.leave_out("store", done.messages, done.bytes, str(error))
+
+    def leave_out(self, reason: str, messages: int, size: int, why: str = "") -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + messages
+        self.left_out_bytes += size
+        self._gap_messages += messages
+        self._gap_bytes += size
+        self._untold += messages
+        now = self._monotonic()
+        if self._told is None or now - self._told >= TELL_SECONDS:
+            self._told = now
+            self._report.warning(
+                "what passes through is not all recorded",
+                reason=reason,
+                messages=self._untold,
+                **({"error": why} if why else {}),
+            )
+            self._untold = 0
+
+    def _append(self, log: Log, codec: int, tail: bytes, messages: int, frames: Buffer) -> "_Round":
+        block = blocks.pack_record(codec, self._wall_us(), messages, tail, frames)
+        _, ticket = log.append(block, 1)
+        round_ = self._round
+        if round_ is None or round_.ticket is not ticket:
+            round_ = self._round = _Round(self, ticket)
+            ticket.when_done(round_)
+        round_.messages += messages
+        round_.bytes += len(block)
+        round_.blocks += 1
+        return round_
+
+    def _mark_gap(self, log: Log) -> None:
+        messages, size = self._gap_messages, self._gap_bytes
+        round_ = self._append(log, GAP, self._tail, messages, blocks.GAP_BYTES.pack(size))
+        round_.messages -= messages
+        round_.gap_messages += messages
+        round_.gap_bytes += size
+        self._gap_messages = self._gap_bytes = 0
+
+    def _open(self, messages: int, size: int) -> Log | None:
+        """The log, made if it is not there; None where that cannot be now."""
+        namespace = self._namespace
+        try:
+            log = namespace.logs.get(self._name)
+            if log is None:
+                log, _ = namespace.create(self._name)
+            else:
+                namespace.change_mode(self._name, namespace.mode)
+        except StoreError as error:
+            self.leave_out("store", messages, size, str(error))
+            return None
+        self._log = log
+        return log
+
+
+class Track:
+    """One source of messages: a connection, a socket."""
+
+    __slots__ = ("_codec", "_put", "_tail")
+
+    def __init__(self, recorder: Recorder, codec: int, tail: bytes) -> None:
+        self._put = recorder.put
+        self._codec = codec
+        self._tail = tail
+
+    def record(self, messages: int, frames: Buffer) -> None:
+        """`frames` hold so many whole messages, as they came. In a round of the driver, which settles."""
+        self._put(self._codec, self._tail, messages, frames)
+
+
+class _Round:
+    """What of a recording waits for one ticket; it is the ticket's callback itself."""
+
+    __slots__ = ("blocks", "bytes", "gap_bytes", "gap_messages", "messages", "recorder", "ticket")
+
+    def __init__(self, recorder: Recorder, ticket: Ticket) -> None:
+        self.recorder = recorder
+        self.ticket = ticket
+        self.messages = self.bytes = self.blocks = self.gap_messages = self.gap_bytes = 0
+
+    def __call__(self, ticket: Ticket) -> None:
+        self.recorder.written(self, ticket.error)

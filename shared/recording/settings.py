@@ -1,0 +1,37 @@
+"""The settings of recording, each with its default and its reason; section `[record]`."""
+
+from typing import Any
+
+import attrs
+from attrs import validators
+
+from shared.storage.settings import Durability, Retention
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def _amount(default: int, least: int, most: int) -> Any:
+    return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
+
+
+@attrs.frozen
+class RecordSettings:
+    """Section `[record]`: whose messages are written down as they pass through, and for how long."""
+
+    protocols: tuple[str, ...] = ()
+    """By name; none unless said."""
+    durability: Durability = attrs.field(factory=lambda: Durability.parse("interval"))
+    """Nobody waits for what is recorded, so this is `interval:50ms` whatever `[serve]` says. `always` syncs
+    with every batch; `none` writes around the journal, half as many bytes, and a power cut may cost more."""
+    retention_bytes: int = _amount(GIB, MIB, 1 << 62)
+    """Of each protocol; older blocks go. Never 0: what is recorded unasked-for must not fill a disk."""
+    retention_ms: int = _amount(7 * 24 * 3600 * 1000, 1, 1 << 62)
+    """Age at which blocks go."""
+    pending_bytes_max: int = _amount(16 * MIB, 1, GIB)
+    """Of each protocol, waiting for the disk; beside them one block, however large. What comes then is not
+    recorded: the protocol never waits. A quarter of what the store itself lets wait."""
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(self.retention_bytes, self.retention_ms)

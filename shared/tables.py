@@ -1,0 +1,135 @@
+"""The contract between a protocol and the pipeline: the rows that the records of its logs are.
+
+A `Plug` names them lazily (`tables="pubsub.tables:TABLES"`, a sequence of `Table`), so the pipeline finds
+every protocol's by entry point and knows none by name. A job asks for a table by what it is called or for the
+columns that it needs, never for a protocol.
+
+Decoding is over Arrow batches: a function from one batch to another that keeps nothing between two, so Spark
+may run it anywhere and again. It never raises over what stands in a log: what cannot be read is a row that
+says so in `fault`, all other columns but its place null, and so is counted like any other row.
+
+Columns of these names mean the same in every table; a table has those that it needs:
+
+| column | type | |
+|---|---|---|
+| `log` | string | the log that the record stood in |
+| `offset` | int64 | and where |
+| `time` | timestamp[us, UTC] | when the broker had the message |
+| `protocol` | string | |
+| `name` | string | what a message was sent to: a topic, queue, exchange |
+| `key` | string | what beside the name says where it goes or what it is; null where there is no such thing |
+| `source` | string | who sent it, as `address:port`; null where that is not known |
+| `payload` | binary | the message itself |
+| `messages`, `bytes` | int64 | how many, and the bytes of their payloads |
+| `fault` | string | null, or why this row could not be read |
+
+Names that are no UTF-8 are shown with the bytes that are wrong as `\\xNN`.
+
+This module is part of what every command loads: `pyarrow` is imported where it is used.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from shared.plug import Plug
+
+RECORDED = "recorded"
+"""The table of every recorded log: its six fields, a row a message."""
+VOLUMES = "volumes"
+"""The table that every protocol should have: how much went to which name when."""
+LIVES = "lives"
+"""The table of a protocol that keeps messages until they are acknowledged: a row a message, its times."""
+
+
+@attrs.frozen
+class Table:
+    """What the records of some logs are as rows of typed columns.
+
+    `namespace`, `logs`: whose records, by the folder's name and a regular expression that matches whole names
+    of logs. `decode`: from a batch of `records_schema` to one of `schema`, rows in the records' order; see
+    above for what it may not do. `gather`: where several rows make one (the events of a message's life), from
+    the Spark DataFrame of all decoded rows to that of the table; its columns are then what it says, and
+    `schema` those of the rows that it starts from.
+    """
+
+    name: str
+    summary: str
+    namespace: str
+    logs: str
+    schema: "pa.Schema"
+    decode: "Callable[[pa.RecordBatch], pa.RecordBatch]"
+    gather: Callable[[Any], Any] | None = None
+
+
+def tables_of(plug: "Plug") -> Sequence[Table]:
+    """A protocol's tables, loaded now; none where it has none. Raises ImportError, AttributeError."""
+    if plug.tables is None:
+        return ()
+    module, _, attribute = plug.tables.partition(":")
+    found: Sequence[Table] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def records_schema() -> "pa.Schema":
+    """What the source gives and `decode` takes: one row a record, `timestamp` from the log's index."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("topic", pa.string()),
+            ("offset", pa.int64()),
+            ("timestamp", time_type()),
+            ("value", pa.binary()),
+        ]
+    )
+
+
+def recorded_schema() -> "pa.Schema":
+    """Of the table `recorded`."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("log", pa.string()),
+            ("offset", pa.int64()),
+            ("time", time_type()),
+            ("protocol", pa.string()),
+            ("name", pa.string()),
+            ("key", pa.string()),
+            ("source", pa.string()),
+            ("payload", pa.binary()),
+            ("fault", pa.string()),
+        ]
+    )
+
+
+def volumes_schema() -> "pa.Schema":
+    """Of the table `volumes`: added up as far as one batch allows, so rows of the same name and time may come
+    again and are to be summed."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("log", pa.string()),
+            ("time", time_type()),
+            ("protocol", pa.string()),
+            ("name", pa.string()),
+            ("key", pa.string()),
+            ("messages", pa.int64()),
+            ("bytes", pa.int64()),
+            ("fault", pa.string()),
+        ]
+    )
+
+
+def time_type() -> "pa.DataType":
+    """Of every time: as Spark has it."""
+    import pyarrow as pa
+
+    return pa.timestamp("us", tz="UTC")
