@@ -29,8 +29,10 @@ from cyclopts import Parameter
 from pamqp import commands
 
 from brokers.bench.load import PATIENCE_SECONDS, WARM_UP_SECONDS, Address, Measured, histogram, middle
+from brokers.bench.options import Rounds, Seconds, Size
 from brokers.bench.servers import nats_server, redis_server, serving
 from brokers.errors import ExitCode, Refusal
+from brokers.operating import Json
 from brokers.render import progress
 from dmp import wire
 from dmp.amqp.methods import FRAME_END, FRAME_HEAD, encode
@@ -79,12 +81,10 @@ def bench(
     *,
     readers: Annotated[int, Parameter(help="Readers of everything; one alone is measured too.")] = 10,
     window: Annotated[int, Parameter(help="Messages on their way; one alone is measured too.")] = 16384,
-    size: Annotated[int, Parameter(help="Bytes of a message.")] = 100,
-    seconds: Annotated[float, Parameter(help="Length of a round.")] = 2.0,
-    rounds: Annotated[int, Parameter(help="Rounds of each case; the median counts.")] = 3,
-    json: Annotated[
-        bool, Parameter(help="JSON, one object a line, instead of text.", negative="", show_default=False)
-    ] = False,
+    size: Size = 100,
+    seconds: Seconds = 2.0,
+    rounds: Rounds = 3,
+    json: Json = False,
 ) -> list[Row]:
     """Measure DMP on this machine.
 

@@ -24,10 +24,12 @@ from typing import Annotated, Literal
 import attrs
 from cyclopts import Parameter
 
+from brokers.bench import options
 from brokers.bench.load import Address, Measured, Talk, middle, run
+from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
 from brokers.bench.servers import beanstalkd, redis_server, serving
 from brokers.errors import ExitCode, Refusal
-from brokers.render import progress
+from brokers.operating import Json
 from dms import wire
 from dms.wire import Type
 
@@ -55,19 +57,15 @@ class Row:
 
 def bench(
     *,
-    modes: Annotated[
-        tuple[Mode, ...], Parameter(help="What to measure; repeatable.", negative="", consume_multiple=True)
-    ] = MODES,
+    modes: Annotated[tuple[Mode, ...], options.MODES] = MODES,
     connections: Annotated[int, Parameter(help="Connections with a message at a time.")] = 50,
     window: Annotated[int, Parameter(help="Messages under way on each of 8 (memory) or 64 (synced).")] = 64,
-    size: Annotated[int, Parameter(help="Bytes of a message.")] = 100,
+    size: Size = 100,
     queues: Annotated[int, Parameter(help="Queues beside the one that is used.")] = 10_000,
-    seconds: Annotated[float, Parameter(help="Length of a round.")] = 2.0,
-    rounds: Annotated[int, Parameter(help="Rounds of each case; the median counts.")] = 3,
-    data_dir: Annotated[Path | None, Parameter(help="A folder for its data: the disk that is meant.")] = None,
-    json: Annotated[
-        bool, Parameter(help="JSON, one object a line, instead of text.", negative="", show_default=False)
-    ] = False,
+    seconds: Seconds = 2.0,
+    rounds: Rounds = 3,
+    data_dir: DataDir = None,
+    json: Json = False,
 ) -> list[Row]:
     """Measure DMS on this machine.
 
@@ -78,14 +76,13 @@ def bench(
         raise Refusal("--size: 1 to 4000 bytes", ExitCode.USAGE)
     case = _Case(connections, window, size, queues, seconds, rounds)
     cases = {"memory": case.memory, "synced": case.synced, "queues": case.many_queues}
-    rows: list[Row] = []
-    with progress("measuring", total=len(modes)) as update:
-        for done, mode in enumerate(modes):
-            with ExitStack() as stack:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir))
-                rows += cases[mode](stack, Path(folder))
-            update(done + 1)
-    return rows
+
+    def measure(mode: Mode) -> list[Row]:
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir))
+            return list(cases[mode](stack, Path(folder)))
+
+    return each(modes, measure)
 
 
 Peers = dict[str, tuple[Address, Callable[[int], Talk]]]

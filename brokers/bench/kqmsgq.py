@@ -17,12 +17,13 @@ from typing import Annotated, Literal
 import attrs
 from cyclopts import Parameter
 
-from brokers.bench import fan_out
+from brokers.bench import fan_out, options
 from brokers.bench.fan_out import STAMP_BYTES, FanOut
 from brokers.bench.load import Measured, middle
+from brokers.bench.options import Rounds, Seconds, Size, each
 from brokers.bench.servers import nats_server, serving
 from brokers.errors import ExitCode, Refusal
-from brokers.render import progress
+from brokers.operating import Json
 from kqmsgq import wire
 
 Mode = Literal["one", "queues", "fan-out"]
@@ -49,19 +50,15 @@ class Row:
 
 def bench(
     *,
-    modes: Annotated[
-        tuple[Mode, ...], Parameter(help="What to measure; repeatable.", negative="", consume_multiple=True)
-    ] = MODES,
-    size: Annotated[int, Parameter(help="Bytes of a message.")] = 100,
+    modes: Annotated[tuple[Mode, ...], options.MODES] = MODES,
+    size: Size = 100,
     window: Annotated[int, Parameter(help="Messages of each producer on their way.")] = 10_000,
     queues: Annotated[int, Parameter(help="Queues that producers go round.")] = 16,
     many: Annotated[int, Parameter(help="Producers and consumers on these queues.")] = 4,
     consumers: Annotated[int, Parameter(help="Consumers that all get everything.")] = 50,
-    seconds: Annotated[float, Parameter(help="Length of a round.")] = 2.0,
-    rounds: Annotated[int, Parameter(help="Rounds of each case; the median counts.")] = 3,
-    json: Annotated[
-        bool, Parameter(help="JSON, one object a line, instead of text.", negative="", show_default=False)
-    ] = False,
+    seconds: Seconds = 2.0,
+    rounds: Rounds = 3,
+    json: Json = False,
 ) -> list[Row]:
     """Measure KqueueMsgQ on this machine.
 
@@ -74,17 +71,12 @@ def bench(
         raise Refusal("--queues: a multiple of --many, 1000 at most", ExitCode.USAGE)
     case = _Case(size, window, queues, many, consumers, seconds, rounds)
     cases = {"one": case.one, "queues": case.over_queues, "fan-out": case.fan_out}
-    rows: list[Row] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         servers: Servers = {"kqmsgq": (stack.enter_context(serving(folder, "kqmsgq"))["kqmsgq"], _kqmsgq)}
         if (address := stack.enter_context(nats_server())) is not None:
             servers["nats-server"] = _tcp(address), _nats
-        with progress("measuring", total=len(modes)) as update:
-            for done, mode in enumerate(modes):
-                rows += cases[mode](servers)
-                update(done + 1)
-    return rows
+        return each(modes, lambda mode: cases[mode](servers))
 
 
 Servers = dict[str, tuple[tuple[str, int], Callable[[int, int, int], FanOut]]]

@@ -26,10 +26,12 @@ from typing import Annotated, Literal
 import attrs
 from cyclopts import Parameter
 
+from brokers.bench import options
 from brokers.bench.load import Address, Measured, Talk, histogram, lines, middle, run
+from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
 from brokers.bench.servers import redis_server, serving
 from brokers.errors import ExitCode, Refusal
-from brokers.render import progress
+from brokers.operating import Json
 
 Mode = Literal["produce", "topics", "consume", "fetch", "tail"]
 MODES: tuple[Mode, ...] = ("produce", "topics", "consume", "fetch", "tail")
@@ -55,22 +57,18 @@ class Row:
 
 def bench(
     *,
-    modes: Annotated[
-        tuple[Mode, ...], Parameter(help="What to measure; repeatable.", negative="", consume_multiple=True)
-    ] = MODES,
+    modes: Annotated[tuple[Mode, ...], options.MODES] = MODES,
     connections: Annotated[int, Parameter(help="Many connections; one alone is measured too.")] = 64,
     window: Annotated[int, Parameter(help="Requests that each keeps open; one alone is measured too.")] = 64,
-    size: Annotated[int, Parameter(help="Bytes of a message.")] = 100,
+    size: Size = 100,
     topics: Annotated[int, Parameter(help="Topics written at once, each by a connection.")] = 1000,
     readers: Annotated[int, Parameter(help="TAIL readers.")] = 100,
-    seconds: Annotated[float, Parameter(help="Length of a round.")] = 2.0,
-    rounds: Annotated[int, Parameter(help="Rounds of each case; the median counts.")] = 3,
+    seconds: Seconds = 2.0,
+    rounds: Rounds = 3,
     host: Annotated[str, Parameter(help="Address of a server that runs already.")] = "127.0.0.1",
     port: Annotated[int | None, Parameter(help="Its port; without one a server is started.")] = None,
-    data_dir: Annotated[Path | None, Parameter(help="A folder for its data: the disk that is meant.")] = None,
-    json: Annotated[
-        bool, Parameter(help="JSON, one object a line, instead of text.", negative="", show_default=False)
-    ] = False,
+    data_dir: DataDir = None,
+    json: Json = False,
 ) -> list[Row]:
     """Measure LogMQ on this machine.
 
@@ -92,12 +90,7 @@ def bench(
             "fetch": case.fetch,
             "tail": case.tail,
         }
-        rows: list[Row] = []
-        with progress("measuring", total=len(modes)) as update:
-            for done, mode in enumerate(modes):
-                rows += cases[mode]()
-                update(done + 1)
-        return rows
+        return each(modes, lambda mode: cases[mode]())
 
 
 @attrs.frozen

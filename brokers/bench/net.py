@@ -24,6 +24,8 @@ import structlog
 import trio
 from cyclopts import Parameter
 
+from brokers.bench.options import Rounds, Seconds
+from brokers.operating import Json
 from shared.net.admission import raise_file_limit
 from shared.net.connection import Connection
 from shared.net.network import Network
@@ -68,10 +70,10 @@ class IdleRow:
 def bench(
     *,
     clients: Annotated[int, Parameter(help="Clients in a closed loop; one alone is measured too.")] = 50,
-    seconds: Annotated[float, Parameter(help="Length of a round.")] = 1.0,
-    rounds: Annotated[int, Parameter(help="Rounds of each driver; the median counts.")] = 3,
+    seconds: Seconds = 1.0,
+    rounds: Rounds = 3,
     idle: Annotated[int, Parameter(help="Measure so many idle connections instead.")] = 0,
-    json: Annotated[bool, Parameter(help="JSON, one object a line, instead of text.", negative="")] = False,
+    json: Json = False,
 ) -> Sequence[EchoRow] | Sequence[IdleRow]:
     """Measure the poll driver against a task for each connection.
 

@@ -23,13 +23,14 @@ import attrs
 from cyclopts import Parameter
 
 from brokers import control
-from brokers.bench import fan_out
+from brokers.bench import fan_out, options
 from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.fan_out import STAMP_BYTES, FanOut
 from brokers.bench.load import Address, Measured, middle
+from brokers.bench.options import Rounds, Seconds, Size, each
 from brokers.bench.servers import mosquitto, serving
 from brokers.errors import ExitCode, Refusal
-from brokers.render import progress
+from brokers.operating import Json
 from pubsub import wire
 from pubsub.wire import Command, Kind
 
@@ -66,19 +67,15 @@ class Row:
 
 def bench(
     *,
-    modes: Annotated[
-        tuple[Mode, ...], Parameter(help="What to measure; repeatable.", negative="", consume_multiple=True)
-    ] = MODES,
-    size: Annotated[int, Parameter(help="Bytes of a message.")] = 100,
+    modes: Annotated[tuple[Mode, ...], options.MODES] = MODES,
+    size: Size = 100,
     window: Annotated[int, Parameter(help="Messages on their way.")] = 1000,
     matching: Annotated[int, Parameter(help="Subscribers that everything is for.")] = 100,
     subscribers: Annotated[int, Parameter(help="All of them; nothing is for the others.")] = 1000,
     rate: Annotated[int, Parameter(help="Datagrams a second of the flood.")] = 200_000,
-    seconds: Annotated[float, Parameter(help="Length of a round.")] = 2.0,
-    rounds: Annotated[int, Parameter(help="Rounds of each case; the median counts.")] = 3,
-    json: Annotated[
-        bool, Parameter(help="JSON, one object a line, instead of text.", negative="", show_default=False)
-    ] = False,
+    seconds: Seconds = 2.0,
+    rounds: Rounds = 3,
+    json: Json = False,
 ) -> list[Row]:
     """Measure pub/sub on this machine.
 
@@ -89,20 +86,20 @@ def bench(
         raise Refusal(f"--size: {STAMP_BYTES + 8} to {wire.PAYLOAD_BYTES_MAX} bytes", ExitCode.USAGE)
     if not 1 <= matching <= subscribers:
         raise Refusal("--matching: one at least, and --subscribers at most", ExitCode.USAGE)
-    rows: list[Row] = []
-    with ExitStack() as stack, progress("measuring", total=len(modes)) as update:
+    with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         address = stack.enter_context(serving(folder, "pubsub"))["pubsub"]
-        for done, mode in enumerate(modes):
-            if mode == "fan-out":
-                peers: Peers = {"pubsub": (address, pubsub_fan_out(size, matching))}
-                if (other := stack.enter_context(mosquitto(folder))) is not None:
-                    peers["mosquitto"] = other, mqtt_fan_out(size, matching)
-                rows.append(_fan_out(peers, matching, subscribers, window, seconds, rounds))
-            else:
-                rows.append(_intake(address, folder / "data", size, rate, seconds, rounds))
-            update(done + 1)
-    return rows
+
+        def measure(mode: Mode) -> Iterator[Row]:
+            if mode == "intake":
+                yield _intake(address, folder / "data", size, rate, seconds, rounds)
+                return
+            peers: Peers = {"pubsub": (address, pubsub_fan_out(size, matching))}
+            if (other := stack.enter_context(mosquitto(folder))) is not None:
+                peers["mosquitto"] = other, mqtt_fan_out(size, matching)
+            yield _fan_out(peers, matching, subscribers, window, seconds, rounds)
+
+        return each(modes, measure)
 
 
 Peers = dict[str, tuple[Address, FanOut]]
