@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from brokers import operating, storing
 from brokers.flags import Flag, ServeCommand, port_flags, with_host_flags
-from brokers.operating import Json
+from shared.options import Json
 
 if TYPE_CHECKING:
     from brokers.config import Config

@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal
 from brokers.render import Outcome, Several, json_value, progress
+from shared.options import Json
 
 if TYPE_CHECKING:
     from shared.plug import VerbRequest
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 DataDir = Annotated[
     Path | None,
     Parameter(help="The data folder; else BROKERS_SERVE_DATA_DIR, else that of BROKERS_CONFIG, else ./data."),
-]
-Json = Annotated[
-    bool, Parameter(help="JSON, one object a line, instead of text.", negative="", show_default=False)
 ]
 
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal
-from brokers.operating import DataDir, Json, copied, data_folder
+from brokers.operating import DataDir, copied, data_folder
 from brokers.render import Outcome, Several, progress
+from shared.options import Json
 
 Namespace = Annotated[str, Parameter(help="The log's namespace: the folder it is in, as logmq.")]
 _REPAIR = (

@@ -1,10 +1,8 @@
 """`brokers dmp ...`: the protocol's own commands. Each returns what it found; the host shows it."""
 
 import os
-import ssl
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
@@ -12,9 +10,10 @@ import trio
 from cyclopts import App, Parameter
 
 from dmp.client import Message, Sink, open_feed, open_sink
+from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.net.dial import tls_context
+from shared.options import DataDir, Json, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 
@@ -31,30 +30,17 @@ app = App(
 )
 
 
-def _flag(help_: str) -> Parameter:
-    return Parameter(help=help_, negative="", show_default=False)
-
-
-Json = Annotated[bool, _flag("JSON, one object a line, instead of text.")]
-DataDir = Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)]
-
-
 @Parameter(name="*")
-@attrs.frozen
-class Server:
+@attrs.frozen(kw_only=True)
+class Server(options.Server):
     """Where the server is, and who asks."""
 
-    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1"
     port: Annotated[int, Parameter(help="Its port.", env_var="BROKERS_DMP_PORT")] = 5672
     user: Annotated[str, Parameter(help="Whom to log in as.", env_var="BROKERS_DMP_USER")] = "guest"
     password: Annotated[
         str,
         Parameter(help="The password.", env_var="BROKERS_DMP_PASSWORD", show_default=False),
     ] = attrs.field(default="guest", repr=False)
-    tls: Annotated[bool, _flag("Speak TLS.")] = False
-    ca: Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")] = None
-    certificate: Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")] = None
-    key_file: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
 
     def place(self) -> dict[str, Any]:
         """What the client's functions want to know."""
@@ -65,9 +51,6 @@ class Server:
             "password": self.password,
             "ssl_context": self.ssl_context(),
         }
-
-    def ssl_context(self) -> ssl.SSLContext | None:
-        return tls_context(wanted=self.tls, ca=self.ca, certificate=self.certificate, key=self.key_file)
 
 
 LOCAL = Server()
@@ -106,7 +89,7 @@ async def put(
             negative="",
         ),
     ] = (),
-    whole: Annotated[bool, _flag("All of standard input is one message.")] = False,
+    whole: Annotated[bool, flag("All of standard input is one message.")] = False,
     server: Server = LOCAL,
     json: Json = False,
 ) -> Mapping[str, Any]:
@@ -151,7 +134,7 @@ async def get(
         Parameter(help="EXCHANGE:KEY, one or more.", negative="", consume_multiple=True, show_default=False),
     ] = None,
     max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many messages.")] = None,
-    raw: Annotated[bool, _flag("The messages' bytes as they are, nothing between.")] = False,
+    raw: Annotated[bool, flag("The messages' bytes as they are, nothing between.")] = False,
     server: Server = LOCAL,
     json: Json = False,
 ) -> AsyncIterable[Any]:

@@ -3,7 +3,6 @@
 Flags and their defaults are those of the specification's own server and client; what they lack is added.
 """
 
-import errno
 import os
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
@@ -18,9 +17,10 @@ from cyclopts import App, Parameter
 from dms.client import Client, Message, QueueExists, QueueOptions, Unreachable, connect
 from dms.feeder import Feeder
 from dms.stress import stress as run_stress
-from shared.commands import line_runs
+from shared import options
+from shared.commands import line_runs, lost_is_refused
 from shared.errors import BrokerError
-from shared.net.dial import tls_context
+from shared.options import Json, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 
@@ -44,11 +44,6 @@ Examples:
 )
 
 
-def _flag(help_: str, *names: str) -> Parameter:
-    return Parameter(name=names or None, help=help_, negative="", show_default=False)
-
-
-Json = Annotated[bool, _flag("JSON, one object a line, instead of text.")]
 QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="A queue.")]
 DataDir = Annotated[
     Path | None,
@@ -57,28 +52,20 @@ DataDir = Annotated[
 
 
 @Parameter(name="*")
-@attrs.frozen
-class Server:
+@attrs.frozen(kw_only=True)
+class Server(options.Server):
     """Where the server is."""
 
-    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1"
     port: Annotated[int, Parameter(name=("--port", "-p"), help="Its port.", env_var="BROKERS_DMS_PORT")] = (
         9090
     )
-    tls: Annotated[bool, _flag("Speak TLS.")] = False
-    ca: Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")] = None
-    certificate: Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")] = None
-    key: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Client]:
         """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
-        try:
-            context = tls_context(wanted=self.tls, ca=self.ca, certificate=self.certificate, key=self.key)
-            async with connect(self.host, self.port, ssl_context=context) as client:
+        with lost_is_refused(Unreachable):
+            async with connect(self.host, self.port, ssl_context=self.ssl_context()) as client:
                 yield client
-        except Unreachable as error:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
 
 
 LOCAL = Server()
@@ -104,7 +91,7 @@ def serve(
     ] = None,
     persist: Annotated[
         bool,
-        _flag("Keep queues on disk; without it all is in memory, and lost at the end.", "--persist", "-P"),
+        flag("Keep queues on disk; without it all is in memory, and lost at the end.", "--persist", "-P"),
     ] = False,
     data_dir: Annotated[
         Path | None,
@@ -166,10 +153,10 @@ async def produce(
         ),
     ] = (),
     wait: Annotated[
-        bool, _flag("Where the queue is full, try again until it is not; order may change then.")
+        bool, flag("Where the queue is full, try again until it is not; order may change then.")
     ] = False,
     again: Annotated[
-        bool, _flag("Send again what a lost connection left unanswered; such messages may be there twice.")
+        bool, flag("Send again what a lost connection left unanswered; such messages may be there twice.")
     ] = False,
     server: Server = LOCAL,
     json: Json = False,
@@ -204,7 +191,7 @@ async def consume(
     *,
     queue: QueueName,
     continuous: Annotated[
-        bool, _flag("Go on until interrupted, and wait for more.", "--continuous", "-c")
+        bool, flag("Go on until interrupted, and wait for more.", "--continuous", "-c")
     ] = False,
     max_: Annotated[
         int | None, Parameter(name=("--max", "-n"), help="Take so many (1 without -c).", show_default=False)
@@ -265,7 +252,7 @@ async def create(
     delay_ms: Annotated[int | None, _option("From PRODUCE until the first delivery.")] = None,
     retry_ms: Annotated[int | None, _option("From a NACK until the next delivery, doubling.")] = None,
     retry_max_ms: Annotated[int | None, _option("The longest of these delays.")] = None,
-    exist_ok: Annotated[bool, _flag("Not an error where it is there; its options stay as they are.")] = False,
+    exist_ok: Annotated[bool, flag("Not an error where it is there; its options stay as they are.")] = False,
     server: Server = LOCAL,
     json: Json = False,
 ) -> Mapping[str, Any]:

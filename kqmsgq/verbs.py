@@ -1,7 +1,6 @@
 """`brokers kqmsgq ...`: the protocol's own commands. Each returns what it found; the host shows it."""
 
 import os
-import ssl
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +11,10 @@ import trio
 from cyclopts import App, Parameter
 
 from kqmsgq.client import Message, open_consumer, open_producer
+from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.net.dial import tls_context
+from shared.options import Json, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 
@@ -31,27 +31,12 @@ app = App(
 )
 
 
-def _flag(help_: str) -> Parameter:
-    return Parameter(help=help_, negative="", show_default=False)
-
-
-Json = Annotated[bool, _flag("JSON, one object a line, instead of text.")]
-
-
 @Parameter(name="*")
-@attrs.frozen
-class Server:
+@attrs.frozen(kw_only=True)
+class Server(options.Server):
     """Where the server is."""
 
-    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1"
     port: Annotated[int, Parameter(help="Its port.", env_var="BROKERS_KQMSGQ_PORT")] = 8000
-    tls: Annotated[bool, _flag("Speak TLS.")] = False
-    ca: Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")] = None
-    certificate: Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")] = None
-    key: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
-
-    def ssl_context(self) -> ssl.SSLContext | None:
-        return tls_context(wanted=self.tls, ca=self.ca, certificate=self.certificate, key=self.key)
 
 
 LOCAL = Server()
@@ -88,7 +73,7 @@ async def produce(
             negative="",
         ),
     ] = (),
-    whole: Annotated[bool, _flag("All of standard input is one message.")] = False,
+    whole: Annotated[bool, flag("All of standard input is one message.")] = False,
     server: Server = LOCAL,
     json: Json = False,
 ) -> Mapping[str, Any]:
@@ -133,7 +118,7 @@ async def consume(
         bool, Parameter(name="--all", help="All queues.", negative="", show_default=False)
     ] = False,
     max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many messages.")] = None,
-    raw: Annotated[bool, _flag("The messages' bytes as they are, nothing between.")] = False,
+    raw: Annotated[bool, flag("The messages' bytes as they are, nothing between.")] = False,
     server: Server = LOCAL,
     json: Json = False,
 ) -> AsyncIterable[Any]:
@@ -173,7 +158,7 @@ async def consume(
 )
 def consumers(
     *,
-    dropped: Annotated[bool, _flag("Only those that lost messages because they did not read.")] = False,
+    dropped: Annotated[bool, flag("Only those that lost messages because they did not read.")] = False,
     data_dir: Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)] = None,
     json: Json = False,
 ) -> VerbRequest:

@@ -1,6 +1,5 @@
 """`brokers logmq ...`: the protocol's own commands. Each returns what it found; the host shows it."""
 
-import errno
 import os
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
@@ -14,9 +13,10 @@ import trio
 from cyclopts import App, Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
-from shared.commands import line_runs
+from shared import options
+from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.net.dial import tls_context
+from shared.options import Json, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 
@@ -33,40 +33,27 @@ app = App(
 )
 
 
-def _flag(help_: str) -> Parameter:
-    return Parameter(help=help_, negative="", show_default=False)
-
-
-Json = Annotated[bool, _flag("JSON, one object a line, instead of text.")]
 Topic = Annotated[str, Parameter(help="A topic.")]
 From = Annotated[
     str | None, Parameter(name="--from", help="An offset, first (kept), or end.", show_default=False)
 ]
 Max = Annotated[int | None, Parameter(name="--max", help="Stop after so many messages.")]
-Offsets = Annotated[bool, _flag("Show each message's offset beside it.")]
+Offsets = Annotated[bool, flag("Show each message's offset beside it.")]
 
 
 @Parameter(name="*")
-@attrs.frozen
-class Server:
+@attrs.frozen(kw_only=True)
+class Server(options.Server):
     """Where the server is."""
 
-    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1"
     port: Annotated[int, Parameter(help="Its port.", env_var="BROKERS_LOGMQ_PORT")] = 8080
-    tls: Annotated[bool, _flag("Speak TLS.")] = False
-    ca: Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")] = None
-    certificate: Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")] = None
-    key: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Client]:
         """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
-        try:
-            context = tls_context(wanted=self.tls, ca=self.ca, certificate=self.certificate, key=self.key)
-            async with connect(self.host, self.port, ssl_context=context) as client:
+        with lost_is_refused(Unreachable):
+            async with connect(self.host, self.port, ssl_context=self.ssl_context()) as client:
                 yield client
-        except Unreachable as error:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
 
 
 LOCAL = Server()
@@ -147,8 +134,8 @@ async def consume(
     from_: From = None,
     max_: Max = None,
     group: Annotated[str | None, Parameter(help="Begin where this group has committed.")] = None,
-    commit: Annotated[bool, _flag("Commit the group's offset once shown.")] = False,
-    follow: Annotated[bool, _flag("Wait for more at the end.")] = False,
+    commit: Annotated[bool, flag("Commit the group's offset once shown.")] = False,
+    follow: Annotated[bool, flag("Wait for more at the end.")] = False,
     offsets: Offsets = False,
     server: Server = LOCAL,
     json: Json = False,

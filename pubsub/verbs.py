@@ -16,6 +16,7 @@ from cyclopts import App, Parameter
 from pubsub import wire
 from pubsub.wire import Kind
 from shared.errors import ConfigError
+from shared.options import Ca, DataDir, Json, Tls, flag
 from shared.plug import ServeRequest, VerbRequest
 
 app = App(
@@ -28,14 +29,6 @@ app = App(
     brokers pubsub publish hall/3/temperature --float 21.50""",
     help_format="plaintext",
 )
-
-
-def _flag(help_: str) -> Parameter:
-    return Parameter(help=help_, negative="", show_default=False)
-
-
-Json = Annotated[bool, _flag("JSON, one object a line, instead of text.")]
-DataDir = Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)]
 
 
 @app.command(
@@ -69,8 +62,8 @@ def subscriber(
     ip: Annotated[str, Parameter(help="The server's address.")],
     port: Annotated[int, Parameter(help="Its port.")],
     *,
-    tls: Annotated[bool, _flag("Speak TLS.")] = False,
-    ca: Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")] = None,
+    tls: Tls = False,
+    ca: Ca = None,
 ) -> Iterator[Any]:
     """Receive messages, with commands on standard input.
 
@@ -175,7 +168,7 @@ async def publish(
 )
 def sessions(
     *,
-    topics: Annotated[bool, _flag("With what each is subscribed to.")] = False,
+    topics: Annotated[bool, flag("With what each is subscribed to.")] = False,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:

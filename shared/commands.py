@@ -28,9 +28,9 @@ async def line_runs(file: Any) -> AsyncIterator[list[bytes]]:
 
 
 @contextmanager
-def lost_is_refused() -> Iterator[None]:
-    """A lost connection ends a command as a refused one does."""
+def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
+    """A lost connection ends a command as a refused one does; `lost`: one of this kind."""
     try:
         yield
-    except Disconnected as error:
+    except lost as error:
         raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error

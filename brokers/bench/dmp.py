@@ -32,7 +32,6 @@ from brokers.bench.load import PATIENCE_SECONDS, WARM_UP_SECONDS, Address, Measu
 from brokers.bench.options import Rounds, Seconds, Size
 from brokers.bench.servers import nats_server, redis_server, serving
 from brokers.errors import ExitCode, Refusal
-from brokers.operating import Json
 from brokers.render import progress
 from dmp import wire
 from dmp.amqp.methods import FRAME_END, FRAME_HEAD, encode
@@ -40,6 +39,7 @@ from dmp.amqp.packing import BODY, HEADER
 from dmp.door import DMP_HEADER
 from dmp.principal import Principal
 from dmp.properties import NO_PROPERTIES
+from shared.options import Json
 
 RECEIVE_BYTES = 256 * 1024
 EXCHANGE = KEY = "bench"

@@ -29,9 +29,9 @@ from brokers.bench.load import Address, Measured, Talk, middle, run
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
 from brokers.bench.servers import beanstalkd, redis_server, serving
 from brokers.errors import ExitCode, Refusal
-from brokers.operating import Json
 from dms import wire
 from dms.wire import Type
+from shared.options import Json
 
 Mode = Literal["memory", "synced", "queues"]
 MODES: tuple[Mode, ...] = ("memory", "synced", "queues")

@@ -23,8 +23,8 @@ from brokers.bench.load import Measured, middle
 from brokers.bench.options import Rounds, Seconds, Size, each
 from brokers.bench.servers import nats_server, serving
 from brokers.errors import ExitCode, Refusal
-from brokers.operating import Json
 from kqmsgq import wire
+from shared.options import Json
 
 Mode = Literal["one", "queues", "fan-out"]
 MODES: tuple[Mode, ...] = ("one", "queues", "fan-out")

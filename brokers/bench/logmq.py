@@ -31,7 +31,7 @@ from brokers.bench.load import Address, Measured, Talk, histogram, lines, middle
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
 from brokers.bench.servers import redis_server, serving
 from brokers.errors import ExitCode, Refusal
-from brokers.operating import Json
+from shared.options import Json
 
 Mode = Literal["produce", "topics", "consume", "fetch", "tail"]
 MODES: tuple[Mode, ...] = ("produce", "topics", "consume", "fetch", "tail")

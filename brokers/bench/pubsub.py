@@ -30,9 +30,9 @@ from brokers.bench.load import Address, Measured, middle
 from brokers.bench.options import Rounds, Seconds, Size, each
 from brokers.bench.servers import mosquitto, serving
 from brokers.errors import ExitCode, Refusal
-from brokers.operating import Json
 from pubsub import wire
 from pubsub.wire import Command, Kind
+from shared.options import Json
 
 Mode = Literal["fan-out", "intake"]
 MODES: tuple[Mode, ...] = ("fan-out", "intake")

@@ -20,7 +20,7 @@ from typing import Annotated, TypeVar
 import attrs
 from cyclopts import Parameter
 
-from brokers.operating import Json
+from shared.options import Json
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import Wildcards
 

@@ -91,7 +91,7 @@ def tls_context(
     """What a command's TLS flags mean; None: no TLS. Any of the files implies it. Raises UsageError."""
     if not (wanted or ca or certificate):
         return None
-    for flag, file in (("--ca", ca), ("--certificate", certificate), ("--key", key)):
+    for flag, file in (("--ca", ca), ("--certificate", certificate), ("--key-file", key)):
         if file is not None:
             _check_readable(flag, file)
     try:

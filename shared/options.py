@@ -1,0 +1,36 @@
+"""The options that commands of several protocols take. Nothing heavy is imported: commands start with it."""
+
+import ssl
+from pathlib import Path
+from typing import Annotated
+
+import attrs
+from cyclopts import Parameter
+
+
+def flag(help_: str, *names: str) -> Parameter:
+    """A switch: given or not."""
+    return Parameter(name=names or None, help=help_, negative="", show_default=False)
+
+
+Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]
+DataDir = Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)]
+Tls = Annotated[bool, flag("Speak TLS.")]
+Ca = Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")]
+
+
+@attrs.frozen(kw_only=True)
+class Server:
+    """Where a server is, and how it is spoken to. A protocol's own adds its `port`."""
+
+    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1"
+    tls: Tls = False
+    ca: Ca = None
+    certificate: Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")] = None
+    key_file: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """None: no TLS. Raises UsageError for a file that cannot be read."""
+        from shared.net.dial import tls_context
+
+        return tls_context(wanted=self.tls, ca=self.ca, certificate=self.certificate, key=self.key_file)
