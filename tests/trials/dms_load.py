@@ -6,7 +6,6 @@ first deliveries in the order of arrival.
 """
 
 import random
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,65 +16,29 @@ from tests.support import dms_spec as spec
 from tests.trials.dms_ledger import Asked, DmsBook, Message, QueueBook, Step
 from tests.trials.load import Load
 from tests.trials.payloads import Payloads
+from tests.trials.raw_peer import RawPeer
 
-_RECEIVE_BYTES = 1 << 18
 _BODY_BYTES_MAX = 4000
 _HELD_MAX = 400
 
 
-class DmsPeer:
+class DmsPeer(RawPeer):
     """A connection, its requests in order, and its faults."""
 
     def __init__(self, address: tuple[str, int], name: str) -> None:
-        self.name = name
-        self.faults: list[str] = []
-        self.refusals: list[tuple[float, str]] = []
-        self.gone = False
+        super().__init__(address, name)
+        self._out += spec.frame(spec.HANDSHAKE, 0, name.encode())
         self._waiting: deque[tuple[int, int, Asked, str]] = deque()
-        self._out = bytearray(spec.frame(spec.HANDSHAKE, 0, name.encode()))
-        self._in = bytearray()
         self._greeted = False
         self._next_id = 0
-        self.socket = socket.create_connection(address)
-        self.socket.setblocking(False)
 
-    @property
-    def unsent(self) -> bool:
-        return bool(self._out)
-
-    def fill(self, now: float) -> None:
-        """Think of what to send next."""
-        raise NotImplementedError
-
-    def flush(self) -> None:
-        """Send what the socket takes."""
-        while self._out and not self.gone:
-            try:
-                sent = self.socket.send(self._out)
-            except OSError:
-                return  # full; or reset, and what came before that is still to be read
-            del self._out[:sent]
-
-    def receive(self) -> None:
-        """Read and account for what there is."""
-        while not self.gone:
-            try:
-                data = self.socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.gone = True
-                return
-            self._in += data
-            now = time.monotonic()
-            try:
-                for reply in spec.parse(self._in):
-                    self._account(now, *reply)
-            except ValueError as error:
-                self.faults.append(f"{self.name}: {error}")
-                self.gone = True
+    def account(self, now: float) -> None:
+        try:
+            for reply in spec.parse(self._in):
+                self._account(now, *reply)
+        except ValueError as error:
+            self.faults.append(f"{self.name}: {error}")
+            self.gone = True
 
     def ask(self, type_: int, payload: bytes, asked: Asked, what: str, message_id: int | None = None) -> None:
         self._next_id += 1

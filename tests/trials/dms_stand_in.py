@@ -8,10 +8,8 @@ Faults: `late` answers before it writes; at a restart `forget-acks` has everythi
 delivers to two connections what only one should get.
 """
 
-import argparse
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -21,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support import dms_spec as spec
+from tests.trials.posing import pose
 
 FAULTS = ("late", "forget-acks", "forget-deletes", "swap", "skip", "greedy")
 CONSUME_SECONDS = 2.0
@@ -182,25 +181,5 @@ class Connection:
         self.send(spec.frame(spec.ERROR if status else type_ + 1, message_id, answer, status=status))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--fault", choices=FAULTS, default="")
-    parser.add_argument("verb")
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--ready-file", type=Path, required=True)
-    options, _ = parser.parse_known_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-    state = StandIn(options.data_dir, options.fault)
-    with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
-        host, port = listener.getsockname()
-        bound = {"protocol": "dms", "endpoint": "dms", "host": host, "port": port}
-        options.ready_file.write_text(json.dumps({"addresses": [bound]}))
-        print('{"event": "ready"}', file=sys.stderr, flush=True)
-        while True:
-            connection, _ = listener.accept()
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=Connection(state, connection).run, daemon=True).start()
-
-
 if __name__ == "__main__":
-    main()
+    pose("dms", FAULTS, StandIn, lambda state, connection: Connection(state, connection).run())

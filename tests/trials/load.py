@@ -7,7 +7,6 @@ topics; each has a topic of its own that it deletes and makes again now and then
 
 import random
 import selectors
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,8 +15,8 @@ import attrs
 
 from tests.trials.ledger import Book, Commit, Delete, Ledger, Operation, Repeat, Write, record
 from tests.trials.payloads import Payloads
+from tests.trials.raw_peer import RawPeer
 
-_RECEIVE_BYTES = 1 << 18
 _BATCH_RECORDS_MAX = 20
 RETENTION_BYTES = 500_000
 RETENTION_UNIT_BYTES = 420_000
@@ -49,7 +48,7 @@ TEMPERS = (
 )
 
 
-class Peer:
+class Peer(RawPeer):
     """A connection of the load. `name` is the writer's name in every ledger."""
 
     def __init__(
@@ -62,22 +61,15 @@ class Peer:
         payloads: Payloads,
         source: random.Random,
     ) -> None:
-        self.name = name
-        self.faults: list[str] = []
-        self.refusals: list[tuple[float, str]] = []
-        self.gone = False
+        super().__init__(address, name)
         self._temper = temper
         self._own = own
         self._shared = shared
         self._payloads = payloads
         self._source = source
         self._waiting: deque[tuple[Ledger, Operation, int]] = deque()
-        self._out = bytearray()
-        self._in = bytearray()
         self._known: dict[str, list[int]] = {}  # offsets that may be committed, of each topic's present life
         self._lives: dict[str, int] = {}
-        self.socket = socket.create_connection(address)
-        self.socket.setblocking(False)
 
     def fill(self, now: float) -> None:
         """Think of requests until the window is full."""
@@ -90,37 +82,7 @@ class Peer:
         for kind in self._source.choices(kinds, weights, k=room):
             kind(now)
 
-    def flush(self) -> None:
-        """Send what the socket takes."""
-        while self._out and not self.gone:
-            try:
-                sent = self.socket.send(self._out)
-            except BlockingIOError:
-                return
-            except OSError:
-                return  # reset: what came before it is still to be read
-            del self._out[:sent]
-
-    def receive(self) -> None:
-        """Read and account for what there is."""
-        while not self.gone:
-            try:
-                data = self.socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.gone = True
-                return
-            self._in += data
-            self._account(time.monotonic())
-
-    @property
-    def unsent(self) -> bool:
-        return bool(self._out)
-
-    def _account(self, now: float) -> None:
+    def account(self, now: float) -> None:
         *lines, rest = self._in.split(b"\n")
         self._in = rest
         for line in lines:
@@ -220,51 +182,21 @@ class Peer:
             self._ask(ledger, Delete(self.name, now), b"DELETE %s\n" % ledger.name.encode())
 
 
-class Watcher:
+class Watcher(RawPeer):
     """A connection that reads a topic as it grows, and keeps what it was shown."""
 
     def __init__(self, address: tuple[str, int], ledger: Ledger) -> None:
-        self.faults: list[str] = []
-        self.refusals: list[tuple[float, str]] = []
-        self.gone = False
+        super().__init__(address, "watcher")
         self._ledger = ledger
         self._next = ledger.end
-        self._in = bytearray()
         self._asked = False
-        self._out = b""
-        self.socket = socket.create_connection(address)
-        self.socket.setblocking(False)
-
-    @property
-    def unsent(self) -> bool:
-        return bool(self._out)
 
     def fill(self, now: float) -> None:
         if not self._asked:
             self._out += b"FETCH %s %d 100000 200\n" % (self._ledger.name.encode(), self._next)
             self._asked = True
 
-    def flush(self) -> None:
-        try:
-            self._out = self._out[self.socket.send(self._out) :] if self._out else b""
-        except OSError:
-            pass
-
-    def receive(self) -> None:
-        while not self.gone:
-            try:
-                data = self.socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.gone = True
-                return
-            self._in += data
-            self._account()
-
-    def _account(self) -> None:
+    def account(self, now: float) -> None:
         end = self._in.find(b"\n")
         if end < 0:
             return
@@ -280,7 +212,7 @@ class Watcher:
             end += length
         elif word != b"EOF":
             text = f"{self._ledger.name}: FETCH {self._next}: {bytes(self._in[:80])!r}"
-            self.refusals.append((time.monotonic(), text))
+            self.refusals.append((now, text))
         del self._in[: end + 1]
         self._asked = False
 

@@ -8,10 +8,8 @@ know which batches it wrote, `forget-deletes` brings back what was deleted, `ski
 hundred, `double` writes one in a hundred twice.
 """
 
-import argparse
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -22,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import crc32c
+
+from tests.trials.posing import pose
 
 FAULTS = ("late", "no-sync", "forget-batches", "forget-deletes", "skip", "double")
 
@@ -218,25 +218,5 @@ def _answer(state: StandIn, word: bytes, rest: bytes, stream: Any) -> bytes:
             return b"ERR UNKNOWN_COMMAND\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--fault", choices=FAULTS, default="")
-    parser.add_argument("verb")
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--ready-file", type=Path, required=True)
-    options, _ = parser.parse_known_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-    state = StandIn(options.data_dir, options.fault)
-    with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
-        host, port = listener.getsockname()
-        bound = {"protocol": "logmq", "endpoint": "logmq", "host": host, "port": port}
-        options.ready_file.write_text(json.dumps({"addresses": [bound]}))
-        print('{"event": "ready"}', file=sys.stderr, flush=True)
-        while True:
-            connection, _ = listener.accept()
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=_serve, args=(state, connection), daemon=True).start()
-
-
 if __name__ == "__main__":
-    main()
+    pose("logmq", FAULTS, StandIn, _serve)
