@@ -20,8 +20,18 @@ class LogMissing(BrokerError):
     """There is no log of that name (any more)."""
 
 
+@attrs.define(eq=False)
 class DataLost(BrokerError):
-    """What was to be read is gone: retention overtook the reader, the log was deleted, or made again."""
+    """What was to be read is gone: retention overtook the reader, the log was deleted, or made again.
+
+    `resume`: the first offset at or behind the loss that is still there, where retention took the rest.
+    """
+
+    text: str
+    resume: int | None = None
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Damaged(BrokerError):
@@ -79,8 +89,8 @@ class Logs(Protocol):
     def chunks(self, name: str, start: int, stop: int, bytes_max: int, verify: bool) -> Iterator[Chunk]:
         """The records of [start, stop), in order, in chunks of whole ones.
 
-        `bytes_max`: of a chunk, unless it is one longer record. `verify`: hold every byte against its CRC.
-        Raises DataLost where some are gone, and Damaged.
+        `bytes_max`: of a chunk, unless what one mark covers is more. `verify`: hold every byte against its
+        CRC. Raises DataLost where some are gone, and Damaged.
         """
 
     def close(self) -> None: ...

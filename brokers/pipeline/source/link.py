@@ -1,0 +1,234 @@
+"""A blocking connection to one LogMQ server, for Spark's Python workers: no loop, no threads.
+
+Answers are taken by LogMQ's own client code, which does no I/O (`logmq.answers`). What is asked here may be
+asked twice without harm, so a connection that breaks, or over which nothing comes for `reply_seconds`, is
+made again and the unanswered is asked again, with growing pauses, until `retry_seconds` have gone by without
+any answer.
+
+Source: logmq/PROTOCOL.md.
+"""
+
+import errno
+import random
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from time import monotonic, sleep
+from typing import Any, cast
+
+import attrs
+
+from logmq.answers import BODY_BYTES_MAX, Answer, LineAnswer, LogmqError
+from shared.errors import RemoteProtocolError
+
+PORT = 8080
+RECEIVE_BYTES = 256 * 1024
+PIPELINED = 256
+"""Requests on their way at once: their answers are small, and so the two sides cannot block each other."""
+_PAUSE_SECONDS = (0.05, 2.0)
+
+Ask = tuple[bytes, Callable[[], Answer]]
+"""A request, and what makes the answer that it should get."""
+
+
+@attrs.frozen
+class Server:
+    """Where a server is."""
+
+    host: str
+    port: int = PORT
+
+    @classmethod
+    def parse(cls, text: str) -> "Server":
+        """`host`, `host:port`, `[v6]` or `[v6]:port`. Raises ValueError."""
+        host, colon, port = text.strip(), "", ""
+        if host.startswith("["):
+            host, bracket, port = host[1:].partition("]")
+            colon, port = port[:1], port[1:]
+            if not bracket or colon not in ("", ":"):
+                raise ValueError(f"{text.strip()!r} is not [address]:port")
+        elif host.count(":") == 1:
+            host, colon, port = host.partition(":")
+        elif ":" in host:
+            raise ValueError(f"{host!r}: an IPv6 address stands in brackets, [{host}]:{PORT}")
+        if not host or any(letter.isspace() for letter in host):
+            raise ValueError(f"{text.strip()!r} is not host:port")
+        if not colon:
+            return cls(host)
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(f"{text.strip()!r}: {port!r} is not a port")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@attrs.frozen
+class Reach:
+    """How servers are reached: TLS, and how patiently. Files are read where the connection is made."""
+
+    tls: bool = False
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    connect_seconds: float = 10.0
+    reply_seconds: float = 60.0
+    """Without a single byte of an answer."""
+    retry_seconds: float = 20.0
+    """Long enough for a server to be started again."""
+
+    def context(self) -> ssl.SSLContext | None:
+        """None: no TLS. Raises OSError for files that cannot be used."""
+        if not (self.tls or self.ca or self.certificate):
+            return None
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.certificate is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+class Link:
+    """One server, connected when something is asked. An OSError where it cannot be reached names it."""
+
+    def __init__(self, server: Server, reach: Reach) -> None:
+        self.server = server
+        self._reach = reach
+        self._context = reach.context()
+        self._socket: socket.socket | None = None
+        self._data = bytearray()
+        self._at = 0
+
+    def ask(self, request: bytes, answer: Callable[[], Answer]) -> Any:
+        """The result. Raises LogmqError where the server refuses."""
+        (result,) = self.ask_all([(request, answer)])
+        if isinstance(result, LogmqError):
+            raise result
+        return result
+
+    def ask_all(self, asks: Sequence[Ask]) -> list[Any]:
+        """All results in order, pipelined; a LogmqError in the place of what was refused."""
+        results: list[Any] = []
+        patience = Patience(self._reach.retry_seconds)
+        while len(results) < len(asks):
+            some = asks[len(results) : len(results) + PIPELINED]
+            try:
+                self.send(b"".join(request for request, _ in some))
+                for _, make in some:
+                    results.append(self.receive(make()))
+                    patience.renew()
+            except OSError as error:
+                self.failed(error, patience)
+        return results
+
+    # Step by step, for who keeps requests on their way. Each raises OSError; then `failed`, and all again.
+
+    def send(self, *data: bytes | bytearray | memoryview) -> None:
+        """Send a request, on a new connection if there is none."""
+        sock = self._connected()
+        for piece in data:
+            sock.sendall(piece)
+
+    def receive(self, answer: Answer) -> Any:
+        """The next answer's result, or its LogmqError."""
+        while not answer.done:
+            end = answer.take(self._data, self._at) if self._at < len(self._data) else -1
+            if end >= 0:
+                self._at = end
+            if not answer.done:
+                self._more()
+        return answer.result if answer.error is None else answer.error
+
+    def receive_chunk(
+        self, allocate: Callable[[int], memoryview]
+    ) -> tuple[int, memoryview] | LogmqError | None:
+        """The answer to a FETCH: where it begins, and its bytes in what `allocate` gave. None: EOF."""
+        while (end := self._data.find(b"\n", self._at)) < 0:
+            self._more()
+        if self._data.startswith(b"EOF", self._at):
+            self._at = end + 1
+            return None
+        head = LineAnswer(b"CHUNK", 3)
+        self._at = head.take(self._data, self._at)
+        if head.error is not None:
+            assert isinstance(head.error, LogmqError)
+            return head.error
+        offset, length, following = cast(tuple[int, int, int], head.result)
+        if following != offset + length or length > BODY_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"{self.server}: a chunk of {length} bytes from {offset} to {following}"
+            )
+        body = allocate(length)
+        have = min(len(self._data) - self._at, length)
+        body[:have] = memoryview(self._data)[self._at : self._at + have]
+        self._at += have
+        sock = self._connected()
+        while have < length:
+            got = sock.recv_into(body[have:])
+            if not got:
+                raise ConnectionResetError(errno.ECONNRESET, "the server closed the connection")
+            have += got
+        return offset, body
+
+    def failed(self, error: OSError, patience: "Patience") -> None:
+        """Close, and pause before another attempt. Raises OSError where there is to be none."""
+        self.close()
+        if isinstance(error, ssl.SSLCertVerificationError) or not patience.pause():
+            why = error.strerror or str(error) or type(error).__name__
+            text = f"no LogMQ server answers ({why})"
+            raise ConnectionRefusedError(errno.ECONNREFUSED, text, str(self.server)) from error
+
+    def close(self) -> None:
+        """Nothing is on its way any more; the next request connects again."""
+        sock, self._socket = self._socket, None
+        self._data.clear()
+        self._at = 0
+        if sock is not None:
+            sock.close()
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            where = (self.server.host, self.server.port)
+            sock = socket.create_connection(where, self._reach.connect_seconds)
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._context is not None:
+                    sock = self._context.wrap_socket(sock, server_hostname=self.server.host)
+                sock.settimeout(self._reach.reply_seconds)
+            except BaseException:
+                sock.close()
+                raise
+            self._socket = sock
+        return self._socket
+
+    def _more(self) -> None:
+        received = self._connected().recv(RECEIVE_BYTES)
+        if not received:
+            raise ConnectionResetError(errno.ECONNRESET, "the server closed the connection")
+        del self._data[: self._at]
+        self._at = 0
+        self._data += received
+
+
+class Patience:
+    """How long failures in a row are put up with, and the pauses between attempts."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """It went well."""
+        self._deadline: float | None = None
+        self._pause = _PAUSE_SECONDS[0]
+
+    def pause(self) -> bool:
+        """Wait before another attempt; False where the time is over. Half of each pause is chance."""
+        now = monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._seconds
+        seconds = self._pause * random.uniform(0.5, 1.0)
+        if now + seconds > self._deadline:
+            return False
+        sleep(seconds)
+        self._pause = min(2 * self._pause, _PAUSE_SECONDS[1])
+        return True
