@@ -152,6 +152,10 @@ class FakeDisk:
             raise _error(errno.ENOENT, path)
         return name, self._entry(name)
 
+    def _is_folder(self, path: str) -> bool:
+        name = split(path)
+        return (not name[0] or self._is_folder(name[0])) and self._entry(name) == FOLDER
+
     def _look(self, file: File, start: int = 0, end: int = 0) -> None:
         if file.sizes:
             file.settle_size(file.sizes[self._pick(len(file.sizes), ("size", file.number, 0))])
@@ -322,7 +326,7 @@ class FakeDisk:
         self._names.change((name, FOLDER))
 
     def names(self, path: str) -> Sequence[str]:
-        if path and self._find(path)[1] != FOLDER:
+        if path and not self._is_folder(path):
             return []
         for name in self._names.open_names(path):
             self._entry(name)

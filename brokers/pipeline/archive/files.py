@@ -1,0 +1,98 @@
+"""An archive's files as the driver touches them: few calls, so that tests can cut between any two.
+
+The fake disk of the storage tests is one of these too. Unlike a data folder's, an archive's files are for
+others to read: they get the rights that the umask leaves.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+
+class Files(Protocol):
+    """Files below one folder; paths are relative to it. Errors are OSError. See shared/storage/disk.py."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int: ...
+    def close(self, fd: int) -> None: ...
+    def size(self, fd: int) -> int: ...
+    def read(self, fd: int, length: int, offset: int) -> bytes: ...
+    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int: ...
+    def sync_data(self, fd: int) -> None: ...
+    def sync_folder(self, path: str) -> None: ...
+    def rename(self, old: str, new: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def make_folder(self, path: str) -> None: ...
+    def names(self, path: str) -> Sequence[str]: ...
+
+
+class LocalFiles:
+    """A folder of this machine, or one that several share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int:
+        flags = os.O_RDONLY if not create else os.O_RDWR | os.O_CREAT | (os.O_EXCL if exclusive else 0)
+        return os.open(self._folder / path, flags, 0o666)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        return os.pread(fd, length, offset)
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def sync_data(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def sync_folder(self, path: str) -> None:
+        fd = os.open(self._folder / path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self._folder / old, self._folder / new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(self._folder / path)
+
+    def make_folder(self, path: str) -> None:
+        (self._folder / path).mkdir(exist_ok=True)
+
+    def names(self, path: str) -> Sequence[str]:
+        try:
+            return sorted(os.listdir(self._folder / path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
+def read_whole(files: Files, path: str) -> bytes:
+    fd = files.open(path)
+    try:
+        size, parts, at = files.size(fd), [], 0
+        while at < size and (data := files.read(fd, size - at, at)):
+            parts.append(data)
+            at += len(data)
+        return b"".join(parts)
+    finally:
+        files.close(fd)
+
+
+def write_new(files: Files, path: str, data: bytes) -> None:
+    """Make a file that is not there and sync it. Its name is durable once the folder is synced."""
+    fd = files.open(path, create=True, exclusive=True)
+    try:
+        at = 0
+        while at < len(data):
+            at += files.write(fd, data[at:], at)
+        files.sync_data(fd)
+    finally:
+        files.close(fd)

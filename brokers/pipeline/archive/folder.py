@@ -1,0 +1,247 @@
+"""The archive's folder: the one place that commits, publishes, recovers and cleans.
+
+    1  executors write fresh files and sync them                     (writer.py)
+    2  their folders are synced
+    3  the manifest of the next version is made, exclusively, and synced: this is the commit
+    4  the files that it moves are renamed to their final places, and their folders synced
+
+A crash before 3 leaves fresh files that no manifest names: recovery removes them, and the same records are
+read again. A crash after 3 leaves renames undone: recovery does them. So at a final place there is never a
+file that is not committed, whole and synced; and what is committed is never taken back.
+
+One process commits: it holds a lock on the folder. Where the file system's locks do not reach from machine to
+machine, the exclusive creation of each version does: the slower of two finds its version there and stops.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from brokers.errors import ExitCode, Refusal
+from brokers.pipeline.archive import manifest as manifests
+from brokers.pipeline.archive import names
+from brokers.pipeline.archive.files import Files, LocalFiles, read_whole, write_new
+from brokers.pipeline.archive.manifest import Manifest
+from shared.storage import format
+
+_KEPT_MANIFESTS = 2
+
+
+class ArchiveDamaged(Refusal):
+    """The folder does not hold what its manifest says. Nothing was changed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, ExitCode.DATA_FOLDER)
+
+
+class ArchiveInUse(Refusal):
+    """Another archiver writes this folder."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, ExitCode.DATA_FOLDER)
+
+
+@contextmanager
+def opened(path: Path, namespace: str) -> Iterator["ArchiveFolder"]:
+    """The archive in a folder, recovered, for the one process that may write it; it is made if missing.
+
+    Raises ArchiveInUse, ArchiveDamaged, and Refusal where it holds another namespace's logs.
+    """
+    (path / names.HIDDEN).mkdir(parents=True, exist_ok=True)
+    fd = os.open(path / names.LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise ArchiveInUse(f"{path} is being written by another archiver (process {holder})") from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        folder = ArchiveFolder(LocalFiles(path), namespace)
+        folder.recover()
+        yield folder
+    finally:
+        os.close(fd)
+
+
+def newest(files: Files) -> Manifest | None:
+    """The newest manifest that is whole; None where nothing was committed. Raises ArchiveDamaged."""
+    for version in sorted(_versions(files), reverse=True):
+        try:
+            data = read_whole(files, names.manifest(version))
+        except FileNotFoundError:  # a newer one has replaced it meanwhile
+            continue
+        found = manifests.unpack(data)
+        if found is not None:
+            return found
+        _check_format(data)
+    return None
+
+
+@attrs.define(eq=False)
+class ArchiveFolder:
+    """See the module. Its methods raise OSError; after one, only a new object on the folder goes on."""
+
+    files: Files
+    namespace: str
+    manifest: Manifest = attrs.field(factory=Manifest)
+    _durable: set[str] = attrs.field(factory=set, init=False)
+    """Folders whose own names are synced."""
+
+    def recover(self) -> None:
+        """Finish what the last commit began, and remove what was not committed. Raises ArchiveDamaged."""
+        for path in (names.HIDDEN, names.FRESH, names.MANIFESTS):
+            self._make(path)
+        found = newest(self.files)
+        self.manifest = found or Manifest(namespace=self.namespace)
+        if self.manifest.namespace != self.namespace:
+            raise Refusal(
+                f"this archive holds logs of {self.manifest.namespace}, not of {self.namespace}",
+                ExitCode.CONFIGURATION,
+            )
+        self._refuse_unknown()
+        for version in _versions(self.files):
+            if version > self.manifest.version:  # its writer died over it
+                self.files.unlink(names.manifest(version))
+        self._move()
+        self._prune()
+        self.sweep()
+
+    def commit(self, following: Manifest) -> None:
+        """Make `following` the manifest, and do its moves. Raises ArchiveInUse where another committed."""
+        if following.version != self.manifest.version + 1:
+            raise ValueError(f"version {following.version} after {self.manifest.version}")
+        known = {part.fresh_path for part in self.manifest.hot}
+        new = [part for part in (*following.hot, *following.moves) if part.fresh_path not in known]
+        self._sync_folders({part.fresh_path.rpartition("/")[0] for part in new})
+        try:
+            write_new(self.files, names.manifest(following.version), following.pack())
+        except FileExistsError:
+            raise ArchiveInUse("another archiver has committed to this folder") from None
+        self.files.sync_folder(names.MANIFESTS)
+        if max(_versions(self.files)) != following.version:
+            raise ArchiveInUse("another archiver has committed to this folder")
+        gone = {each.path for each in self.manifest.retired} - {each.path for each in following.retired}
+        self.manifest = following
+        self._move()
+        self._prune()
+        self._remove(gone)
+
+    def sweep(self) -> int:
+        """Remove fresh files that the manifest does not name: of tasks and of writers that died. How many."""
+        kept = {part.fresh_path for part in (*self.manifest.hot, *self.manifest.moves)}
+        kept |= {each.path for each in self.manifest.retired}
+        lost = [path for path in _below(self.files, names.FRESH) if path not in kept]
+        self._remove(lost)
+        return len(lost)
+
+    def _refuse_unknown(self) -> None:
+        """A file at a final place that the manifest does not cover: then the manifest is an old one."""
+        moved = {part.path for part in self.manifest.moves}
+        for path, name in final_files(self.files):
+            log = self.manifest.logs.get(name.key)
+            if path not in moved and (log is None or name.end > log.settled):
+                raise ArchiveDamaged(
+                    f"{path} is newer than the newest manifest that can be read"
+                    f" (version {self.manifest.version}): the manifest is damaged or was replaced"
+                )
+
+    def _move(self) -> None:
+        """Take what the manifest moves to its final place; what is there already stays."""
+        fresh = {
+            path
+            for folder in {_parent(part.fresh_path) for part in self.manifest.moves}
+            for path in _paths(self.files, folder)
+        }
+        for part in self.manifest.moves:
+            if part.fresh_path in fresh:
+                for folder in _folders(part.path):
+                    self._make(folder)
+                self.files.rename(part.fresh_path, part.path)
+            elif part.path not in _paths(self.files, _parent(part.path)):
+                raise ArchiveDamaged(f"{part.path} was committed, and is not there")
+        for folder in {_parent(part.path) for part in self.manifest.moves}:
+            self.files.sync_folder(folder)
+        # And that they left: or a power cut might show them in both places.
+        for folder in {_parent(part.fresh_path) for part in self.manifest.moves}:
+            self.files.sync_folder(folder)
+
+    def _prune(self) -> None:
+        for version in _versions(self.files):
+            if version <= self.manifest.version - _KEPT_MANIFESTS:
+                self.files.unlink(names.manifest(version))
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            try:
+                self.files.unlink(path)
+            except FileNotFoundError:
+                pass
+
+    def _make(self, folder: str) -> None:
+        if folder not in self._durable:
+            self.files.make_folder(folder)
+            self.files.sync_folder(_parent(folder))
+            self._durable.add(folder)
+
+    def _sync_folders(self, folders: Iterable[str]) -> None:
+        """The names in these folders, and the folders' own, which executors may have made."""
+        for folder in sorted(folders):
+            for above in _folders(folder + "/"):
+                if above not in self._durable:
+                    self.files.sync_folder(_parent(above))
+                    self._durable.add(above)
+            self.files.sync_folder(folder)
+
+
+def final_files(files: Files) -> Iterator[tuple[str, names.FileName]]:
+    """Every file at a final place, with what its name says."""
+    for topic in files.names(""):
+        if not topic.startswith("topic="):
+            continue
+        for path in _below(files, topic, depth=1):
+            name = names.parse_file(path.rpartition("/")[2])
+            if name is not None and not name.token:
+                yield path, name
+
+
+def _versions(files: Files) -> list[int]:
+    found = map(names.parse_manifest, files.names(names.MANIFESTS))
+    return [version for version in found if version is not None]
+
+
+def _check_format(data: bytes) -> None:
+    """Raises ArchiveDamaged for a manifest that is whole, but of a later format."""
+    lines: list[dict[str, Any]] = format.unpack_lines(data) or [{}]
+    number = lines[0].get("archive", manifests.FORMAT_NUMBER)
+    if number != manifests.FORMAT_NUMBER:
+        raise ArchiveDamaged(f"an archive of format {number}; this program knows {manifests.FORMAT_NUMBER}")
+
+
+def _below(files: Files, folder: str, depth: int = 2) -> Iterator[str]:
+    for name in files.names(folder):
+        if depth:
+            yield from _below(files, f"{folder}/{name}", depth - 1)
+        else:
+            yield f"{folder}/{name}"
+
+
+def _paths(files: Files, folder: str) -> set[str]:
+    return {f"{folder}/{name}" for name in files.names(folder)}
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _folders(path: str) -> list[str]:
+    """Every folder above a path, the highest first."""
+    found = []
+    while path := _parent(path):
+        found.append(path)
+    return found[::-1]

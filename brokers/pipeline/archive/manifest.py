@@ -1,0 +1,282 @@
+"""What is in an archive: a value, made anew for each commit, and its bytes. No files here.
+
+A manifest names, for each log, up to which offset its records are in the archive, and every file that is not
+at its final place yet; files at their final places need no mention, since only a commit brings them there
+(`folder.py`). So it stays small however large the archive grows.
+
+Every commit is checked: what it adds begins where the log's records in the archive end, and tiles the bytes
+up to the new end exactly, by files and by gaps that were allowed. Two commits can not hold a record twice.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import attrs
+
+from brokers.pipeline.archive import names
+from shared.errors import BrokerError
+from shared.storage import format
+
+FORMAT_NUMBER = 1
+
+
+class NotContinuous(BrokerError):
+    """A commit would leave out records or hold some twice. A bug, or a log that is not the one it says."""
+
+
+class Range(NamedTuple):
+    """Bytes of a log, [start, end), both at a record's start."""
+
+    start: int
+    end: int
+
+
+@attrs.frozen
+class Part:
+    """One Parquet file: records [start, end) of a log, all of one day (UTC). `token`: of its fresh name."""
+
+    key: str
+    topic: str
+    date: str
+    start: int
+    end: int
+    records: int
+    file_bytes: int
+    token: str
+
+    @property
+    def fresh_path(self) -> str:
+        name = names.FileName(self.start, self.end, self.key, self.token)
+        return f"{names.FRESH}/{names.folder(self.topic, self.date)}/{name}"
+
+    @property
+    def path(self) -> str:
+        """Its final place."""
+        return f"{names.folder(self.topic, self.date)}/{names.FileName(self.start, self.end, self.key)}"
+
+
+@attrs.frozen
+class Span:
+    """A piece of a log that was read and written: `parts` and `gaps` tile `range`. `seen`: as of now."""
+
+    identity: str
+    topic: str
+    seen: str
+    range: Range
+    parts: Sequence[Part]
+    gaps: Sequence[Range] = ()
+
+
+@attrs.frozen
+class LogState:
+    """A log's records [start, end) are in the archive but for `gaps`; [start, settled) at their final places.
+
+    `identity`: no other log's, also of one made again by its name; it is given when the log is first met.
+    `seen`: what the source knows the log by since it was last read (source/logs.py).
+    """
+
+    identity: str
+    topic: str
+    seen: str
+    start: int
+    end: int
+    settled: int
+    records: int = 0
+    gaps: tuple[Range, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return names.log_key(self.identity)
+
+    @property
+    def lost_bytes(self) -> int:
+        return sum(gap.end - gap.start for gap in self.gaps)
+
+
+@attrs.frozen
+class Retired:
+    """A fresh file whose records stand in a settled one since; who began to read it before may until then."""
+
+    path: str
+    until_ms: int
+
+
+@attrs.frozen
+class Settlement:
+    """`replaced`, the oldest fresh parts of a log, were written anew as `parts`."""
+
+    parts: Sequence[Part]
+    replaced: Sequence[Part]
+
+
+@attrs.frozen
+class Manifest:
+    """One commit. `logs` by their keys, `hot`: the fresh files in the order of their records, `moves`: those
+    that this commit takes to their final places."""
+
+    version: int = 0
+    namespace: str = "logmq"
+    written_ms: int = 0
+    logs: Mapping[str, LogState] = attrs.field(factory=dict)
+    hot: tuple[Part, ...] = ()
+    retired: tuple[Retired, ...] = ()
+    moves: tuple[Part, ...] = ()
+
+    @property
+    def records(self) -> int:
+        return sum(log.records for log in self.logs.values())
+
+    def current(self) -> Mapping[str, LogState]:
+        """By topic: its log, the newest where it was made again."""
+        return {log.topic: log for log in self.logs.values()}
+
+    def hot_of(self, key: str) -> list[Part]:
+        return [part for part in self.hot if part.key == key]
+
+    def advance(self, spans: Iterable[Span], now_ms: int, direct_bytes: int) -> "Manifest":
+        """The next commit, after one with these spans (one for a log at most).
+
+        A log's files go to their final places at once where they have so many bytes together and nothing
+        older of that log is still fresh. Raises NotContinuous.
+        """
+        logs, hot = dict(self.logs), list(self.hot)
+        moves: list[Part] = []
+        fresh = {part.key for part in self.hot}
+        for span in spans:
+            key = names.log_key(span.identity)
+            at = span.range.start
+            log = logs.get(key) or LogState(span.identity, span.topic, span.seen, at, at, at)
+            _check_tiles(log, key, span)
+            big = sum(part.file_bytes for part in span.parts) >= direct_bytes
+            settles = key not in fresh and (big or not span.parts)
+            (moves if settles else hot).extend(span.parts)
+            logs[key] = attrs.evolve(
+                log,
+                seen=span.seen,
+                end=span.range.end,
+                settled=span.range.end if settles else log.settled,
+                records=log.records + sum(part.records for part in span.parts),
+                gaps=_joined([*log.gaps, *span.gaps]),
+            )
+        return self._next(now_ms, logs, hot, self.retired, moves)
+
+    def settle(self, settlements: Iterable[Settlement], now_ms: int, kept_ms: int) -> "Manifest":
+        """The next commit, after one in which fresh files were written anew. Raises NotContinuous."""
+        logs, hot = dict(self.logs), list(self.hot)
+        moves: list[Part] = []
+        retired = list(self.retired)
+        for settlement in settlements:
+            old, new = settlement.replaced, settlement.parts
+            key = old[0].key
+            log = logs[key]
+            is_prefix = list(old) == [part for part in hot if part.key == key][: len(old)]
+            if not is_prefix or not _same_records(old, new, log.gaps):
+                raise NotContinuous(f"{log.topic}: what was settled at {new[0].start} is not what was fresh")
+            hot = [part for part in hot if part not in old]
+            retired += [Retired(part.fresh_path, now_ms + kept_ms) for part in old]
+            moves += new
+            logs[key] = attrs.evolve(
+                log, settled=next((part.start for part in hot if part.key == key), log.end)
+            )
+        return self._next(now_ms, logs, hot, retired, moves)
+
+    def without_retired(self, now_ms: int) -> "Manifest":
+        """The same, without what nobody has to find any more; itself where there is nothing of it."""
+        left = [each for each in self.retired if each.until_ms > now_ms]
+        if len(left) == len(self.retired):
+            return self
+        return self._next(now_ms, self.logs, self.hot, left, ())
+
+    def _next(
+        self,
+        now_ms: int,
+        logs: Mapping[str, LogState],
+        hot: Iterable[Part],
+        retired: Iterable[Retired],
+        moves: Iterable[Part],
+    ) -> "Manifest":
+        return attrs.evolve(
+            self,
+            version=self.version + 1,
+            written_ms=now_ms,
+            logs=logs,
+            hot=tuple(hot),
+            retired=tuple(retired),
+            moves=tuple(moves),
+        )
+
+    def pack(self) -> bytes:
+        """UTF-8 lines of JSON: the head, then a line for each log, file and move, then the CRC of all."""
+        head = {
+            "archive": FORMAT_NUMBER,
+            "version": self.version,
+            "namespace": self.namespace,
+            "written_ms": self.written_ms,
+        }
+        lines: list[dict[str, Any]] = [head]
+        lines += [{"log": attrs.asdict(log)} for log in self.logs.values()]
+        lines += [{"hot": attrs.asdict(part)} for part in self.hot]
+        lines += [{"retired": attrs.asdict(each)} for each in self.retired]
+        lines += [{"move": attrs.asdict(part)} for part in self.moves]
+        return format.seal_lines(map(format.pack_line, lines))
+
+
+def unpack(data: bytes) -> Manifest | None:
+    """The manifest, or None for bytes that are not a whole one."""
+    lines = format.unpack_lines(data)
+    try:
+        if not lines or lines[0]["archive"] != FORMAT_NUMBER:
+            return None
+        head, rest = lines[0], lines[1:]
+        logs = [_unpack_log(line["log"]) for line in rest if "log" in line]
+        return Manifest(
+            version=head["version"],
+            namespace=head["namespace"],
+            written_ms=head["written_ms"],
+            logs={log.key: log for log in logs},
+            hot=tuple(Part(**line["hot"]) for line in rest if "hot" in line),
+            retired=tuple(Retired(**line["retired"]) for line in rest if "retired" in line),
+            moves=tuple(Part(**line["move"]) for line in rest if "move" in line),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _unpack_log(fields: dict[str, Any]) -> LogState:
+    return LogState(**{**fields, "gaps": tuple(Range(*gap) for gap in fields["gaps"])})
+
+
+def _check_tiles(log: LogState, key: str, span: Span) -> None:
+    at = log.end
+    for start, end in sorted([*((part.start, part.end) for part in span.parts), *span.gaps]):
+        if start != at or end <= start:
+            raise NotContinuous(f"{log.topic}: [{start}, {end}) does not continue {at}")
+        at = end
+    if span.range.start != log.end or at != span.range.end or any(part.key != key for part in span.parts):
+        raise NotContinuous(f"{log.topic}: written up to {at}, not {span.range}, after {log.end}")
+
+
+def _same_records(old: Sequence[Part], new: Sequence[Part], gaps: Sequence[Range]) -> bool:
+    """The new files hold as many records of the same range, without holes but for the gaps."""
+    holes = set(gaps)
+    follows = all(
+        before.end == after.start or Range(before.end, after.start) in holes
+        for before, after in pairwise(new)
+    )
+    return (
+        follows
+        and (old[0].start, old[-1].end) == (new[0].start, new[-1].end)
+        and sum(part.records for part in old) == sum(part.records for part in new)
+        and {part.key for part in new} == {old[0].key}
+    )
+
+
+def _joined(gaps: Sequence[Range]) -> tuple[Range, ...]:
+    found: list[Range] = []
+    for gap in gaps:
+        if found and found[-1].end == gap.start:
+            found[-1] = Range(found[-1].start, gap.end)
+        else:
+            found.append(Range(*gap))
+    return tuple(found)

@@ -1,0 +1,74 @@
+"""The names of an archive's folders and files, and nothing else (see the package for what they mean).
+
+    topic=orders/date=2026-11-21/0000000000000000000-0000000000000052000-3f9a0c51d2e4.parquet
+    _archive/fresh/topic=orders/date=2026-11-21/<the same>.<token>.parquet
+    _archive/manifest/000000000042.json
+
+A partition's value is escaped as Spark and Hive do it, so that they read it back: ASCII that a path or a glob
+would take for something else, and control characters, as %XX; all else as it is.
+"""
+
+import hashlib
+import re
+from typing import NamedTuple
+
+from brokers.errors import ExitCode, Refusal
+
+HIDDEN = "_archive"
+"""Readers of Parquet folders (Spark, pyarrow, DuckDB's and the shell's globs) pass by what begins so."""
+FRESH = f"{HIDDEN}/fresh"
+MANIFESTS = f"{HIDDEN}/manifest"
+LOCK = f"{HIDDEN}/LOCK"
+
+_NAME_BYTES_MAX = 255
+_ESCAPED = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(0x20)}
+_FILE = re.compile(r"(\d{19})-(\d{19})-([0-9a-f]{12})(?:\.([0-9a-z-]+))?\.parquet")
+_MANIFEST = re.compile(r"(\d{12})\.json")
+
+
+class FileName(NamedTuple):
+    """What a file's name says: records [start, end) of the log with that key. `token`: of a fresh file."""
+
+    start: int
+    end: int
+    key: str
+    token: str = ""
+
+    def __str__(self) -> str:
+        token = f".{self.token}" if self.token else ""
+        return f"{self.start:019d}-{self.end:019d}-{self.key}{token}.parquet"
+
+
+def log_key(identity: str) -> str:
+    """Twelve hexadecimal digits for a log's identity, which may be of any length and letters."""
+    return hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+
+
+def folder(topic: str, date: str) -> str:
+    """Where a topic's records of a day are. Raises Refusal where no file system has so long a name."""
+    name = f"topic={escape(topic)}"
+    if len(name.encode()) > _NAME_BYTES_MAX:
+        raise Refusal(f"{topic[:60]}...: too long a name for a folder", ExitCode.CONFIGURATION)
+    return f"{name}/date={date}"
+
+
+def parse_file(name: str) -> FileName | None:
+    found = _FILE.fullmatch(name)
+    return FileName(int(found[1]), int(found[2]), found[3], found[4] or "") if found else None
+
+
+def manifest(version: int) -> str:
+    return f"{MANIFESTS}/{version:012d}.json"
+
+
+def parse_manifest(name: str) -> int | None:
+    found = _MANIFEST.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def escape(value: str) -> str:
+    return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in value)
+
+
+def unescape(value: str) -> str:
+    return re.sub("%([0-9A-F]{2})", lambda found: chr(int(found[1], 16)), value)

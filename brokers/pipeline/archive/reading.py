@@ -1,0 +1,110 @@
+"""What readers may read: the committed files, as one consistent picture, while an archiver goes on writing.
+
+The plain glob `topic=*/date=*/*.parquet` is right at every moment, too: whole files, committed ones, each
+record at most once. What it does not show is what is still fresh, the last minutes of a continuous archive.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from brokers.errors import ExitCode, Refusal
+from brokers.pipeline.archive import names
+from brokers.pipeline.archive.files import Files, LocalFiles
+from brokers.pipeline.archive.folder import final_files, newest
+from brokers.pipeline.archive.manifest import LogState, Manifest, Range
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = "offset bigint, timestamp timestamp, value binary, log string, topic string, date date"
+"""As readers see it. The last two are in the paths: given here, or a topic `123` would be a number."""
+
+
+@attrs.frozen
+class Committed:
+    """Paths below the folder. `settled` and `fresh` together are every record of the manifest, once."""
+
+    manifest: Manifest
+    settled: Sequence[str]
+    fresh: Sequence[str]
+
+
+def committed(files: Files) -> Committed:
+    """The committed files as of one manifest. Raises Refusal where nothing was archived yet."""
+    manifest = newest(files)
+    if manifest is None:
+        raise Refusal("nothing was archived here yet", ExitCode.MISSING)
+    moving = {part.path: part for part in manifest.moves}
+    settled = []
+    for path, name in final_files(files):
+        log = manifest.logs.get(name.key)
+        # What lies behind is a later commit's, and its records may be among this one's fresh files.
+        if log is not None and name.end <= log.settled:
+            settled.append(path)
+            moving.pop(path, None)
+    fresh = [part.fresh_path for part in (*manifest.hot, *moving.values())]
+    return Committed(manifest, settled, fresh)
+
+
+def paths(folder: str | Path) -> list[str]:
+    """Every committed Parquet file, in full, for whatever reads Parquet."""
+    found = committed(LocalFiles(Path(folder)))
+    return [str(Path(folder) / path) for path in (*found.settled, *found.fresh)]
+
+
+def position(folder: str | Path) -> Mapping[str, LogState]:
+    """By topic: up to where its newest log is in the archive."""
+    return committed(LocalFiles(Path(folder))).manifest.current()
+
+
+def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
+    """The archive as a DataFrame: every committed record, once, as of now.
+
+    Columns: offset, timestamp, value, log (which log, where one topic had several), topic, date (UTC).
+    """
+    found = committed(LocalFiles(Path(folder)))
+    frames = []
+    for base, some in ((str(folder), found.settled), (f"{folder}/{names.FRESH}", found.fresh)):
+        if some:
+            reader = spark.read.schema(SCHEMA).option("basePath", base)
+            frames.append(reader.parquet(*(f"{folder}/{path}" for path in some)))
+    if not frames:
+        return spark.createDataFrame([], SCHEMA)
+    return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+
+
+@attrs.frozen
+class Fault:
+    """What is wrong with a log's files: `what` is missing or double, `range` says where."""
+
+    topic: str
+    what: str
+    range: Range
+
+
+def faults(files: Files) -> list[Fault]:
+    """Hold the names of all committed files against the manifest: each log's range is tiled, but for gaps.
+
+    A name says which records its file has, and a commit has checked that it does, so nothing is opened.
+    """
+    found = committed(files)
+    ranges: dict[str, list[Range]] = {key: list(log.gaps) for key, log in found.manifest.logs.items()}
+    for path in (*found.settled, *found.fresh):
+        name = names.parse_file(path.rpartition("/")[2])
+        assert name is not None
+        ranges[name.key].append(Range(name.start, name.end))
+    wrong = []
+    for key, log in found.manifest.logs.items():
+        at = log.start
+        for piece in sorted(ranges[key]):
+            if piece.start > at:
+                wrong.append(Fault(log.topic, "missing", Range(at, piece.start)))
+            elif piece.start < at:
+                wrong.append(Fault(log.topic, "double", Range(piece.start, min(at, piece.end))))
+            at = max(at, piece.end)
+        if at < log.end:
+            wrong.append(Fault(log.topic, "missing", Range(at, log.end)))
+    return wrong

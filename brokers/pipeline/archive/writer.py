@@ -1,0 +1,200 @@
+"""A range of a log as Parquet files: what an executor does. Needs pyarrow, not Spark.
+
+The records must follow each other byte by byte from the range's start to its end: an offset is a position,
+so each says where the next must be. Anything else is an error, or, where loss is allowed, told as a gap. So
+whatever a source may do wrong, no record is in a file twice and none is left out in silence.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from brokers.pipeline.archive import names
+from brokers.pipeline.archive.manifest import NotContinuous, Part, Range
+from shared.storage.format import LENGTH_BYTES
+
+SCHEMA = pa.schema(
+    [
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("value", pa.binary()),
+        ("log", pa.dictionary(pa.int32(), pa.string())),
+    ]
+)
+ROW_GROUP_BYTES = 64 << 20
+"""Records' bytes in a row group: what a reader takes at once, and what is held here until it is written."""
+
+_DAY_US = 86_400_000_000
+_DAY_ZERO = np.datetime64("1970-01-01", "D")
+
+
+@attrs.frozen
+class Work:
+    """Write the records of `range` of a log. `token`: no other writer's, ever; lower case, digits and -."""
+
+    identity: str
+    topic: str
+    range: Range
+    token: str
+    gaps_allowed: bool = False
+
+
+@attrs.frozen
+class Written:
+    """What became of it: `parts` and `gaps` tile the range."""
+
+    parts: Sequence[Part]
+    gaps: Sequence[Range]
+
+
+def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression: str = "zstd") -> Written:
+    """Write the records at their fresh paths below `root`, synced: a file for each day, and behind each gap.
+
+    `batches`: columns offset, timestamp, value. Raises NotContinuous, and whatever `batches` raises; files
+    that were begun are left to the next sweep then.
+    """
+    parts: list[Part] = []
+    gaps: list[Range] = []
+    at = work.range.start
+    file: _File | None = None
+    for batch in batches:
+        for run in _runs(batch):
+            start = run.start
+            if start < at:
+                raise NotContinuous(f"{work.topic}: a record at {start} after all up to {at}")
+            if start > at:
+                gaps.append(_gap(work, Range(at, start)))
+            if file is not None and (start > at or file.date != run.date):
+                parts.append(file.close(at))
+                file = None
+            if file is None:
+                file = _File(root, work, run.date, start, compression)
+            file.add(run.batch)
+            at = run.end
+    if at > work.range.end:
+        raise NotContinuous(f"{work.topic}: records up to {at} of {work.range}")
+    if at < work.range.end:
+        gaps.append(_gap(work, Range(at, work.range.end)))
+    if file is not None:
+        parts.append(file.close(at))
+    return Written(parts, gaps)
+
+
+def merge(root: Path, work: Work, parts: Sequence[Part], compression: str = "zstd") -> Written:
+    """Write the records of several fresh files of a log anew: one file for each day, unless gaps part it."""
+    return write(root, attrs.evolve(work, gaps_allowed=True), _records(root, parts), compression)
+
+
+def _records(root: Path, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        with pq.ParquetFile(root / part.fresh_path, memory_map=True) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=["offset", "timestamp", "value"])
+                yield from table.combine_chunks().to_batches()
+
+
+@attrs.frozen
+class _Run:
+    """Records of one day that follow each other."""
+
+    batch: pa.RecordBatch
+    date: str
+    start: int
+    end: int
+
+
+def _runs(batch: pa.RecordBatch) -> Iterator[_Run]:
+    """Cut a batch wherever a record does not follow the one before, or is of another day."""
+    count = batch.num_rows
+    if not count:
+        return
+    starts = batch.column("offset").to_numpy()
+    value = batch.column("value")
+    bounds = np.frombuffer(value.buffers()[1], np.int32, count + 1, value.offset * 4)
+    ends = starts + np.diff(bounds) + LENGTH_BYTES
+    days = batch.column("timestamp").cast(pa.int64()).to_numpy() // _DAY_US
+    breaks = np.flatnonzero((ends[:-1] != starts[1:]) | (days[:-1] != days[1:])) + 1
+    edges = [0, *breaks.tolist(), count]
+    for low, high in pairwise(edges):
+        date = str(_DAY_ZERO + int(days[low]))
+        yield _Run(batch.slice(low, high - low), date, int(starts[low]), int(ends[high - 1]))
+
+
+def _gap(work: Work, gap: Range) -> Range:
+    if not work.gaps_allowed:
+        raise NotContinuous(f"{work.topic}: no records from {gap.start} to {gap.end}")
+    return gap
+
+
+class _File:
+    """One Parquet file that is being written, under a name that nobody looks for."""
+
+    def __init__(self, root: Path, work: Work, date: str, start: int, compression: str) -> None:
+        self.date = date
+        self._root, self._work, self._start = root, work, start
+        self._key = names.log_key(work.identity)
+        self._records = 0
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self._folder = root / names.FRESH / names.folder(work.topic, date)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._path = self._folder / f"{start:019d}.{work.token}.part"
+        self._writer = pq.ParquetWriter(self._path, SCHEMA, **_options(compression))
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        log = pa.DictionaryArray.from_arrays(
+            pa.array(np.zeros(batch.num_rows, np.int32)), pa.array([self._key])
+        )
+        columns = [batch.column("offset"), batch.column("timestamp"), batch.column("value"), log]
+        self._held.append(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+        self._held_bytes += batch.nbytes
+        self._records += batch.num_rows
+        if self._held_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def close(self, end: int) -> Part:
+        """The file is whole, synced, and has its fresh name."""
+        self._flush()
+        self._writer.add_key_value_metadata(
+            {
+                "brokers.topic": self._work.topic,
+                "brokers.log": self._work.identity,
+                "brokers.range": f"{self._start}-{end}",
+            }
+        )
+        self._writer.close()
+        fd = os.open(self._path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            size = os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+        part = Part(
+            self._key, self._work.topic, self.date, self._start, end, self._records, size, self._work.token
+        )
+        self._path.rename(self._root / part.fresh_path)
+        return part
+
+    def _flush(self) -> None:
+        if self._held:
+            table = pa.Table.from_batches(self._held)
+            self._writer.write_table(table, row_group_size=table.num_rows)
+            self._held, self._held_bytes = [], 0
+
+
+def _options(compression: str) -> Mapping[str, Any]:
+    """What made small files in little time: values hardly ever repeat, so they get no dictionary."""
+    return {
+        "compression": compression,
+        "compression_level": 1 if compression == "zstd" else None,
+        "use_dictionary": ["log", "timestamp"],
+        "column_encoding": {"offset": "DELTA_BINARY_PACKED"},
+        "write_statistics": ["offset", "timestamp", "log"],
+    }

@@ -1,0 +1,130 @@
+"""An archiver in miniature over the real folder: its logs are numbers, its Parquet files lists of them.
+
+It decides what to do next from the manifest alone, as the real one does, so it can be cut anywhere and go on.
+"""
+
+import json
+
+import attrs
+
+from brokers.pipeline.archive import names
+from brokers.pipeline.archive.files import Files, read_whole
+from brokers.pipeline.archive.folder import ArchiveFolder, final_files
+from brokers.pipeline.archive.manifest import Manifest, Part, Range, Settlement, Span
+from brokers.pipeline.archive.reading import committed, faults
+
+STEP = 10
+"""Bytes of each record: they stand at 0, 10, 20, ..."""
+LENGTHS = {"orders": 130, "a=b/c": 90}
+"""The logs, to their ends. The second's name has to be escaped."""
+
+
+def identity(topic: str) -> str:
+    return f"{topic}#1"
+
+
+def offsets(start: int, end: int) -> list[int]:
+    return list(range(start, end, STEP))
+
+
+def write_fresh(files: Files, topic: str, start: int, end: int, token: str, *, fail: bool = False) -> Part:
+    """What an executor does; `fail`: it dies over an empty file."""
+    data = b"" if fail else json.dumps(offsets(start, end)).encode()
+    date = f"2026-01-{1 + start // 40:02d}"
+    key = names.log_key(identity(topic))
+    part = Part(key, topic, date, start, end, (end - start) // STEP, len(data), token)
+    above = part.fresh_path.split("/")[:-1]
+    for count in range(1, len(above) + 1):
+        files.make_folder("/".join(above[:count]))
+    fd = files.open(part.fresh_path, create=True, exclusive=True)
+    if data:
+        files.write(fd, data, 0)
+        files.sync_data(fd)
+    files.close(fd)
+    return part
+
+
+@attrs.define(eq=False)
+class Archiver:
+    """`acknowledged`: the version that the last commit which returned has."""
+
+    files: Files
+    run: int = 0
+    acknowledged: int = 0
+    attempted: int = 0
+
+    def go(self) -> None:
+        """Recover, then work until all is archived and at its final place."""
+        folder = ArchiveFolder(self.files, "logmq")
+        folder.recover()
+        self.acknowledged = self.attempted = folder.manifest.version
+        step = 0
+        while (following := self._next(folder.manifest, f"{self.run:x}-{step}")) is not None:
+            self.attempted = following.version
+            folder.commit(following)
+            self.acknowledged = following.version
+            step += 1
+
+    def _next(self, now: Manifest, token: str) -> Manifest | None:
+        current = now.current()
+        for topic, length in LENGTHS.items():
+            log = current.get(topic)
+            at = log.end if log else 0
+            hot = now.hot_of(names.log_key(identity(topic)))
+            if len(hot) > 1 or (hot and at == length):
+                merged = write_fresh(self.files, topic, hot[0].start, hot[-1].end, f"{token}-m")
+                return now.settle([Settlement([merged], hot)], now.version, kept_ms=2)
+        if (without := now.without_retired(now.version)) is not now:
+            return without
+        spans = []
+        for topic, length in LENGTHS.items():
+            log = current.get(topic)
+            at = log.end if log else 0
+            if at < length:
+                write_fresh(self.files, topic, at, at + STEP, f"{token}-dead", fail=True)
+                end = min(at + 2 * STEP, length)
+                part = write_fresh(self.files, topic, at, end, token)
+                spans.append(Span(identity(topic), topic, "", Range(at, end), [part]))
+        if spans:
+            return now.advance(spans, now.version, direct_bytes=1 if now.version < 2 else 1 << 30)
+        return None
+
+
+def archived(files: Files, paths: list[str]) -> dict[str, list[int]]:
+    """The records in these files, by topic."""
+    found: dict[str, list[int]] = {}
+    for path in paths:
+        topic = next(part for part in path.split("/") if part.startswith("topic="))
+        found.setdefault(names.unescape(topic[6:]), []).extend(json.loads(read_whole(files, path)))
+    return {topic: sorted(records) for topic, records in found.items()}
+
+
+def glob(files: Files) -> list[str]:
+    """What `topic=*/date=*/*.parquet` finds."""
+    return [path for path, _ in final_files(files)]
+
+
+def check_readers(files: Files, acknowledged: int, attempted: int) -> None:
+    """What readers see at this moment is right, whatever state the folder is in."""
+    visible = archived(files, glob(files))
+    for topic, records in visible.items():
+        assert records == offsets(0, len(records) * STEP), f"the glob of {topic}: {records}"
+    if acknowledged == 0 and not any(names.parse_manifest(name) for name in files.names(names.MANIFESTS)):
+        assert visible == {}
+        return
+    found = committed(files) if attempted else None
+    if found is None:
+        return
+    assert acknowledged <= found.manifest.version <= attempted
+    expected = {log.topic: offsets(0, log.end) for log in found.manifest.logs.values() if log.end}
+    assert archived(files, [*found.settled, *found.fresh]) == expected
+    assert faults(files) == []
+
+
+def check_done(files: Files) -> None:
+    """All is archived, at its final place, and nothing else is left but what readers may still hold."""
+    everything = {topic: offsets(0, length) for topic, length in LENGTHS.items()}
+    assert archived(files, glob(files)) == everything
+    found = committed(files)
+    assert list(found.fresh) == []
+    assert archived(files, list(found.settled)) == everything
