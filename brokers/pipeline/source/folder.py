@@ -1,0 +1,198 @@
+"""The logs of a data folder as a process may see them that only reads: no lock is taken, nothing is written,
+and a broker that runs on the folder does not notice.
+
+Which logs there are is in the catalog, and for those made since its last writing in the names of their files;
+how far each goes is in its index (STORAGE.md: readers of the files stop behind its last good entry). The
+journal is read in doubtful cases only: it moves on under a reader, and may be long.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import unquote
+
+from brokers.pipeline.source.index import LogIndex
+from brokers.pipeline.source.options import Topics
+from brokers.pipeline.source.origin import Chunk, LogSpot, Policy
+from brokers.pipeline.source.reading import SpanReader
+from brokers.pipeline.source.spans import Span
+from shared.storage import catalog, format
+from shared.storage.catalog import LogLine
+from shared.storage.format import INDEX_HEADER_BYTES, Mark
+from shared.storage.os_disk import OsDisk
+from shared.storage.tools.view import check_format, look
+
+_CUT = "%-"
+"""In a file's name: the log's name was too long to be one, and only catalog and journal know it."""
+
+
+class Folder:
+    """A data folder, open for reading. Raises StoreFormat where it is none, and OSError."""
+
+    def __init__(self, path: str, namespace: str) -> None:
+        self.source = path
+        self.namespace = namespace
+        self.disk = OsDisk(Path(path), create=False, read_only=True)
+        try:
+            check_format(self.disk)
+        except BaseException:
+            self.disk.release()
+            raise
+
+    def close(self) -> None:
+        self.disk.release()
+
+    # -- reading
+
+    def chunks(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+        try:
+            with self._index(span.file) as index, self._log(span.file) as log_fd:
+                # Both are the same log's: its index was there before its log file was opened, and still is.
+                if index.log_id == span.log_id and self._id(span.file) == span.log_id:
+                    reader = SpanReader(self, span, log_fd, policy)
+                    yield from reader.chunks(index.marks(span.start, span.stop))
+                    return
+        except FileNotFoundError:
+            pass
+        policy.lose(
+            f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: "
+            "the log has been deleted"
+        )
+
+    @contextmanager
+    def _log(self, file: str) -> Iterator[int]:
+        fd = self.disk.open(f"{self.namespace}/{file}.log")
+        try:
+            yield fd
+        finally:
+            self.disk.close(fd)
+
+    def _id(self, file: str) -> int:
+        with self._index(file) as index:
+            return index.log_id
+
+    # -- which logs
+
+    def spots(self, topics: Topics) -> dict[str, LogSpot]:
+        lines = self._names()
+        spots = {name: self._spot(lines[name]) for name in topics.matching(lines) if name in lines}
+        return {name: spot for name, spot in spots.items() if spot is not None}
+
+    def _names(self) -> dict[str, LogLine]:
+        """Every log, and what catalog or file name say of it (id 0: only the file does)."""
+        lines = self._lines()
+        found = {line.name: line for line in lines}
+        files = {line.file for line in lines}
+        new = [name[:-4] for name in self.disk.names(self.namespace) if name.endswith(".idx")]
+        new = [file for file in new if file not in files]
+        if any(_CUT in file for file in new):
+            return self._exactly()
+        for file in new:
+            name = unquote(file)
+            found[name] = LogLine(0, self.namespace, name, file, "", 0, 0, 0)
+        return found
+
+    def _spot(self, line: LogLine) -> LogSpot | None:
+        """Where a log begins and ends; None where it is gone."""
+        try:
+            with self._index(line.file, line.id) as index:
+                log_id = index.log_id
+                oldest, newest = index.first(), index.last()
+        except FileNotFoundError:  # gone, or not a record of it is durable yet
+            if not line.id:
+                return None
+            return LogSpot(self.source, line.name, line.id, line.first, line.first, line.file)
+        first = line.first if line.id == log_id else 0
+        if oldest is not None:
+            first = max(first, oldest.offset)
+        end = max(newest.end if newest else 0, first)
+        return LogSpot(self.source, line.name, log_id, first, end, line.file)
+
+    # -- places in a log
+
+    def at_time(self, spot: LogSpot, unix_ms: int) -> int | None:
+        with self._index(spot.file, spot.id) as index:
+            mark = index.at_time(unix_ms)
+        return None if mark is None else min(max(mark.offset, spot.first), spot.end)
+
+    def start_below(self, spot: LogSpot, offset: int) -> int:
+        if offset in (spot.first, spot.end):
+            return offset
+        with self._index(spot.file, spot.id) as index:
+            mark = index.at_or_before(offset)
+        if mark is None or mark.end <= offset:
+            return offset  # a gap: whoever reads there meets it
+        return mark.offset + self._skip(spot.file, mark, offset)[0]
+
+    def _skip(self, file: str, mark: Mark, stop: int) -> tuple[int, int]:
+        """Walk a mark's records while they end at or below `stop`: how many bytes and records that is."""
+        with self._log(file) as fd:
+            data = self.disk.read(fd, mark.length, mark.offset)
+        return format.skip_records(data, 0, min(stop - mark.offset, len(data)))
+
+    def advance(self, spot: LogSpot, start: int, records: int | None, bytes_: int | None) -> tuple[int, int]:
+        passed, stop = 0, start
+        with self._index(spot.file, spot.id) as index:
+            for mark in index.marks(start, spot.end):
+                low = max(mark.offset, start)
+                inside = low > mark.offset
+                fits = bytes_ is None or mark.end - start <= bytes_
+                if not inside and fits and (records is None or passed + mark.records <= records):
+                    passed, stop = passed + mark.records, mark.end
+                    continue
+                # Only a part of it: its records are looked at.
+                for begin, end in pairwise(self._starts(spot.file, mark)):
+                    if begin < low:
+                        continue
+                    if passed and (
+                        (records is not None and passed >= records)
+                        or (bytes_ is not None and end - start > bytes_)
+                    ):
+                        return stop, passed
+                    passed, stop = passed + 1, end
+        return max(stop, start), passed
+
+    def _starts(self, file: str, mark: Mark) -> list[int]:
+        """The offsets of a mark's records, and of its end; of a damaged one, as far as it goes."""
+        with self._log(file) as fd:
+            data = self.disk.read(fd, mark.length, mark.offset)
+        at, found = 0, [mark.offset]
+        while at + format.LENGTH_BYTES <= len(data):
+            at += format.LENGTH_BYTES + format.length_at(data, at)[0]
+            found.append(mark.offset + min(at, mark.length))
+        return found
+
+    def cut(self, span: Span, offset: int) -> int:
+        with self._index(span.file, span.log_id) as index:
+            mark = index.at_or_before(offset)
+        return span.start if mark is None else mark.offset
+
+    @contextmanager
+    def _index(self, file: str, log_id: int = 0) -> Iterator[LogIndex]:
+        """An index, open. `log_id`: whose it is taken for where its header is damaged."""
+        fd = self.disk.open(f"{self.namespace}/{file}.idx")
+        try:
+            header = format.unpack_index_header(self.disk.read(fd, INDEX_HEADER_BYTES, 0))
+            yield LogIndex(self.disk, fd, header[0] if header else log_id)
+        finally:
+            self.disk.close(fd)
+
+    def first_kept(self, log_id: int) -> int | None:
+        """The first kept offset as of now, the journal asked too; None where the log is gone."""
+        log = look(self.disk, live=True).logs.get(log_id)
+        return None if log is None else log.first
+
+    def _lines(self) -> list[LogLine]:
+        found = catalog.read(self.disk)
+        return [line for line in (found.logs if found else ()) if line.namespace == self.namespace]
+
+    def _exactly(self) -> dict[str, LogLine]:
+        logs = look(self.disk, live=True).logs.values()
+        return {
+            log.name: LogLine(
+                log.id, log.namespace, log.name, log.file, log.mode, log.created_ms, log.first, 0
+            )
+            for log in logs
+            if log.namespace == self.namespace
+        }

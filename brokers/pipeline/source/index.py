@@ -1,0 +1,111 @@
+"""One log's index file, read where it is needed: a terabyte's index is a gigabyte.
+
+Entries are in offset order, so they are found by bisection. One that does not parse is passed over: what it
+covered is a gap, which whoever reads the log's bytes meets and reports.
+"""
+
+from collections.abc import Callable, Iterator
+
+from shared.storage import format
+from shared.storage.disk import Disk
+from shared.storage.format import MARK_BYTES, Mark
+from shared.storage.index import mark_position
+
+_BLOCK_MARKS = 1024
+_NEAR_MARKS = 256
+
+
+class LogIndex:
+    """An open index file and the log that it is of. `count`: entries when it was opened, good or not."""
+
+    def __init__(self, disk: Disk, fd: int, log_id: int) -> None:
+        self._disk = disk
+        self._fd = fd
+        self.log_id = log_id
+        self.count = max(disk.size(fd) - mark_position(0), 0) // MARK_BYTES
+
+    def last(self) -> Mark | None:
+        """The last good entry: what is durable ends with it."""
+        stop = self.count
+        while stop > 0:
+            start = max(stop - _NEAR_MARKS, 0)
+            block = self._block(start, stop - start)
+            for at in range(len(block) // MARK_BYTES - 1, -1, -1):
+                if (mark := format.unpack_mark(block, self.log_id, at * MARK_BYTES)) is not None:
+                    return mark
+            stop = start
+        return None
+
+    def first(self) -> Mark | None:
+        """The first good entry: those that retention gave back are zeros at the front."""
+        for _, mark in self._good(self._bisect(lambda mark: False), _NEAR_MARKS):
+            return mark
+        return None
+
+    def marks(self, start: int, stop: int) -> Iterator[Mark]:
+        """The good entries that touch the offsets [start, stop), in order."""
+        number = max(self._bisect(lambda mark: mark.end <= start), 0)
+        for _, mark in self._good(number, _BLOCK_MARKS):
+            if mark.offset >= stop:
+                return
+            if mark.end > start:
+                yield mark
+
+    def at_or_before(self, offset: int) -> Mark | None:
+        """The last good entry that begins at or below an offset."""
+        return self._at(self._bisect(lambda mark: mark.offset <= offset) - 1)
+
+    def at_time(self, unix_ms: int) -> Mark | None:
+        """The first good entry whose last record is of that time or later."""
+        return next(
+            (m for _, m in self._good(self._bisect(lambda mark: mark.last_ms < unix_ms), _NEAR_MARKS)), None
+        )
+
+    def _bisect(self, below: Callable[[Mark], bool]) -> int:
+        """The number of the first entry for which `below` does not hold; it holds for those before it.
+
+        Zeroed entries are below everything where the file begins with such; other bad ones are passed over.
+        """
+        low, high = 0, self.count
+        trimmed = self._is_zero(0)
+        while low < high:
+            middle = (low + high) // 2
+            if trimmed and self._is_zero(middle):
+                low = middle + 1
+                continue
+            number, mark = next(self._good(middle, 1, high), (high, None))
+            if mark is not None and below(mark):
+                low = number + 1
+            else:
+                high = middle
+        return low
+
+    def _good(self, number: int, ahead: int, stop: int | None = None) -> Iterator[tuple[int, Mark]]:
+        """Good entries from `number` on, read `ahead` at a time (more where they turn out to be bad)."""
+        stop = self.count if stop is None else stop
+        while number < stop:
+            block = self._block(number, min(ahead, stop - number))
+            if not block:
+                return
+            for at in range(0, len(block), MARK_BYTES):
+                if (mark := format.unpack_mark(block, self.log_id, at)) is not None:
+                    yield number + at // MARK_BYTES, mark
+            number += len(block) // MARK_BYTES
+            ahead = max(ahead, _NEAR_MARKS)
+
+    def _at(self, number: int) -> Mark | None:
+        """The good entry `number`, or the nearest good one before it."""
+        while number >= 0:
+            if (mark := format.unpack_mark(self._block(number, 1), self.log_id)) is not None:
+                return mark
+            number -= 1
+        return None
+
+    def _is_zero(self, number: int) -> bool:
+        block = self._block(number, 1)
+        return bool(block) and not any(block)
+
+    def _block(self, number: int, count: int) -> bytes:
+        """Whole entries: fewer at the file's end."""
+        data = self._disk.read(self._fd, count * MARK_BYTES, mark_position(number))
+        return data[: len(data) // MARK_BYTES * MARK_BYTES]

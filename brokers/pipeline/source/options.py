@@ -1,0 +1,369 @@
+"""The source's options, parsed and checked: no file, socket or Spark here.
+
+They are those of Spark's own Kafka source where it has one for the purpose, with the same meaning. What is
+wrong is a ConfigError that names the option. Keys are compared without regard to case, as Spark has it.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import Enum
+from typing import Any, TypeVar
+
+import attrs
+
+from shared.errors import ConfigError
+
+_T = TypeVar("_T")
+_D = TypeVar("_D")
+
+_OFFSET_MAX = (1 << 63) - 1
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {_letter: 1 << 10 * _power, f"{_letter}b": 1 << 10 * _power, f"{_letter}ib": 1 << 10 * _power}
+
+
+class Kind(Enum):
+    """What a position in a log says."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSET = "offset"
+    TIME = "time"
+
+
+@attrs.frozen
+class At:
+    """A position in a log. `value`: the offset, or Unix milliseconds."""
+
+    kind: Kind
+    value: int = 0
+
+
+EARLIEST = At(Kind.EARLIEST)
+LATEST = At(Kind.LATEST)
+
+
+@attrs.frozen
+class Bound:
+    """Where reading begins or ends: `default`, but for the topics named in `topics`.
+
+    `past_end_is_latest`: a time after a log's newest record means its end; otherwise it is an error.
+    """
+
+    default: At
+    topics: Mapping[str, At] = {}
+    past_end_is_latest: bool = True
+
+    def of(self, topic: str) -> At:
+        return self.topics.get(topic, self.default)
+
+
+@attrs.frozen
+class Topics:
+    """Which topics: those named, or those whose whole name matches `pattern`."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    def matching(self, found: Mapping[str, Any]) -> list[str]:
+        """Those of `found`, sorted, and every one that is named whether it is there or not."""
+        if self.pattern is None:
+            return list(self.names)
+        return sorted(name for name in found if re.fullmatch(self.pattern, name))
+
+
+class Unverified(Enum):
+    """What becomes of ranges whose CRC was made after the fact, when a lost index was rebuilt."""
+
+    READ = "read"
+    SKIP = "skip"
+    FAIL = "fail"
+
+
+@attrs.frozen
+class Options:
+    """What to read, from where to where, and how. `None`: no limit."""
+
+    paths: tuple[str, ...]
+    servers: tuple[str, ...]
+    topics: Topics
+    namespace: str
+    starting: Bound
+    ending: Bound
+    max_offsets: int | None
+    max_bytes: int | None
+    min_partitions: int | None
+    fail_on_data_loss: bool
+    verify_crc: bool
+    unverified: Unverified
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self.paths or self.servers
+
+
+NAMES = (
+    "path",
+    "paths",
+    "servers",
+    "namespace",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "verifyCrc",
+    "unverified",
+)
+_KNOWN = {name.lower(): name for name in NAMES}
+_ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+_PER_TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+
+
+def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
+    """Check everything. `streaming`: None where that is not known yet. Raises ConfigError.
+
+    A stream without `startingOffsets` begins at the end of what is there, anything else at the beginning.
+    """
+    options = _Given(given)
+    paths = options.take("paths", _paths, ())
+    one = options.take("path", str, "")
+    if one and paths:
+        raise ConfigError("path", "load() has paths of its own")
+    paths = (one,) if one else paths
+    servers = options.take("servers", _names, ())
+    if bool(paths) == bool(servers):
+        raise ConfigError("path", "give either a data folder (path) or brokers (servers)")
+    namespace = options.take("namespace", str, "logmq")
+    if servers and options.has("namespace"):
+        raise ConfigError("namespace", "only a data folder (path) has namespaces; a broker serves its topics")
+    if streaming:
+        for name in _ENDING:
+            if options.has(name):
+                raise ConfigError(name, "a stream has no end; only a batch takes this")
+    if streaming is False:
+        for name in _PER_TRIGGER:
+            if options.has(name):
+                raise ConfigError(name, "a batch has no triggers; only a stream takes this")
+    return Options(
+        paths,
+        servers,
+        _topics(options),
+        namespace,
+        _bound(options, "starting", LATEST if streaming else EARLIEST),
+        _bound(options, "ending", LATEST),
+        options.take("maxOffsetsPerTrigger", _count, None),
+        options.take("maxBytesPerTrigger", _size, None),
+        options.take("minPartitions", _count, None),
+        options.take("failOnDataLoss", _flag, True),
+        options.take("verifyCrc", _flag, True),
+        options.take("unverified", _unverified, Unverified.READ),
+    )
+
+
+class _Given:
+    """The options as given, each under its own spelling."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._values: dict[str, str] = {}
+        for key, value in given.items():
+            name = _KNOWN.get(key.lower())
+            if name is None:
+                near = difflib.get_close_matches(key.lower(), _KNOWN, n=1)
+                hint = f"; did you mean {_KNOWN[near[0]]}?" if near else f"; there are {', '.join(NAMES)}"
+                raise ConfigError(key, f"the source has no such option{hint}")
+            self._values[name] = value
+
+    def has(self, name: str) -> bool:
+        return name in self._values
+
+    def take(self, name: str, parse: Callable[[str], _T], default: _D) -> _T | _D:
+        if name not in self._values:
+            return default
+        try:
+            return parse(self._values[name])
+        except ValueError as error:
+            raise ConfigError(name, str(error)) from None
+
+
+# -- which topics
+
+
+def _topics(options: _Given) -> Topics:
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if options.has(name)]
+    if not given:
+        raise ConfigError("subscribe", "say which topics: subscribe, subscribePattern or assign")
+    if len(given) > 1:
+        raise ConfigError(given[1], f"there is {given[0]} already, and one of them is enough")
+    if given[0] == "subscribePattern":
+        return Topics(pattern=options.take("subscribePattern", _pattern, None))
+    return Topics(options.take(given[0], _names if given[0] == "subscribe" else _assigned, ()))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(names):
+        raise ValueError(f"not names with commas between: {text!r}")
+    return names
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    """As Spark hands over the arguments of `load` when there are several."""
+    paths = _json(text)
+    if not (isinstance(paths, list) and paths and all(isinstance(path, str) and path for path in paths)):
+        raise ValueError(f"not a JSON list of folders: {text!r}")
+    return tuple(dict.fromkeys(paths))
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return text
+
+
+def _assigned(text: str) -> tuple[str, ...]:
+    """`["orders"]`, or as for Kafka `{"orders": [0]}`: a log is one partition, number 0."""
+    found = _json(text)
+    names = list(found) if isinstance(found, dict | list) else []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"not a JSON list of topics: {text!r}")
+    if isinstance(found, dict) and any(partitions != [0] for partitions in found.values()):
+        raise ValueError("a topic has one partition, 0")
+    return tuple(dict.fromkeys(names))
+
+
+# -- from where to where
+
+
+def _bound(options: _Given, side: str, default: At) -> Bound:
+    """The most exact of what is given counts: a time for all, else times by topic, else offsets."""
+    strict = False
+    if side == "starting":
+        strict = options.take("startingOffsetsByTimestampStrategy", _strategy, "error") == "error"
+    if options.has(f"{side}Timestamp"):
+        return Bound(options.take(f"{side}Timestamp", _time, default), {}, not strict)
+    others = EARLIEST if side == "starting" else LATEST
+    if options.has(name := f"{side}OffsetsByTimestamp"):
+        return Bound(others, options.take(name, _times, {}), not strict)
+    if not options.has(name := f"{side}Offsets"):
+        return Bound(default)
+    words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
+
+    def parse(text: str) -> Bound:
+        if (word := words.get(text.strip().lower())) is not None:
+            return Bound(word)
+        if not text.lstrip().startswith("{"):
+            raise ValueError(f"not {' or '.join(sorted(words))}, nor JSON by topic: {text!r}")
+        return Bound(others, {topic: _at(topic, number, words) for topic, number in _by_topic(text)})
+
+    return options.take(name, parse, Bound(default))
+
+
+def _at(topic: str, number: int, words: Mapping[str, At]) -> At:
+    if number == -1:
+        return LATEST
+    if number == -2 and "earliest" in words:
+        return EARLIEST
+    if not 0 <= number <= _OFFSET_MAX:
+        raise ValueError(f"not an offset of {topic}: {number}")
+    return At(Kind.OFFSET, number)
+
+
+def _times(text: str) -> dict[str, At]:
+    found = {}
+    for topic, number in _by_topic(text):
+        if not 0 <= number <= _OFFSET_MAX:
+            raise ValueError(f"not Unix milliseconds for {topic}: {number}")
+        found[topic] = At(Kind.TIME, number)
+    return found
+
+
+def _by_topic(text: str) -> list[tuple[str, int]]:
+    """`{"orders": 7}`, or as for Kafka `{"orders": {"0": 7}}`."""
+    found = _json(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"not a JSON object by topic: {text!r}")
+    numbers = []
+    for topic, value in found.items():
+        if isinstance(value, dict):
+            if list(value) != ["0"]:
+                raise ValueError(f"{topic}: a topic has one partition, 0")
+            value = value["0"]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{topic}: not a number: {value!r}")
+        numbers.append((topic, value))
+    return numbers
+
+
+def _time(text: str) -> At:
+    """Unix milliseconds as for Kafka, or ISO 8601 with its zone."""
+    if text.strip().isdecimal():
+        number = int(text)
+        if number > _OFFSET_MAX:
+            raise ValueError(f"not Unix milliseconds: {text}")
+        return At(Kind.TIME, number)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"neither Unix milliseconds nor ISO 8601: {text!r}") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} does not say its time zone (Z, +01:00)")
+    return At(Kind.TIME, max(int(moment.timestamp() * 1000), 0))
+
+
+def _strategy(text: str) -> str:
+    if text.lower() not in ("error", "latest"):
+        raise ValueError(f"not error or latest: {text!r}")
+    return text.lower()
+
+
+# -- single values
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal() or not 0 < int(text) <= _OFFSET_MAX:
+        raise ValueError(f"not a whole number above 0: {text!r}")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    """Bytes: `1048576`, `1m`, `1MiB`; all units are powers of 1024, as Spark has it."""
+    found = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(found[2].lower()) if found else None
+    if found is None or unit is None or not 0 < int(found[1]) * unit <= _OFFSET_MAX:
+        raise ValueError(f"not a size: {text!r}")
+    return int(found[1]) * unit
+
+
+def _flag(text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError(f"not true or false: {text!r}")
+    return text.strip().lower() == "true"
+
+
+def _unverified(text: str) -> Unverified:
+    try:
+        return Unverified(text.strip().lower())
+    except ValueError:
+        raise ValueError(f"not {', '.join(each.value for each in Unverified)}: {text!r}") from None

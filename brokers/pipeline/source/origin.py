@@ -1,0 +1,98 @@
+"""What a read needs of the place that the logs are at: a data folder, or a broker."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import attrs
+
+from brokers.pipeline.source.options import Options, Topics, Unverified
+from brokers.pipeline.source.spans import Span
+from shared.errors import BrokerError
+from shared.storage.format import Mark
+
+
+class DataLoss(BrokerError):
+    """Records that were asked for cannot be had, and `failOnDataLoss` is true."""
+
+
+@attrs.frozen
+class LogSpot:
+    """A log as found: `first` and `end` are the offsets of what can be read of it now.
+
+    `id`: tells it from one made later by its name (0 where the place does not know). `file`: in a folder.
+    """
+
+    source: str
+    name: str
+    id: int
+    first: int
+    end: int
+    file: str = ""
+
+
+@attrs.frozen
+class Chunk:
+    """Whole records of a log from `offset` on, and the index entries that cover them, without gaps."""
+
+    offset: int
+    data: bytes = attrs.field(repr=lambda data: f"<{len(data)} bytes>")
+    marks: Sequence[Mark]
+
+
+@attrs.frozen
+class Policy:
+    """How a read meets what is not as it should be.
+
+    `lose(text)` raises DataLoss, or returns: go on behind what is lost.
+    """
+
+    verify_crc: bool
+    unverified: Unverified
+    lose: Callable[[str], None]
+
+
+class Origin(Protocol):
+    """One place, open for reading."""
+
+    source: str
+
+    def close(self) -> None:
+        """Let go of it."""
+
+    def spots(self, topics: Topics) -> dict[str, LogSpot]:
+        """The logs that are there, of those asked for."""
+
+    def at_time(self, spot: LogSpot, unix_ms: int) -> int | None:
+        """Where the first record of that time or later is, at most an index entry too early.
+
+        None: all are older.
+        """
+
+    def start_below(self, spot: LogSpot, offset: int) -> int:
+        """The last record's start, or the end, at or below an offset that lies between first and end."""
+
+    def cut(self, span: Span, offset: int) -> int:
+        """A place in the span near `offset` where an index entry begins."""
+
+    def advance(self, spot: LogSpot, start: int, records: int | None, bytes_: int | None) -> tuple[int, int]:
+        """Where to stop, from a record's start, so as to have at most so much, but one record.
+
+        And how many records that is.
+        """
+
+    def chunks(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+        """The span's records in chunks of some megabytes; the first may begin before it, the last end behind.
+
+        Raises DataLoss through the policy where a range is gone or damaged, else passes it over.
+        """
+
+
+def policy(options: Options, warn: Callable[[str], None]) -> Policy:
+    """As the options have it."""
+
+    def lose(text: str) -> None:
+        if options.fail_on_data_loss:
+            raise DataLoss(f"{text} (failOnDataLoss is true; with false, reading goes on behind it)")
+        warn(text)
+
+    return Policy(options.verify_crc, options.unverified, lose)

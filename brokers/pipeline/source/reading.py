@@ -1,0 +1,114 @@
+"""Reading a span of a log's files: whole index entries, each checked, in chunks of some megabytes.
+
+A running broker may drop old records meanwhile: it makes a hole at the file's head, which reads as zeros,
+and then its index entries become zeros too. So bytes that are not what an entry says are no damage yet: then
+the journal is asked how things stand now.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from brokers.pipeline.source.options import Unverified
+from brokers.pipeline.source.origin import Chunk, Policy
+from brokers.pipeline.source.spans import Span
+from shared.storage import format
+from shared.storage.format import Mark
+
+if TYPE_CHECKING:
+    from brokers.pipeline.source.folder import Folder
+
+CHUNK_BYTES = 8 << 20
+"""Large enough that what is done once a chunk costs nothing, small enough to stay in the cache a while."""
+
+
+_ZERO = bytes(format.LENGTH_BYTES)
+
+
+class SpanReader:
+    """Reads one span. `log_fd`: the log's file, opened by the caller, who knows that it is this log's."""
+
+    def __init__(self, folder: "Folder", span: Span, log_fd: int, policy: Policy) -> None:
+        self._folder = folder
+        self._span = span
+        self._fd = log_fd
+        self._policy = policy
+
+    def chunks(self, marks: Iterator[Mark]) -> Iterator[Chunk]:
+        """`marks`: the index's entries that touch the span, in order."""
+        position = self._span.start
+        taken: list[Mark] = []
+        length = 0
+        for mark in marks:
+            if taken and (mark.offset != taken[-1].end or length + mark.length > CHUNK_BYTES):
+                yield from self._read(taken)
+                taken, length = [], 0
+            if mark.offset > position:
+                self._gap(position, mark.offset)
+            position = mark.end
+            if self._wanted(mark):
+                taken.append(mark)
+                length += mark.length
+        if taken:
+            yield from self._read(taken)
+        if position < self._span.stop:
+            self._gap(position, self._span.stop)
+
+    def _wanted(self, mark: Mark) -> bool:
+        if mark.damaged:
+            self._lose(mark.offset, mark.end, "the journal lost what stood here")
+            return False
+        if not mark.unverified or self._policy.unverified is Unverified.READ:
+            return True
+        if self._policy.unverified is Unverified.FAIL:
+            self._lose(mark.offset, mark.end, "unverified: nothing says that these are the bytes written")
+        return False
+
+    def _read(self, marks: list[Mark]) -> Iterator[Chunk]:
+        base = marks[0].offset
+        data = self._folder.disk.read(self._fd, marks[-1].end - base, base)
+        good: list[Mark] = []
+        for mark in marks:
+            text = self._fault(data, mark, base)
+            if text is None:
+                good.append(mark)
+                continue
+            if good:
+                yield _part(base, data, good)
+                good = []
+            self._lose(mark.offset, mark.end, text)
+        if good:
+            yield _part(base, data, good)
+
+    def _fault(self, data: bytes, mark: Mark, base: int) -> str | None:
+        part = memoryview(data)[mark.offset - base : mark.end - base]
+        if len(part) < mark.length:
+            return f"the file ends {mark.length - len(part)} bytes too early"
+        if self._policy.verify_crc:
+            return None if crc32c(part) == mark.crc32c else "these are not the bytes that were written (CRC)"
+        # A hole begins before the entry: zeros, which as records would be empty ones, and more of them.
+        if part[: format.LENGTH_BYTES] == _ZERO and format.count_records(bytes(part)) != mark.records:
+            return "no records stand here"
+        return None
+
+    def _gap(self, start: int, stop: int) -> None:
+        self._lose(start, stop, "the index says nothing of what stands here")
+
+    def _lose(self, start: int, stop: int, text: str) -> None:
+        """Say what is lost and why: most often it was dropped by retention since the read was planned."""
+        span = self._span
+        first = self._folder.first_kept(span.log_id)
+        if first is None:
+            text = "the log has been deleted"
+        elif stop <= first:
+            text = f"retention dropped it (the first kept offset is {first})"
+        start, stop = max(start, span.start), min(stop, span.stop)
+        self._policy.lose(f"{span.topic} in {span.source}: offsets {start} to {stop} are lost: {text}")
+
+
+def _part(base: int, data: bytes, marks: list[Mark]) -> Chunk:
+    start, stop = marks[0].offset, marks[-1].end
+    if start == base and stop - start == len(data):
+        return Chunk(base, data, marks)
+    return Chunk(start, data[start - base : stop - base], marks)

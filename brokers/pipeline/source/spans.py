@@ -1,0 +1,70 @@
+"""What a Spark task reads: spans of logs, and how a read is cut into tasks."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+
+SPLIT_BYTES = 64 << 20
+"""A task's share unless `minPartitions` asks for more tasks: some tenths of a second of work."""
+
+SPLIT_BYTES_LEAST = 64 << 10
+"""What an index entry covers: nothing is cut finer."""
+
+
+@attrs.frozen
+class Span:
+    """The records of a log from `start`, a record's start, to `stop`, where one ends.
+
+    `source`: the folder or the broker's address. `file`: the log's file, where it is in a folder.
+    """
+
+    source: str
+    topic: str
+    log_id: int
+    start: int
+    stop: int
+    file: str = ""
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+Cut = Callable[[Span, int], int]
+"""`cut(span, offset)`: a place near `offset` where the log can be cut: where an index entry begins."""
+
+
+def shares(spans: Sequence[Span], min_partitions: int | None, cut: Cut) -> list[tuple[Span, ...]]:
+    """Divide a read into tasks of about the same size; small logs share one. Empty spans are left out."""
+    spans = [span for span in spans if span.length > 0]
+    total = sum(span.length for span in spans)
+    if not total:
+        return []
+    size = SPLIT_BYTES
+    if min_partitions is not None:
+        size = max(min(size, -(-total // min_partitions)), SPLIT_BYTES_LEAST)
+    return list(_packed((piece for span in spans for piece in _pieces(span, size, cut)), size))
+
+
+def _pieces(span: Span, size: int, cut: Cut) -> Iterable[Span]:
+    start = span.start
+    for number in range(1, span.length // size + 1):
+        place = cut(span, span.start + number * span.length // (span.length // size + 1))
+        if start < place < span.stop:
+            yield attrs.evolve(span, start=start, stop=place)
+            start = place
+    yield attrs.evolve(span, start=start)
+
+
+def _packed(pieces: Iterable[Span], size: int) -> Iterable[tuple[Span, ...]]:
+    """In order, as many as fit `size`, at least one."""
+    taken: list[Span] = []
+    length = 0
+    for piece in pieces:
+        if taken and length + piece.length > size:
+            yield tuple(taken)
+            taken, length = [], 0
+        taken.append(piece)
+        length += piece.length
+    if taken:
+        yield tuple(taken)

@@ -1,0 +1,43 @@
+"""One Spark session for all of pytest: starting one takes longer than most tests."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CONFIG = {
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.ui.enabled": "false",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """As a user gets it, but small. Streams must be stopped by the test that starts them."""
+    from brokers.pipeline import session
+
+    folders = {
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse")),
+    }
+    found = session("local[2]", name="tests", config=CONFIG | folders)
+    found.sparkContext.setLogLevel("ERROR")
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def read(spark: "SparkSession") -> Callable[..., "DataFrame"]:
+    """`read(folder, subscribe="orders")`: what the source makes of a data folder."""
+
+    def read(folder: Path, **options: str) -> "DataFrame":
+        return spark.read.format("logmq").options(**options).load(str(folder))
+
+    return read

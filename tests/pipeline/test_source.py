@@ -1,0 +1,58 @@
+"""The source as Spark sees it: what it reads is what plain Python reads of the same logs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.folders import fill
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Read = Callable[..., "DataFrame"]
+
+
+def rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
+    return [(row.topic, row.offset, bytes(row.value)) for row in frame.orderBy("topic", "offset").collect()]
+
+
+def expected(topic: str, payloads: list[bytes]) -> list[tuple[Any, ...]]:
+    found, at = [], 0
+    for payload in payloads:
+        found.append((topic, at, payload))
+        at += 4 + len(payload)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source") / "data"
+    fill(folder, {("logmq", "orders"): ORDERS, ("logmq", "bills"): BILLS, ("dms", "Queue A/B"): [b"job"]})
+    return folder
+
+
+ORDERS = [b"%06d" % n + b"." * (n % 97) for n in range(3000)]
+BILLS = [b"%06d" % n for n in range(1000)]
+
+
+def test_a_batch_read_has_every_record_once(read: Read, folder: Path) -> None:
+    frame = read(folder, subscribe="orders,bills", minPartitions="3")
+    assert frame.dtypes == [
+        ("topic", "string"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("value", "binary"),
+    ]
+    assert rows(frame) == expected("bills", BILLS) + expected("orders", ORDERS)
+
+
+def test_other_namespaces_logs_are_read_by_their_own_names(read: Read, folder: Path) -> None:
+    frame = read(folder, namespace="dms", subscribePattern=".*A/B")
+    assert rows(frame) == expected("Queue A/B", [b"job"])
+
+
+def test_a_wrong_option_is_an_error_that_names_it(read: Read, folder: Path) -> None:
+    with pytest.raises(Exception, match=r"subscribepatern: .* did you mean subscribePattern"):
+        read(folder, subscribePatern="o.*")
