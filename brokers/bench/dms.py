@@ -25,7 +25,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.bench import options
-from brokers.bench.load import Address, Measured, Talk, middle, run
+from brokers.bench.load import Address, Measured, Row, Talk, middle, run
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
 from brokers.bench.servers import beanstalkd, redis_server, serving
 from brokers.errors import ExitCode, Refusal
@@ -38,21 +38,6 @@ MODES: tuple[Mode, ...] = ("memory", "synced", "queues")
 QUEUE = "bench"
 OPTIONS = b'{"depth":1000000}'
 """What is under way when a round ends stays, as it does with the others."""
-
-
-@attrs.frozen
-class Row:
-    """One case beside one baseline. `ratio`: its rate over the baseline's."""
-
-    mode: str
-    connections: int
-    window: int
-    messages_per_second: int
-    megabytes_per_second: float
-    median_us: float
-    p99_us: float
-    baseline: str
-    ratio: float | None
 
 
 def bench(
@@ -143,17 +128,7 @@ class _Case:
         best = middle(measured[ours])
         for name in others or ["-"]:
             ratio = best.rate / middle(measured[name]).rate if others else None
-            yield Row(
-                mode,
-                connections,
-                window,
-                round(best.rate),
-                round(best.rate * self.size / 1e6, 1),
-                round(best.median_us, 1),
-                round(best.p99_us, 1),
-                name,
-                None if ratio is None else round(ratio, 2),
-            )
+            yield Row.of(mode, connections, window, self.size, best, name, ratio)
 
     def _talk(self, window: int) -> Talk:
         return dms_talk(self.size, window)

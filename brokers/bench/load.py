@@ -34,6 +34,46 @@ class Measured:
     p99_us: float
 
 
+@attrs.frozen
+class Row:
+    """One case beside one baseline. `ratio`: its rate over the baseline's; where that is a round trip, the
+    baseline's median over this one's, so more is always better."""
+
+    mode: str
+    connections: int
+    window: int
+    messages_per_second: int
+    megabytes_per_second: float
+    median_us: float
+    p99_us: float
+    baseline: str
+    ratio: float | None
+
+    @classmethod
+    def of(
+        cls,
+        mode: str,
+        connections: int,
+        window: int,
+        size: int,
+        measured: Measured,
+        baseline: str,
+        ratio: float | None,
+    ) -> "Row":
+        """`size`: bytes of a message."""
+        return cls(
+            mode,
+            connections,
+            window,
+            round(measured.rate),
+            round(measured.rate * size / 1e6, 1),
+            round(measured.median_us, 1),
+            round(measured.p99_us, 1),
+            baseline,
+            None if ratio is None else round(ratio, 2),
+        )
+
+
 @attrs.define(eq=False)
 class Talk:
     """One connection's part. `requests(n)`: the bytes of its next n requests. `answers(data)`: how many

@@ -27,7 +27,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.bench import options
-from brokers.bench.load import Address, Measured, Talk, histogram, lines, middle, run
+from brokers.bench.load import Address, Measured, Row, Talk, histogram, lines, middle, run
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
 from brokers.bench.servers import redis_server, serving
 from brokers.errors import ExitCode, Refusal
@@ -37,22 +37,6 @@ Mode = Literal["produce", "topics", "consume", "fetch", "tail"]
 MODES: tuple[Mode, ...] = ("produce", "topics", "consume", "fetch", "tail")
 PRELOADED_BYTES = 128 * 1024 * 1024
 FETCH_BYTES = 4 * 1024 * 1024
-
-
-@attrs.frozen
-class Row:
-    """One case. `ratio`: its rate over the baseline's; where that is a round trip (fdatasync), the baseline's
-    median over this one's, so more is always better."""
-
-    mode: str
-    connections: int
-    window: int
-    messages_per_second: int
-    megabytes_per_second: float
-    median_us: float
-    p99_us: float
-    baseline: str
-    ratio: float | None
 
 
 def bench(
@@ -187,17 +171,7 @@ class _Case:
         baseline: str,
         ratio: float | None,
     ) -> Row:
-        return Row(
-            mode,
-            connections,
-            window,
-            round(measured.rate),
-            round(measured.rate * self.size / 1e6, 1),
-            round(measured.median_us, 1),
-            round(measured.p99_us, 1),
-            baseline,
-            None if ratio is None else round(ratio, 2),
-        )
+        return Row.of(mode, connections, window, self.size, measured, baseline, ratio)
 
     def _xadd(self, window: int) -> Talk:
         message = b"x" * self.size

@@ -17,7 +17,9 @@ def test_both_drivers_are_measured_with_many_clients_and_with_one() -> None:
         assert row.requests_per_second > 0
         assert 0 < row.round_trip_median_us <= row.round_trip_p99_us
     assert rows[1].ratio == rows[3].ratio == 1
-    assert rows[0].ratio == pytest.approx(rows[0].requests_per_second / rows[1].requests_per_second, abs=0.01)
+    assert rows[0].ratio == pytest.approx(
+        rows[0].requests_per_second / rows[1].requests_per_second, abs=0.01, rel=0.05
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
