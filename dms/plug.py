@@ -16,5 +16,6 @@ plug = Plug(
     settings=DmsSettings,
     open=open_service,
     verbs="dms.verbs:app",
+    tables="dms.tables:TABLES",
     unrecorded="its queues' logs tell each message's life already",
 )

@@ -16,5 +16,6 @@ plug = Plug(
     settings=LogmqSettings,
     open=open_service,
     verbs="logmq.verbs:app",
+    tables="logmq.tables:TABLES",
     unrecorded="its topics are logs already",
 )

@@ -1,0 +1,382 @@
+"""A batch of a queue's records as *events*: Arrow in, Arrow out. Source: STORAGE.md.
+
+A row for each message that came, and a row for each run of sequences to which the same thing happened. The
+heads of all records are read at once, and so are runs, returns, and messages of one length; bodies of many
+lengths are measured one by one, and what is rare (letters, copies of messages that are out) is read one by one.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dms.records import HEAD, VERSION, Kind
+from shared.tables import time_type
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.int64]
+    Bytes = NDArray[np.uint8]
+
+RUN_MAX = 1 << 16
+"""Messages of one row: a longer run is several, so that whoever unfolds rows needs little memory for each."""
+
+PRODUCED, DELIVERED, ACKNOWLEDGED, RETURNED = "produced", "delivered", "acknowledged", "returned"
+GONE, MOVED, KEPT, SNAPSHOT, IMPORTED = "gone", "moved", "kept", "snapshot", "imported"
+NAMES = (
+    None,
+    *(PRODUCED, PRODUCED, DELIVERED, ACKNOWLEDGED, RETURNED),
+    *(GONE, MOVED, KEPT, SNAPSHOT, IMPORTED),
+)
+"""Of events, by the kind of record."""
+REASONS = (None, "nack", "connection lost", "ttl", "max_deliveries", "purged", "redriven")
+"""By number, as records have them."""
+
+SCHEMA = pa.schema(
+    [
+        ("log", pa.string()),
+        ("offset", pa.int64()),
+        ("time", time_type()),
+        ("protocol", pa.string()),
+        ("name", pa.string()),
+        ("event", pa.string()),
+        ("seq", pa.int64()),
+        ("messages", pa.int64()),
+        ("bytes", pa.int64()),
+        ("deliveries", pa.int64()),
+        ("reason", pa.string()),
+        ("origin", pa.string()),
+        ("target", pa.string()),
+        ("fault", pa.string()),
+    ]
+)
+"""`seq` and `messages`: which of the queue's messages, so many in a row; of a snapshot, where the row begins.
+`bytes`: of the body, of one that came or was copied. `deliveries`: so far, of what came back or was copied.
+`origin`: the queue that a dead letter comes from. `target`: the queue that messages moved to."""
+
+_HEAD_BYTES = HEAD.size - 4
+"""A record's length is not part of its payload."""
+_RUN_BYTES, _RETURNED_BYTES = 12, 20
+_KEPT = struct.Struct(">QIQII")
+_LENGTH = struct.Struct(">I")
+_TIME_MAX_MS = 253_402_300_799_999
+"""The end of the year 9999: what Spark and Python can tell."""
+_SEQ_MAX = 1 << 62
+_NONE = -1
+"""A number that is null."""
+
+
+def events(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The events that the records of a batch tell, in their order; see `shared.tables` for what it may do."""
+    return _Records(batch).events()
+
+
+class _Rows:
+    """Rows of some records: to which each belongs, and its columns. What is not given is null."""
+
+    def __init__(
+        self,
+        record: "Numbers | Sequence[int]",
+        seq: "Numbers | Sequence[int]",
+        messages: "Numbers | Sequence[int] | int" = 1,
+        size: "Numbers | Sequence[int] | int" = _NONE,
+        deliveries: "Numbers | Sequence[int] | int" = _NONE,
+        texts: "Sequence[tuple[str | None, str | None]] | None" = None,
+    ) -> None:
+        self.record = np.asarray(record, np.int64)
+        count = len(self.record)
+        self.numbers = np.empty((4, count), np.int64)
+        for row, values in zip(self.numbers, (seq, messages, size, deliveries), strict=True):
+            row[:] = values
+        self.texts = np.full((2, count), None, object)
+        """Origin and target."""
+        if texts is not None:
+            for number, pair in enumerate(texts):
+                self.texts[:, number] = pair
+
+
+class _Records:
+    """The records of one batch: where each begins and ends in `data`, and its head."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+        value = batch.column("value")
+        _, offsets, data = value.buffers()
+        bounds = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value) + 1]
+        self.bytes = memoryview(data) if data is not None else memoryview(b"")
+        self.data: Bytes = np.frombuffer(self.bytes, np.uint8)
+        self.body = bounds[:-1].astype(np.int64) + _HEAD_BYTES
+        self.end = bounds[1:].astype(np.int64)
+        self.faults: dict[int, str] = {}
+        self.kind = np.zeros(len(value), np.int64)
+        self.reason, self.entries = np.zeros_like(self.kind), np.zeros_like(self.kind)
+        self.time, self.seq = np.zeros_like(self.kind), np.zeros_like(self.kind)
+        self._heads()
+
+    def _heads(self) -> None:
+        whole = np.flatnonzero(self.end >= self.body)
+        for number in np.flatnonzero(self.end < self.body):
+            self._fault(number, "it is shorter than a head")
+        at = self.body[whole] - _HEAD_BYTES
+        data = self.data
+        self.kind[whole] = data[at]
+        self.reason[whole] = _unsigned(data, at + 2, 2)
+        self.entries[whole] = _unsigned(data, at + 4, 4)
+        self.time[whole] = _unsigned(data, at + 16, 8)
+        self.seq[whole] = _unsigned(data, at + 24, 8)
+        version = data[at + 1]
+        for number in whole[version != VERSION]:
+            self._fault(number, f"version {data[self.body[number] - _HEAD_BYTES + 1]}")
+        for number in whole[(self.kind[whole] < 1) | (self.kind[whole] >= len(NAMES))]:
+            self._fault(number, f"kind {self.kind[number]}")
+        for number in whole[(self.time[whole] < 0) | (self.time[whole] > _TIME_MAX_MS)]:
+            self._fault(number, "its time")
+        for number in whole[(self.seq[whole] < 0) | (self.seq[whole] > _SEQ_MAX)]:
+            self._fault(number, "its sequence")
+
+    def _fault(self, number: "int | np.signedinteger[Any]", what: str) -> None:
+        """A record cannot be read; it has no other rows. The first thing that is wrong counts."""
+        self.faults.setdefault(int(number), what)
+        self.kind[number] = 0
+
+    def _of(self, *kinds: Kind) -> "Numbers":
+        """Which records are of these kinds, and can be read as far as is known."""
+        return np.flatnonzero(np.isin(self.kind, kinds))
+
+    # -- kinds of records
+
+    def events(self) -> pa.RecordBatch:
+        found = [
+            self._runs(_RUN_BYTES, Kind.DELIVERED, Kind.ACKED, Kind.GONE),
+            self._moved(),
+            self._returned(),
+            self._enqueued(),
+            self._one_by_one(Kind.LETTERS, self._letters),
+            self._one_by_one(Kind.KEPT, self._kept),
+            self._alone(Kind.SNAPSHOT, Kind.IMPORTED),
+        ]
+        bad = sorted(self.faults)
+        found.append(_Rows(bad, np.full(len(bad), _NONE), _NONE))
+        record = np.concatenate([rows.record for rows in found])
+        order = np.argsort(record, kind="stable")
+        numbers = np.concatenate([rows.numbers for rows in found], axis=1)[:, order]
+        texts = np.concatenate([rows.texts for rows in found], axis=1)[:, order]
+        return self._batch(record[order], numbers, texts)
+
+    def _runs(self, entry_bytes: int, *kinds: Kind) -> _Rows:
+        which = self._of(*kinds)
+        wrong = which[self.end[which] - self.body[which] != entry_bytes * self.entries[which]]
+        for number in wrong:
+            self._fault(number, "its length is not that of its entries")
+        return self._unfolded(self._of(*kinds))
+
+    def _moved(self) -> _Rows:
+        which = self._of(Kind.MOVED)
+        for number in which[self.end[which] - self.body[which] < _RUN_BYTES * self.entries[which]]:
+            self._fault(number, "it is shorter than its entries")
+        which = self._of(Kind.MOVED)
+        targets = np.full(len(self.kind), None, object)
+        for number in which:
+            begin = int(self.body[number] + _RUN_BYTES * self.entries[number])
+            targets[number] = _text(bytes(self.bytes[begin : self.end[number]]))
+        rows = self._unfolded(which)
+        rows.texts[1] = targets[rows.record]
+        return rows
+
+    def _unfolded(self, which: "Numbers") -> _Rows:
+        """The runs of records that have them; long ones in several pieces."""
+        record, at = _entries(which, self.body, self.entries, _RUN_BYTES)
+        first, count = _unsigned(self.data, at, 8), _unsigned(self.data, at + 8, 4)
+        bad = (first < 0) | (first > _SEQ_MAX)
+        for number in np.unique(record[bad]):
+            self._fault(number, "a sequence")
+        good = ~np.isin(record, list(self.faults)) & (count > 0)
+        record, first, count = record[good], first[good], count[good]
+        pieces = -(-count // RUN_MAX)
+        if len(pieces) and pieces.max() > 1:
+            done = RUN_MAX * _within(pieces)
+            record, first, count = (np.repeat(each, pieces) for each in (record, first, count))
+            first, count = first + done, np.minimum(count - done, RUN_MAX)
+        return _Rows(record, first, count)
+
+    def _returned(self) -> _Rows:
+        which = self._of(Kind.RETURNED)
+        wrong = which[self.end[which] - self.body[which] != _RETURNED_BYTES * self.entries[which]]
+        for number in wrong:
+            self._fault(number, "its length is not that of its entries")
+        record, at = _entries(self._of(Kind.RETURNED), self.body, self.entries, _RETURNED_BYTES)
+        seq = _unsigned(self.data, at, 8)
+        for number in np.unique(record[(seq < 0) | (seq > _SEQ_MAX)]):
+            self._fault(number, "a sequence")
+        good = ~np.isin(record, list(self.faults))
+        return _Rows(record[good], seq[good], 1, _NONE, _unsigned(self.data, at[good] + 8, 4))
+
+    def _enqueued(self) -> _Rows:
+        which = self._of(Kind.ENQUEUED)
+        entries, room = self.entries[which], self.end[which] - self.body[which]
+        for number in which[room < 4 * entries]:
+            self._fault(number, "it is shorter than its entries")
+        which = which[room >= 4 * entries]
+        alike = self._alike(which)
+        rows: list[tuple[Numbers, Numbers]] = [(which[alike], self._first_lengths(which[alike]))]
+        sizes: list[Numbers] = [np.repeat(rows[0][1], self.entries[rows[0][0]])]
+        records = [np.repeat(rows[0][0], self.entries[rows[0][0]])]
+        for number in which[~alike]:
+            lengths = self._lengths(int(number), int(self.entries[number]))
+            if lengths is None:
+                self._fault(number, "its entries do not fill it")
+                continue
+            sizes.append(np.array(lengths, np.int64))
+            records.append(np.full(len(lengths), number, np.int64))
+        record, size = np.concatenate(records), np.concatenate(sizes)
+        order = np.argsort(record, kind="stable")
+        record, size = record[order], size[order]
+        _, counts = np.unique(record, return_counts=True)
+        return _Rows(record, self.seq[record] + _within(counts), 1, size)
+
+    def _first_lengths(self, which: "Numbers") -> "Numbers":
+        """Of the first entries; 0 for a record that has none."""
+        some = self.entries[which] > 0
+        found = np.zeros(len(which), np.int64)
+        found[some] = _unsigned(self.data, self.body[which[some]], 4)
+        return found
+
+    def _alike(self, which: "Numbers") -> "NDArray[np.bool_]":
+        """Of which records all messages have one length, so that their places need no walk."""
+        length = self._first_lengths(which)
+        alike = self.end[which] - self.body[which] == (4 + length) * self.entries[which]
+        some = np.flatnonzero(alike)
+        step = 4 + length[some]
+        record, at = _entries(np.arange(len(some)), self.body[which[some]], self.entries[which[some]], step)
+        other = _unsigned(self.data, at, 4) != step[record] - 4
+        alike[some[record[other]]] = False
+        return np.asarray(alike, np.bool_)
+
+    def _lengths(self, number: int, count: int) -> list[int] | None:
+        """Of a record's length-prefixed entries; None where they do not fill it exactly."""
+        at, end = int(self.body[number]), int(self.end[number])
+        data, length_at = self.bytes, _LENGTH.unpack_from
+        found = []
+        for _ in range(count):
+            if at + 4 > end:
+                return None
+            (length,) = length_at(data, at)
+            at += 4 + length
+            found.append(length)
+        return found if at == end else None
+
+    def _one_by_one(self, kind: Kind, read: Any) -> _Rows:
+        """Rare records: `read` gives (sequence, size, deliveries, origin) of each entry."""
+        record: list[int] = []
+        rows: list[tuple[int, int, int, str | None]] = []
+        for number in self._of(kind):
+            try:
+                some = list(read(int(number)))
+            except (ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
+                self._fault(number, f"an entry cannot be read: {type(error).__name__}")
+                continue
+            rows += some
+            record += [int(number)] * len(some)
+        seq, size, deliveries, origin = zip(*rows, strict=True) if rows else ((), (), (), ())
+        return _Rows(record, seq, 1, size, deliveries, [(each, None) for each in origin])
+
+    def _letters(self, number: int) -> Iterator[tuple[int, int, int, str | None]]:
+        entries = int(self.entries[number])
+        lengths = self._lengths(number, 2 * entries)
+        if lengths is None:
+            raise ValueError("its entries do not fill it")
+        at = int(self.body[number])
+        for entry in range(entries):
+            about, size = lengths[2 * entry : 2 * entry + 2]
+            origin = _origin(bytes(self.bytes[at + 4 : at + 4 + about]))
+            yield int(self.seq[number]) + entry, size, _NONE, origin
+            at += 8 + about + size
+
+    def _kept(self, number: int) -> Iterator[tuple[int, int, int, str | None]]:
+        at, end = int(self.body[number]), int(self.end[number])
+        for _ in range(int(self.entries[number])):
+            seq, deliveries, _, about, size = _KEPT.unpack_from(self.bytes, at)
+            at += _KEPT.size
+            origin = _origin(bytes(self.bytes[at : at + about])) if about else None
+            at += about + size
+            if at > end or seq > _SEQ_MAX:
+                raise ValueError("it is shorter than its entries")
+            yield seq, size, deliveries, origin
+        if at != end:
+            raise ValueError("its entries do not fill it")
+
+    def _alone(self, *kinds: Kind) -> _Rows:
+        which = self._of(*kinds)
+        return _Rows(which, self.seq[which], 0)
+
+    # -- the result
+
+    def _batch(self, record: "Numbers", numbers: "Numbers", texts: Any) -> pa.RecordBatch:
+        batch = self.batch
+        good = ~np.isin(record, list(self.faults))
+        bad = ~good
+        topics = batch.column("topic").take(pa.array(record))
+        reason = self.reason[record]
+        reason[reason >= len(REASONS)] = 0
+        # A record that cannot be read came when the index says.
+        own = pa.array(self.time[record] * 1000).cast(time_type())
+        times = pc.if_else(pa.array(good), own, batch.column("timestamp").take(pa.array(record)))
+        null = pa.scalar(None, pa.string())
+        columns = [
+            topics,
+            batch.column("offset").take(pa.array(record)),
+            times,
+            pc.if_else(pa.array(good), pa.scalar("dms"), null),
+            pc.if_else(pa.array(good), topics, null),
+            pa.array(NAMES, pa.string()).take(pa.array(self.kind[record])),
+            *(pa.array(row, mask=(row == _NONE) | bad) for row in numbers),
+            pa.array(REASONS, pa.string()).take(pa.array(np.where(bad, 0, reason))),
+            *(pa.array(row, pa.string()) for row in texts),
+            pa.array([self.faults.get(int(number)) for number in record], pa.string())
+            if self.faults
+            else pa.nulls(len(record), pa.string()),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _entries(
+    which: "Numbers", body: "Numbers", entries: "Numbers", size: "Numbers | int"
+) -> "tuple[Numbers, Numbers]":
+    """Each entry of `which` records, all of a record `size` long: its record, and where it begins.
+
+    `size` may differ from record to record; it is then given for each of `which`.
+    """
+    counts = entries[which]
+    record = np.repeat(which, counts)
+    step = np.repeat(size, counts) if isinstance(size, np.ndarray) else size
+    return record, body[record] + step * _within(counts)
+
+
+def _within(counts: "Numbers") -> "Numbers":
+    """0 up to each count, one after the other."""
+    total = int(counts.sum())
+    return np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _unsigned(data: "Bytes", at: "Numbers", size: int) -> "Numbers":
+    """Big-endian numbers of `size` bytes at these places; one of 2^63 and more comes out negative."""
+    found = np.zeros(len(at), np.int64)
+    for byte in range(size):
+        found = (found << 8) | data[at + byte]
+    return found
+
+
+def _origin(about: bytes) -> str:
+    origin = json.loads(about)["origin"]
+    if not isinstance(origin, str):
+        raise TypeError("an origin is a name")
+    return origin
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")

@@ -1,0 +1,57 @@
+"""What the records of queues' logs are as rows: events, lives, volumes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dms import events
+from shared.tables import LIVES, VOLUMES, Table, volumes_schema
+from shared.volumes import added_up, per_minute
+
+EVENTS = "events"
+NAMESPACE = "dms"
+
+
+def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """What was produced, and what could not be read."""
+    told = events.events(batch)
+    came = pc.equal(told.column("event"), events.PRODUCED).fill_null(False)
+    return added_up(told.filter(pc.or_(came, told.column("fault").is_valid())))
+
+
+def _gather(rows: Any) -> Any:
+    from dms.lives import lives  # with Spark, that is
+
+    return lives(rows)
+
+
+TABLES: Sequence[Table] = (
+    Table(
+        EVENTS,
+        "what happened to messages: a row for each that came, and for each run of them later",
+        namespace=NAMESPACE,
+        logs=".*",
+        schema=events.SCHEMA,
+        decode=events.events,
+    ),
+    Table(
+        LIVES,
+        "a row for each message: when it came, was delivered, returned and left, how, and how long that took",
+        namespace=NAMESPACE,
+        logs=".*",
+        schema=events.SCHEMA,
+        decode=events.events,
+        gather=_gather,
+    ),
+    Table(
+        VOLUMES,
+        "what was produced: messages and bytes by queue and minute",
+        namespace=NAMESPACE,
+        logs=".*",
+        schema=volumes_schema(),
+        decode=volumes,
+        gather=per_minute,
+    ),
+)
