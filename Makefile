@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve test lint types format lock trial-power trial-kill trial-sim trial-states trials clean
+.PHONY: serve test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood trials clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
@@ -43,7 +43,10 @@ trial-sim: $(VENV)/.test
 trial-states: $(VENV)/.test
 	$(BIN)/python -m tests.trials.states $(ARGS)
 
-trials: trial-power trial-kill trial-sim trial-states
+trial-flood: $(VENV)/.test
+	$(BIN)/python -m tests.trials.flood $(ARGS)
+
+trials: trial-power trial-kill trial-sim trial-states trial-flood
 
 lock:
 	.ci/lock

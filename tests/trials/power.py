@@ -27,7 +27,7 @@ from tests.trials.loopdev import CannotMountError, Volume, own_mounts, usable_ki
 from tests.trials.power_folder import PowerFolder
 from tests.trials.serving import REAL, TrialServer
 from tests.trials.tally import Tally
-from tests.trials.works import WORKS, chosen, power_works
+from tests.trials.works import WORKS, chosen
 
 _CUTS_PER_FOLDER = 10
 _RECOVERY_SECONDS = 0.15
@@ -67,7 +67,7 @@ def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None)
             modes, protocol = plan.turns[turn % len(plan.turns)], plan.works[which]
             toml = WORKS[protocol].settings(modes, source)
             server = _server(place, volume, protocol, toml, plan.command)
-            folder = power_works()[protocol](server, modes, source, tally, volume=volume)
+            folder = WORKS[protocol].power_folder(server, modes, source, tally, volume=volume)
             until = min(plan.cuts, tally.cuts + _CUTS_PER_FOLDER)
             try:
                 _cut_and_recover(folder, until, progress)
@@ -146,7 +146,7 @@ def run_control(plan: Plan) -> Control:
             protocol = plan.works[control.cuts % len(plan.works)]
             toml = WORKS[protocol].settings(("always",), source)
             server = _server(place, volume, protocol, toml, UNSYNCED)
-            folder = power_works()[protocol](server, ("always",), source, Tally(), volume=volume)
+            folder = WORKS[protocol].power_folder(server, ("always",), source, Tally(), volume=volume)
             try:
                 folder.recover()
                 volume.sync()  # what has been there for a while is on disk by itself
@@ -181,9 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seed", type=int, default=None, help="of the load and the instants; drawn if not given"
     )
     parser.add_argument("--durability", choices=("all", *MODES), default="all", help="all: one after another")
-    parser.add_argument(
-        "--protocol", choices=("all", *power_works()), default="all", help="all: one after another"
-    )
+    parser.add_argument("--protocol", choices=("all", *WORKS), default="all", help="all: one after another")
     parser.add_argument("--lanes", type=int, default=2, help="file systems and servers at once")
     parser.add_argument("--folder", type=Path, default=None, help="where to put the images (a temporary one)")
     options = parser.parse_args(arguments)
@@ -195,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = "" if "xfs" in kinds else " (no mkfs.xfs here, so XFS is left out)"
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     turns = _TURNS if options.durability == "all" else ((options.durability,),)
-    works = chosen(options.protocol, power=True)
+    works = chosen(options.protocol)
     place = Path(tempfile.mkdtemp(prefix="trial-power-", dir=options.folder))
     print(f"{options.cuts} cuts on {' and '.join(kinds)}{missing}, --seed {seed}, in {place}", flush=True)
     started = time.monotonic()

@@ -1,43 +1,116 @@
-"""The judgement of the pub/sub trial: what it lets pass, and what it must not."""
+"""The judgement of the pub/sub trials: what it lets pass, and the faults that it must find."""
+
+import math
+import random
 
 import pytest
 
-from tests.trials.pubsub_folder import PubsubBook
+from tests.trials.pubsub_judge import KEPT, NONE, PLAIN, PROMISED_SECONDS, PubsubBook, Subscription
 
-ONE = ("client-0", "hall/1/+")
+CUT = 10.0
+UNTIL = CUT - PROMISED_SECONDS
+Asked = list[tuple[float, str, str]]
 
 
-def book(*asked: tuple[float, str]) -> PubsubBook:
-    """Asked for at these times; the cut is at 10."""
+def book(*asked: tuple[float, str, str]) -> PubsubBook:
+    """One client's commands: when, for which topic, and what it was to be."""
     made = PubsubBook()
-    for at, state in asked:
-        made.asked(ONE, state, at)
-    made.cut = 10.0
+    for at, topic, state in asked:
+        made.ask("c", topic, state, at)
     return made
 
 
+def states(**topics: str) -> dict[Subscription, str]:
+    return {("c", topic): state for topic, state in topics.items()}
+
+
 @pytest.mark.parametrize(
-    ("asked", "shown", "good"),
+    ("asked", "shown"),
     [
-        ([(5, "plain")], "plain", True),
-        ([(5, "plain")], "none", False),
-        ([(5, "plain")], "kept", False),
-        ([(9.5, "plain")], "none", True),
-        ([(9.5, "plain")], "plain", True),
-        ([(5, "plain"), (9.2, "none"), (9.5, "kept")], "plain", True),
-        ([(5, "plain"), (9.2, "none"), (9.5, "kept")], "kept", True),
-        ([(5, "plain"), (8, "none"), (9.5, "kept")], "plain", False),
-        ([], "plain", False),
+        pytest.param([(5, "a", PLAIN)], {"a": PLAIN}, id="asked for in time"),
+        pytest.param([(5, "a", PLAIN), (6, "a", NONE)], {}, id="ended in time"),
+        pytest.param([(9.5, "a", PLAIN)], {}, id="asked for too late to be promised"),
+        pytest.param([(9.5, "a", PLAIN)], {"a": PLAIN}, id="and there all the same"),
+        pytest.param([(5, "a", PLAIN), (9.5, "a", NONE)], {"a": PLAIN}, id="ended too late to be promised"),
+        pytest.param(
+            [(5, "a", PLAIN), (9.2, "a", NONE), (9.5, "a", KEPT)], {"a": KEPT}, id="the last of all"
+        ),
+        pytest.param([(9.2, "a", PLAIN), (9.5, "b", PLAIN)], {"a": PLAIN}, id="the first of those in doubt"),
     ],
 )
-def test_a_second_is_promised_and_what_came_later_may_have_happened(
-    asked: list[tuple[float, str]], shown: str, good: bool
+def test_what_was_sent_a_second_before_is_there_and_later_commands_in_their_order(
+    asked: Asked, shown: dict[str, str]
 ) -> None:
-    verdict = book(*asked).judge({ONE: shown} if shown != "none" else {})
-    assert (not verdict.faults) is good
+    assert not book(*asked).judge(states(**shown), UNTIL).faults
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "told"),
+    [
+        pytest.param([(5, "a", PLAIN)], {}, "1 of 1 promised commands undone", id="lost"),
+        pytest.param(
+            [(5, "a", PLAIN), (6, "a", NONE)], {"a": PLAIN}, "1 of 2 promised commands undone", id="came back"
+        ),
+        pytest.param([(5, "a", KEPT)], {"a": PLAIN}, "no first part", id="keeps no more"),
+        pytest.param([(5, "a", PLAIN)], {"a": KEPT}, "no first part", id="keeps, unasked"),
+        pytest.param([], {"a": PLAIN}, "no first part", id="nobody asked"),
+        pytest.param(
+            [(5, "a", PLAIN), (8, "a", NONE), (9.5, "a", KEPT)],
+            {"a": PLAIN},
+            "1 of 2 promised commands undone",
+            id="an older state, between newer ones",
+        ),
+        pytest.param(
+            [(9.2, "a", PLAIN), (9.5, "b", PLAIN)],
+            {"b": PLAIN},
+            "a hole",
+            id="a later one without an earlier",
+        ),
+    ],
+)
+def test_a_planted_fault_is_found(asked: Asked, shown: dict[str, str], told: str) -> None:
+    faults = book(*asked).judge(states(**shown), UNTIL).faults
+    assert len(faults) == 1
+    assert told in faults[0]
+
+
+def test_another_clients_subscription_is_none_of_ones_own() -> None:
+    made = book((5, "a", PLAIN))
+    faults = made.judge({("c", "a"): PLAIN, ("d", "a"): PLAIN}, UNTIL).faults
+    assert [fault.split(":")[0] for fault in faults] == ["d"]
 
 
 def test_what_a_recovery_has_shown_must_stay() -> None:
-    made = book((9.5, "plain"))
-    assert not made.judge({ONE: "plain"}).faults
-    assert made.judge({}).faults
+    made = book((9.5, "a", PLAIN))
+    assert not made.judge(states(a=PLAIN), UNTIL).faults
+    assert made.judge({}, UNTIL).faults
+
+
+def test_where_nothing_is_promised_only_what_nobody_asked_for_is_wrong() -> None:
+    made = book((1, "a", PLAIN), (2, "b", PLAIN), (3, "a", NONE))
+    assert not made.judge(states(a=PLAIN), -math.inf).faults
+    assert not made.judge(states(b=PLAIN), -math.inf).faults
+    assert made.judge(states(b=KEPT), -math.inf).faults
+
+
+def test_one_command_left_out_or_one_state_turned_over_in_a_long_row_is_found() -> None:
+    """Wherever it was, among eighty random ones of which all are promised."""
+    source = random.Random(4)
+    for _ in range(50):
+        asked = [
+            (float(n) / 10, f"t{source.randrange(8)}", source.choice((PLAIN, KEPT, NONE))) for n in range(80)
+        ]
+        shown = play(asked)
+        assert not book(*asked).judge(shown, UNTIL).faults
+        last = {topic: number for number, (_, topic, _) in enumerate(asked)}
+        for number in last.values():  # to leave out one that a later one has replaced changes nothing
+            without = play(asked[:number] + asked[number + 1 :])
+            assert without == shown or book(*asked).judge(without, math.inf).faults
+        turned = ("c", source.choice(sorted(last)))
+        other = {**shown, turned: PLAIN if shown.get(turned) == KEPT else KEPT}
+        assert book(*asked).judge(other, math.inf).faults
+
+
+def play(asked: Asked) -> dict[Subscription, str]:
+    last = {("c", topic): state for _, topic, state in asked}
+    return {subscription: state for subscription, state in last.items() if state != NONE}

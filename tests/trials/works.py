@@ -10,7 +10,8 @@ from tests.trials.dms_folder import DmsFolder, DmsWork, dms_settings
 from tests.trials.dms_ledger import DmsBook
 from tests.trials.folder import Folder, settings
 from tests.trials.power_folder import PowerFolder
-from tests.trials.pubsub_folder import PubsubFolder, pubsub_settings
+from tests.trials.pubsub_folder import PubsubFolder, PubsubWork, pubsub_settings
+from tests.trials.pubsub_judge import PubsubBook
 
 
 @attrs.define(eq=False)
@@ -20,31 +21,31 @@ class DmsPowerFolder(DmsWork, PowerFolder):
     book: DmsBook = attrs.field(factory=DmsBook)
 
 
+@attrs.define(eq=False)
+class PubsubPowerFolder(PubsubWork, PowerFolder):
+    """Pub/sub on a volume."""
+
+    book: PubsubBook = attrs.field(factory=PubsubBook)
+
+
 @attrs.frozen
 class Work:
-    """One protocol. `settings`: TOML for the modes of a folder's logs, the rest drawn. `power_folder`: None
-    where it is only killed."""
+    """One protocol. `settings`: TOML for the modes of a folder's logs, the rest drawn."""
 
     settings: Callable[[Sequence[str], random.Random], str]
     folder: type[Folder]
-    power_folder: type[PowerFolder] | None = None
+    power_folder: type[PowerFolder]
 
 
 WORKS: Mapping[str, Work] = {
     "logmq": Work(settings, Folder, PowerFolder),
     "dms": Work(dms_settings, DmsFolder, DmsPowerFolder),
-    "pubsub": Work(pubsub_settings, PubsubFolder),
+    "pubsub": Work(pubsub_settings, PubsubFolder, PubsubPowerFolder),
 }
 
 
-def chosen(protocol: str, *, power: bool = False) -> Sequence[str]:
-    """The protocols to try: that one, or with `all` every one that is installed (`power`: and can be cut)."""
+def chosen(protocol: str) -> Sequence[str]:
+    """The protocols to try: that one, or with `all` every one that is installed."""
     if protocol != "all":
         return [protocol]
-    known = power_works() if power else WORKS
-    return [name for name in known if name in plugs.names()]
-
-
-def power_works() -> Mapping[str, type[PowerFolder]]:
-    """Those whose power can be cut."""
-    return {name: work.power_folder for name, work in WORKS.items() if work.power_folder is not None}
+    return [name for name in WORKS if name in plugs.names()]
