@@ -134,6 +134,7 @@ class Round:
     """What becomes one batch. `room`: bytes that still fit."""
 
     __slots__ = (
+        "background",
         "changes",
         "interval_seconds",
         "payload_bytes_max",
@@ -151,6 +152,7 @@ class Round:
         self.tickets: list[Ticket | None] = [None, None, None]
         self.sync = False
         self.sealed = False
+        self.background = False  # it holds what nobody waits for
         self.interval_seconds = math.inf  # by when it must be synced if nobody waits for that
 
     @property
@@ -175,6 +177,8 @@ class Round:
             run.ticket = self.ticket(mode)
             if mode is not _DIRECT:
                 run.journaled = True
+        if log.background:
+            self.background = True
         if log.mode.mode == "interval":
             self.interval_seconds = min(self.interval_seconds, log.mode.seconds)
         return run
@@ -354,7 +358,7 @@ class Commit:
             try:
                 if work.fd < 0:
                     self._open(work)
-                write_all(self.disk, work.fd, data, run.offset)
+                write_all(self.disk, work.fd, data, run.offset, passing=run.log.background)
             except FileGone:
                 return
             except OSError:
@@ -384,8 +388,8 @@ class Commit:
                 self._mark(work, run)
 
     def _is_plain(self, log: Log, work: Work) -> bool:
-        """Whether its file is open, and stays so, and has all that came before."""
-        if log.unapplied or work.unapplied is not None:
+        """Whether its file is open, and stays so, has all that came before, and stays in memory."""
+        if log.background or log.unapplied or work.unapplied is not None:
             return False
         try:
             if work.fd < 0:
@@ -403,7 +407,7 @@ class Commit:
         work = self.works[run.log]
         try:
             self._open(work)
-            write_all(self.disk, work.fd, b"".join(run.chunks), run.offset)
+            write_all(self.disk, work.fd, b"".join(run.chunks), run.offset, passing=run.log.background)
         except FileGone:
             return
         finally:

@@ -259,7 +259,7 @@ class Committer:
         size = round_.bytes
         return (
             (not round_.sync or self.counts.sync_seconds < settings.inline_sync_seconds)
-            and size <= settings.inline_bytes_max
+            and size <= settings.inline_most(round_.background)
             and len(round_.runs) <= _INLINE_LOGS_MAX
             and (self.journal.fits(size) or self.journal.spare is not None)
         )

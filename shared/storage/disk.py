@@ -25,8 +25,11 @@ class Disk(Protocol):
     def read_nowait(self, fd: int, length: int, offset: int) -> bytes | None:
         """Like read, from memory alone; None where the system would have to wait, or fails: `read` tells."""
 
-    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
-        """Write some of `data`; returns how many bytes were taken (a short write is legal)."""
+    def write(self, fd: int, data: bytes | memoryview, offset: int, *, passing: bool = False) -> int:
+        """Write some of `data`; returns how many bytes were taken (a short write is legal).
+
+        `passing`: nobody reads it soon, so the system need not keep it in memory.
+        """
 
     def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> Sequence[int]:
         """Write all (descriptor, bytes, offset), in no order; for each the bytes taken, or minus an errno."""

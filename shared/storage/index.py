@@ -49,12 +49,13 @@ def extend(
                 closed.append(mark)
                 mark = None
             continue
+        view = memoryview(chunk)
         for start, end, records in format.split_records(chunk, MARK_COVERS_BYTES):
             size = end - start
             if mark is not None and size > MARK_COVERS_BYTES:  # one long record: a mark of its own
                 closed.append(mark)
                 mark = None
-            crc = crc32c(chunk[start:end], 0 if mark is None else mark.crc32c)
+            crc = crc32c(view[start:end], 0 if mark is None else mark.crc32c)
             mark = _add(mark, now, offset, size, records, crc)
             offset += size
             if mark.length >= MARK_COVERS_BYTES:

@@ -57,12 +57,14 @@ def segment_lsns(disk: Disk) -> list[int]:
     return sorted(int(name[:-4]) for name in names if len(name) == 24 and name[:-4].isdigit())
 
 
-def write_all(disk: Disk, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-    """Write every byte, however short the disk's writes are."""
+def write_all(
+    disk: Disk, fd: int, data: bytes | bytearray | memoryview, offset: int, *, passing: bool = False
+) -> None:
+    """Write every byte, however short the disk's writes are. `passing`: see `Disk.write`."""
     view = memoryview(data)
-    taken = disk.write(fd, view, offset)
+    taken = disk.write(fd, view, offset, passing=passing)
     while taken < len(view):
-        count = disk.write(fd, view[taken:], offset + taken)
+        count = disk.write(fd, view[taken:], offset + taken, passing=passing)
         if count <= 0:
             raise OSError(errno.EIO, "the disk takes no bytes")
         taken += count

@@ -28,6 +28,7 @@ class Log:
     __slots__ = (
         "_committer",
         "_reader",
+        "background",
         "busy",
         "closed_marks",
         "created_ms",
@@ -89,6 +90,10 @@ class Log:
         over the records."""
         self.rolled_back: Callable[[Log], None] | None = None
         """Called when appended bytes were taken back: `end` is `visible` again."""
+
+        self.background = False
+        """Nobody waits for its records, nor reads them soon: the loop's time and the system's memory are not
+        spent on them."""
 
         # The rest belongs to the storage core. It is changed in the trio thread alone.
         self.file = LogFile(path + ".log")

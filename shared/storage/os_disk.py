@@ -14,6 +14,8 @@ _FOLDER_MODE = 0o700
 # O_CLOEXEC is what os.open does anyway; a FIFO or device put in a file's place must not hang the open.
 _COMMON = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _RWF_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+_RWF_DONTCACHE = 0x80
+"""Linux 6.14 and later; Python has no name for it yet."""
 
 
 class OsDisk:
@@ -30,6 +32,7 @@ class OsDisk:
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folders: dict[str, int] = {"": self._root}  # one handle a namespace: a handful
         self._nowait = _RWF_NOWAIT is not None
+        self._uncached = _RWF_NOWAIT is not None  # the same call takes both flags
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +118,14 @@ class OsDisk:
             return None
         return bytes(view[:taken])
 
-    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+    def write(self, fd: int, data: bytes | memoryview, offset: int, *, passing: bool = False) -> int:
+        if passing and self._uncached:
+            try:
+                return os.pwritev(fd, [data], offset, _RWF_DONTCACHE)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
+                    raise
+                self._uncached = False  # an older kernel, or a file system that keeps all: as well
         return os.pwrite(fd, data, offset)
 
     def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> Sequence[int]:

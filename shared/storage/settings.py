@@ -11,6 +11,7 @@ MIB = 1 << 20
 
 INTERVAL_SECONDS_DEFAULT = 0.05
 INTERVAL_SECONDS_MAX = 1.0
+_BACKGROUND_INLINE_BYTES = 16 * KIB
 
 
 @attrs.frozen
@@ -90,3 +91,7 @@ class StorageSettings:
     """How often retention looks."""
     scrub_bytes_per_second: int = attrs.field(default=1 * MIB, validator=validators.ge(0))
     """Slow background reading that finds flipped bits; 0: none."""
+
+    def inline_most(self, background: bool) -> int:
+        """Bytes of a commit without a thread; less where it holds what nobody waits for."""
+        return min(self.inline_bytes_max, _BACKGROUND_INLINE_BYTES) if background else self.inline_bytes_max

@@ -225,7 +225,7 @@ class FakeDisk:
         except OSError:
             return None
 
-    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+    def write(self, fd: int, data: bytes | memoryview, offset: int, *, passing: bool = False) -> int:
         file = self._open[fd]
         taken = self._told("write", file.path, offset, len(data))
         if offset + len(data) > len(file.data):

@@ -86,6 +86,25 @@ async def test_what_is_appended_while_a_commit_is_under_way_goes_into_the_next()
     assert store.statistics().journal_batches == batches + 2
 
 
+@pytest.mark.parametrize(
+    ("background", "size", "inline"), [(False, 20_000, 1), (True, 20_000, 0), (True, 9, 1)]
+)
+async def test_the_loop_does_not_write_much_that_nobody_waits_for(
+    background: bool, size: int, inline: int
+) -> None:
+    store = await open_store(FakeDisk())
+    (log,) = await logs_of(store, INTERVAL)
+    log.background = background
+    async with running(store):
+        before = store.statistics().inline_commits
+        _, ticket = log.append(records(bytes(size)), 1)
+        store.settle()
+        assert store.statistics().inline_commits == before + inline
+        assert ticket.done is bool(inline)
+        await store.wait(ticket)
+    assert await read_all(log) == [bytes(size)]
+
+
 async def test_a_waiter_that_fails_does_not_keep_others_from_being_told() -> None:
     store = await open_store(FakeDisk())
     (log,) = await logs_of(store, ALWAYS)

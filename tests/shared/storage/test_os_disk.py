@@ -47,6 +47,34 @@ def test_folders_and_files_are_their_owners_alone(disk: OsDisk, folder: Path) ->
     assert stat.S_IMODE((folder / "logmq" / "orders.log").stat().st_mode) == 0o600
 
 
+def test_what_need_not_stay_in_memory_is_written_all_the_same(
+    disk: OsDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd = disk.open("a", create=True)
+    assert disk.write(fd, b"one", 0, passing=True) == 3
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "an older kernel")
+
+    monkeypatch.setattr(os, "pwritev", refuse, raising=False)
+    assert disk.write(fd, memoryview(b"two"), 3, passing=True) == 3
+    assert disk.read(fd, 10, 0) == b"onetwo"
+    disk.close(fd)
+
+
+@pytest.mark.skipif(not LINUX, reason="elsewhere nothing is tried")
+def test_a_full_disk_is_no_reason_to_write_otherwise(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    fd = disk.open("a", create=True)
+    monkeypatch.setattr(os, "pwritev", refuse)
+    with pytest.raises(OSError, match="full"):
+        disk.write(fd, b"one", 0, passing=True)
+    assert disk.size(fd) == 0
+    disk.close(fd)
+
+
 def test_no_handle_survives_an_exec(disk: OsDisk) -> None:
     fd = disk.open("a", create=True)
     assert not os.get_inheritable(fd)

@@ -1,0 +1,64 @@
+"""What comes in is recorded as the frames that it arrived in, each without the padding behind its payload.
+
+The frames of one batch, put together, would mostly be padding. They are cut by their datagrams' lengths:
+where these are equal, all with one call (`struct`, in which the padding is skipped), else one by one.
+"""
+
+from collections.abc import Sequence
+from struct import Struct, pack
+
+from pubsub.wire import (
+    DATAGRAM_TYPE_AT,
+    FRAME_BYTES,
+    PAYLOAD_BYTES_MIN,
+    RECORDED_FRAMES,
+    TYPE_AT,
+)
+from shared.recording.recorder import Recorder
+
+BEFORE_BYTES = TYPE_AT - DATAGRAM_TYPE_AT
+"""What a frame has and its datagram has not, before the type: the sender, and the NUL behind the topic."""
+CUTS_MAX = 1024
+"""Batches of so many different counts and lengths are remembered; when there are more, all are made anew."""
+
+
+class FrameTrack:
+    """The track of a UDP endpoint."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._track = recorder.track(RECORDED_FRAMES)
+        self._cuts: dict[tuple[int, int], Struct] = {}
+
+    def record(self, frames: bytes, lengths: Sequence[int], messages: int) -> None:
+        """Of these frames, whose datagrams are long enough, `messages` are messages."""
+        if messages < len(lengths):
+            frames, lengths = _messages(frames, lengths)
+        if messages:
+            sizes = pack(f">{messages}H", *lengths)
+            self._track.record(messages, sizes + self._cut(frames, lengths))
+
+    def _cut(self, frames: bytes, lengths: Sequence[int]) -> bytes:
+        shortest, longest = min(lengths), max(lengths)
+        if shortest == longest:
+            shape = len(lengths), shortest
+            cut = self._cuts.get(shape)
+            if cut is None:
+                if len(self._cuts) >= CUTS_MAX:
+                    self._cuts.clear()
+                size = BEFORE_BYTES + shortest
+                cut = self._cuts[shape] = Struct(f"{size}s{FRAME_BYTES - size}x" * len(lengths))
+            return b"".join(cut.unpack(frames))
+        starts = range(0, len(frames), FRAME_BYTES)
+        return b"".join(
+            [frames[at : at + BEFORE_BYTES + length] for at, length in zip(starts, lengths, strict=True)]
+        )
+
+
+def _messages(frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
+    """Those of a type that there is."""
+    good = [
+        (frames[at : at + FRAME_BYTES], length)
+        for at, length in zip(range(0, len(frames), FRAME_BYTES), lengths, strict=True)
+        if frames[at + TYPE_AT] in PAYLOAD_BYTES_MIN
+    ]
+    return b"".join([frame for frame, _ in good]), [length for _, length in good]
