@@ -1,26 +1,45 @@
-"""Logs over TCP, as the source reads them: real servers, and scripted ones for what no real one does."""
+"""A server's logs, as the source reads them: real servers, and scripted ones for what no real one does."""
 
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import trustme
 from crc32c import crc32c
 
-from brokers.pipeline.source import servers as source
-from brokers.pipeline.source.link import Reach
-from brokers.pipeline.source.link import Server as Address
-from brokers.pipeline.source.logs import Damaged, DataLost, LogMissing
-from brokers.pipeline.source.servers import Ambiguous, ServerLogs, Servers, parse_servers
+from brokers.pipeline.source.address import Reach, parse_servers
+from brokers.pipeline.source.address import Server as Address
+from brokers.pipeline.source.options import Topics, Unverified
+from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.servers import SAME_MS, Served
+from brokers.pipeline.source.spans import Span
 from logmq.runs import encode
+from shared.errors import RemoteProtocolError
 from tests.support.server import Server, speak, until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 IMPATIENT = Reach(retry_seconds=0.05)
 MESSAGES = [b"%d:" % number + b"x" * (number % 500) for number in range(4000)]
 LOG, LENGTHS = encode(MESSAGES)
+ORDERS = Topics(("orders",))
+
+
+class LostError(Exception):
+    pass
+
+
+def lose(text: str) -> None:
+    raise LostError(text)
+
+
+STRICT = Policy(True, Unverified.READ, lose)
+TRUSTING = Policy(False, Unverified.READ, lose)
 
 
 def produce(server: Server, topic: str, messages: list[bytes]) -> None:
@@ -29,9 +48,23 @@ def produce(server: Server, topic: str, messages: list[bytes]) -> None:
 
 
 @contextmanager
-def opened(*servers: Server, reach: Reach = IMPATIENT) -> Iterator[ServerLogs]:
-    with Servers(tuple(Address(*server.address("logmq")) for server in servers), reach).open() as logs:
-        yield logs
+def opened(server: Server, reach: Reach = IMPATIENT) -> Iterator[Served]:
+    with closing(Served(Address(*server.address("logmq")), reach)) as served:
+        yield served
+
+
+def whole(served: Served, start: int = 0, stop: int = len(LOG)) -> Span:
+    spot = served.spots(ORDERS)["orders"]
+    return Span(served.source, "orders", spot.id, start, stop)
+
+
+def read(served: Served, span: Span, policy: Policy = STRICT) -> bytes:
+    """What the chunks hold of the span."""
+    data = b""
+    for chunk in served.chunks(span, policy):
+        low, high = max(span.start - chunk.offset, 0), min(span.stop - chunk.offset, len(chunk.data))
+        data += chunk.data[low:high]
+    return data
 
 
 @pytest.fixture(scope="module")
@@ -43,127 +76,139 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("bytes_max", [1, 200_000, 64 << 20])
-def test_what_is_read_is_the_log_byte_for_byte(one: Server, bytes_max: int, verify: bool) -> None:
-    with opened(one) as logs:
-        extent = logs.extents(["orders"])["orders"]
-        assert (extent.first, extent.end) == (0, len(LOG))
-        starts = [0, sum(LENGTHS[:7]), sum(LENGTHS[:3000])]
-        for start in starts:
+@pytest.mark.parametrize("policy", [STRICT, TRUSTING])
+@pytest.mark.parametrize("chunk_bytes", [1, 200_000, 8 << 20])
+def test_what_is_read_is_the_log_byte_for_byte(
+    one: Server, chunk_bytes: int, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brokers.pipeline.source.servers.CHUNK_BYTES", chunk_bytes)
+    with opened(one) as served:
+        spot = served.spots(ORDERS)["orders"]
+        assert (spot.first, spot.end) == (0, len(LOG))
+        for start in (0, sum(LENGTHS[:7]), sum(LENGTHS[:3000])):
             for stop in (sum(LENGTHS[:3001]), len(LOG)):
-                chunks = list(logs.chunks("orders", start, stop, bytes_max, verify))
-                assert b"".join(bytes(chunk.data) for chunk in chunks) == LOG[start:stop]
-                at = start
-                for chunk in chunks:
-                    assert chunk.offset == at == chunk.stretches[0].offset
-                    at += len(chunk.data)
-                    assert all(at > stretch.offset for stretch in chunk.stretches)
-                times = [stretch.unix_ms for chunk in chunks for stretch in chunk.stretches]
-                assert times == sorted(times)
-        assert list(logs.chunks("orders", len(LOG), len(LOG), bytes_max, verify)) == []
+                span = Span(served.source, "orders", spot.id, start, stop)
+                assert read(served, span, policy) == LOG[start:stop]
+                for chunk in served.chunks(span, policy):
+                    assert sum(mark.length for mark in chunk.marks) == len(chunk.data)
+                    assert chunk.marks[0].offset == chunk.offset
 
 
-def test_it_is_cut_at_records(one: Server) -> None:
-    starts = {sum(LENGTHS[:count]) for count in range(len(LENGTHS))}
-    with opened(one) as logs:
-        cuts = logs.cuts("orders", 0, len(LOG), 150_000)
-        assert len(cuts) >= 4
-        assert cuts == sorted(set(cuts) & starts - {0})
-        assert logs.cuts("orders", 0, len(LOG), len(LOG)) == []
+def test_places_in_a_log_are_found(one: Server) -> None:
+    starts = [sum(LENGTHS[:count]) for count in range(len(LENGTHS) + 1)]
+    with opened(one) as served:
+        spot = served.spots(ORDERS)["orders"]
+        span = whole(served)
+        assert served.cut(span, starts[2000]) in starts[1:2001]
+        (first, *_, last) = [mark for chunk in served.chunks(span, STRICT) for mark in chunk.marks]
+        assert served.at_time(spot, 0) == served.at_time(spot, first.first_ms) == 0
+        assert served.at_time(spot, last.first_ms + 100_000) is None
+        for count in (0, 1, 1500, 4000):
+            assert served.start_below(spot, starts[count]) == starts[count]
+        assert served.start_below(spot, starts[1500] + 1) == starts[1500]
+        assert served.start_below(spot, starts[1500] - 1) == starts[1499]
 
 
-def test_times_are_sought(one: Server) -> None:
-    with opened(one) as logs:
-        (chunk,) = logs.chunks("orders", 0, len(LOG), 64 << 20, False)
-        oldest, newest = chunk.stretches[0].unix_ms, chunk.stretches[-1].unix_ms
-        assert logs.seek("orders", -1) == logs.seek("orders", oldest) == 0
-        assert logs.seek("orders", newest + 10_000) == len(LOG)
+@pytest.mark.parametrize(
+    ("start", "records", "size", "count"),
+    [
+        (0, 1, None, 1),
+        (0, 1234, None, 1234),
+        (1234, 1234, None, 1234),
+        (0, None, 1, 1),
+        (10, None, sum(LENGTHS[10:20]) + 1, 10),
+        (10, 7, sum(LENGTHS[10:20]), 7),
+        (10, 70, sum(LENGTHS[10:20]), 10),
+        (3990, 1000, None, 10),
+        (0, 100_000, 1 << 40, 4000),
+    ],
+)
+def test_a_trigger_is_limited(
+    one: Server, start: int, records: int | None, size: int | None, count: int
+) -> None:
+    with opened(one) as served:
+        spot = served.spots(ORDERS)["orders"]
+        stop, passed = served.advance(spot, sum(LENGTHS[:start]), records, size)
+        assert (stop, passed) == (sum(LENGTHS[: start + count]), count)
 
 
-def test_a_name_on_two_servers_is_two_logs(one: Server, new_server: Callable[..., Server]) -> None:
-    two = new_server("--enable", "logmq").start()
-    produce(two, "orders", [b"other"])
-    produce(two, "alone", [b"a"])
-    here, there = (f"orders@{Address(*server.address('logmq'))}" for server in (one, two))
-    with opened(one, two) as logs:
-        assert logs.names() == sorted(["alone", here, there])
-        extents = logs.extents([here, there, "alone", "nowhere"])
-        assert {name: extent.end for name, extent in extents.items()} == {
-            here: len(LOG),
-            there: 9,
-            "alone": 5,
-        }
-        with pytest.raises(Ambiguous, match=f"ask for {here} or {there}"):
-            logs.extents(["orders"])
-        with pytest.raises(LogMissing, match="is not one of the servers"):
-            logs.extents(["orders@nowhere:1"])
-        (chunk,) = logs.chunks(there, 0, 9, 1 << 20, True)
-        assert bytes(chunk.data) == b"\0\0\0\5other"
+def test_topics_are_found_by_name_or_pattern(new_server: Callable[..., Server]) -> None:
+    server = new_server("--enable", "logmq").start()
+    produce(server, "a.1", [b"one"])
+    produce(server, "a.2", [b"two", b"two"])
+    produce(server, "b", [b"three"])
+    with opened(server) as served:
+        assert sorted(served.spots(Topics(pattern=r"a\..*"))) == ["a.1", "a.2"]
+        found = served.spots(Topics(("b", "a.2", "none")))
+        assert {name: (spot.first, spot.end) for name, spot in found.items()} == {"b": (0, 9), "a.2": (0, 14)}
+        speak(server.address("logmq"), b"DELETE b\n")
+        assert list(served.spots(Topics(("b",)))) == []
 
 
-def test_a_server_that_is_down_is_named(one: Server, new_server: Callable[..., Server]) -> None:
-    two = new_server("--enable", "logmq").start()
-    two.kill()
-    with opened(one, two) as logs:
-        for ask in (logs.names, lambda: logs.extents(["orders"])):
-            with pytest.raises(ConnectionRefusedError, match="no LogMQ server answers") as raised:
-                ask()
-            assert raised.value.filename == str(Address(*two.address("logmq")))
+def test_a_server_that_is_down_is_named(new_server: Callable[..., Server]) -> None:
+    server = new_server("--enable", "logmq").start()
+    server.kill()
+    with opened(server) as served, pytest.raises(ConnectionRefusedError, match="no LogMQ server") as raised:
+        served.spots(ORDERS)
+    assert raised.value.filename == str(Address(*server.address("logmq")))
 
 
-def test_a_read_goes_on_when_the_server_is_back(new_server: Callable[..., Server]) -> None:
+def test_a_read_goes_on_when_the_server_is_back(
+    new_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brokers.pipeline.source.servers.CHUNK_BYTES", 100_000)
     server = new_server("--enable", "logmq").start()
     produce(server, "orders", MESSAGES)
-    port = server.address("logmq")[1]
-    with opened(server, reach=Reach(retry_seconds=60)) as logs:
-        chunks = logs.chunks("orders", 0, len(LOG), 100_000, True)
-        data = bytes(next(chunks).data)
+    with opened(server, Reach(retry_seconds=60)) as served:
+        chunks = served.chunks(whole(served), STRICT)
+        data = next(chunks).data
         server.kill()
-        server.start("--port", f"logmq={port}")
-        assert data + b"".join(bytes(chunk.data) for chunk in chunks) == LOG
+        server.start("--port", f"logmq={server.address('logmq')[1]}")
+        assert data + b"".join(chunk.data for chunk in chunks) == LOG
 
 
-def test_what_is_not_there_any_more_is_data_lost(new_server: Callable[..., Server]) -> None:
+def test_a_log_that_was_deleted_or_made_again_is_lost(new_server: Callable[..., Server]) -> None:
     server = new_server("--enable", "logmq").start()
     produce(server, "orders", MESSAGES)
-    with opened(server) as logs:
-        before = logs.extents(["orders"])["orders"]
-        assert not logs.made_again("orders", before.end, before.seen)
+    with opened(server) as served:
+        before = served.spots(ORDERS)["orders"]
+        span = whole(served)
+        assert not served.is_other(before, before.id, before.end)
         speak(server.address("logmq"), b"DELETE orders\n")
-        assert logs.extents(["orders"]) == {}
-        with pytest.raises(LogMissing):
-            list(logs.chunks("orders", 0, before.end, 1 << 20, False))
+        with pytest.raises(LostError, match=f"orders on .*offsets 0 to {len(LOG)} are lost: NO_TOPIC"):
+            read(served, span)
         produce(server, "orders", MESSAGES[:10])
-        assert logs.made_again("orders", before.end, before.seen)
-        with pytest.raises(DataLost, match="made again"):
-            list(logs.chunks("orders", 0, before.end, 1 << 20, False))
+        shorter = served.spots(ORDERS)["orders"]
+        assert served.is_other(shorter, before.id, before.end)
+        with pytest.raises(LostError, match="made again"):
+            read(served, span)
         produce(server, "orders", MESSAGES[10:])
-        now = logs.extents(["orders"])["orders"]
-        earlier = str(int(before.seen) - 2 * source.SAME_MS)  # as if a while had gone by
-        assert now.end == before.end
-        assert logs.made_again("orders", before.end, earlier)
+        again = served.spots(ORDERS)["orders"]
+        earlier = before.id - 2 * SAME_MS  # as if a while had gone by
+        assert again.end == before.end
+        assert served.is_other(again, earlier, before.end)
+        with pytest.raises(LostError, match="made again"):
+            read(served, Span(served.source, "orders", earlier, 0, before.end))
 
 
-def test_retention_that_overtakes_says_where_to_go_on(new_server: Callable[..., Server]) -> None:
+def test_retention_that_overtakes_is_told_and_passed_over(new_server: Callable[..., Server]) -> None:
     server = new_server("--enable", "logmq").start()
     produce(server, "orders", MESSAGES)
+    with opened(server) as served:
+        span = whole(served)
     server.stop()
-    keep = new_server("--enable", "logmq", data=server.data, environ=_KEEP_LITTLE).start()
-    with opened(keep) as logs:
-        until(lambda: logs.extents(["orders"])["orders"].first > 0)
-        first = logs.extents(["orders"])["orders"].first
-        with pytest.raises(DataLost, match="retention") as raised:
-            list(logs.chunks("orders", 0, len(LOG), 1 << 20, True))
-        assert raised.value.resume == first
-        data = b"".join(bytes(chunk.data) for chunk in logs.chunks("orders", first, len(LOG), 1 << 20, True))
-        assert data == LOG[first:]
+    environ = {"BROKERS_LOGMQ_RETENTION_BYTES": "300000", "BROKERS_STORAGE_RETENTION_SECONDS": "0.01"}
+    keep = new_server("--enable", "logmq", data=server.data, environ=environ).start()
+    with opened(keep) as served:
+        until(lambda: served.spots(ORDERS)["orders"].first > 0)
+        first = served.spots(ORDERS)["orders"].first
+        lost: list[str] = []
+        assert read(served, span, Policy(True, Unverified.READ, lost.append)) == LOG[first:]
+        (text,) = lost
+        assert f"offsets 0 to {first} are lost: retention dropped it" in text
 
 
-_KEEP_LITTLE = {"BROKERS_LOGMQ_RETENTION_BYTES": "300000", "BROKERS_STORAGE_RETENTION_SECONDS": "0.01"}
-
-
-def test_a_flipped_bit_is_reported(new_server: Callable[..., Server]) -> None:
+def test_a_damaged_range_is_told_and_passed_over(new_server: Callable[..., Server]) -> None:
     server = new_server("--enable", "logmq").start()
     produce(server, "orders", MESSAGES)
     server.stop()
@@ -172,29 +217,45 @@ def test_a_flipped_bit_is_reported(new_server: Callable[..., Server]) -> None:
     data[300_000] ^= 1
     file.write_bytes(data)
     server.start()
-    with opened(server) as logs, pytest.raises(Damaged, match="orders"):
-        list(logs.chunks("orders", 0, len(LOG), 1 << 20, False))
+    with opened(server) as served:
+        lost: list[str] = []
+        found = read(served, whole(served), Policy(True, Unverified.READ, lost.append))
+        (text,) = lost
+        start, stop = map(int, text.split("offsets ")[1].split(" are lost")[0].split(" to "))
+        assert start <= 300_000 < stop
+        assert found == LOG[:start] + LOG[stop:]
 
 
 def test_it_speaks_tls(new_server: Callable[..., Server], tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
-    server = new_server(
-        "--enable", "logmq", environ={"BROKERS_TLS_CERTIFICATE": str(tmp_path / "server.pem")}
-    ).start()
-    trusting = Reach(ca=str(tmp_path / "ca.pem"))
-    with opened(server, reach=trusting) as logs:
-        assert logs.names() == []
+    certificate = {"BROKERS_TLS_CERTIFICATE": str(tmp_path / "server.pem")}
+    server = new_server("--enable", "logmq", environ=certificate).start()
+    with opened(server, Reach(ca=str(tmp_path / "ca.pem"))) as served:
+        assert served.spots(ORDERS) == {}
     with (
-        opened(server, reach=Reach(tls=True)) as logs,
+        opened(server, Reach(tls=True)) as served,
         pytest.raises(ConnectionRefusedError, match="certificate"),
     ):
-        logs.names()
+        served.spots(ORDERS)
+
+
+def test_several_servers_are_read_together(
+    spark: "SparkSession", one: Server, new_server: Callable[..., Server]
+) -> None:
+    two = new_server("--enable", "logmq").start()
+    produce(two, "bills", [b"bill"])
+    servers = ",".join(str(Address(*server.address("logmq"))) for server in (one, two))
+    frame = spark.read.format("logmq").option("servers", servers)
+    found = frame.option("subscribe", "orders,bills").option("minPartitions", "3").load()
+    rows = [(row.topic, row.offset, bytes(row.value)) for row in found.orderBy("topic", "offset").collect()]
+    orders = [("orders", sum(LENGTHS[:number]), message) for number, message in enumerate(MESSAGES)]
+    assert rows == [("bills", 0, b"bill"), *orders]
 
 
 @contextmanager
-def scripted(*answers: bytes, reply_seconds: float = 60) -> Iterator[Servers]:
+def scripted(*answers: bytes, reply_seconds: float = 60) -> Iterator[Served]:
     """A server that gives these answers, one a request, over however many connections, then says nothing."""
     left = list(answers)
 
@@ -219,30 +280,34 @@ def scripted(*answers: bytes, reply_seconds: float = 60) -> Iterator[Servers]:
         address = listener.getsockname()
         thread = threading.Thread(target=serve)
         thread.start()
-        yield Servers((Address(*address),), Reach(reply_seconds=reply_seconds, retry_seconds=0))
+        with closing(
+            Served(Address(*address), Reach(reply_seconds=reply_seconds, retry_seconds=0))
+        ) as served:
+            yield served
         over.set()
         socket.create_connection(address).close()
         thread.join()
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for_for_ever() -> None:
-    with (
-        scripted(reply_seconds=0.05) as place,
-        place.open() as logs,
-        pytest.raises(ConnectionRefusedError, match="timed out"),
-    ):
-        logs.names()
+    with scripted(reply_seconds=0.05) as served, pytest.raises(ConnectionRefusedError, match="timed out"):
+        served.spots(ORDERS)
 
 
 def test_bytes_that_do_not_match_their_crc_are_damage() -> None:
-    record = b"\0\0\0\1x"
     answers = (
         b"OFFSETS 0 5\n",
-        b"MARK 0 5 1 %d 1700000000000\nEND\n" % crc32c(record),
+        b"MARK 0 5 1 %d 1700000000000\nEND\n" % crc32c(b"\0\0\0\1x"),
         b"CHUNK 0 5 5\n\0\0\0\1y",
     )
-    with scripted(*answers) as place, place.open() as logs, pytest.raises(Damaged, match="offset 0 on"):
-        list(logs.chunks("orders", 0, 5, 1 << 20, True))
+    with scripted(*answers) as served, pytest.raises(LostError, match=r"offsets 0 to 5 .*CRC"):
+        read(served, Span(served.source, "orders", 0, 0, 5))
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"TOPIC x\n", b"CHUNK 0 9 8\n"])
+def test_what_is_no_logmq_server_is_told_apart(answer: bytes) -> None:
+    with scripted(answer) as served, pytest.raises(RemoteProtocolError, match="not LogMQ's"):
+        served.spots(ORDERS)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,9 @@ class Folder:
         end = max(newest.end if newest else 0, first)
         return LogSpot(self.source, line.name, log_id, first, end, line.file)
 
+    def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
+        return spot.id != id_before
+
     # -- places in a log
 
     def at_time(self, spot: LogSpot, unix_ms: int) -> int | None:

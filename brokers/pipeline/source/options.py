@@ -7,13 +7,14 @@ wrong is a ConfigError that names the option. Keys are compared without regard t
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from typing import Any, TypeVar
 
 import attrs
 
+from brokers.pipeline.source.address import Reach, parse_servers
 from shared.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -89,6 +90,7 @@ class Options:
 
     paths: tuple[str, ...]
     servers: tuple[str, ...]
+    reach: Reach
     topics: Topics
     namespace: str
     starting: Bound
@@ -105,10 +107,20 @@ class Options:
         return self.paths or self.servers
 
 
+REACH_NAMES = (
+    "tls",
+    "tlsCa",
+    "tlsCertificate",
+    "tlsKey",
+    "connectTimeoutMs",
+    "replyTimeoutMs",
+    "retryTimeoutMs",
+)
 NAMES = (
     "path",
     "paths",
     "servers",
+    *REACH_NAMES,
     "namespace",
     "subscribe",
     "subscribePattern",
@@ -127,7 +139,6 @@ NAMES = (
     "verifyCrc",
     "unverified",
 )
-_KNOWN = {name.lower(): name for name in NAMES}
 _ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _PER_TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 
@@ -137,13 +148,13 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
 
     A stream without `startingOffsets` begins at the end of what is there, anything else at the beginning.
     """
-    options = _Given(given)
+    options = Given(given, NAMES, "the source")
     paths = options.take("paths", _paths, ())
     one = options.take("path", str, "")
     if one and paths:
         raise ConfigError("path", "load() has paths of its own")
     paths = (one,) if one else paths
-    servers = options.take("servers", _names, ())
+    servers = options.take("servers", _servers, ())
     if bool(paths) == bool(servers):
         raise ConfigError("path", "give either a data folder (path) or brokers (servers)")
     namespace = options.take("namespace", str, "logmq")
@@ -160,30 +171,32 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     return Options(
         paths,
         servers,
+        reach(options),
         _topics(options),
         namespace,
         _bound(options, "starting", LATEST if streaming else EARLIEST),
         _bound(options, "ending", LATEST),
-        options.take("maxOffsetsPerTrigger", _count, None),
-        options.take("maxBytesPerTrigger", _size, None),
-        options.take("minPartitions", _count, None),
+        options.take("maxOffsetsPerTrigger", count, None),
+        options.take("maxBytesPerTrigger", size, None),
+        options.take("minPartitions", count, None),
         options.take("failOnDataLoss", _flag, True),
         options.take("verifyCrc", _flag, True),
         options.take("unverified", _unverified, Unverified.READ),
     )
 
 
-class _Given:
-    """The options as given, each under its own spelling."""
+class Given:
+    """The options as given, each under its own spelling. `names`: those that `what` has."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(self, given: Mapping[str, str], names: Sequence[str], what: str) -> None:
         self._values: dict[str, str] = {}
+        known = {name.lower(): name for name in names}
         for key, value in given.items():
-            name = _KNOWN.get(key.lower())
+            name = known.get(key.lower())
             if name is None:
-                near = difflib.get_close_matches(key.lower(), _KNOWN, n=1)
-                hint = f"; did you mean {_KNOWN[near[0]]}?" if near else f"; there are {', '.join(NAMES)}"
-                raise ConfigError(key, f"the source has no such option{hint}")
+                near = difflib.get_close_matches(key.lower(), known, n=1)
+                hint = f"; did you mean {known[near[0]]}?" if near else f"; there are {', '.join(names)}"
+                raise ConfigError(key, f"{what} has no such option{hint}")
             self._values[name] = value
 
     def has(self, name: str) -> bool:
@@ -198,10 +211,39 @@ class _Given:
             raise ConfigError(name, str(error)) from None
 
 
+# -- how servers are reached
+
+
+def reach(options: Given) -> Reach:
+    """The options of `REACH_NAMES`."""
+    key = options.take("tlsKey", str, None)
+    certificate = options.take("tlsCertificate", str, None)
+    if key is not None and certificate is None:
+        raise ConfigError("tlsKey", "is the key of a certificate: tlsCertificate")
+    usual = Reach()
+    return Reach(
+        options.take("tls", _flag, False),
+        options.take("tlsCa", str, None),
+        certificate,
+        key,
+        options.take("connectTimeoutMs", _seconds, usual.connect_seconds),
+        options.take("replyTimeoutMs", _seconds, usual.reply_seconds),
+        options.take("retryTimeoutMs", _seconds, usual.retry_seconds),
+    )
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    return tuple(map(str, parse_servers(text)))
+
+
+def _seconds(text: str) -> float:
+    return count(text) / 1000
+
+
 # -- which topics
 
 
-def _topics(options: _Given) -> Topics:
+def _topics(options: Given) -> Topics:
     given = [name for name in ("subscribe", "subscribePattern", "assign") if options.has(name)]
     if not given:
         raise ConfigError("subscribe", "say which topics: subscribe, subscribePattern or assign")
@@ -249,7 +291,7 @@ def _assigned(text: str) -> tuple[str, ...]:
 # -- from where to where
 
 
-def _bound(options: _Given, side: str, default: At) -> Bound:
+def _bound(options: Given, side: str, default: At) -> Bound:
     """The most exact of what is given counts: a time for all, else times by topic, else offsets."""
     strict = False
     if side == "starting":
@@ -341,13 +383,13 @@ def _json(text: str) -> Any:
         raise ValueError(f"not JSON: {error}") from None
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not text.strip().isdecimal() or not 0 < int(text) <= _OFFSET_MAX:
         raise ValueError(f"not a whole number above 0: {text!r}")
     return int(text)
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
     """Bytes: `1048576`, `1m`, `1MiB`; all units are powers of 1024, as Spark has it."""
     found = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", text)
     unit = _UNITS.get(found[2].lower()) if found else None

@@ -19,7 +19,7 @@ class DataLoss(BrokerError):
 class LogSpot:
     """A log as found: `first` and `end` are the offsets of what can be read of it now.
 
-    `id`: tells it from one made later by its name (0 where the place does not know). `file`: in a folder.
+    `id`: what `is_other` needs to tell it from one made later by its name. `file`: in a folder.
     """
 
     source: str
@@ -61,6 +61,9 @@ class Origin(Protocol):
 
     def spots(self, topics: Topics) -> dict[str, LogSpot]:
         """The logs that are there, of those asked for."""
+
+    def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
+        """Whether `spot` is another log than one of its name, seen with that id and read up to `offset`."""
 
     def at_time(self, spot: LogSpot, unix_ms: int) -> int | None:
         """Where the first record of that time or later is, at most an index entry too early.

@@ -1,211 +1,226 @@
-"""Logs over TCP: several LogMQ servers, read together by FETCH, MARKS and SEEK.
+"""The logs of a LogMQ server as anybody who may connect sees them: OFFSETS, MARKS, SEEK and FETCH.
 
-A topic's name in the pipeline is its own where one of the servers alone has it. `topic@host:port` is that of
-one server, which is how the same name on two of them is told apart; the plain name is an error then, since
-offsets and rows of two logs must not be mixed up under it. Every server has to answer whenever names are
-looked up: one that does not might hold the topic.
-
-The wire does not say which log a name belongs to, so that a topic was deleted and made again is told by time:
-its record before our place cannot be newer than the newest one that we had seen there. (A topic that was made
-again and filled beyond our place within a second of our last look is taken for the old one, unless the place
-is no record's start there.)
+The wire does not say which log a name belongs to. That a topic was deleted and made again is told by its end,
+and by time: a record that was there at our last look cannot be newer than the newest one was then, which is
+what stands for the log's id here. (A topic that is made again and filled beyond our place within a second of
+our last look is taken for the old one, unless that place is no record's start in it.) Nor does the wire say
+which ranges are unverified; what the server knows to be damaged it does not serve.
 
 Source: logmq/PROTOCOL.md.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from typing import Any
+from collections.abc import Generator, Iterator, Sequence
+from itertools import pairwise
+from typing import cast
 
-import attrs
 import pyarrow as pa
 from crc32c import crc32c
 
-from brokers.pipeline.source.link import Link, Patience, Reach, Server
-from brokers.pipeline.source.logs import Chunk, Damaged, DataLost, Extent, LogMissing, Stretch
-from logmq.answers import LineAnswer, LogmqError, Mark, RowsAnswer, Topic, mark_row, topic_row
+from brokers.pipeline.source.address import Reach, Server
+from brokers.pipeline.source.link import Ask, Link, Patience
+from brokers.pipeline.source.options import Topics
+from brokers.pipeline.source.origin import Chunk, LogSpot, Policy
+from brokers.pipeline.source.spans import Span
+from logmq.answers import LineAnswer, LogmqError, RowsAnswer, Topic, mark_row, topic_row
 from shared.errors import BrokerError
+from shared.storage import format
+from shared.storage.format import Flag, Mark
 
+CHUNK_BYTES = 8 << 20
 SAME_MS = 1000
 """A mark's time is that of its first record: the records behind it may be 200 ms younger, and where a server
 has made its newest marks anew after a crash they may begin elsewhere."""
+_LOOK_BYTES = 32 << 20
+"""Whose marks are asked for at once, where nobody knows yet how many are needed."""
+_DAMAGE = "STORAGE"
 
 
-class Ambiguous(BrokerError):
-    """A topic's name means logs on several servers."""
+class Served:
+    """A server, connected when something is asked. Raises OSError that names it where it does not answer."""
 
-
-@attrs.frozen
-class Servers:
-    """A place: the addresses of one server or several, and how they are reached."""
-
-    servers: tuple[Server, ...]
-    reach: Reach = attrs.field(factory=Reach)
-
-    @contextmanager
-    def open(self) -> Iterator["ServerLogs"]:
-        logs = ServerLogs(self)
-        try:
-            yield logs
-        finally:
-            logs.close()
-
-
-def parse_servers(text: str) -> tuple[Server, ...]:
-    """`host:port,host:port`. Raises ValueError."""
-    servers = tuple(Server.parse(each) for each in text.split(",") if each.strip())
-    if not servers:
-        raise ValueError("names no server; host:port,host:port is expected")
-    twice = {str(each) for each in servers if servers.count(each) > 1}
-    if twice:
-        raise ValueError(f"names {min(twice)} twice")
-    return servers
-
-
-@attrs.frozen
-class _Topic:
-    """Where a name leads."""
-
-    link: Link
-    topic: str
-
-    @property
-    def wire(self) -> bytes:
-        return self.topic.encode()
-
-    def __str__(self) -> str:
-        return f"topic {self.topic} on {self.link.server}"
-
-
-class ServerLogs:
-    """See `brokers.pipeline.source.logs.Logs`."""
-
-    def __init__(self, place: Servers) -> None:
-        self._reach = place.reach
-        self._links = {str(server): Link(server, place.reach) for server in place.servers}
-        self._found: dict[str, _Topic] = {}
+    def __init__(self, server: Server, reach: Reach) -> None:
+        self.source = str(server)
+        self._server = server
+        self._reach = reach
+        self._link = Link(server, reach)
 
     def close(self) -> None:
-        for link in self._links.values():
-            link.close()
+        self._link.close()
 
-    # -- looking things up
+    # -- which logs
 
-    def names(self) -> Sequence[str]:
-        where: dict[str, list[str]] = {}
-        for server, link in self._links.items():
-            rows: list[Topic] = link.ask(b"TOPICS\n", lambda: RowsAnswer(topic_row))
-            for row in rows:
-                where.setdefault(row.name, []).append(server)
-        names = []
-        for name, servers in where.items():
-            names += [name] if len(servers) == 1 else [f"{name}@{server}" for server in servers]
-        return sorted(names)
-
-    def extents(self, names: Iterable[str]) -> Mapping[str, Extent]:
-        found = self._offsets(dict.fromkeys(names))
-        newest = self._ask(
-            [
-                (where, b"MARKS %b %d %d\n" % (where.wire, end - 1, end), _marks)
-                for where, first, end in found.values()
-                if end > first
-            ]
-        )
-        times = {
-            (where.link.server, where.topic): marks[-1].unix_ms
-            for (where, _, _), marks in zip(
-                (each for each in found.values() if each[2] > each[1]), newest, strict=True
-            )
-            if not isinstance(marks, LogmqError) and marks
-        }
+    def spots(self, topics: Topics) -> dict[str, LogSpot]:
+        if topics.pattern is None:
+            asks: list[Ask] = [(_line("OFFSETS", name), _offsets) for name in topics.names]
+            answers = zip(topics.names, self._link.ask_all(asks), strict=True)
+            found = {name: answer for name, answer in answers if not _is_missing(name, answer)}
+        else:
+            rows = cast(list[Topic], self._link.ask(b"TOPICS\n", lambda: RowsAnswer(topic_row)))
+            by_name = {row.name: (row.first, row.end) for row in rows}
+            found = {name: by_name[name] for name in topics.matching(by_name)}
+        newest = self._newest(found)
         return {
-            name: Extent(first, end, str(times.get((where.link.server, where.topic), "")))
-            for name, (where, first, end) in found.items()
+            name: LogSpot(self.source, name, newest.get(name, 0), first, end)
+            for name, (first, end) in found.items()
         }
 
-    def made_again(self, name: str, offset: int, seen: str) -> bool:
-        where, first, end = self._one(name)
-        if end < offset:
+    def _newest(self, ends: dict[str, tuple[int, int]]) -> dict[str, int]:
+        """The time of the newest record of each topic that has any."""
+        names = [name for name, (first, end) in ends.items() if end > first]
+        asks = [(_line("MARKS", name, ends[name][1] - 1, ends[name][1]), _marks) for name in names]
+        answers = zip(names, self._link.ask_all(asks), strict=True)
+        return {name: rows[-1].first_ms for name, rows in answers if isinstance(rows, list) and rows}
+
+    def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
+        if offset > spot.end:
             return True
-        if not seen or offset <= first:
+        if not id_before or offset <= spot.first:
             return False
-        marks = where.link.ask(b"MARKS %b %d %d\n" % (where.wire, offset - 1, offset), _marks)
-        return bool(marks) and marks[-1].unix_ms > int(seen) + SAME_MS
+        marks = self._marks(spot.name, offset - 1, offset)
+        return bool(marks) and marks[-1].first_ms > id_before + SAME_MS
 
-    def seek(self, name: str, unix_ms: int) -> int:
-        where, _, _ = self._one(name)
-        request = b"SEEK %b %d\n" % (where.wire, max(unix_ms, 0))
-        (offset,) = where.link.ask(request, lambda: LineAnswer(b"OK", 1))
-        return int(offset)
+    # -- places in a log
 
-    def cuts(self, name: str, start: int, stop: int, bytes_each: int) -> Sequence[int]:
-        places = range(start + bytes_each, stop, bytes_each)
-        if not places:
-            return []
-        where, _, _ = self._one(name)
-        asked = self._ask([(where, b"MARKS %b %d %d\n" % (where.wire, at, at + 1), _marks) for at in places])
-        cuts: list[int] = []
-        last = start
-        for marks in asked:
-            if isinstance(marks, LogmqError):
-                raise marks
-            if marks and last < marks[0].offset < stop:
-                last = marks[0].offset
-                cuts.append(last)
-        return cuts
+    def at_time(self, spot: LogSpot, unix_ms: int) -> int | None:
+        (offset,) = self._link.ask(_line("SEEK", spot.name, unix_ms), lambda: LineAnswer(b"OK", 1))
+        return None if offset >= spot.end else max(offset, spot.first)
+
+    def start_below(self, spot: LogSpot, offset: int) -> int:
+        if offset in (spot.first, spot.end):
+            return offset
+        for mark in self._marks(spot.name, offset, offset + 1):
+            start = max(mark.offset, spot.first)
+            data = self._bytes(spot.name, start, mark.end)
+            return start + format.skip_records(data, 0, offset - start)[0]
+        return offset
+
+    def cut(self, span: Span, offset: int) -> int:
+        marks = self._marks(span.topic, offset, offset + 1)
+        return marks[0].offset if marks else span.start
+
+    def advance(self, spot: LogSpot, start: int, records: int | None, bytes_: int | None) -> tuple[int, int]:
+        passed, stop = 0, start
+        for mark in self._marks_from(spot, start):
+            low = max(mark.offset, start)
+            fits = bytes_ is None or mark.end - start <= bytes_
+            if low == mark.offset and fits and (records is None or passed + mark.records <= records):
+                passed, stop = passed + mark.records, mark.end
+                continue
+            data = self._bytes(spot.name, low, mark.end)  # only a part of it: its records are looked at
+            for begin, end in pairwise(_starts(data, low)):
+                if begin >= spot.end:
+                    break
+                enough = records is not None and passed >= records
+                if passed and (enough or (bytes_ is not None and end - start > bytes_)):
+                    return stop, passed
+                passed, stop = passed + 1, end
+        return min(stop, spot.end), passed
+
+    def _marks_from(self, spot: LogSpot, start: int) -> Iterator[Mark]:
+        at = start
+        while at < spot.end:
+            marks = self._marks(spot.name, at, min(at + _LOOK_BYTES, spot.end))
+            if not marks:
+                return
+            yield from marks
+            at = marks[-1].end
+
+    def _marks(self, topic: str, start: int, stop: int) -> list[Mark]:
+        return cast(list[Mark], self._link.ask(_line("MARKS", topic, start, stop), _marks))
+
+    def _bytes(self, topic: str, start: int, stop: int) -> bytes:
+        """Of a mark or so. Raises LogmqError where it cannot be had."""
+        fetched = self._fetched(topic, [(start, stop)])
+        try:
+            (found,) = fetched
+        finally:
+            fetched.close()
+        if isinstance(found, LogmqError):
+            raise found
+        return found
 
     # -- reading
 
-    def chunks(self, name: str, start: int, stop: int, bytes_max: int, verify: bool) -> Iterator[Chunk]:
-        if start >= stop:
+    def chunks(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+        try:
+            first, end = self._link.ask(_line("OFFSETS", span.topic), _offsets)
+            marks = self._marks(span.topic, span.start, span.stop)
+        except LogmqError as error:
+            self._lose(policy, span, span.start, span.stop, error)
             return
-        where, first, marks = self._marks(name, start, stop)
-        spans = list(_spans(marks, start, stop, bytes_max, first if verify else None))
-        fetched = self._fetched(where, [(begin, end) for begin, end, _ in spans])
-        with closing(fetched):
-            for (begin, end, those), data in zip(spans, fetched, strict=True):
-                if verify:
-                    _verify(where, data, begin, those)
-                low, high = max(begin, start), min(end, stop)
-                times = [Stretch(max(mark.offset, low), mark.unix_ms) for mark in those if mark.offset < high]
-                yield Chunk(low, data[low - begin : high - begin], times)
+        if span.stop > end or (marks and span.log_id and marks[-1].first_ms > span.log_id + SAME_MS):
+            self._lose(policy, span, span.start, span.stop, "the topic was deleted and made again")
+            return
+        if first > span.start:
+            self._lose(policy, span, span.start, min(first, span.stop), _dropped(first))
+        yield from self._read(span, policy, list(_groups(_covering(marks, first, span))))
 
-    def _marks(self, name: str, start: int, stop: int) -> tuple[_Topic, int, list[Mark]]:
-        where, first, end = self._one(name)
-        if start < first:
-            raise _overtaken(where, start, first)
-        if stop > end:
-            raise DataLost(f"{where} ends at {end}, before {stop}: it was deleted and made again")
-        marks = where.link.ask(b"MARKS %b %d %d\n" % (where.wire, start, stop), _marks)
-        if not marks or marks[0].offset > start:
-            raise _overtaken(where, start, self._one(name)[1])
-        return where, first, marks
+    def _read(self, span: Span, policy: Policy, groups: Sequence[list[Mark]]) -> Iterator[Chunk]:
+        fetched = self._fetched(span.topic, [(marks[0].offset, marks[-1].end) for marks in groups])
+        try:
+            for marks, data in zip(groups, fetched, strict=True):
+                if isinstance(data, LogmqError):
+                    yield from self._refused(span, policy, marks, data)
+                else:
+                    yield from self._checked(span, policy, marks, data)
+        finally:
+            fetched.close()
 
-    def _fetched(self, where: _Topic, spans: Sequence[tuple[int, int]]) -> Generator[memoryview, None, None]:
-        """The bytes of each span; the next one is on its way while one is used. Raises DataLost, Damaged.
+    def _refused(self, span: Span, policy: Policy, marks: list[Mark], error: LogmqError) -> Iterator[Chunk]:
+        """The server did not give the bytes of these marks: find out which of them it has."""
+        if len(marks) > 1 and error.code in (_DAMAGE, "OUT_OF_RANGE"):
+            yield from self._read(span, policy, [[mark] for mark in marks])
+            return
+        text: str | LogmqError = error
+        if error.code == "OUT_OF_RANGE":
+            first, _ = self._link.ask(_line("OFFSETS", span.topic), _offsets)
+            text = _dropped(first)
+        self._lose(policy, span, marks[0].offset, marks[-1].end, text)
+
+    def _checked(self, span: Span, policy: Policy, marks: list[Mark], data: bytes) -> Iterator[Chunk]:
+        base = marks[0].offset
+        good: list[Mark] = []
+        for mark in marks:
+            part = memoryview(data)[mark.offset - base : mark.end - base]
+            if mark.unverified:  # ours: see _covering
+                mark = mark._replace(records=format.count_records(bytes(part)) or 0)
+            elif policy.verify_crc and crc32c(part) != mark.crc32c:
+                if good:
+                    yield _part(base, data, good)
+                    good = []
+                self._lose(policy, span, mark.offset, mark.end, "not the bytes that were written (CRC)")
+                continue
+            good.append(mark)
+        if good:
+            yield _part(base, data, good)
+
+    def _fetched(
+        self, topic: str, ranges: Sequence[tuple[int, int]]
+    ) -> Generator[bytes | LogmqError, None, None]:
+        """The bytes of each range, or why not; the next one is on its way while one is used.
 
         Over a connection of its own, made again where it breaks.
         """
-        link = Link(where.link.server, self._reach)
+        link = Link(self._server, self._reach)
         patience = Patience(self._reach.retry_seconds)
         asked = False
 
         def ask(at: int, stop: int) -> None:
-            link.send(b"FETCH %b %d %d\n" % (where.wire, at, stop - at))
+            link.send(_line("FETCH", topic, at, stop - at))
 
         try:
-            for number, (start, stop) in enumerate(spans, 1):
+            for number, (start, stop) in enumerate(ranges, 1):
                 parts: list[memoryview] = []
                 at = start
-                while at < stop:
+                refused: LogmqError | None = None
+                while at < stop and refused is None:
                     try:
                         if not asked:
                             ask(at, stop)
                         asked = False
                         found = link.receive_chunk(_allocate)
-                        whole = isinstance(found, tuple) and at + len(found[1]) == stop
-                        if whole and number < len(spans):
-                            ask(*spans[number])
+                        if number < len(ranges) and _ends(found, stop):
+                            ask(*ranges[number])
                             asked = True
                     except OSError as error:
                         asked = False
@@ -213,135 +228,99 @@ class ServerLogs:
                         continue
                     patience.renew()
                     if isinstance(found, LogmqError):
-                        raise self._lost(where, at, found)
-                    if found is None or found[0] != at or at + len(found[1]) > stop:
-                        text = f"{where} has no records from {at} to {stop}: it was deleted, or made again"
-                        raise DataLost(text)
-                    parts.append(found[1])
-                    at += len(found[1])
-                yield parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+                        refused = found
+                    elif found is None or found[0] != at or at + len(found[1]) > stop:
+                        refused = LogmqError("NO_TOPIC", f"no records from {at} to {stop}: it was made again")
+                    else:
+                        parts.append(found[1])
+                        at += len(found[1])
+                yield b"".join(parts) if refused is None else refused
         finally:
             link.close()
 
-    def _lost(self, where: _Topic, offset: int, refused: LogmqError) -> BrokerError:
-        match refused.code:
-            case "OUT_OF_RANGE":
-                return _overtaken(where, offset, self._first(where))
-            case "NO_TOPIC" | "BAD_OFFSET":
-                return DataLost(f"{where}, offset {offset}: it was deleted, or made again ({refused})")
-            case _:
-                return Damaged(f"{where}, offset {offset}: {refused}")
-
-    # -- which server
-
-    def _one(self, name: str) -> tuple[_Topic, int, int]:
-        """Where a name leads, its first offset and its end. Raises LogMissing."""
-        found = self._offsets([name]).get(name)
-        if found is None:
-            raise LogMissing(f"there is no topic {name} on {', '.join(self._links)}")
-        return found
-
-    def _first(self, where: _Topic) -> int:
-        first, _ = where.link.ask(b"OFFSETS %b\n" % where.wire, lambda: LineAnswer(b"OFFSETS", 2))
-        return int(first)
-
-    def _offsets(self, names: Iterable[str]) -> dict[str, tuple[_Topic, int, int]]:
-        """Where each name leads, with first and end; those that lead nowhere are left out."""
-        asked: list[tuple[str, _Topic]] = []
-        for name in names:
-            known = self._found.get(name)
-            asked += [(name, each) for each in ([known] if known else self._candidates(name))]
-        answers = self._ask([(where, b"OFFSETS %b\n" % where.wire, _offsets) for _, where in asked])
-        found: dict[str, tuple[_Topic, int, int]] = {}
-        gone = []
-        for (name, where), answer in zip(asked, answers, strict=True):
-            if isinstance(answer, LogmqError):
-                if answer.code != "NO_TOPIC":
-                    raise LogMissing(f"{name}: {answer}")
-                if self._found.pop(name, None) is not None:
-                    gone.append(name)  # it may be on another one now
-            elif name in found:
-                here, there = found[name][0].link.server, where.link.server
-                raise Ambiguous(
-                    f"topic {name} is on {here} and on {there}: ask for {name}@{here} or {name}@{there}"
-                )
-            else:
-                found[name] = (where, *answer)
-        self._found.update((name, where) for name, (where, _, _) in found.items())
-        return found | (self._offsets(gone) if gone else {})
-
-    def _candidates(self, name: str) -> list[_Topic]:
-        topic, at, server = name.partition("@")
-        if not at:
-            return [_Topic(link, topic) for link in self._links.values()]
-        link = self._links.get(server)
-        if link is None:
-            raise LogMissing(
-                f"{name}: {server} is not one of the servers, which are {', '.join(self._links)}"
-            )
-        return [_Topic(link, topic)]
-
-    def _ask(self, asks: Sequence[tuple[_Topic, bytes, Any]]) -> list[Any]:
-        """Answers in the order of what is asked, each server's pipelined."""
-        places: dict[str, list[int]] = {}
-        for place, (where, _, _) in enumerate(asks):
-            places.setdefault(str(where.link.server), []).append(place)
-        answers: list[Any] = [None] * len(asks)
-        for server, those in places.items():
-            results = self._links[server].ask_all([asks[place][1:] for place in those])
-            for place, result in zip(those, results, strict=True):
-                answers[place] = result
-        return answers
+    def _lose(self, policy: Policy, span: Span, start: int, stop: int, why: BrokerError | str) -> None:
+        start, stop = max(start, span.start), min(stop, span.stop)
+        policy.lose(f"{span.topic} on {span.source}: offsets {start} to {stop} are lost: {why}")
 
 
-def _marks() -> RowsAnswer:
-    return RowsAnswer(mark_row)
+def _covering(marks: Sequence[Mark], first: int, span: Span) -> Iterator[Mark]:
+    """Marks for every byte of the span that is there, each wholly there.
+
+    Where there is none, or retention has taken a part of one, one is made up, flagged unverified: how many
+    records it covers is still to be found out.
+    """
+    at, time = max(span.start, first), span.log_id
+    for mark in marks:
+        if mark.end <= first:
+            continue
+        time = mark.first_ms
+        if mark.offset < first:
+            mark = mark._replace(offset=first, length=mark.end - first, flags=Flag.UNVERIFIED)
+        elif mark.offset > at:
+            yield Mark(at, time, time, mark.offset - at, 0, 0, Flag.UNVERIFIED)
+        yield mark
+        at = mark.end
+    if at < span.stop:
+        yield Mark(at, time, time, span.stop - at, 0, 0, Flag.UNVERIFIED)
+
+
+def _groups(marks: Iterator[Mark]) -> Iterator[list[Mark]]:
+    """What is fetched at once."""
+    taken: list[Mark] = []
+    for mark in marks:
+        if taken and (mark.end - taken[0].offset > CHUNK_BYTES or mark.offset != taken[-1].end):
+            yield taken
+            taken = []
+        taken.append(mark)
+    if taken:
+        yield taken
+
+
+def _part(base: int, data: bytes, marks: list[Mark]) -> Chunk:
+    start, stop = marks[0].offset, marks[-1].end
+    whole = stop - start == len(data)
+    return Chunk(start, data if whole else data[start - base : stop - base], marks)
+
+
+def _starts(data: bytes, offset: int) -> Iterator[int]:
+    """Where the records of `data` begin, and where the last one ends."""
+    at = 0
+    while at < len(data):
+        yield offset + at
+        at += format.LENGTH_BYTES + format.length_at(data, at)[0]
+    yield offset + at
+
+
+def _ends(found: tuple[int, memoryview] | LogmqError | None, stop: int) -> bool:
+    return isinstance(found, tuple) and found[0] + len(found[1]) == stop
+
+
+def _line(word: str, *fields: object) -> bytes:
+    return " ".join([word, *map(str, fields)]).encode() + b"\n"
 
 
 def _offsets() -> LineAnswer:
     return LineAnswer(b"OFFSETS", 2)
 
 
-def _spans(
-    marks: Sequence[Mark], start: int, stop: int, bytes_max: int, verifiable_from: int | None
-) -> Iterator[tuple[int, int, Sequence[Mark]]]:
-    """What is fetched at once: from, to, and the marks in it; together they hold [start, stop).
-
-    Cut at marks. `verifiable_from`: the first offset that is there, where the marks at both ends are wanted
-    whole for their CRCs; None where only [start, stop) is.
-    """
-    at = start if verifiable_from is None else marks[0].offset
-    if verifiable_from is not None and at < verifiable_from:
-        at = start
-    those: list[Mark] = []
-    end = at
-    for mark in marks:
-        following = mark.offset + mark.length
-        if verifiable_from is None:
-            following = min(following, stop)
-        if those and following - at > bytes_max:
-            yield at, end, those
-            at, those = end, []
-        those.append(mark)
-        end = following
-    if end < stop:  # newer than the newest mark
-        end = stop
-    yield at, end, those
+def _marks() -> RowsAnswer:
+    return RowsAnswer(_mark)
 
 
-def _verify(where: _Topic, data: memoryview, offset: int, marks: Sequence[Mark]) -> None:
-    for mark in marks:
-        low = mark.offset - offset
-        if low >= 0 and crc32c(data[low : low + mark.length]) != mark.crc32c:
-            raise Damaged(
-                f"{where}: the {mark.length} bytes from offset {mark.offset} on do not match their CRC; "
-                "see brokers log verify"
-            )
+def _mark(line: bytes) -> Mark:
+    mark = mark_row(line)
+    return Mark(mark.offset, mark.unix_ms, mark.unix_ms, mark.length, mark.records, mark.crc32c)
 
 
-def _overtaken(where: _Topic, offset: int, first: int) -> DataLost:
-    text = f"{where}: retention has dropped what was to be read, from {offset} up to {first}, the first kept"
-    return DataLost(text, max(first, offset))
+def _is_missing(name: str, answer: object) -> bool:
+    """Whether there is no such topic. Raises LogmqError for a name that no topic can have."""
+    if isinstance(answer, LogmqError) and answer.code != "NO_TOPIC":
+        raise LogmqError(answer.code, f"{name}: {answer.text}")
+    return isinstance(answer, LogmqError)
+
+
+def _dropped(first: int) -> str:
+    return f"retention dropped it (the first kept offset is {first})"
 
 
 def _allocate(length: int) -> memoryview:

@@ -1,0 +1,74 @@
+"""Where a server is and how it is reached, as options say it."""
+
+import ssl
+
+import attrs
+
+PORT = 8080
+
+
+@attrs.frozen
+class Server:
+    """Where a server is."""
+
+    host: str
+    port: int = PORT
+
+    @classmethod
+    def parse(cls, text: str) -> "Server":
+        """`host`, `host:port`, `[v6]` or `[v6]:port`. Raises ValueError."""
+        host, colon, port = text.strip(), "", ""
+        if host.startswith("["):
+            host, bracket, port = host[1:].partition("]")
+            colon, port = port[:1], port[1:]
+            if not bracket or colon not in ("", ":"):
+                raise ValueError(f"{text.strip()!r} is not [address]:port")
+        elif host.count(":") == 1:
+            host, colon, port = host.partition(":")
+        elif ":" in host:
+            raise ValueError(f"{host!r}: an IPv6 address stands in brackets, [{host}]:{PORT}")
+        if not host or any(letter.isspace() for letter in host):
+            raise ValueError(f"{text.strip()!r} is not host:port")
+        if not colon:
+            return cls(host)
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(f"{text.strip()!r}: {port!r} is not a port")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@attrs.frozen
+class Reach:
+    """How servers are reached: TLS, and how patiently. Files are read where the connection is made."""
+
+    tls: bool = False
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    connect_seconds: float = 10.0
+    reply_seconds: float = 60.0
+    """Without a single byte of an answer."""
+    retry_seconds: float = 20.0
+    """Long enough for a server to be started again."""
+
+    def context(self) -> ssl.SSLContext | None:
+        """None: no TLS. Raises OSError for files that cannot be used."""
+        if not (self.tls or self.ca or self.certificate):
+            return None
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.certificate is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+def parse_servers(text: str) -> tuple[Server, ...]:
+    """`host:port,host:port`. Raises ValueError."""
+    servers = tuple(Server.parse(each) for each in text.split(",") if each.strip())
+    if not servers:
+        raise ValueError("names no server; host:port,host:port is expected")
+    twice = {str(each) for each in servers if servers.count(each) > 1}
+    if twice:
+        raise ValueError(f"names {min(twice)} twice")
+    return servers

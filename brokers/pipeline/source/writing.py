@@ -1,0 +1,208 @@
+"""A task's pieces to a server, each written once, by BATCH.
+
+The server remembers of each writer and topic the newest 128 batches. So piece n of a topic goes out under the
+writer `<name>-<n // 128>` with the seq `epoch * 128 + n % 128`: all pieces of an epoch are remembered however
+many there are, and the next epoch takes the same writers, so that a query does not push other people's
+writers out of the server's memory.
+
+A task that runs again sends the same pieces under the same names and numbers, and gets the old answers. That
+they are the same is checked: where an answer's offset shows that the piece was written before this task
+began, its bytes are read back and compared. Rows that came in another order are an error then, not a loss.
+
+Source: logmq/PROTOCOL.md, "Batches that are sent twice".
+"""
+
+from collections import deque
+from typing import cast
+
+import attrs
+
+from brokers.pipeline.source.address import Reach, Server
+from brokers.pipeline.source.link import Link, Patience
+from brokers.pipeline.source.packing import Piece
+from logmq.answers import LineAnswer, LogmqError
+from logmq.wire import SKIPPED_BODY_BYTES_MAX
+from shared.errors import BrokerError
+
+REMEMBERED = 128
+"""Batches of a writer that the server can tell again."""
+UNANSWERED_MAX = 16
+UNANSWERED_BYTES_MAX = 8 * 1024 * 1024
+
+
+class NotWritten(BrokerError):
+    """The server refuses a piece, or holds other records in its place."""
+
+
+@attrs.frozen
+class Written:
+    """What a task wrote to a topic: records and bytes, and between which offsets these lie (with others')."""
+
+    topic: str
+    records: int
+    bytes: int
+    first: int
+    end: int
+
+
+@attrs.define(eq=False)
+class _Topic:
+    """What this task has sent to one topic."""
+
+    end_before: int
+    """Where the topic ended before this task wrote to it: what is answered with less was written earlier."""
+    sent: int = 0
+    records: int = 0
+    bytes: int = 0
+    first: int = 0
+    end: int = 0
+
+
+@attrs.frozen
+class _Sent:
+    piece: Piece
+    writer: str
+    seq: int
+
+
+class Writer:
+    """Writes pieces in order; what is on its way is bounded. `name`: nobody else's, and the same again."""
+
+    def __init__(self, server: Server, reach: Reach, name: str, epoch: int) -> None:
+        self._link = Link(server, reach)
+        self._reach = reach
+        self._patience = Patience(reach.retry_seconds)
+        self._name = name
+        self._epoch = epoch
+        self._topics: dict[str, _Topic] = {}
+        self._unanswered: deque[_Sent] = deque()
+        self._unanswered_bytes = 0
+        self._on_wire = 0
+
+    def write(self, piece: Piece) -> None:
+        """Send it; then wait for room. Raises NotWritten, and OSError where the server is away too long."""
+        if len(piece.records) > SKIPPED_BODY_BYTES_MAX:
+            raise NotWritten(f"a record of {len(piece.records) - 4} bytes is above what the wire carries")
+        topic = self._topics.get(piece.topic)
+        if topic is None:
+            self._answers(0)  # the next answer is to be that to OFFSETS
+            topic = self._topics[piece.topic] = _Topic(self._end_of(piece.topic))
+        group, place = divmod(topic.sent, REMEMBERED)
+        topic.sent += 1
+        self._unanswered.append(_Sent(piece, f"{self._name}-{group}", self._epoch * REMEMBERED + place))
+        self._unanswered_bytes += len(piece.records)
+        self._send()
+        while len(self._unanswered) > UNANSWERED_MAX or self._unanswered_bytes > UNANSWERED_BYTES_MAX:
+            self._answer()
+
+    def finish(self) -> list[Written]:
+        """Wait until everything is written; what that was."""
+        self._answers(0)
+        return [
+            Written(name, topic.records, topic.bytes, topic.first, topic.end)
+            for name, topic in self._topics.items()
+        ]
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _answers(self, left: int) -> None:
+        while len(self._unanswered) > left:
+            self._answer()
+
+    def _send(self) -> None:
+        """Whatever is not on its way on this connection."""
+        try:
+            while self._on_wire < len(self._unanswered):
+                sent = self._unanswered[self._on_wire]
+                head = f"BATCH {sent.piece.topic} {sent.writer} {sent.seq} {len(sent.piece.records)}\n"
+                self._link.send(head.encode(), sent.piece.records)
+                self._on_wire += 1
+        except OSError as error:
+            self._lost(error)
+
+    def _answer(self) -> None:
+        """The next answer, or a new connection and everything again."""
+        if self._on_wire < len(self._unanswered):
+            self._send()
+            if not self._on_wire:
+                return
+        try:
+            answer = self._link.receive(LineAnswer(b"OK", 1))
+        except OSError as error:
+            self._lost(error)
+            return
+        self._patience.renew()
+        self._on_wire -= 1
+        sent = self._unanswered.popleft()
+        self._unanswered_bytes -= len(sent.piece.records)
+        if isinstance(answer, LogmqError):
+            raise _refused(self._link.server, sent, answer)
+        (offset,) = cast(tuple[int], answer)
+        topic = self._topics[sent.piece.topic]
+        if offset < topic.end_before:
+            self._compare(sent, offset)
+        topic.first = min(topic.first, offset) if topic.records else offset
+        topic.end = max(topic.end, offset + len(sent.piece.records))
+        topic.records += sent.piece.count
+        topic.bytes += len(sent.piece.records)
+
+    def _lost(self, error: OSError) -> None:
+        self._on_wire = 0
+        self._link.failed(error, self._patience)
+
+    def _end_of(self, topic: str) -> int:
+        request = f"OFFSETS {topic}\n".encode()
+        (found,) = self._link.ask_all([(request, lambda: LineAnswer(b"OFFSETS", 2))])
+        if isinstance(found, LogmqError):
+            if found.code != "NO_TOPIC":
+                raise NotWritten(f"topic {topic!r} on {self._link.server}: {found}")
+            return 0
+        return int(found[1])
+
+    def _compare(self, sent: _Sent, offset: int) -> None:
+        """It was written before: hold what is there against it."""
+        size = len(sent.piece.records)
+        beside = Link(self._link.server, self._reach)  # answers are under way on the other
+        patience = Patience(self._reach.retry_seconds)
+        there = bytearray(size)
+        at = 0
+        try:
+            while at < size:
+                try:
+                    beside.send(f"FETCH {sent.piece.topic} {offset + at} {size - at}\n".encode())
+                    found = beside.receive_chunk(lambda length: memoryview(bytearray(length)))
+                except OSError as error:
+                    beside.failed(error, patience)
+                    continue
+                if isinstance(found, LogmqError) and found.code == "OUT_OF_RANGE":
+                    return  # retention has taken it meanwhile
+                if not isinstance(found, tuple) or at + len(found[1]) > size:
+                    raise _other_records(self._link.server, sent, offset)
+                there[at : at + len(found[1])] = found[1]
+                at += len(found[1])
+        finally:
+            beside.close()
+        if there != sent.piece.records:
+            raise _other_records(self._link.server, sent, offset)
+
+
+def _refused(server: Server, sent: _Sent, refused: LogmqError) -> NotWritten:
+    where = f"topic {sent.piece.topic!r} on {server}"
+    match refused.code:
+        case "TOO_LARGE":
+            hint = "; a record must fit message_bytes_max of [logmq], and so must the option batchBytes"
+        case "LIMIT":
+            hint = "; a newer epoch of this writer is there already"
+        case _:
+            hint = ""
+    return NotWritten(f"{where}: {refused}{hint}")
+
+
+def _other_records(server: Server, sent: _Sent, offset: int) -> NotWritten:
+    return NotWritten(
+        f"topic {sent.piece.topic!r} on {server}: writer {sent.writer} has written seq {sent.seq} at offset "
+        f"{offset} before, and other records. The rows of this partition came in another order or another "
+        "division than the first time, so that it cannot be told which of them are there. Another name in "
+        "the option writer writes all of them (again)"
+    )
