@@ -42,6 +42,10 @@ def serve(
             help="Bind a protocol to this port; 0 picks one. Repeatable.", negative="", show_default=False
         ),
     ] = (),
+    record: Annotated[
+        str | None,
+        Parameter(help="Protocols whose messages are written down as they pass: names with commas."),
+    ] = None,
 ) -> ServeCommand:
     """Serve protocols until told to stop.
 
@@ -51,6 +55,8 @@ def serve(
     bound are printed on standard error once all are ready.
     """
     chosen = [Flag(("serve", "enable"), enable, "--enable")] if enable is not None else []
+    if record is not None:
+        chosen.append(Flag(("record", "protocols"), record, "--record"))
     return ServeCommand(flags=(*chosen, *port_flags(port)))
 
 
@@ -58,6 +64,7 @@ _SERVE_EXAMPLES = """Examples:
 
     brokers serve
     brokers serve --enable logmq --port logmq=9000 --data-dir /srv/brokers
+    brokers serve --record pubsub,kqmsgq
     brokers serve --config brokers.toml --ready-file /run/brokers.json
     BROKERS_LOGMQ_PORT=0 brokers serve --durability interval:50ms"""
 

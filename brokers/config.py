@@ -29,6 +29,7 @@ from shared.net.listeners import check_exposure
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.tls import server_context
 from shared.plug import Plug
+from shared.recording.settings import RecordSettings
 from shared.storage.settings import StorageSettings
 
 FILE_VARIABLE = "BROKERS_CONFIG"
@@ -39,6 +40,7 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
     "net": NetSettings,
     "tls": TlsSettings,
     "storage": StorageSettings,
+    "record": RecordSettings,
 }
 
 # Kubernetes gives every pod these for a Service that is called `brokers`; they are not ours.
@@ -62,6 +64,7 @@ class Config:
     net: NetSettings
     tls: TlsSettings
     storage: StorageSettings
+    record: RecordSettings
     protocols: Mapping[str, Any]
     sources: Mapping[Key, str]
 
@@ -125,6 +128,12 @@ def load(
     if not problems:
         _spread_durability(given, ranks, protocols)
     built |= {name: build(settings, (name,), given, problems) for name, settings in protocols.items()}
+    recorded: Key = ("record", "protocols")
+    source = given[recorded].source if recorded in given else ""
+    problems += [
+        Problem(written(recorded), why, source)
+        for why in _unrecorded(built["record"].protocols, plugs, broken)
+    ]
     if problems:
         raise InvalidSettings(tuple(problems))
     return Config(
@@ -183,6 +192,21 @@ def _from_flags(
             meant = nearest(flag.key[0], list(sections))
             hint = f"; did you mean {meant}?" if meant and meant != flag.key[0] else ""
             yield Problem(written(flag.key), f"no such setting{hint}", flag.source)
+
+
+def _unrecorded(names: Iterable[str], plugs: Sequence[Plug], broken: Sequence[str]) -> Iterator[str]:
+    """What is wrong with the protocols that are to be recorded."""
+    known = {plug.name: plug for plug in plugs}
+    for name in names:
+        if name in known:
+            why = known[name].unrecorded
+            if why is not None:
+                yield f"{name} cannot be recorded: {why}"
+        elif name not in broken:
+            can = [plug.name for plug in plugs if plug.unrecorded is None]
+            meant = nearest(name, can)
+            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(can)) or 'none'}"
+            yield f"no protocol {name!r} is installed; {hint}"
 
 
 def _spread_durability(

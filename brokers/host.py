@@ -30,6 +30,7 @@ from brokers.part import Bound, Part
 from shared.metrics import Sample
 from shared.net.network import Network
 from shared.plug import Plug, Verb
+from shared.recording.recorder import Recording
 from shared.storage.store import Store
 from shared.storage.tools.live_backup import backup_files
 
@@ -54,6 +55,7 @@ class Host:
         self._parts: list[Part] = []
         self._ready = False
         self._store: Store | None = None
+        self._recording: Recording | None = None
         self._network = Network(config.net)
 
     def stop(self) -> None:
@@ -75,8 +77,9 @@ class Host:
         store = self._store = await self._open_store(folder)
         self._network.admission.told = store.make_way
         try:
+            recording = self._recording = self._open_recording(store, folder)
             with self._control_socket(folder) as listener:
-                await self._serve(store, listener, task_status)
+                await self._serve(store, recording, listener, task_status)
         finally:
             control.remove(folder)
             # Whatever ended us: what was written is synced, and the lock released. Only the disk may keep us.
@@ -88,6 +91,7 @@ class Host:
     async def _serve(
         self,
         store: Store,
+        recording: Recording,
         listener: socket.socket,
         task_status: "trio.TaskStatus[Sequence[Bound]]",
     ) -> None:
@@ -95,7 +99,8 @@ class Host:
             async with trio.open_nursery() as nursery:
                 await nursery.start(store.run)
                 await nursery.start(admin.serve, self, listener, self._log)
-                self._parts = [self._part(plug, store) for plug in self._plugs]
+                nursery.start_soon(recording.run)
+                self._parts = [self._part(plug, store, recording) for plug in self._plugs]
                 for part in self._parts:
                     await part.open()
                 for part in self._parts:
@@ -109,10 +114,11 @@ class Host:
             for part in self._parts:
                 part.close()
 
-    def _part(self, plug: Plug, store: Store) -> Part:
+    def _part(self, plug: Plug, store: Store, recording: Recording) -> Part:
         settings = self._config.protocols[plug.name]
         log = self._log.bind(protocol=plug.name)
-        return Part(plug, settings, self._config, store, self._network, log, self._say)
+        recorder = recording.of(plug.name)
+        return Part(plug, settings, self._config, store, self._network, log, self._say, recorder)
 
     async def _open_store(self, folder: Path) -> Store:
         try:
@@ -123,6 +129,12 @@ class Host:
             where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
             why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
             raise Refusal(f"data folder {where}: {why}", ExitCode.DATA_FOLDER) from error
+
+    def _open_recording(self, store: Store, folder: Path) -> Recording:
+        try:
+            return Recording(store, self._config.record, self._log)
+        except OSError as error:
+            raise Refusal(f"data folder {folder}: {error.strerror}", ExitCode.DATA_FOLDER) from error
 
     def _control_socket(self, folder: Path) -> socket.socket:
         try:
@@ -190,6 +202,8 @@ class Host:
         yield Sample("ready", self.unready() is None, "1: takes work; 0: see /readyz.", "gauge")
         if self._store is not None:
             yield from metrics.store_samples(self._store.statistics())
+        if self._recording is not None:
+            yield from self._recording.samples()
         yield from self._network.samples()
         for part in self._parts:
             yield from part.samples()

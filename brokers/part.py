@@ -14,6 +14,7 @@ from shared.metrics import Sample
 from shared.net.listeners import CannotListen, check_exposure, format_address, is_loopback
 from shared.net.network import Group, Network
 from shared.plug import Context, Plug, Service, TcpEndpoint, UdpEndpoint, Verb
+from shared.recording.recorder import Recorder
 from shared.storage.store import Store
 
 BACKOFF_SECONDS_MIN = 0.1
@@ -57,6 +58,7 @@ class Part:
         network: Network,
         log: structlog.stdlib.BoundLogger,
         say: Callable[[str], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.name = plug.name
         self.state: State = "starting"
@@ -65,7 +67,7 @@ class Part:
         self._plug = plug
         self._settings = settings
         self._config = config
-        self._context = Context(store, log, say)
+        self._context = Context(store, log, say, recorder)
         self._network = network
         self._log = log
         self._ports: dict[str, int] = {}

@@ -27,6 +27,7 @@ from dmp.settings import DmpSettings
 from dmp.timers import Timers
 from dmp.wiring import Wiring
 from shared.errors import StoreError
+from shared.recording.recorder import Recorder
 from shared.storage.inventory import Namespace
 from shared.storage.log import Log
 from shared.storage.store import Store, Ticket
@@ -53,7 +54,9 @@ class Broker:
         now: Callable[[], float],
         wall_seconds: Callable[[], float],
         new_name: Callable[[], str],
+        recorder: Recorder | None = None,
     ) -> None:
+        self.recorder = recorder
         self.store = store
         self.settings = settings
         self.log = log

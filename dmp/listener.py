@@ -43,6 +43,7 @@ async def open_broker(
         now=now,
         wall_seconds=time.time,
         new_name=lambda: secrets.token_urlsafe(_NAME_BYTES),
+        recorder=context.recorder,
     )
     await broker.wiring.restore(definitions.load())
     return broker

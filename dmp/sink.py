@@ -32,6 +32,7 @@ from dmp.wire import (
     FEW,
     LENGTH_BYTES,
     PROPERTIES_BYTES_MAX,
+    RECORDED_MESSAGES,
     SIZE_BYTES,
     Layout,
     Options,
@@ -49,6 +50,7 @@ from dmp.wire import (
 )
 from shared.errors import StoreError
 from shared.net.connection import Connection
+from shared.recording.recorder import Track
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -106,7 +108,9 @@ class Sink(Pacing):
         "_routes",
         "_send_return",
         "_size_max",
+        "_taken",
         "_touched",
+        "_track",
         "_work",
     )
 
@@ -132,6 +136,8 @@ class Sink(Pacing):
         self._of_queue: dict[Queue, Lane] = {}  # not empty: each queue has its own
         self._touched: list[Lane] = []
         self._work = 0
+        self._taken = 0  # of what is scanned, bytes of whole and good messages
+        self._track = _track_of(broker, exchange, connection)
         self._rest = b""  # the beginning of a message
         self._large: bytearray | None = None  # that of a large one, which needs so many bytes:
         self._needed = 0
@@ -178,10 +184,13 @@ class Sink(Pacing):
         broker = self._broker
         if broker.generation != self._generation:
             self._rewire()
-        self._work = 0
+        self._work = self._taken = 0
+        sunk = broker.counts.sunk
         try:
-            at = self._scan(data)
+            at = self._taken = self._scan(data)
         finally:
+            if self._track is not None and broker.counts.sunk > sunk:
+                self._track.record(broker.counts.sunk - sunk, memoryview(data)[: self._taken])
             self._deliver()
             broker.flush()
         if self._work > WORK_PER_STRETCH:
@@ -230,6 +239,7 @@ class Sink(Pacing):
                 if self._work > WORK_PER_STRETCH:
                     return at
                 if odd or route is None:
+                    self._taken = at
                     at = self._odd(data, at, after)
                     continue
                 lanes, start = route.lanes, at
@@ -293,6 +303,7 @@ class Sink(Pacing):
             count += 1
         if parts.options:
             self._deliver()
+            self._taken = stop  # counted, and so recorded, whatever the store says
             bodies = [data[end - stride + len(before) : end] for end in range(after, stop + 1, stride)]
             self._publish_optional(route, before, parts, bodies)
         else:
@@ -455,3 +466,9 @@ class Sink(Pacing):
             self._broker.counts.too_late += 1
             seconds = self._broker.settings.frame_seconds
             raise refusal(Reply.SYNTAX_ERROR, f"a message was not complete after {seconds:g} s")
+
+
+def _track_of(broker: "Broker", exchange: Exchange, connection: Connection) -> Track | None:
+    if broker.recorder is None:
+        return None
+    return broker.recorder.track(RECORDED_MESSAGES, name=exchange.name, source=connection.peer.encode())

@@ -27,6 +27,9 @@ NAMES_BYTES = 2 + 2 * SHORT_BYTES_MAX
 ENVELOPE_BYTES_MIN = 1 + 1 + FLAGS_BYTES + LENGTH_BYTES
 """Behind the size, of the shortest message there is."""
 
+RECORDED_MESSAGES = 1
+"""The codec of recorded blocks (RECORDING.md): whole messages as they came into a sink."""
+
 _U32 = struct.Struct(">I")
 read_u32 = _U32.unpack_from
 pack_u32 = _U32.pack

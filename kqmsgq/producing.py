@@ -15,15 +15,17 @@ from kqmsgq.counts import Counts
 from kqmsgq.queues import LOOKED_UP_BYTES, NOWHERE, Bundle, Queues, Route, no_message
 from kqmsgq.runs import STRETCH_MESSAGES, Mark, Round, Rounds
 from kqmsgq.wire import HEADER_BYTES, MESSAGE, NAME_AT, WireError
+from shared.recording.recorder import Track
 
 
 class Producing:
     """What one producer sends, on its way to consumers."""
 
-    __slots__ = ("_epoch", "_queues", "_rounds")
+    __slots__ = ("_epoch", "_queues", "_rounds", "_track")
 
-    def __init__(self, queues: Queues) -> None:
+    def __init__(self, queues: Queues, track: Track | None = None) -> None:
         self._queues = queues
+        self._track = track
         self._rounds: Rounds[Route, _Plan] = Rounds(self._marks, _Plan)
         self._epoch = queues.epoch
 
@@ -85,6 +87,8 @@ class Producing:
         if run:
             gathered.add(last, start, at, run)
         gathered.deliver(queues.counts, at)
+        if self._track is not None and at:
+            self._track.record(gathered.messages, memoryview(data)[:at])
         if error is not None:
             raise error
         return at
@@ -140,16 +144,16 @@ class _Plan:
 class _Gathered:
     """What a pass found for each bundle."""
 
-    __slots__ = ("_data", "_delivered", "_messages", "_touched", "_unrouted")
+    __slots__ = ("_data", "_delivered", "_touched", "_unrouted", "messages")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._touched: list[Bundle] = []
-        self._messages = self._delivered = self._unrouted = 0
+        self.messages = self._delivered = self._unrouted = 0
 
     def add(self, route: Route, begins: int, ends: int, messages: int) -> None:
         """A run of messages for one route."""
-        self._messages += messages
+        self.messages += messages
         if not route.fan:
             self._unrouted += messages
             return
@@ -162,7 +166,7 @@ class _Gathered:
 
     def add_rounds(self, those: Round[Route], plan: _Plan, at: int, count: int) -> None:
         """`count` rounds from `at` on."""
-        self._messages += count * those.messages
+        self.messages += count * those.messages
         self._delivered += count * plan.delivered
         self._unrouted += count * plan.unrouted
         data, size = self._data, those.size
@@ -185,7 +189,7 @@ class _Gathered:
             bundle.clear()
             for consumer in bundle.consumers:
                 consumer.write(joined)
-        counts.messages_in += self._messages
+        counts.messages_in += self.messages
         counts.bytes_in += taken_bytes
         counts.messages_delivered += self._delivered
         counts.messages_unrouted += self._unrouted

@@ -29,6 +29,7 @@ from kqmsgq.wire import (
     printable,
 )
 from shared.net.connection import Connection
+from shared.recording.recorder import Recorder
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME
 
@@ -78,8 +79,15 @@ NOWHERE = Route((), 0)
 class Queues:
     """Who is subscribed to what, and the way from producers to them."""
 
-    def __init__(self, settings: KqmsgqSettings, counts: Counts, log: "structlog.stdlib.BoundLogger") -> None:
+    def __init__(
+        self,
+        settings: KqmsgqSettings,
+        counts: Counts,
+        log: "structlog.stdlib.BoundLogger",
+        recorder: Recorder | None = None,
+    ) -> None:
         self.settings = settings
+        self.recorder = recorder
         self.counts = counts
         self._log = log
         self._index: RoutingIndex[Consumer] = RoutingIndex(None)

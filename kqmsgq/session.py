@@ -14,6 +14,7 @@ from kqmsgq.wire import (
     MESSAGE,
     NAME_AT,
     PRODUCE,
+    RECORDED_MESSAGES,
     ROLE_BYTES,
     SUBSCRIBE,
     UNSUBSCRIBE,
@@ -25,6 +26,7 @@ from kqmsgq.wire import (
 )
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
+from shared.recording.recorder import Track
 
 LARGE_BYTES = 64 * 1024
 """A message of more is gathered in place, and looked at again once it is whole."""
@@ -117,11 +119,17 @@ class Session:
         if role == PRODUCE:
             self.state = TRANSITIONS[self.state][Event.PRODUCE]
             self._queues.counts.producers += 1
-            self._producing = Producing(self._queues)
+            self._producing = Producing(self._queues, self._track())
             return ROLE_BYTES + self._producing.publish(data[ROLE_BYTES:])
         self.state = TRANSITIONS[self.state][Event.CONSUME]
         self._become_consumer()
         return self._subscribe(data, ROLE_BYTES)
+
+    def _track(self) -> Track | None:
+        recorder = self._queues.recorder
+        if recorder is None:
+            return None
+        return recorder.track(RECORDED_MESSAGES, source=self._connection.peer.encode())
 
     def _become_consumer(self) -> None:
         queues, outbox = self._queues, self._connection.outbox

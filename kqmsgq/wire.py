@@ -24,6 +24,9 @@ NAME_AT = 1 + LENGTH_BYTES
 HEADER_BYTES = NAME_AT + LENGTH_BYTES
 """Of a message, beside the name: its event byte and both lengths."""
 
+RECORDED_MESSAGES = 1
+"""The codec of recorded blocks (RECORDING.md): whole message events as a producer sent them."""
+
 Buffer = bytes | bytearray
 
 

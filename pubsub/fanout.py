@@ -13,6 +13,7 @@ and whom each message is for:
 
 from collections.abc import Sequence
 
+from pubsub.recording import FrameTrack
 from pubsub.sessions import Client, Sessions
 from pubsub.wire import (
     DATA_AT,
@@ -67,8 +68,9 @@ NO_MESSAGE = Route((), 0)
 class Fanout:
     """The sink of the UDP endpoint (`shared.net.slots.SlotSink`)."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, track: FrameTrack | None = None) -> None:
         self.layout = LAYOUT
+        self._track = track
         self._sessions = sessions
         self._counts = sessions.counts
         self._routes: dict[bytes, Route] = {}
@@ -80,7 +82,8 @@ class Fanout:
 
     def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> None:
         if min(lengths) < SURELY_LONG_ENOUGH or max(lengths) > DATAGRAM_BYTES_MAX:
-            frames = self._of_good_length(frames, lengths)
+            frames, lengths = self._of_good_length(frames, lengths)
+        before = self._counts.messages_in
         routes = self._routes
         last = NOWHERE
         start = 0
@@ -105,6 +108,8 @@ class Fanout:
         if start < len(frames):
             self._put(last, frames[start:] if start else frames)
         self._deliver()
+        if self._track is not None:
+            self._track.record(frames, lengths, self._counts.messages_in - before)
 
     def forget_routes(self) -> None:
         """Who gets what has changed."""
@@ -192,10 +197,11 @@ class Fanout:
             bundles.append(found)
         return tuple(bundles)
 
-    def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> bytes:
-        """The frames without those of datagrams that are too short or too long, which are counted."""
+    def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
+        """Both without what belongs to datagrams that are too short or too long, which are counted."""
         counts = self._counts
-        good = []
+        good: list[bytes] = []
+        kept: list[int] = []
         for place, length in enumerate(lengths):
             at = place * FRAME_BYTES
             if length < DATAGRAM_BYTES_MIN:
@@ -206,4 +212,5 @@ class Fanout:
                 counts.bad("payload")
             else:
                 good.append(frames[at : at + FRAME_BYTES])
-        return b"".join(good)
+                kept.append(length)
+        return b"".join(good), kept

@@ -7,6 +7,7 @@ import trio
 
 from pubsub.counts import Counts
 from pubsub.fanout import Fanout
+from pubsub.recording import FrameTrack
 from pubsub.session import Session
 from pubsub.sessions import Sessions, saved, saver
 from pubsub.settings import PubsubSettings
@@ -60,9 +61,11 @@ class PubsubService:
         self.sessions = sessions
         self._context = context
         self._namespace = namespace
+        recorder = context.recorder
+        fanout = Fanout(sessions, None if recorder is None else FrameTrack(recorder))
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("pubsub", settings.port, self._open_session, pushes=True),
-            UdpEndpoint("pubsub-udp", settings.port, Fanout(sessions), port_of="pubsub"),
+            UdpEndpoint("pubsub-udp", settings.port, fanout, port_of="pubsub"),
         )
         self.admin_verbs: Sequence[Verb] = (
             Verb("sessions", "every client: subscriptions, what waits for it, what it lost", self._sessions),

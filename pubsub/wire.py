@@ -29,6 +29,9 @@ TYPE_AT = TOPIC_AT + TOPIC_BYTES_MAX + 1
 DATA_AT = TYPE_AT + 1
 FRAME_BYTES = DATA_AT + PAYLOAD_BYTES_MAX + 1
 
+RECORDED_FRAMES = 1
+"""The codec of recorded blocks (RECORDING.md): datagrams in frames, without the padding behind them."""
+
 U16_MAX = 0xFFFF
 U32_MAX = 0xFFFFFFFF
 EXPONENT_MAX = 0xFF

@@ -40,7 +40,10 @@ def now_us() -> int:
 
 
 class Recording:
-    """What is recorded in this process: a `Recorder` for each protocol that the settings name."""
+    """What is recorded in this process: a `Recorder` for each protocol that the settings name.
+
+    Making it may raise OSError: its folder is made.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,8 @@ class Recording:
         self._store = store
         self._grown = trio.Event()
         self._recorders: dict[str, Recorder] = {}
-        if settings.protocols:
+        if settings.protocols or (store.folder is not None and (store.folder / NAMESPACE).is_dir()):
+            # Also what an earlier run recorded goes in its time.
             namespace = store.namespace(NAMESPACE, settings.durability, retention=settings.retention)
             for name in settings.protocols:
                 self._recorders[name] = Recorder(
@@ -228,6 +232,7 @@ class Recorder:
         except StoreError as error:
             self.leave_out("store", messages, size, str(error))
             return None
+        log.background = True
         self._log = log
         return log
 

@@ -26,6 +26,7 @@ class FakeStore:
     crash: Exception | None = None
     close_error: StoreError | None = None
     broken: trio.Event = attrs.field(factory=trio.Event)
+    folder: Path | None = None
 
     async def run(self, *, task_status: "trio.TaskStatus[None]") -> None:
         task_status.started()
