@@ -9,7 +9,7 @@ import pytest
 from tests.support.folders import fill
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 Read = Callable[..., "DataFrame"]
 
@@ -56,3 +56,26 @@ def test_other_namespaces_logs_are_read_by_their_own_names(read: Read, folder: P
 def test_a_wrong_option_is_an_error_that_names_it(read: Read, folder: Path) -> None:
     with pytest.raises(Exception, match=r"subscribepatern: .* did you mean subscribePattern"):
         read(folder, subscribePatern="o.*")
+
+
+def test_a_stream_follows_a_log_and_goes_on_where_it_was(spark: "SparkSession", tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    fill(data, {("logmq", "orders"): ORDERS[:100]})
+
+    def run(**options: str) -> None:
+        frame = spark.readStream.format("logmq").options(subscribe="orders", **options).load(str(data))
+        query = (
+            frame.writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .option("path", str(tmp_path / "out"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run(startingOffsets="latest")
+    fill(data, {("logmq", "orders"): ORDERS[100:1000]})
+    run(maxOffsetsPerTrigger="250")
+    assert len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]"))) == 1 + 4
+    got = rows(spark.read.parquet(str(tmp_path / "out")))
+    assert got == expected("orders", ORDERS[:1000])[100:]

@@ -1,17 +1,21 @@
-"""What Spark sees: the format `logmq`."""
+"""What Spark sees: the format `logmq`, as a batch and as a stream."""
 
-import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import ExitStack, closing
 
-import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
-from brokers.pipeline.source import framing, positions, spans
+from brokers.pipeline.source import positions, rows, spans, stream
 from brokers.pipeline.source.options import Options, parse
-from brokers.pipeline.source.origin import Chunk, LogSpot, Origin, policy
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError
@@ -45,6 +49,10 @@ class LogmqDataSource(DataSource):
         _check(schema)
         return BatchReader(parse(self._given, streaming=False))
 
+    def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
+        _check(schema)
+        return StreamReader(parse(self._given, streaming=True))
+
 
 class Share(InputPartition):
     """What one task reads."""
@@ -62,87 +70,76 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        rules = policy(options, warn)
+        rules = rows.rules(options)
         found: list[Span] = []
-        seen: set[str] = set()
         for source in options.sources:
             with closing(open_place(options, source)) as place:
-                logs = place.spots(options.topics)
-                seen |= set(logs)
-                starts = positions.starts(place, logs, options.starting, rules)
-                ends = positions.ends(place, logs, options.ending, rules)
-                found += whole(logs, starts, ends)
-        for name in options.topics.names:
-            if name not in seen:
-                raise ConfigError("subscribe", f"there is no topic {name} in {', '.join(options.sources)}")
-        return divided(options, found)
+                spots = place.spots(options.topics)
+                starts = positions.offsets(place, spots, options.starting, "starting", rules)
+                ends = positions.offsets(place, spots, options.ending, "ending", rules)
+                found += [
+                    Span(source, name, spot.id, starts[name], ends[name]) for name, spot in spots.items()
+                ]
+        missing = sorted(set(options.topics.names) - {span.topic for span in found})
+        if missing:
+            raise ConfigError("subscribe", f"there is no {missing[0]} in {', '.join(options.sources)}")
+        return shares(options, found)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(self._options, partition)
 
 
-def whole(logs: Mapping[str, LogSpot], starts: Mapping[str, int], ends: Mapping[str, int]) -> list[Span]:
-    """A span for each log."""
-    return [
-        Span(log.source, log.name, log.id, starts[name], ends[name], log.file) for name, log in logs.items()
-    ]
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream of batches, each from where the last one ended. See `stream.py` for its offsets."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._target: stream.Target | None = None
+
+    def initialOffset(self) -> stream.Offset:  # noqa: N802 - as all of these
+        return stream.INITIAL
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        options = self._options
+        if options.max_offsets is not None:
+            return ReadMaxRows(options.max_offsets)
+        if options.max_bytes is not None:
+            return ReadMaxBytes(options.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = stream.target(self._options)
+
+    def latestOffset(self, start: stream.Offset, limit: ReadLimit) -> stream.Offset:  # noqa: N802
+        options = self._options
+        bound = stream.Limit(options.max_offsets, options.max_bytes)
+        if isinstance(limit, ReadAllAvailable):
+            bound = stream.Limit()
+        return stream.following(options, rows.rules(options), start, bound, self._target)
+
+    def partitions(self, start: stream.Offset, end: stream.Offset) -> Sequence[InputPartition]:
+        return shares(self._options, stream.spans(self._options, start, end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read(self._options, partition)
 
 
-def divided(options: Options, found: Sequence[Span]) -> list[InputPartition]:
-    """Spans as tasks."""
-    places: dict[str, Origin] = {}
-    try:
+def shares(options: Options, found: Sequence[Span]) -> list[InputPartition]:
+    """Spans divided into tasks."""
+    with ExitStack() as stack:
+        places = {
+            source: stack.enter_context(closing(open_place(options, source))) for source in options.sources
+        }
 
         def cut(span: Span, offset: int) -> int:
-            if span.source not in places:
-                places[span.source] = open_place(options, span.source)
             return places[span.source].cut(span, offset)
 
         return [Share(share) for share in spans.shares(found, options.min_partitions, cut)]
-    finally:
-        for place in places.values():
-            place.close()
 
 
 def read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """In the executor: the rows of a task. An empty plan's only partition has nothing in it."""
-    if not isinstance(partition, Share):
-        return
-    rules = policy(options, warn)
-    place: Origin | None = None
-    try:
-        for span in partition.spans:
-            if place is None or place.source != span.source:
-                if place is not None:
-                    place.close()
-                place = open_place(options, span.source)
-            for chunk in place.chunks(span, rules):
-                yield batch(span, chunk)
-    finally:
-        if place is not None:
-            place.close()
-
-
-def batch(span: Span, chunk: Chunk) -> pa.RecordBatch:
-    """A chunk's records that are in the span."""
-    marks = chunk.marks
-    counts = [mark.records for mark in marks]
-    begins = framing.starts(chunk.data, sum(counts))
-    low = max(span.start - chunk.offset, 0)
-    high = min(span.stop - chunk.offset, len(chunk.data))
-    if low or high < len(chunk.data):
-        first, last = np.searchsorted(begins, [low, high])
-        begins = begins[first : last + 1]
-        edges = np.clip(np.cumsum([0, *counts]), first, last)
-        counts = np.diff(edges).tolist()
-    return framing.rows(
-        span.topic, chunk.offset, chunk.data, begins, [mark.first_ms for mark in marks], counts
-    )
-
-
-def warn(text: str) -> None:
-    """To the log of the process that Spark runs this in."""
-    print(f"brokers: {text}", file=sys.stderr)
+    """In the executor: the rows of a task. A read of nothing has one task all the same, which is no Share."""
+    return rows.read(options, partition.spans) if isinstance(partition, Share) else iter(())
 
 
 def _check(schema: StructType) -> None:

@@ -33,6 +33,7 @@ class Folder:
     def __init__(self, path: str, namespace: str) -> None:
         self.source = path
         self.namespace = namespace
+        self._found: dict[str, LogLine] = {}
         self.disk = OsDisk(Path(path), create=False, read_only=True)
         try:
             check_format(self.disk)
@@ -47,9 +48,10 @@ class Folder:
 
     def chunks(self, span: Span, policy: Policy) -> Iterator[Chunk]:
         try:
-            with self._index(span.file) as index, self._log(span.file) as log_fd:
+            file = self._file(span.topic)
+            with self._index(file, span.log_id) as index, self._log(file) as log_fd:
                 # Both are the same log's: its index was there before its log file was opened, and still is.
-                if index.log_id == span.log_id and self._id(span.file) == span.log_id:
+                if index.log_id == span.log_id and self._id(file, span.log_id) == span.log_id:
                     reader = SpanReader(self, span, log_fd, policy)
                     yield from reader.chunks(index.marks(span.start, span.stop))
                     return
@@ -68,9 +70,17 @@ class Folder:
         finally:
             self.disk.close(fd)
 
-    def _id(self, file: str) -> int:
-        with self._index(file) as index:
+    def _id(self, file: str, log_id: int) -> int:
+        with self._index(file, log_id) as index:
             return index.log_id
+
+    def _file(self, name: str) -> str:
+        """Raises FileNotFoundError."""
+        if name not in self._found:
+            self._names()
+        if name not in self._found:
+            raise FileNotFoundError(name)
+        return self._found[name].file
 
     # -- which logs
 
@@ -87,10 +97,12 @@ class Folder:
         new = [name[:-4] for name in self.disk.names(self.namespace) if name.endswith(".idx")]
         new = [file for file in new if file not in files]
         if any(_CUT in file for file in new):
-            return self._exactly()
-        for file in new:
-            name = unquote(file)
-            found[name] = LogLine(0, self.namespace, name, file, "", 0, 0, 0)
+            found = self._exactly()
+        else:
+            for file in new:
+                name = unquote(file)
+                found[name] = LogLine(0, self.namespace, name, file, "", 0, 0, 0)
+        self._found = found
         return found
 
     def _spot(self, line: LogLine) -> LogSpot | None:
@@ -167,8 +179,11 @@ class Folder:
         return found
 
     def cut(self, span: Span, offset: int) -> int:
-        with self._index(span.file, span.log_id) as index:
-            mark = index.at_or_before(offset)
+        try:
+            with self._index(self._file(span.topic), span.log_id) as index:
+                mark = index.at_or_before(offset)
+        except FileNotFoundError:  # whoever reads there meets it
+            return span.start
         return span.start if mark is None else mark.offset
 
     @contextmanager

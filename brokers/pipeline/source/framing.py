@@ -5,23 +5,26 @@ found first; laid over the chunk as one binary array with the boundaries `header
 ...` every second value is a payload, and Arrow copies those out in one go.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from brokers.pipeline.source.origin import Chunk
+from brokers.pipeline.source.spans import Span
 from shared.errors import BrokerError
 from shared.storage.format import LENGTH_BYTES, length_at
 
 Starts = npt.NDArray[np.int32]
 """Where each record of a chunk begins, and at last where the chunk ends."""
 
+Buffer = bytes | bytearray | memoryview
+
+_TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestamp", _TIME),
         ("value", pa.binary()),
     ]
 )
@@ -32,39 +35,43 @@ class NotRecords(BrokerError):
     """The bytes are not so many whole records."""
 
 
-def starts(chunk: bytes, records: int) -> Starts:
-    """Where the records of a chunk begin. Raises NotRecords unless it is exactly `records` whole ones."""
-    found = _equal_sized(chunk, records)
-    return _walked(chunk, records) if found is None else found
+def starts(chunk: Buffer, records: int | None = None) -> Starts:
+    """Where the records of a chunk begin. Raises NotRecords unless it is whole ones, `records` of them."""
+    found = _equal_sized(chunk)
+    if found is None:
+        found = _walked(chunk)
+    if records is not None and len(found) != records + 1:
+        raise NotRecords(f"{len(chunk)} bytes are {len(found) - 1} records, not {records}")
+    return found
 
 
-def _equal_sized(chunk: bytes, records: int) -> Starts | None:
+def _equal_sized(chunk: Buffer) -> Starts | None:
     """For records of one size, which every length field proves; None where they are not."""
-    if not records or len(chunk) < LENGTH_BYTES:
+    if len(chunk) < LENGTH_BYTES:
         return None
     size = LENGTH_BYTES + length_at(chunk, 0)[0]
-    if size * records != len(chunk):
+    if len(chunk) % size:
         return None
-    table = np.frombuffer(chunk, np.uint8).reshape(records, size)[:, :LENGTH_BYTES]
-    if not (table == table[0]).all():
+    lengths = np.frombuffer(chunk, np.uint8).reshape(-1, size)[:, :LENGTH_BYTES]
+    if not (lengths == lengths[0]).all():
         return None
     return np.arange(0, len(chunk) + 1, size, dtype=np.int32)
 
 
-def _walked(chunk: bytes, records: int) -> Starts:
+def _walked(chunk: Buffer) -> Starts:
     end = len(chunk)
     found = [0]
     add, position, stop = found.append, 0, end - LENGTH_BYTES
     while position <= stop:
         position += LENGTH_BYTES + length_at(chunk, position)[0]
         add(position)
-    if position != end or len(found) != records + 1:
-        raise NotRecords(f"{end} bytes are not {records} whole records")
+    if position != end:
+        raise NotRecords(f"{end} bytes are not whole records")
     return np.array(found, np.int32)
 
 
-def payloads(chunk: bytes, begins: Starts) -> pa.BinaryArray:
-    """The payloads of a chunk's records; those of `begins`, which may be a part of them."""
+def payloads(chunk: Buffer, begins: Starts) -> pa.BinaryArray:
+    """The payloads of a chunk's records."""
     records = len(begins) - 1
     bounds = np.empty(2 * records + 1, np.int32)
     bounds[0::2] = begins
@@ -73,22 +80,25 @@ def payloads(chunk: bytes, begins: Starts) -> pa.BinaryArray:
     return laid.take(pa.array(np.arange(1, 2 * records, 2, dtype=np.int32)))
 
 
-def rows(
-    topic: str, base: int, chunk: bytes, begins: Starts, times_ms: Sequence[int], counts: Sequence[int]
-) -> pa.RecordBatch:
-    """A chunk's records as rows of `SCHEMA`.
+def rows(span: Span, chunk: Chunk) -> pa.RecordBatch:
+    """A chunk's records that are in the span, as rows of `SCHEMA`. Raises NotRecords.
 
-    `base`: the log's offset of the chunk's first byte. `counts` records each have a time of `times_ms`.
+    A record's time is its index entry's: when the first record of some 200 ms or 64 KiB was written.
     """
-    records = len(begins) - 1
-    offsets = begins[:-1].astype(np.int64) + base
-    times = np.repeat(np.array(times_ms, np.int64) * 1000, np.array(counts, np.int64))
+    counts = [mark.records for mark in chunk.marks]
+    begins = starts(chunk.data, sum(counts))
+    low, high = span.start - chunk.offset, span.stop - chunk.offset
+    if low > 0 or high < len(chunk.data):
+        first, last = np.searchsorted(begins, [low, high])
+        edges = np.clip(np.cumsum([0, *counts]), first, last)
+        begins, counts = begins[first : last + 1], np.diff(edges).tolist()
+    times = np.array([mark.first_ms * 1000 for mark in chunk.marks], np.int64)
     return pa.RecordBatch.from_arrays(
         [
-            pa.repeat(pa.scalar(topic), records),
-            pa.array(offsets),
-            pa.array(times).cast(pa.timestamp("us", tz="UTC")),
-            payloads(chunk, begins),
+            pa.repeat(pa.scalar(span.topic), len(begins) - 1),
+            pa.array(begins[:-1].astype(np.int64) + chunk.offset),
+            pa.array(np.repeat(times, counts)).cast(_TIME),
+            payloads(chunk.data, begins),
         ],
         schema=SCHEMA,
     )

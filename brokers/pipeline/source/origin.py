@@ -38,6 +38,10 @@ class Chunk:
     data: bytes = attrs.field(repr=lambda data: f"<{len(data)} bytes>")
     marks: Sequence[Mark]
 
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
 
 @attrs.frozen
 class Policy:

@@ -10,14 +10,9 @@ Spots = Mapping[str, LogSpot]
 """Logs of one place, by topic."""
 
 
-def starts(origin: Origin, spots: Spots, bound: Bound, policy: Policy) -> dict[str, int]:
-    """Where reading begins in each log."""
-    return {topic: _place(origin, spot, bound, "starting", policy) for topic, spot in spots.items()}
-
-
-def ends(origin: Origin, spots: Spots, bound: Bound, policy: Policy) -> dict[str, int]:
-    """Where reading ends in each log, behind the last record."""
-    return {topic: _place(origin, spot, bound, "ending", policy) for topic, spot in spots.items()}
+def offsets(origin: Origin, spots: Spots, bound: Bound, side: str, policy: Policy) -> dict[str, int]:
+    """Where reading begins or ends in each log. `side`: starting or ending. Raises ConfigError."""
+    return {topic: _place(origin, spot, bound, side, policy) for topic, spot in spots.items()}
 
 
 def _place(origin: Origin, spot: LogSpot, bound: Bound, side: str, policy: Policy) -> int:

@@ -15,7 +15,7 @@ SPLIT_BYTES_LEAST = 64 << 10
 class Span:
     """The records of a log from `start`, a record's start, to `stop`, where one ends.
 
-    `source`: the folder or the broker's address. `file`: the log's file, where it is in a folder.
+    `source`: the folder, or the broker's address. `log_id`: as `LogSpot.id`.
     """
 
     source: str
@@ -23,7 +23,6 @@ class Span:
     log_id: int
     start: int
     stop: int
-    file: str = ""
 
     @property
     def length(self) -> int:
@@ -31,7 +30,7 @@ class Span:
 
 
 Cut = Callable[[Span, int], int]
-"""`cut(span, offset)`: a place near `offset` where the log can be cut: where an index entry begins."""
+"""`cut(span, offset)`: a place near `offset` where an index entry begins: the log can be cut there."""
 
 
 def shares(spans: Sequence[Span], min_partitions: int | None, cut: Cut) -> list[tuple[Span, ...]]:

@@ -1,0 +1,35 @@
+"""Reading spans of logs as rows: what each Spark task does."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import groupby
+from operator import attrgetter
+
+import pyarrow as pa
+
+from brokers.pipeline.source import framing
+from brokers.pipeline.source.framing import NotRecords
+from brokers.pipeline.source.options import Options
+from brokers.pipeline.source.origin import Policy, policy
+from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.spans import Span
+
+
+def rules(options: Options) -> Policy:
+    """How a read meets what is lost: what is passed over is told in the log of the process that reads."""
+    return policy(options, lambda text: print(f"brokers: {text}", file=sys.stderr))
+
+
+def read(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+    """The spans' records, as rows of `framing.SCHEMA`. Raises DataLoss by the rules, and OSError."""
+    kept = rules(options)
+    for source, those in groupby(spans, attrgetter("source")):
+        with closing(open_place(options, source)) as place:
+            for span in those:
+                for chunk in place.chunks(span, kept):
+                    try:
+                        yield framing.rows(span, chunk)
+                    except NotRecords as error:
+                        where = f"{span.topic} in {source}: offsets {chunk.offset} to {chunk.end}"
+                        kept.lose(f"{where} are lost: {error}")

@@ -1,0 +1,181 @@
+"""Following logs: where a stream stands, and how far its next batch goes.
+
+A stream's offset is `{"logs": {source: {topic: [offset, id]}}}`, and where a batch is the first to have a
+log also `{"began": {source: {topic: offset}}}`: where in it the batch begins. So what `latest` meant on the
+first day is part of the first batch's end, which Spark keeps in its checkpoint; asking for the initial offset
+again, as it does when the first batch is recovered, changes nothing: that is always `{}`.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from typing import Any
+
+import attrs
+
+from brokers.pipeline.source import positions
+from brokers.pipeline.source.options import Options
+from brokers.pipeline.source.origin import LogSpot, Origin, Policy
+from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.spans import Span
+
+Offset = dict[str, Any]
+Known = Mapping[str, Mapping[str, tuple[int, int]]]
+"""By source and topic: where a stream stands, and in which log."""
+
+INITIAL: Offset = {}
+
+
+@attrs.frozen
+class Limit:
+    """Of a batch: how many records, and how many bytes of the logs. None: no limit."""
+
+    records: int | None = None
+    length: int | None = None
+
+
+Target = Mapping[tuple[str, str], LogSpot]
+"""By source and topic: the logs that a stream is to read, and up to where."""
+
+
+@attrs.frozen
+class _Part:
+    """Of one log: where the next batch begins, and where it could end at most."""
+
+    place: Origin
+    spot: LogSpot
+    start: int
+    is_new: bool
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.spot.source, self.spot.name
+
+    @property
+    def length(self) -> int:
+        return self.spot.end - self.start
+
+
+def target(options: Options) -> Target:
+    """What there is now: for a stream that is to read just that."""
+    found: dict[tuple[str, str], LogSpot] = {}
+    for source in options.sources:
+        with closing(open_place(options, source)) as place:
+            found |= {(source, name): spot for name, spot in place.spots(options.topics).items()}
+    return found
+
+
+def following(
+    options: Options, rules: Policy, start: Offset, limit: Limit, target: Target | None = None
+) -> Offset:
+    """The end of the batch that begins at `start`: `start` itself where there is nothing to read.
+
+    `target`: go no further. Raises DataLoss by the rules, ConfigError, OSError.
+    """
+    known = _known(options, start)
+    parts: list[_Part] = []
+    with ExitStack() as stack:
+        for source in options.sources:
+            place = stack.enter_context(closing(open_place(options, source)))
+            found = place.spots(options.topics)
+            if target is not None:
+                found = _within(found, target)
+            if known is None:
+                parts += _first(options, rules, place, found)
+            else:
+                parts += _next(rules, place, found, known.get(source, {}))
+        stops = _limited(parts, limit)
+    logs: dict[str, dict[str, list[int]]] = {source: {} for source in options.sources}
+    began: dict[str, dict[str, int]] = {}
+    for part in parts:
+        source, name = part.key
+        logs[source][name] = [stops[part.key], part.spot.id]
+        if part.is_new:
+            began.setdefault(source, {})[name] = part.start
+    if not began and known is not None and _offsets(logs) == _offsets(known):
+        return start
+    return {"logs": logs} | ({"began": began} if began else {})
+
+
+def spans(options: Options, start: Offset, end: Offset) -> list[Span]:
+    """What stands between two offsets."""
+    known, found = _known(options, start) or {}, []
+    for source, logs in (_known(options, end) or {}).items():
+        began = end.get("began", {}).get(source, {})
+        for name, (stop, log_id) in logs.items():
+            begin = began[name] if name in began else known[source][name][0]
+            found.append(Span(source, name, log_id, begin, stop))
+    return found
+
+
+def _known(options: Options, offset: Offset) -> Known | None:
+    """What an offset says; None for the initial one.
+
+    Where one place is read and one was, it is the same place: folders are moved, and brokers get new names.
+    """
+    if not offset:
+        return None
+    logs: Known = offset["logs"]
+    if len(logs) == 1 and len(options.sources) == 1:
+        return {options.sources[0]: next(iter(logs.values()))}
+    return logs
+
+
+def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:
+    """The logs of a place that belong to the target, none of them going further."""
+    spots = {}
+    for name, spot in found.items():
+        last = target.get((spot.source, name))
+        if last is not None:
+            spots[name] = attrs.evolve(spot, end=max(min(spot.end, last.end), spot.first))
+    return spots
+
+
+def _first(options: Options, rules: Policy, place: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
+    starts = positions.offsets(place, found, options.starting, "starting", rules)
+    return [_Part(place, spot, min(starts[name], spot.end), True) for name, spot in found.items()]
+
+
+def _next(
+    rules: Policy, place: Origin, found: Mapping[str, LogSpot], known: Mapping[str, tuple[int, int]]
+) -> list[_Part]:
+    for name in known.keys() - found.keys():
+        rules.lose(f"{name} in {place.source}, read up to {known[name][0]}, has been deleted")
+    parts = []
+    for name, spot in found.items():
+        offset, log_id = known.get(name, (None, 0))
+        if offset is not None and place.is_other(spot, log_id, offset):
+            rules.lose(f"{name} in {place.source}, read up to {offset}, has been deleted and made again")
+            offset = None
+        if offset is None:
+            parts.append(_Part(place, spot, spot.first, True))
+        else:  # an index entry that is just being written can hide an end that was there
+            parts.append(_Part(place, attrs.evolve(spot, end=max(spot.end, offset)), offset, False))
+    return parts
+
+
+def _limited(parts: list[_Part], limit: Limit) -> dict[tuple[str, str], int]:
+    """Where each log's part of the batch ends.
+
+    Logs get equal shares, and what the shorter ones leave goes to the longer: nobody starves, and each gets
+    one record at least.
+    """
+    stops = {part.key: part.spot.end for part in parts}
+    records, length = limit.records, limit.length
+    if records is None and length is None:
+        return stops
+    waiting = sorted((part for part in parts if part.length > 0), key=lambda part: (part.length, part.key))
+    for left, part in zip(range(len(waiting), 0, -1), waiting, strict=True):
+        stop, taken = part.place.advance(
+            part.spot,
+            part.start,
+            None if records is None else max(records // left, 1),
+            None if length is None else max(length // left, 1),
+        )
+        stops[part.key] = stop
+        records = None if records is None else max(records - taken, 0)
+        length = None if length is None else max(length - (stop - part.start), 0)
+    return stops
+
+
+def _offsets(logs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    return {source: {name: known[0] for name, known in those.items()} for source, those in logs.items()}
