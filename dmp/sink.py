@@ -157,7 +157,9 @@ class Sink(Pacing):
         if large is not None:
             large += data
             if len(large) < self._needed:
+                self.connection.hold(len(large))
                 return
+            self.connection.hold(0)
             data = bytes(large)
             self._large = None
         elif self._rest:
@@ -442,6 +444,7 @@ class Sink(Pacing):
         if end is not None and end - at > _LARGE_BYTES:
             self._large = bytearray(memoryview(data)[at:])
             self._needed = end - at
+            self.connection.hold(len(self._large))
         else:
             self._rest = data[at:]
 

@@ -30,6 +30,8 @@ from shared.recording.recorder import Track
 
 LARGE_BYTES = 64 * 1024
 """A message of more is gathered in place, and looked at again once it is whole."""
+HELD_BYTES_MIN = 4 * 1024
+"""Less of an event that is not all there is not told to the connection: it is what each may hold."""
 
 
 class Session:
@@ -66,6 +68,7 @@ class Session:
                 missing = self._large_bytes - len(self._large)
                 self._large += data[:missing]
                 if len(data) < missing:
+                    self._connection.hold(len(self._large))
                     return
                 assert self._producing is not None
                 self._producing.publish(bytes(self._large))
@@ -76,10 +79,13 @@ class Session:
                 data = self._rest + data
                 self._rest = b""
             taken = self._take(data)
-            if taken < len(data):
+            left = len(data) - taken
+            if left:
                 self._keep(data[taken:], begins=taken > 0)
             else:
                 self._begun = math.inf
+            if left > HELD_BYTES_MIN or self._connection.held_bytes:
+                self._connection.hold(left if left > HELD_BYTES_MIN else 0)
         except WireError as error:
             self._refuse(error)
             raise

@@ -46,6 +46,8 @@ from shared.errors import LocalProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.storage.store import Ticket
 
+HELD_BYTES_MIN = 4 * 1024
+"""Less of a line or body that is not all there is not told to the connection: it is what each may hold."""
 LINES_PER_ROUND = 1024
 """Lines looked at one by one before others have their turn: about a millisecond."""
 
@@ -121,10 +123,13 @@ class Session(Pacing):
         elif partial:
             partial += data
             if not self._completes(data):
+                self._count_partial()
                 return
             data = bytes(partial)
             self._partial = bytearray()
         self._apply(data, 0)
+        if self.connection.held_bytes or self._partial:
+            self._count_partial()
 
     def receive_eof(self) -> None:
         self._end_of_input = True
@@ -224,6 +229,11 @@ class Session(Pacing):
         if self.state is State.BODY:
             return len(self._partial) >= self._body_length
         return b"\n" in data or len(self._partial) > self._line_max
+
+    def _count_partial(self) -> None:
+        """What is not all there counts with what waits to be sent."""
+        size = len(self._partial)
+        self.connection.hold(size if size > HELD_BYTES_MIN else 0)
 
     def _apply(self, data: bytes, at: int) -> None:
         """Apply everything whole in `data` from `at` on, as far as nothing stops it."""

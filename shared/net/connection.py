@@ -40,6 +40,7 @@ class Connection:
     `peer`: `"127.0.0.1:51234"`, `"[::1]:51234"` or `"unix"`. `closed`: nothing said here reaches anybody any
     more; all methods may still be called and do nothing. `on_drained` is called when the outbox falls below
     half its bound after having been above the bound, never from inside a call to the connection.
+    `held_bytes`: what the session said that it holds.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Connection:
         "_mute",
         "_paused",
         "closed",
+        "held_bytes",
         "on_drained",
         "outbox",
         "peer",
@@ -57,6 +59,7 @@ class Connection:
         self.peer = peer
         self.outbox = outbox
         self.closed = False
+        self.held_bytes = 0
         self.on_drained: Callable[[], None] | None = None
         self._above = False  # the outbox has been above its bound, and not yet below half of it
         self._paused = False  # the session asked for silence
@@ -142,12 +145,20 @@ class Connection:
         """Read on; harmless if reading was not paused."""
         self._paused = False
 
+    def hold(self, size: int) -> None:
+        """The session holds so many bytes of a message that is not all there; 0: none any more.
+
+        They count with the outbox: all backlogs of the process have one bound, and above it the largest
+        pays, which may be this connection, now: by being closed. What is small need not be told.
+        """
+        self.held_bytes = size
+
     def pay(self) -> int:
-        """The process's outboxes are above their bound and this is the largest: drop half, or close."""
+        """All backlogs of the process are above their bound and this is the largest: drop half, or close."""
         outbox = self.outbox
         if outbox.policy is Policy.DROP and self._drop(outbox.waiting_bytes // 2):
-            return outbox.memory_bytes
-        self.abort("outbox memory")
+            return outbox.memory_bytes + self.held_bytes
+        self.abort("input memory" if self.held_bytes > outbox.memory_bytes else "outbox memory")
         return 0
 
     # The rest is between this class and its drivers.

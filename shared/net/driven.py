@@ -118,10 +118,16 @@ class DrivenConnection(Connection):
         counters.dropped_chunks += self.outbox.dropped_chunks - chunks
         return dropped
 
+    def hold(self, size: int) -> None:
+        if size != self.held_bytes and not self.closed:
+            self.held_bytes = size
+            self._account()
+
     def _account(self) -> None:
         """Tell the process's budget what waits here; it may make this or another connection pay."""
-        self._accounted = self.outbox.size > 0
-        self._rounds.budget.account(self, self.outbox.memory_bytes if self._accounted else 0)
+        size = self.held_bytes + (self.outbox.memory_bytes if self.outbox.size else 0)
+        self._accounted = size > 0
+        self._rounds.budget.account(self, size)
 
     def _broken(self, error: OSError) -> None:
         """The transport says that the peer is gone."""
@@ -135,6 +141,7 @@ class DrivenConnection(Connection):
         backlog = self.outbox.size > 0
         self._rounds.forget(self, reason)
         self.outbox.clear()
+        self.held_bytes = 0
         if self._accounted:
             self._account()
         self._shut(reset=backlog)

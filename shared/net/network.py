@@ -65,12 +65,17 @@ class Network:
         """What is counted for the whole process; each group has samples of its own."""
         yield Sample("net_connections", self.admission.connections, "Open connections.", kind="gauge")
         yield Sample("net_connections_max", self.admission.connections_max, "Their cap.", kind="gauge")
-        yield Sample("net_outboxes_bytes", self.budget.held_bytes, "Unsent output in memory.", kind="gauge")
+        yield Sample(
+            "net_outboxes_bytes",
+            self.budget.held_bytes,
+            "In memory: unsent output, and large messages that are not all there.",
+            kind="gauge",
+        )
         yield Sample("net_outboxes_bytes_max", self.budget.limit_bytes, "Its bound.", kind="gauge")
         yield Sample(
             "net_outboxes_payments_total",
             self.budget.payments,
-            "Times that the largest outbox paid because all together were above their bound.",
+            "Times that the largest of these paid because all together were above their bound.",
         )
 
 

@@ -249,7 +249,8 @@ class Debtor(Protocol):
 class OutboxBudget:
     """All backlogs together stay within `limit_bytes`; above it the largest pays, until the rest fits.
 
-    Only a connection with a backlog is in here, so those that keep up cost nothing.
+    A backlog is what is not sent, and what has come of a large message that is not all there. Only a
+    connection with one is in here, so those that keep up cost nothing.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -27,7 +27,8 @@ class NetSettings:
     outboxes_memory_percent: float = attrs.field(
         default=25.0, validator=[validators.gt(0), validators.le(100)]
     )
-    """All unsent bytes together, of the memory this process may use; the largest outbox pays first."""
+    """All unsent bytes, and those of large messages that are not all there, together, of the memory that this
+    process may use; the largest pays first."""
     handshake_seconds: float = attrs.field(default=5.0, validator=validators.gt(0))
     """For a TLS handshake."""
     linger_seconds: float = attrs.field(default=1.0, validator=validators.gt(0))

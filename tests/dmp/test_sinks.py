@@ -182,6 +182,18 @@ async def test_a_body_of_three_mebibytes_is_a_message_like_others() -> None:
     assert bodies(feed.connection.taken()) == [b"small", large, b"last"]
 
 
+async def test_what_has_come_of_a_large_message_counts_against_the_bound_of_all() -> None:
+    _, app = await opened()
+    sink = app.sink(b"quotes")
+    whole = packed(bytes(200_000))
+    sink.say(whole[:80_000])
+    assert sink.connection.held_bytes == 80_000
+    sink.say(whole[80_000:150_000])
+    assert sink.connection.held_bytes == 150_000
+    sink.say(whole[150_000:])
+    assert sink.connection.held_bytes == 0
+
+
 async def test_the_largest_body_is_a_setting() -> None:
     _, app = await opened(DmpSettings(message_bytes_max=100))
     queue = app.queue(b"all", b"quotes")

@@ -144,6 +144,18 @@ def test_a_message_that_did_not_end_is_not_delivered() -> None:
     assert world.counts.producers == 0
 
 
+def test_what_has_come_of_an_unfinished_message_counts_against_the_bound_of_all() -> None:
+    world = World()
+    for size in (30_000, 300_000):  # the one is gathered as it is, the other in place
+        whole = message(b"a", b"x" * size)
+        producer = world.producer(message(b"a", b"1") + whole[:20_000])
+        assert producer.connection.held_bytes == 20_000
+        producer.send(whole[20_000:25_000])
+        assert producer.connection.held_bytes == 25_000
+        producer.send(whole[25_000:] + whole[:100])  # what is soon complete is not worth the telling
+        assert producer.connection.held_bytes == 0
+
+
 def test_the_end_of_a_consumers_input_ends_it_once_all_is_written() -> None:
     world = World()
     consumer = world.consumer(subscribe(b"a"))

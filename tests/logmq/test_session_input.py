@@ -219,6 +219,16 @@ def test_a_body_that_is_not_whole_is_not_executed() -> None:
     assert peer.world.namespace.logs == {}
 
 
+def test_what_has_come_of_an_unfinished_body_counts_against_the_bound_of_all() -> None:
+    peer = World().connect()
+    peer.send(b"APPEND t 9000\n" + b"x" * 5000)
+    assert peer.connection.held_bytes == 5000
+    peer.send(b"x" * 3000)
+    assert peer.connection.held_bytes == 8000
+    assert peer.ask(b"x" * 1000 + b"PIN") == b"OK 0\n"
+    assert peer.connection.held_bytes == 0
+
+
 # Deadlines.
 
 

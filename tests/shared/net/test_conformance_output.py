@@ -279,3 +279,29 @@ async def test_all_outboxes_together_are_bounded_and_the_largest_pays(serve: Ser
         assert not dropping.connection.closed
         await largest.lost.wait()
         assert served.group.counters.closed == {"outbox memory": 1}
+
+
+@everywhere
+async def test_what_sessions_hold_of_unfinished_input_counts_with_the_outboxes(serve: Serve) -> None:
+    sessions = Sessions()
+    async with serve(sessions) as served:
+        budget = served.network.budget
+        budget.limit_bytes = 40_000_000
+        _, sending = await sessions.join(served)
+        _, done = await sessions.join(served)
+        _, largest = await sessions.join(served)
+        sending.connection.outbox.bound = 1 << 40
+        for _ in range(20):
+            sending.connection.write(b"x" * 1_000_000)
+        done.connection.hold(10_000_000)
+        done.connection.hold(0)  # it came to its end
+        largest.connection.hold(15_000_000)
+        assert 30_000_000 < budget.held_bytes <= 40_000_000
+        assert budget.payments == 0
+        largest.connection.hold(25_000_000)
+        await largest.lost.wait()
+        largest.connection.hold(30_000_000)  # nobody is there to pay
+        assert not done.connection.closed
+        assert not sending.connection.closed
+        assert served.group.counters.closed == {"input memory": 1}
+        assert budget.held_bytes <= 20_100_000
