@@ -241,10 +241,10 @@ class Committer:
                     except Exception as error:
                         self._crashed(commit, error)
                     self._finish(commit)
-                elif self._clock.monotonic() >= self._sync_by:
+                elif (left := self._sync_by - self._clock.monotonic()) <= 0:
                     await self._sync_in_thread()
                 else:
-                    with trio.move_on_after(self._sync_by - self._clock.monotonic()):
+                    with trio.move_on_after(left):
                         await self._wake.wait()
                     self._wake = trio.Event()
                 await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone

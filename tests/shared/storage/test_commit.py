@@ -162,6 +162,30 @@ async def test_interval_is_acknowledged_after_the_write_and_synced_in_time(
         assert len([path for path in syncs if path.startswith("journal/")]) == 1, "nothing new to sync"
 
 
+@pytest.mark.parametrize("seconds", [0.03, 0.02, 0.015, 0.011])
+async def test_an_interval_may_end_between_two_looks_at_the_clock(
+    autojump_clock: MockClock, seconds: float
+) -> None:
+    """As on a busy machine, where a process may be put aside for so long anywhere."""
+
+    class Busy(HandClock):
+        def monotonic(self) -> float:
+            self.steady += seconds
+            return super().monotonic()
+
+    disk = FakeDisk()
+    store = await open_store(disk, clock=Busy())
+    (log,) = await logs_of(store, INTERVAL)
+    (syncs,) = watch(disk, "sync")
+    async with running(store):
+        for _ in range(5):
+            syncs.clear()
+            log.append(records(b"x"), 1)
+            store.settle()
+            await trio.sleep(1)
+            assert [path for path in syncs if path.startswith("journal/")]
+
+
 async def test_none_goes_around_the_journal_and_syncs_nothing() -> None:
     disk = FakeDisk()
     store = await open_store(disk)
