@@ -11,8 +11,8 @@ import attrs
 
 from dmp.arguments import QueueArguments, QueueKind
 from dmp.exchanges import Binding, ExchangeKind
+from dmp.field_tables import check_table, read_table
 from dmp.refusals import Refusal
-from dmp.tables import check_table, read_table
 from shared.errors import CorruptRecord
 from shared.storage.store import Ticket
 from shared.storage.table import Table

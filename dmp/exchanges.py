@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
+from dmp.field_tables import read_table
 from dmp.header_match import HeaderMatch
 from dmp.message import Head
-from dmp.tables import read_table
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, Wildcards
 

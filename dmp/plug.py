@@ -16,5 +16,6 @@ plug = Plug(
     settings=DmpSettings,
     open=open_service,
     verbs="dmp.verbs:app",
+    tables="dmp.tables:TABLES",
     unrecorded=None,
 )

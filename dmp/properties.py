@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 from pamqp import commands
 
+from dmp.field_tables import check_table, read_table
 from dmp.refusals import Code, Refusal
-from dmp.tables import check_table, read_table
 
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")

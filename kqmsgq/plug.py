@@ -16,5 +16,6 @@ plug = Plug(
     settings=KqmsgqSettings,
     open=open_service,
     verbs="kqmsgq.verbs:app",
+    tables="kqmsgq.tables:TABLES",
     unrecorded=None,
 )

@@ -16,5 +16,6 @@ plug = Plug(
     settings=PubsubSettings,
     open=open_service,
     verbs="pubsub.verbs:app",
+    tables="pubsub.tables:TABLES",
     unrecorded=None,
 )

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from pamqp import base, commands
 
+from dmp.field_tables import check_table
 from dmp.refusals import Code, Refusal
-from dmp.tables import check_table
 
 EMPTY_TABLE = b"\0\0\0\0"
 FRAME_END = b"\xce"

@@ -6,9 +6,9 @@ from dmp.amqp.channel import Channel
 from dmp.amqp.packing import declare_ok
 from dmp.arguments import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
+from dmp.field_tables import read_table
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found
-from dmp.tables import read_table
 from shared.errors import StoreError
 from shared.storage.store import Ticket
 

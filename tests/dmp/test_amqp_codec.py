@@ -10,10 +10,10 @@ from pamqp import body, commands, decode, encode, frame, header
 
 from dmp.amqp import methods, packing
 from dmp.amqp.methods import METHODS, Direct, decode_untrusted
+from dmp.field_tables import check_table
 from dmp.message import Head
 from dmp.properties import NO_PROPERTIES, note_untrusted, unpack
 from dmp.refusals import Code, Refusal
-from dmp.tables import check_table
 
 names = st.text(max_size=60).filter(lambda text: len(text.encode()) <= 255)
 plain_names = st.text("abcXYZ019-_.:@#,/+ ", max_size=60)  # what pamqp takes for an exchange's or a queue's

@@ -1,0 +1,195 @@
+"""What the blocks of the recorded log are as rows: datagrams, and with their values as *readings*."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pubsub.wire import (
+    DATA_AT,
+    DATAGRAM_BYTES_MIN,
+    PAYLOAD_BYTES_MIN,
+    RECORDED_FRAMES,
+    SENDER_BYTES,
+    TOPIC_AT,
+    TOPIC_BYTES_MAX,
+    TYPE_AT,
+    Kind,
+)
+from shared.recording.blocks import Block
+from shared.recording.rows import Codec, Rows, Runs, texts, unsigned
+from shared.recording.tables import RecordedLog, columns_of
+from shared.tables import Table, time_type
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shared.recording.rows import Bytes, Numbers
+
+READINGS = "readings"
+READINGS_SCHEMA = pa.schema(
+    [
+        ("log", pa.string()),
+        ("offset", pa.int64()),
+        ("time", time_type()),
+        ("protocol", pa.string()),
+        ("name", pa.string()),
+        ("key", pa.string()),
+        ("source", pa.string()),
+        ("int_value", pa.int64()),
+        ("short_real_value", pa.decimal128(5, 2)),
+        ("float_value", pa.float64()),
+        ("string_value", pa.string()),
+        ("value", pa.float64()),
+        ("fault", pa.string()),
+    ]
+)
+"""`name`: the topic; `key`: the type's name. One of the four is not null; `value` is that of any number."""
+
+_LENGTH_BYTES = 2
+_BEFORE_BYTES = DATA_AT - DATAGRAM_BYTES_MIN
+_EXACT_DECIMALS = 22
+"""Powers of ten up to here are floats without an error, so a division by one is rounded once."""
+
+
+def walk(data: "Bytes", memory: memoryview, at: int, end: int, block: Block, runs: Runs) -> str | None:
+    """The datagrams' lengths, then frames cut behind their payloads."""
+    count = block.messages
+    begin = at + _LENGTH_BYTES * count
+    if begin > end:
+        return "its lengths reach past its end"
+    lengths = unsigned(data, np.arange(at, begin, _LENGTH_BYTES), _LENGTH_BYTES)
+    short = np.flatnonzero(lengths < DATAGRAM_BYTES_MIN)
+    sizes = lengths + _BEFORE_BYTES
+    ends = begin + np.cumsum(sizes)
+    beyond = np.flatnonzero(ends > end)
+    whole = min(int(short[0]) if len(short) else count, int(beyond[0]) if len(beyond) else count)
+    if whole and (sizes[:whole] == sizes[0]).all():
+        _add(runs, begin, int(sizes[0]), whole)
+    else:
+        for place, size in zip((ends[:whole] - sizes[:whole]).tolist(), sizes[:whole].tolist(), strict=True):
+            _add(runs, place, size, 1)
+    if whole < count:
+        return "a datagram that is too short" if len(short) and short[0] == whole else "frames past its end"
+    reached = int(ends[-1]) if count else begin
+    return None if reached == end else "bytes behind its frames"
+
+
+def _add(runs: Runs, at: int, size: int, count: int) -> None:
+    runs.add(
+        at,
+        size,
+        count,
+        payload=(DATA_AT, size - DATA_AT),
+        name=(TOPIC_AT, TOPIC_BYTES_MAX),
+        key=(TYPE_AT, 1),
+        source=(0, SENDER_BYTES),
+    )
+
+
+def kind_names(raw: pa.Array) -> pa.Array:
+    """Types as text; one that there is not is its number."""
+    encoded = raw.dictionary_encode()
+    kinds = [each.as_py()[0] for each in encoded.dictionary]
+    names = [Kind(kind).name if kind in PAYLOAD_BYTES_MIN else str(kind) for kind in kinds]
+    return pa.array(names, pa.string()).take(encoded.indices)
+
+
+def readings(rows: Rows) -> pa.RecordBatch:
+    """Every datagram with its value."""
+    values = _Values(rows)
+    own = {f"{kind.name.lower()}_value": rows.of_messages(column) for kind, column in values.columns.items()}
+    fault = pc.coalesce(rows.fault(), rows.of_messages(values.faults))
+    return columns_of(rows, READINGS_SCHEMA, **own, value=rows.of_messages(values.value), fault=fault)
+
+
+class _Values:
+    """The values of a batch's messages: a column for each type, null where it is another."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._data = rows, rows.data
+        self._at, self._size = rows.places["payload"]
+        kinds = self._data[self._at - 1].astype(np.int64)
+        least = np.full(256, np.iinfo(np.int64).max)
+        for kind, size in PAYLOAD_BYTES_MIN.items():
+            least[kind] = size
+        good = self._size >= least[kinds]
+        self._of = {kind: np.flatnonzero(good & (kinds == kind)) for kind in Kind}
+        self.faults = self._told(np.flatnonzero(~good), kinds)
+        ints, floats = self._ints(), self._floats()
+        hundredths = self._digits(Kind.SHORT_REAL, 0, 2)
+        self.columns = {
+            Kind.INT: self._spread(Kind.INT, pa.array(ints)),
+            Kind.SHORT_REAL: self._spread(Kind.SHORT_REAL, _as_hundredths(hundredths)),
+            Kind.FLOAT: self._spread(Kind.FLOAT, pa.array(floats)),
+            Kind.STRING: self._spread(Kind.STRING, self._strings()),
+        }
+        value = np.full(len(kinds), np.nan)
+        value[self._of[Kind.INT]] = ints
+        value[self._of[Kind.SHORT_REAL]] = hundredths / 100
+        value[self._of[Kind.FLOAT]] = floats
+        self.value = pa.array(value, mask=np.isnan(value))
+
+    def _told(self, bad: "Numbers", kinds: "Numbers") -> pa.Array:
+        """Why a message has no value; null for those that have one."""
+        found: list[str | None] = [None] * len(kinds)
+        for number in bad.tolist():
+            kind = int(kinds[number])
+            known = kind in PAYLOAD_BYTES_MIN
+            found[number] = f"a payload of {self._size[number]} bytes" if known else f"type {kind}"
+        return pa.array(found, pa.string())
+
+    def _digits(self, kind: Kind, begin: int, size: int) -> "Numbers":
+        return unsigned(self._data, self._at[self._of[kind]] + begin, size)
+
+    def _signed(self, kind: Kind) -> "Numbers":
+        negative = self._data[self._at[self._of[kind]]] != 0
+        digits = self._digits(kind, 1, 4)
+        return np.where(negative, -digits, digits)
+
+    def _ints(self) -> "Numbers":
+        return self._signed(Kind.INT)
+
+    def _floats(self) -> "NDArray[np.float64]":
+        """Each is the float that is nearest to the decimal number."""
+        digits = self._signed(Kind.FLOAT)
+        decimals = self._digits(Kind.FLOAT, 5, 1)
+        values = digits / 10.0 ** np.minimum(decimals, _EXACT_DECIMALS)
+        for number in np.flatnonzero(decimals > _EXACT_DECIMALS).tolist():
+            values[number] = float(f"{digits[number]}e-{decimals[number]}")
+        return values
+
+    def _strings(self) -> pa.Array:
+        of = self._of[Kind.STRING]
+        at = self._at[of]
+        return texts(self._rows.gather(at, self._rows.to_nul(at, self._size[of])))
+
+    def _spread(self, kind: Kind, column: pa.Array) -> pa.Array:
+        """One entry for each message of a type as one for each message."""
+        place = np.full(len(self._at), -1)
+        place[self._of[kind]] = np.arange(len(column))
+        return column.take(pa.array(place, mask=place < 0))
+
+
+def _as_hundredths(numbers: "Numbers") -> pa.Array:
+    """Whole numbers as decimals with two places: the same digits, as Arrow keeps them."""
+    words = np.zeros((len(numbers), 2), "<i8")
+    words[:, 0] = numbers
+    return pa.Array.from_buffers(pa.decimal128(5, 2), len(numbers), [None, pa.py_buffer(words)])
+
+
+LOG = RecordedLog(
+    "pubsub",
+    {RECORDED_FRAMES: Codec(walk, ends_at_nul=frozenset({"name", "source"}), key=kind_names)},
+)
+TABLES: Sequence[Table] = (
+    LOG.table(
+        READINGS,
+        "every datagram with its value: integer, short real, float or string",
+        READINGS_SCHEMA,
+        readings,
+    ),
+    *LOG.tables(),
+)

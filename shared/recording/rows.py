@@ -1,0 +1,338 @@
+"""From blocks to rows: a batch of a recorded log's records, taken apart by vectors.
+
+A protocol's `Codec` finds the frames in a block and where in each its fields are. It says so as *runs*:
+frames of one shape that follow each other at one distance. What repeats is found by comparing columns of many
+frames at once (`repeats`), so there is a step for each run and not for each message; a frame unlike its
+neighbours is a run of one. The runs of a whole batch then become arrays of places, and a column is gathered
+from the batch's own memory in one go: an Arrow array is laid over it with the places as its offsets, and
+every second entry is taken.
+
+Nothing that stands in a log raises. What cannot be read is a fault: a row by itself, behind those of its
+block that could be read.
+"""
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shared.recording import blocks
+from shared.recording.blocks import GAP, GAP_BYTES, BadBlock, Block
+from shared.tables import time_type
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.int64]
+    Bytes = NDArray[np.uint8]
+
+Raw = bytes
+"""Where a method has that name."""
+NOWHERE = -1
+"""Bytes of a field that frames do not have: a name or source is then the block's, a key null."""
+NOT_RECORDED = "not recorded"
+"""The fault of a gap."""
+TIME_US_MAX = 253_402_300_799_999_999
+"""The end of the year 9999: what Spark and Python can tell."""
+
+_RUN = ("at", "stride", "messages")
+_FIELDS = ("name", "key", "source", "payload")
+_TRY_AGAIN = 16
+"""Frames after which repetition is looked for again where there was none."""
+
+
+class Runs:
+    """What a codec finds in a block. Fields are (from the frame's beginning, bytes)."""
+
+    def __init__(self) -> None:
+        self.flat = array("q")
+        self.messages = 0
+
+    def add(
+        self,
+        at: int,
+        stride: int,
+        messages: int,
+        payload: tuple[int, int],
+        name: tuple[int, int] = (0, NOWHERE),
+        key: tuple[int, int] = (0, NOWHERE),
+        source: tuple[int, int] = (0, NOWHERE),
+    ) -> None:
+        """So many frames from `at` on, a `stride` apart."""
+        self.flat.extend((at, stride, messages, *name, *key, *source, *payload))
+        self.messages += messages
+
+
+Walk = Callable[["Bytes", memoryview, int, int, Block, Runs], str | None]
+"""Adds the frames in [at, end) of the memory, which it gets twice; returns what is wrong with the next."""
+
+
+@attrs.frozen
+class Codec:
+    """What the frames of a block are. `ends_at_nul`: fields that end at their first NUL, if they have one.
+    `key`: what the bytes of keys are as text."""
+
+    walk: Walk
+    ends_at_nul: frozenset[str] = frozenset()
+    key: "Callable[[pa.Array], pa.Array] | None" = None
+
+
+class Rows:
+    """The rows of a batch. Columns are made when they are asked for.
+
+    `record`: to which record each row belongs. `good`: which rows are messages; the others are faults, and
+    `places` has no entries for them.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, protocol: str, codecs: Mapping[int, Codec]) -> None:
+        self._batch = batch
+        self._protocol = protocol
+        value = batch.column("value")
+        _, offsets, data = value.buffers()
+        bounds = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value) + 1]
+        self._buffer = data if data is not None else pa.py_buffer(b"")
+        self._memory = memoryview(self._buffer)
+        self.data: Bytes = np.frombuffer(self._memory, np.uint8)
+        self._heads: list[Block | None] = []
+        self._faults: list[
+            tuple[int, str, int, int]
+        ] = []  # record, what, messages and bytes that are missing
+        self._codec = codecs
+        self._used: list[tuple[Codec, list[int]]] = []
+        found: list[Numbers] = []
+        sizes = []
+        for number, (at, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+            runs = self._read(number, at, end)
+            found.append(np.frombuffer(runs.flat, np.int64).reshape(-1, len(_RUN) + 2 * len(_FIELDS)))
+            sizes.append(runs.messages)
+        self._place(found, sizes)
+
+    # -- taking blocks apart
+
+    def _read(self, number: int, at: int, end: int) -> Runs:
+        runs = Runs()
+        try:
+            head = blocks.unpack(self._memory[at:end])
+            codec = self._codec_of(head)
+        except BadBlock as bad:
+            self._heads.append(None)
+            self._fault(number, str(bad))
+            return runs
+        self._heads.append(head)
+        if codec is None:
+            self._gap(number, head, at + head.frames_at, end)
+            return runs
+        wrong = codec.walk(self.data, self._memory, at + head.frames_at, end, head, runs)
+        if wrong is None and runs.messages != head.messages:
+            wrong = f"{runs.messages} messages where its head says {head.messages}"
+        if wrong is not None:
+            self._fault(number, wrong)
+        return runs
+
+    def _codec_of(self, head: Block) -> Codec | None:
+        """None: a gap. Raises BadBlock."""
+        if head.protocol != self._protocol.encode():
+            raise BadBlock(f"it is of the protocol {head.protocol.decode(errors='backslashreplace')}")
+        if head.time_us > TIME_US_MAX:
+            raise BadBlock("its time")
+        if head.codec == GAP:
+            return None
+        if head.codec not in self._codec:
+            raise BadBlock(f"codec {head.codec}")
+        return self._codec[head.codec]
+
+    def _gap(self, number: int, head: Block, at: int, end: int) -> None:
+        if end - at != GAP_BYTES.size:
+            self._fault(number, "a gap of another length")
+            return
+        (size,) = GAP_BYTES.unpack_from(self._memory, at)
+        self._fault(number, NOT_RECORDED, head.messages, min(size, np.iinfo(np.int64).max))
+
+    def _fault(self, number: int, what: str, messages: int = NOWHERE, size: int = NOWHERE) -> None:
+        self._faults.append((number, what, messages, size))
+
+    def _place(self, found: "Sequence[Numbers]", sizes: Sequence[int]) -> None:
+        """From runs to the places of every message's fields."""
+        runs = np.concatenate(found) if found else np.empty((0, len(_RUN) + 2 * len(_FIELDS)), np.int64)
+        times = runs[:, 2]
+        which = np.repeat(np.arange(len(runs)), times)
+        nth = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times)
+        begins = runs[which, 0] + runs[which, 1] * nth
+        self.places: dict[str, tuple[Numbers, Numbers]] = {}
+        for number, field in enumerate(_FIELDS):
+            column = len(_RUN) + 2 * number
+            self.places[field] = begins + runs[which, column], runs[which, column + 1]
+        self._message_record = np.repeat(np.arange(len(sizes)), sizes)
+        record = np.concatenate([self._message_record, np.array([f[0] for f in self._faults], np.int64)])
+        # Rows by record, faults last; `_order` picks from messages followed by faults.
+        self._order: Numbers = np.argsort(record, kind="stable")
+        self.record: Numbers = record[self._order]
+        self.good = self._order < len(self._message_record)
+
+    # -- columns
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    def log(self) -> pa.Array:
+        return self._batch.column("topic").take(pa.array(self.record))
+
+    def offset(self) -> pa.Array:
+        return self._batch.column("offset").take(pa.array(self.record))
+
+    def time(self) -> pa.Array:
+        """A block's own; the record's where its head cannot be read."""
+        own = pa.array([None if head is None else head.time_us for head in self._heads], pa.int64())
+        times = pc.coalesce(own.cast(time_type()), self._batch.column("timestamp"))
+        return times.take(pa.array(self.record))
+
+    def protocol(self) -> pa.Array:
+        return pa.array([self._protocol], pa.string()).take(pa.array(np.zeros(len(self), np.int64)))
+
+    def name(self) -> pa.Array:
+        return self._field("name", lambda head: head.name)
+
+    def source(self) -> pa.Array:
+        """Null where it is not known."""
+        return self._field("source", lambda head: head.source or None)
+
+    def key(self) -> pa.Array:
+        codec = self._one_codec()
+        shown = codec.key if codec is not None and codec.key is not None else texts
+        _, size = self.places["key"]
+        if (size == NOWHERE).all():
+            return pa.nulls(len(self), pa.string())
+        return self._spread(shown(self._gathered("key")))
+
+    def payload(self) -> pa.Array:
+        return self._spread(self._gathered("payload"))
+
+    def bytes(self) -> pa.Array:
+        """Of payloads; of a gap all that was left out, and null for other faults."""
+        return self._numbers(self.places["payload"][1], 3)
+
+    def messages(self) -> pa.Array:
+        """1 each; of a gap how many were left out, and null for other faults."""
+        return self._numbers(np.ones(len(self._message_record), np.int64), 2)
+
+    def fault(self) -> pa.Array:
+        faults = pa.array([None, *(what for _, what, _, _ in self._faults)], pa.string())
+        of = np.where(self.good, 0, self._order - len(self._message_record) + 1)
+        return faults.take(pa.array(of))
+
+    def of_messages(self, column: pa.Array) -> pa.Array:
+        """A column with an entry for each message as one with an entry for each row."""
+        return self._spread(column)
+
+    # -- how columns are made
+
+    def _one_codec(self) -> Codec | None:
+        return next(iter(self._codec.values()), None)
+
+    def _field(self, field: str, of_block: Callable[[Block], Raw | None]) -> pa.Array:
+        """Where frames have it, from there, else from the head of their block."""
+        heads = [None if head is None else of_block(head) for head in self._heads]
+        named = texts(pa.array(heads, pa.binary())).take(pa.array(self._message_record))
+        _, size = self.places[field]
+        if not (size == NOWHERE).all():
+            own = texts(self._gathered(field))
+            named = pc.if_else(pa.array(size != NOWHERE), own, named)
+        return self._spread(named)
+
+    def _gathered(self, field: str) -> pa.Array:
+        at, size = self.places[field]
+        size = np.maximum(size, 0)
+        codec = self._one_codec()
+        if codec is not None and field in codec.ends_at_nul:
+            size = self.to_nul(at, size)
+        return self.gather(at, size)
+
+    def to_nul(self, at: "Numbers", size: "Numbers") -> "Numbers":
+        """The sizes up to the first NUL of each."""
+        nul = pc.find_substring(self.gather(at, size), pattern=b"\0").to_numpy(zero_copy_only=False)
+        return np.where(nul >= 0, nul, size)
+
+    def gather(self, at: "Numbers", size: "Numbers") -> pa.Array:
+        """The bytes at these places, which go up."""
+        if not len(at):
+            return pa.array([], pa.binary())
+        bounds = np.empty(2 * len(at), np.int32)
+        bounds[0::2] = at
+        bounds[1::2] = at + size
+        laid = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), self._buffer])
+        return laid.take(pa.array(np.arange(0, len(bounds), 2)))
+
+    def _spread(self, column: pa.Array) -> pa.Array:
+        if not self._faults:
+            return column
+        return column.take(pa.array(self._order, mask=~self.good))
+
+    def _numbers(self, of_messages: "Numbers", of_fault: int) -> pa.Array:
+        missing = [fault[of_fault] for fault in self._faults]
+        values = np.concatenate([of_messages, np.array(missing, np.int64)])[self._order]
+        return pa.array(values, pa.int64(), mask=values == NOWHERE)
+
+
+# -- for codecs and tables
+
+
+def repeats(data: "Bytes", at: int, stride: int, most: int, columns: Sequence[tuple[int, int]]) -> int:
+    """How many of `most` frames, a stride apart, have in these columns what the first has; at least 1."""
+    done, step = 1, 16
+    while done < most:
+        step = min(step, most - done)
+        begin = at + done * stride
+        rows = data[begin : begin + step * stride].reshape(step, stride)
+        same = step
+        for first, last in columns:
+            equal = (rows[:same, first:last] == data[at + first : at + last]).all(axis=1)
+            if not equal.all():
+                same = int(equal.argmin())
+        done += same
+        if same < step:
+            break
+        step *= 8
+    return done
+
+
+class Repetition:
+    """Says when it is worth looking for it: a frame has the shape of the one before."""
+
+    __slots__ = ("_last", "_wait")
+
+    def __init__(self) -> None:
+        self._last: object = None
+        self._wait = 0
+
+    def worth(self, shape: object) -> bool:
+        same, self._last = shape == self._last, shape
+        if self._wait:
+            self._wait -= 1
+            return False
+        return same
+
+    def found(self, frames: int) -> None:
+        if frames < 4:
+            self._wait = _TRY_AGAIN
+
+
+def texts(raw: pa.Array) -> pa.Array:
+    """Bytes as text; what is no UTF-8 as `\\xNN`."""
+    try:
+        return raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        encoded = raw.dictionary_encode()
+        shown = [each.as_py().decode(errors="backslashreplace") for each in encoded.dictionary]
+        return pa.array(shown, pa.string()).take(encoded.indices)
+
+
+def unsigned(data: "Bytes", at: "Numbers", size: int) -> "Numbers":
+    """Big-endian numbers of up to seven bytes at these places."""
+    number = np.zeros(len(at), np.int64)
+    for place in range(size):
+        number = number << 8 | data[at + place]
+    return number

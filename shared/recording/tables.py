@@ -1,0 +1,92 @@
+"""The tables that every recorded log has: `recorded`, `messages`, `volumes`."""
+
+from collections.abc import Callable, Mapping
+
+import attrs
+import pyarrow as pa
+
+from shared.recording.rows import Codec, Rows
+from shared.tables import RECORDED, VOLUMES, Table, recorded_schema, time_type, volumes_schema
+from shared.volumes import added_up, per_minute
+
+NAMESPACE = "recorded"
+"""As `shared.recording.recorder` has it, which takes a store to import."""
+MESSAGES = "messages"
+
+MESSAGES_SCHEMA = pa.schema(
+    [
+        ("log", pa.string()),
+        ("offset", pa.int64()),
+        ("time", time_type()),
+        ("protocol", pa.string()),
+        ("name", pa.string()),
+        ("key", pa.string()),
+        ("source", pa.string()),
+        ("bytes", pa.int64()),
+        ("fault", pa.string()),
+    ]
+)
+"""As `recorded`, with the payload's bytes counted instead of copied."""
+
+
+@attrs.frozen
+class RecordedLog:
+    """A protocol's recorded log and what its blocks hold."""
+
+    protocol: str
+    codecs: Mapping[int, Codec]
+
+    def rows(self, batch: pa.RecordBatch) -> Rows:
+        return Rows(batch, self.protocol, self.codecs)
+
+    def table(self, name: str, summary: str, schema: pa.Schema, decode: "Decode", **more: object) -> Table:
+        """A table of the log; `decode` is applied to its rows."""
+        return Table(
+            name,
+            summary,
+            namespace=NAMESPACE,
+            logs=self.protocol,
+            schema=schema,
+            decode=lambda batch: decode(self.rows(batch)),
+            **more,  # type: ignore[arg-type]
+        )
+
+    def tables(self) -> tuple[Table, ...]:
+        """Those that every recorded log has."""
+        return (
+            self.table(
+                RECORDED,
+                "every message that passed through: when, to which name and key, from whom, and itself",
+                recorded_schema(),
+                _recorded,
+            ),
+            self.table(MESSAGES, "the same with sizes instead of payloads", MESSAGES_SCHEMA, _messages),
+            self.table(
+                VOLUMES,
+                "what passed through: messages and bytes by name, key and minute",
+                volumes_schema(),
+                _volumes,
+                gather=per_minute,
+            ),
+        )
+
+
+Decode = Callable[[Rows], pa.RecordBatch]
+
+
+def columns_of(rows: Rows, schema: pa.Schema, **own: pa.Array) -> pa.RecordBatch:
+    """The columns of a schema: those given, the others from `rows`, by their names."""
+    columns = [own[name] if name in own else getattr(rows, name)() for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _recorded(rows: Rows) -> pa.RecordBatch:
+    return columns_of(rows, recorded_schema())
+
+
+def _messages(rows: Rows) -> pa.RecordBatch:
+    return columns_of(rows, MESSAGES_SCHEMA)
+
+
+def _volumes(rows: Rows) -> pa.RecordBatch:
+    return added_up(columns_of(rows, volumes_schema()))

@@ -1,0 +1,68 @@
+"""What the tables of the recorded log say is what plain Python reads in it, whatever stands there."""
+
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmp import wire
+from dmp.properties import NO_PROPERTIES
+from dmp.tables import SIZE_MAX, TABLES
+from dmp.wire import NULL_MESSAGE, Message, Options
+from shared.recording.blocks import Block
+from tests.support.recorded import Row, batch_of, block, damaged, plainly, repeated, rows, told
+
+RECORDED, MESSAGES, _ = TABLES
+
+CONTENT_TYPE = b"\x80\x00\x04text"
+messages = st.builds(
+    Message,
+    exchange=st.sampled_from((b"", b"sink")),
+    key=st.sampled_from((b"", b"a.b", b"a.c", b"\xfe")),
+    body=st.binary(max_size=20),
+    properties=st.sampled_from((NO_PROPERTIES, NO_PROPERTIES, CONTENT_TYPE)),
+    options=st.sampled_from((Options(0), Options(0), Options.MANDATORY)),
+)
+
+
+@st.composite
+def honest(draw: st.DrawFn) -> bytes:
+    sent = draw(repeated(messages | st.none()))
+    frames = b"".join(NULL_MESSAGE if each is None else wire.message(each) for each in sent)
+    many = sum(each is not None for each in sent)
+    return block("dmp", many, frames, name=draw(st.sampled_from((b"", b"sink"))), source=b"[::1]:5")
+
+
+def plain_frames(head: Block, data: bytes) -> Iterator[Row]:
+    name = head.name.decode(errors="backslashreplace")
+    while data:
+        try:
+            end = wire.end_of(data, 0, SIZE_MAX)
+            if end is None or end > len(data):
+                raise ValueError("it does not end")
+            found, _ = wire.take_messages(data[:end], 1 << 32)
+        except wire.WireError as error:
+            raise ValueError(error.text) from None
+        for one in found:
+            yield {"name": name, "key": one.key.decode(errors="backslashreplace"), "payload": one.body}
+        data = data[end:]
+
+
+@settings(max_examples=50)
+@given(st.lists(damaged(honest()), max_size=5))
+def test_recorded_is_what_plain_python_reads(payloads: list[bytes]) -> None:
+    batch = batch_of(payloads, "dmp")
+    found = rows(RECORDED, batch)
+    assert told(found) == plainly(payloads, "dmp", plain_frames)
+    sizes = [None if row["payload"] is None else len(row["payload"]) for row in found]
+    assert [row["bytes"] for row in rows(MESSAGES, batch)] == sizes
+
+
+def test_keys_may_differ_where_all_else_repeats() -> None:
+    sent = [Message(b"", b"k%d" % (number % 10), b"%04d" % number) for number in range(1000)]
+    frames = b"".join(map(wire.message, sent))
+    found = rows(RECORDED, batch_of([block("dmp", 1000, frames, name=b"sink")], "dmp"))
+    assert [(row["key"].encode(), row["payload"]) for row in found] == [
+        (each.key, each.body) for each in sent
+    ]
+    assert {row["name"] for row in found} == {"sink"}
