@@ -118,7 +118,7 @@ def with_host_flags(verb: Callable[..., Any]) -> Callable[..., ServeCommand]:
 def _requested(request: "ServeRequest") -> ServeCommand:
     command = f"brokers {request.protocol} serve"
     settings = [
-        Flag((section, name), value, f"--{name}".replace("_", "-"))
+        Flag((section, name), value, request.flags.get(name, f"--{name}".replace("_", "-")))
         for section, name, value in _said(request.settings)
     ]
     return ServeCommand(

@@ -13,7 +13,7 @@ from dmp.client import Message, Sink, open_feed, open_sink
 from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.options import DataDir, Json, flag
+from shared.options import DataDir, Json, Max, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 
@@ -133,7 +133,7 @@ async def get(
         tuple[str, ...] | None,
         Parameter(help="EXCHANGE:KEY, one or more.", negative="", consume_multiple=True, show_default=False),
     ] = None,
-    max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many messages.")] = None,
+    max_: Max = None,
     raw: Annotated[bool, flag("The messages' bytes as they are, nothing between.")] = False,
     server: Server = LOCAL,
     json: Json = False,

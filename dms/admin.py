@@ -15,12 +15,18 @@ from dms.opening import read as read_log
 from dms.queue import Queue
 from dms.records import Kind, Reason
 from dms.wire import Refusal, Status, malformed
-from shared.errors import StoreError
+from shared.errors import BrokerError, StoreError
 from shared.plug import Verb
 
 PEEK_MAX = 1000
 READ_BYTES = 1 << 20
 MOVED_AT_ONCE = 500
+
+
+class FileMissing(BrokerError):
+    """There is no such file to import."""
+
+    exit_code = 66
 
 
 class Admin:
@@ -137,6 +143,8 @@ class Admin:
             raise malformed("queue is a name")
         try:
             file = await self._broker.store.aside(read, source)
+        except FileNotFoundError as error:
+            raise FileMissing(f"{source}: {error.strerror}") from None
         except OSError as error:
             raise Refusal(Status.INTERNAL, f"{source}: {error.strerror}") from None
         queue, ticket = import_into(self._broker, name, file)

@@ -19,7 +19,7 @@ from dms.feeder import Feeder
 from dms.stress import stress as run_stress
 from shared import options
 from shared.commands import line_runs, lost_is_refused
-from shared.errors import BrokerError
+from shared.errors import UsageError
 from shared.options import Json, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
@@ -27,6 +27,7 @@ from shared.progress import counting
 PREFETCH = 64
 LEVELS = ("debug", "info", "warning", "error")
 DATA_DIR = Path("dms_data")
+UNUSED_SEGMENT_BYTES = 64 * 1024
 
 app = App(
     name="dms",
@@ -106,11 +107,12 @@ def serve(
 ) -> ServeRequest:
     """Serve DMS alone, until SIGTERM, SIGINT or the line "exit".
 
-    As the specification's server: without -P nothing is kept. In "brokers serve"
-    queues are kept unless the settings say otherwise.
+    As the specification's server: without -P nothing is kept, and of the data
+    folder there is only what holds its lock and its control socket. In "brokers
+    serve" queues are kept unless the settings say otherwise.
     """
     if level is not None and not 0 <= level < len(LEVELS):
-        raise WrongFlag(f"--level: {level} is none of 0 (DEBUG), 1 (INFO), 2 (WARN), 3 (ERROR)")
+        raise UsageError("--level", f"{level} is none of 0 (DEBUG), 1 (INFO), 2 (WARN), 3 (ERROR)")
     own: Mapping[str, Any] = {
         "port": port,
         "depth": depth,
@@ -124,14 +126,11 @@ def serve(
     defaults: Mapping[str, Mapping[str, Any]] = {
         "dms": {"persist": False},
         "serve": {"data_dir": str(DATA_DIR)},
+        # Without -P the journal stays empty, so its two segments may be small; -P has the usual ones.
+        "storage": {} if persist else {"segment_bytes": UNUSED_SEGMENT_BYTES},
     }
-    return ServeRequest("dms", {"dms": own, "serve": host}, defaults)
-
-
-class WrongFlag(BrokerError):
-    """A flag's value, or two flags that do not go together."""
-
-    exit_code = 2
+    flags = {"consume_seconds": "--timeout", "log_level": "--level"}
+    return ServeRequest("dms", {"dms": own, "serve": host}, defaults, flags)
 
 
 @app.command(
@@ -194,7 +193,13 @@ async def consume(
         bool, flag("Go on until interrupted, and wait for more.", "--continuous", "-c")
     ] = False,
     max_: Annotated[
-        int | None, Parameter(name=("--max", "-n"), help="Take so many (1 without -c).", show_default=False)
+        int | None,
+        Parameter(
+            name=("--max", "-n"),
+            help="Take so many (1 without -c).",
+            show_default=False,
+            validator=options.at_least_one,
+        ),
     ] = None,
     server: Server = LOCAL,
     json: Json = False,
@@ -315,7 +320,7 @@ async def stress(
     out of order.
     """
     if number < 1 or not 16 <= size <= 4000:
-        raise WrongFlag("--number is 1 at least, --size 16 to 4000")
+        raise UsageError("--number", "it is 1 at least, --size 16 to 4000")
     async with server.connect() as client:
         with counting("messages") as update:
             return await run_stress(client, queue, number, size, update)
@@ -347,6 +352,10 @@ def peek(
     json: Json = False,
 ) -> VerbRequest:
     """Show the first messages of a queue. It takes nothing, and no delivery is counted."""
+    from dms.admin import PEEK_MAX
+
+    if not 0 <= number <= PEEK_MAX:
+        raise UsageError("--number", f"0 to {PEEK_MAX}")
     return _administrative("peek", data_dir, queue=queue, limit=number)
 
 

@@ -14,7 +14,7 @@ from kqmsgq.client import Message, open_consumer, open_producer
 from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.options import Json, flag
+from shared.options import Json, Max, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 
@@ -117,7 +117,7 @@ async def consume(
     all_: Annotated[
         bool, Parameter(name="--all", help="All queues.", negative="", show_default=False)
     ] = False,
-    max_: Annotated[int | None, Parameter(name="--max", help="Stop after so many messages.")] = None,
+    max_: Max = None,
     raw: Annotated[bool, flag("The messages' bytes as they are, nothing between.")] = False,
     server: Server = LOCAL,
     json: Json = False,

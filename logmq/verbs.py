@@ -16,7 +16,7 @@ from logmq.client import Client, LogmqError, Record, Unreachable, connect
 from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.options import Json, flag
+from shared.options import Json, Max, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 
@@ -37,7 +37,6 @@ Topic = Annotated[str, Parameter(help="A topic.")]
 From = Annotated[
     str | None, Parameter(name="--from", help="An offset, first (kept), or end.", show_default=False)
 ]
-Max = Annotated[int | None, Parameter(name="--max", help="Stop after so many messages.")]
 Offsets = Annotated[bool, flag("Show each message's offset beside it.")]
 
 

@@ -13,8 +13,17 @@ def flag(help_: str, *names: str) -> Parameter:
     return Parameter(name=names or None, help=help_, negative="", show_default=False)
 
 
+def at_least_one(_: type, number: int | None) -> None:
+    """A validator, for numbers of things."""
+    if number is not None and number < 1:
+        raise ValueError("1 at least")
+
+
 Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]
 DataDir = Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)]
+Max = Annotated[
+    int | None, Parameter(name="--max", help="Stop after so many messages.", validator=at_least_one)
+]
 Tls = Annotated[bool, flag("Speak TLS.")]
 Ca = Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")]
 

@@ -131,14 +131,16 @@ class Plug:
 class ServeRequest:
     """What a protocol's own `serve` verb returns: the host then serves just that protocol.
 
-    `settings`: section -> key -> value, laid over file and environment like flags. `defaults`: the same, laid
-    below both, where this verb's own defaults differ from those of the settings. `says`: what the service has
-    to `say` is written to standard output, a line each, and nothing else is.
+    `settings`: section -> key -> value, laid over file and environment like flags. `flags`: by which flag a
+    key was given, where that is not named as the key. `defaults`: as `settings`, but laid below both, where
+    this verb's own defaults differ from those of the settings. `says`: what the service has to `say` is
+    written to standard output, a line each, and nothing else is.
     """
 
     protocol: str
     settings: Mapping[str, Mapping[str, Any]]
     defaults: Mapping[str, Mapping[str, Any]] = {}
+    flags: Mapping[str, str] = {}
     says: bool = False
 
 

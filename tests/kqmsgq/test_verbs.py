@@ -131,6 +131,8 @@ def test_consuming_nothing_or_two_ways_at_once_is_refused(kqmsgq: Command) -> No
     assert kqmsgq("consume")[0] == ExitCode.USAGE
     code, _, err = kqmsgq("consume", "--all", "--raw", "--json")
     assert (code, "--raw" in err) == (ExitCode.USAGE, True)
+    code, _, err = kqmsgq("consume", "--all", "--max", "-1")
+    assert (code, "--max" in err) == (ExitCode.USAGE, True)
 
 
 def test_a_server_that_is_not_there_or_goes_is_said_in_a_line(tmp_path: Path) -> None:
