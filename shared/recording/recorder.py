@@ -150,9 +150,11 @@ class Recorder:
 
     def put(self, codec: int, tail: bytes, messages: int, frames: Buffer) -> None:
         """Append a block, or leave it out. Never raises for what a disk or a store does."""
-        log = self._log or self._open(messages, len(frames))
-        if log is None:
-            return
+        log = self._log
+        if log is None or log.deleted:  # it is not there, or making it failed
+            log = self._open(messages, len(frames))
+            if log is None:
+                return
         pending = log.end - log.visible
         if pending and pending + len(frames) > self._pending_max:
             self.leave_out("behind", messages, len(frames))

@@ -29,7 +29,7 @@ class QueueSettings:
     topics: Mapping[str, TopicSettings] = attrs.field(factory=dict)
 
 
-PLUGS = [plug("queue", settings=QueueSettings), plug("quiet")]
+PLUGS = [plug("queue", settings=QueueSettings, unrecorded=None), plug("quiet")]
 
 
 def read(
@@ -58,6 +58,30 @@ def test_flags_win_over_the_environment_over_the_file_over_defaults(tmp_path: Pa
     assert sources["queue.line_bytes_max"] == str(tmp_path / "brokers.toml")
     assert sources["serve.host"] == "BROKERS_SERVE_HOST"
     assert sources["serve.log_format"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ("quiet", "record.protocols: quiet cannot be recorded: it has nothing that can be recorded"),
+        ("queues", "record.protocols: no protocol 'queues' is installed; did you mean queue?"),
+        ("queue, mail", "record.protocols: no protocol 'mail' is installed; there are queue"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_by_name(tmp_path: Path, names: str, says: str) -> None:
+    error = refused(tmp_path, environ={"BROKERS_RECORD_PROTOCOLS": names})
+    assert str(error) == f"{says} (BROKERS_RECORD_PROTOCOLS)"
+    assert error.code == ExitCode.CONFIGURATION
+
+
+def test_what_is_recorded_and_how_long_is_said_like_any_setting(tmp_path: Path) -> None:
+    toml = "[record]\nprotocols = ['queue']\nretention_bytes = '64MiB'\nretention_ms = '2d'"
+    config = read(tmp_path, toml, {"BROKERS_SERVE_DURABILITY": "always"})
+    assert config.record.protocols == ("queue",)
+    assert (config.record.retention.bytes_max, config.record.retention.ms_max) == (64 << 20, 172_800_000)
+    # Nobody waits for it: what holds for protocols does not hold for it.
+    assert config.record.durability == Durability("interval", 0.05)
+    assert "record.retention_bytes" in str(refused(tmp_path, "[record]\nretention_bytes = 0"))
 
 
 def test_a_commands_own_defaults_give_way_to_everything_that_was_said(tmp_path: Path) -> None:

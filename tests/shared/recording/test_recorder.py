@@ -1,0 +1,215 @@
+"""Recorders: what is written down, and what happens where that cannot be."""
+
+import errno
+
+import attrs
+import structlog
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from shared.recording.blocks import Block, unpack
+from shared.recording.recorder import TELL_SECONDS, Recorder, Recording
+from shared.recording.settings import MIB, RecordSettings
+from shared.storage.store import Store
+from tests.support.commits import fail, journal_write
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import NONE, open_store, read_all, reopen, running
+
+LOG = structlog.stdlib.get_logger("test")
+SETTINGS = RecordSettings(protocols=("echo",))
+TIME_US = 1_700_000_000_000_001
+
+
+class World:
+    """A store with a recorder on it. `seconds`: the recorder's own time, for how often it says something."""
+
+    def __init__(self, disk: FakeDisk, store: Store, settings: RecordSettings) -> None:
+        self.disk = disk
+        self.store = store
+        self.seconds = 0.0
+        self.recording = Recording(
+            store, settings, LOG, wall_us=lambda: TIME_US, monotonic=lambda: self.seconds
+        )
+        found = self.recording.of("echo")
+        assert found is not None
+        self.recorder: Recorder = found
+
+    async def blocks(self) -> list[tuple[Block, bytes]]:
+        """What stands in the log."""
+        log = self.store.namespace("recorded", SETTINGS.durability).logs["echo"]
+        return [(head := unpack(payload), payload[head.frames_at :]) for payload in await read_all(log)]
+
+    def value(self, name: str, **labels: str) -> float:
+        wanted = {"protocol": "echo", **labels}
+        return sum(
+            sample.value
+            for sample in self.recording.samples()
+            if sample.name == f"recorded_{name}_total" and dict(sample.labels) == wanted
+        )
+
+
+async def world(settings: RecordSettings = SETTINGS, disk: FakeDisk | None = None) -> World:
+    disk = disk or FakeDisk()
+    return World(disk, await open_store(disk), settings)
+
+
+async def test_a_block_has_all_that_a_reader_needs() -> None:
+    here = await world()
+    track = here.recorder.track(3, name=b"news", source=b"127.0.0.1:5")
+    track.record(2, memoryview(b"frames that are sent")[:6])
+    here.recorder.track(7).record(1, b"")
+    here.store.settle()
+    assert await here.blocks() == [
+        (Block(3, TIME_US, 2, b"echo", b"news", b"127.0.0.1:5", 38), b"frames"),
+        (Block(7, TIME_US, 1, b"echo", b"", b"", 23), b""),
+    ]
+    assert [here.value(name) for name in ("messages", "blocks", "bytes")] == [3, 2, 4 + 38 + 6 + 4 + 23]
+
+
+async def test_nothing_is_recorded_unless_the_settings_say_so() -> None:
+    disk = FakeDisk()
+    recording = Recording(await open_store(disk), RecordSettings(), LOG)
+    assert recording.of("echo") is None
+    assert list(recording.samples()) == []
+    assert not [path for path in disk.contents() if path.startswith("recorded")]
+
+
+async def test_what_was_written_is_there_after_kill_9_and_goes_on() -> None:
+    here = await world()
+    here.recorder.track(1).record(1, b"one")
+    here.store.settle()
+    assert here.value("messages") == 1
+    store, disk = await reopen(here.store, here.disk)
+    again = World(disk, store, attrs.evolve(SETTINGS, durability=NONE))
+    again.recorder.track(1).record(1, b"two")
+    store.settle()
+    assert [data for _, data in await again.blocks()] == [b"one", b"two"]
+    assert store.namespace("recorded", NONE).logs["echo"].mode == NONE
+
+
+async def test_a_full_disk_leaves_out_and_says_so_then_the_log_has_a_gap() -> None:
+    here = await world()
+    track = here.recorder.track(1)
+    track.record(1, b"before")
+    here.store.settle()
+    here.store._committer.set_full(True)
+    with capture_logs() as logged:
+        for _ in range(3):
+            track.record(5, bytes(100))
+            here.seconds += 1
+        here.seconds += TELL_SECONDS
+        track.record(5, bytes(100))
+    assert [(line["log_level"], line["reason"], line["messages"]) for line in logged] == [
+        ("warning", "store", 5),
+        ("warning", "store", 15),
+    ]
+    here.store._committer.set_full(False)
+    track.record(1, b"after")
+    track.record(1, b"later")
+    here.store.settle()
+    assert [(head.codec, head.messages, data) for head, data in await here.blocks()] == [
+        (1, 1, b"before"),
+        (0, 20, (400).to_bytes(8, "big")),
+        (1, 1, b"after"),
+        (1, 1, b"later"),
+    ]
+    assert here.value("messages") == 3
+    assert here.value("left_out_messages", reason="store") == 20
+    assert here.value("left_out_bytes") == 400
+
+
+async def test_no_space_for_a_new_log_is_no_end_either() -> None:
+    here = await world()
+    here.store._committer.set_full(True)
+    here.recorder.track(1).record(2, b"lost")
+    here.store._committer.set_full(False)
+    here.recorder.track(1).record(1, b"kept")
+    here.store.settle()
+    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(0, 2), (1, 1)]
+
+
+async def test_a_write_that_fails_counts_as_left_out_and_makes_a_gap() -> None:
+    here = await world()
+    track = here.recorder.track(1)
+    track.record(1, b"before")
+    here.store.settle()
+    fail(here.disk, errno.EIO, journal_write, times=1)
+    track.record(3, b"lost!")
+    track.record(4, b"lost!")
+    here.store.settle()
+    assert here.value("messages") == 1
+    assert here.value("left_out_messages", reason="store") == 7
+    track.record(1, b"after")
+    here.store.settle()
+    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 7), (1, 1)]
+
+
+async def test_a_gap_that_was_not_written_is_marked_by_the_next() -> None:
+    here = await world()
+    track = here.recorder.track(1)
+    here.store._committer.set_full(True)
+    track.record(3, b"lost!")
+    here.store._committer.set_full(False)
+    fail(here.disk, errno.EIO, journal_write, times=1)
+    track.record(4, b"lost!")
+    here.store.settle()
+    track.record(1, b"after")
+    here.store.settle()
+    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(0, 7), (1, 1)]
+    assert here.value("left_out_messages", reason="store") == 7
+
+
+async def test_a_poisoned_store_hurts_nobody() -> None:
+    here = await world()
+    track = here.recorder.track(1)
+    track.record(1, b"before")
+    here.store.settle()
+    fail(here.disk, errno.EIO, lambda operation: operation.kind == "sync")
+    here.store._committer.sync_written()
+    assert here.store.read_only is not None
+    for _ in range(3):
+        track.record(2, b"lost")
+        here.store.settle()
+    assert here.value("left_out_messages", reason="store") == 6
+
+
+async def test_what_waits_for_the_disk_has_a_bound_beside_one_block() -> None:
+    here = await world(attrs.evolve(SETTINGS, pending_bytes_max=1000))
+    track = here.recorder.track(1)
+    for _ in range(3):
+        track.record(1, bytes(5000))
+    assert here.value("left_out_messages", reason="behind") == 2
+    here.store.settle()
+    track.record(1, b"x")
+    here.store.settle()
+    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
+
+
+async def test_retention_bounds_what_is_kept_and_is_asked_in_time(autojump_clock: MockClock) -> None:
+    here = await world(attrs.evolve(SETTINGS, retention_bytes=MIB))
+    track = here.recorder.track(1)
+    async with running(here.store), trio.open_nursery() as nursery:
+        nursery.start_soon(here.recording.run)
+        for number in range(60):
+            track.record(1, number.to_bytes(4, "big") + bytes(100_000))
+            here.store.settle()
+            await trio.sleep(0.25)
+        nursery.cancel_scope.cancel()
+    log = here.store.namespace("recorded", SETTINGS.durability).logs["echo"]
+    assert log.first > 0
+    assert log.end - log.first <= 2 * MIB
+    assert here.value("left_out_messages", reason="retention") == 0
+    kept = [int.from_bytes(data[:4], "big") for _, data in await here.blocks()]
+    assert kept == list(range(60 - len(kept), 60))
+
+
+async def test_without_retention_in_time_it_stops_at_twice_the_bound() -> None:
+    here = await world(attrs.evolve(SETTINGS, retention_bytes=MIB))
+    track = here.recorder.track(1)
+    for _ in range(30):
+        track.record(1, bytes(100_000))
+        here.store.settle()
+    log = here.store.namespace("recorded", SETTINGS.durability).logs["echo"]
+    assert 2 * MIB < log.end <= 2 * MIB + 200_000
+    assert here.value("left_out_messages", reason="retention") == 30 - here.value("messages")
