@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from brokers import logs
-from brokers.commands import settings_of
+from brokers.config import as_served
 from brokers.errors import ExitCode, Refusal
 from brokers.plugs import load
 from brokers.render import json_value
@@ -26,7 +26,7 @@ def call(folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any]) -
 
 async def _call(folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any]) -> Any:
     plug = load(protocol)
-    config = settings_of(None)
+    config = as_served(None)
     log = logs.configure("warning", config.serve.log_format).bind(protocol=protocol)
     try:
         store = await Store.open(folder, config.storage)

@@ -3,7 +3,6 @@
 What a verb needs is imported inside it, so that no command pays for another's libraries.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,7 +14,7 @@ from brokers.flags import Flag, ServeCommand, port_flags, with_host_flags
 from shared.options import Json
 
 if TYPE_CHECKING:
-    from brokers.config import Config
+    pass
 
 ConfigFile = Annotated[Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).")]
 PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
@@ -80,7 +79,9 @@ def _config_app() -> App:
     @app.command(help_epilogue="Examples:\n\n    brokers config check --config brokers.toml")
     def check(*, config: ConfigFile = None) -> str:
         """Read the settings as serving would, and say what is wrong with them (exit 78)."""
-        settings = settings_of(config)
+        from brokers.config import as_served
+
+        settings = as_served(config)
         settings.check_files()
         return f"{len(settings.shown(human=True))} settings are in order"
 
@@ -90,23 +91,12 @@ def _config_app() -> App:
     )
     def show(*, config: ConfigFile = None, json: Json = False) -> Sequence[Any]:
         """List every setting, its value, and where that comes from."""
-        settings = settings_of(config)
+        from brokers.config import as_served
+
+        settings = as_served(config)
         return settings.shown(human=not json)
 
     return app
-
-
-def settings_of(file: Path | None) -> "Config":
-    """The settings as serving would read them; a plug that does not work is told on standard error."""
-    import sys
-
-    from brokers import plugs
-    from brokers.config import load
-
-    working, broken = plugs.load_all()
-    for error in broken.values():
-        print(f"brokers: {error}", file=sys.stderr)
-    return load(working, file=file, environ=os.environ, broken=tuple(broken))
 
 
 def completion(root: Callable[[], App]) -> Callable[..., str]:

@@ -4,7 +4,9 @@ Each section is a settings class that stands beside the code it configures; the 
 plugs. Everything that is wrong is reported at once, with the nearest name that would have been right.
 """
 
+import os
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ import attrs
 
 from brokers.errors import InvalidSettings, Problem, nearest
 from brokers.flags import Flag
+from brokers.plugs import load_all
 from brokers.settings import ServeSettings
 from brokers.structure import (
     Given,
@@ -141,6 +144,14 @@ def load(
         protocols={name: built[name] for name in protocols},
         sources={key: value.source for key, value in given.items()},
     )
+
+
+def as_served(file: Path | None) -> Config:
+    """The settings as serving would read them; a plug that does not work is told on standard error."""
+    working, broken = load_all()
+    for error in broken.values():
+        print(f"brokers: {error}", file=sys.stderr)
+    return load(working, file=file, environ=os.environ, broken=tuple(broken))
 
 
 def _from_file(
