@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 from hypothesis import strategies as st
@@ -128,3 +128,26 @@ def repeated(messages: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     """Messages, some of them many times over: what vectors take at once."""
     several = st.tuples(messages, st.sampled_from((1, 1, 2, 3, 17, 40))).map(lambda pair: [pair[0]] * pair[1])
     return st.lists(several, max_size=6).map(lambda runs: [message for run in runs for message in run])
+
+
+class Tape:
+    """A recorder that keeps what it gets. `blocks`: messages, frames; `tracks`: codec, name, source."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[int, bytes]] = []
+        self.tracks: list[tuple[int, bytes, bytes]] = []
+
+    def track(self, codec: int, *, name: bytes = b"", source: bytes = b"") -> Self:
+        self.tracks.append((codec, name, source))
+        return self
+
+    def record(self, messages: int, frames: bytes | memoryview) -> None:
+        self.blocks.append((messages, bytes(frames)))
+
+    @property
+    def messages(self) -> int:
+        return sum(messages for messages, _ in self.blocks)
+
+    @property
+    def frames(self) -> bytes:
+        return b"".join(frames for _, frames in self.blocks)
