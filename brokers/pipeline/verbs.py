@@ -17,3 +17,20 @@ app = App(
     help_epilogue="",
     help_format="plaintext",
 )
+
+app.command(
+    "brokers.pipeline.jobs.archive:archive",
+    name="archive",
+    help="Write logs to Parquet, by topic and date, each record exactly once.",
+    help_epilogue="""Examples:
+
+    brokers pipeline archive /srv/archive --path /srv/brokers --once
+    brokers pipeline archive /srv/archive --servers 127.0.0.1:8080 --topics orders,bills
+    brokers pipeline archive /srv/archive --path /srv/brokers --namespace dms --json""",
+)
+app.command(
+    "brokers.pipeline.jobs.archive:archived",
+    name="archived",
+    help="Show what is in an archive, and hold its files against its manifest.",
+    help_epilogue="Examples:\n\n    brokers pipeline archived /srv/archive --json",
+)

@@ -47,10 +47,11 @@ class ArchiveInUse(Refusal):
 
 
 @contextmanager
-def opened(path: Path, namespace: str) -> Iterator["ArchiveFolder"]:
+def opened(path: Path, origin: str) -> Iterator["ArchiveFolder"]:
     """The archive in a folder, recovered, for the one process that may write it; it is made if missing.
 
-    Raises ArchiveInUse, ArchiveDamaged, and Refusal where it holds another namespace's logs.
+    `origin`: the kind of place that logs are taken from. Raises ArchiveInUse, ArchiveDamaged, and Refusal for
+    an archive of another kind.
     """
     (path / names.HIDDEN).mkdir(parents=True, exist_ok=True)
     fd = os.open(path / names.LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -62,7 +63,7 @@ def opened(path: Path, namespace: str) -> Iterator["ArchiveFolder"]:
             raise ArchiveInUse(f"{path} is being written by another archiver (process {holder})") from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        folder = ArchiveFolder(LocalFiles(path), namespace)
+        folder = ArchiveFolder(LocalFiles(path), origin)
         folder.recover()
         yield folder
     finally:
@@ -88,7 +89,7 @@ class ArchiveFolder:
     """See the module. Its methods raise OSError; after one, only a new object on the folder goes on."""
 
     files: Files
-    namespace: str
+    origin: str
     manifest: Manifest = attrs.field(factory=Manifest)
     _durable: set[str] = attrs.field(factory=set, init=False)
     """Folders whose own names are synced."""
@@ -98,10 +99,10 @@ class ArchiveFolder:
         for path in (names.HIDDEN, names.FRESH, names.MANIFESTS):
             self._make(path)
         found = newest(self.files)
-        self.manifest = found or Manifest(namespace=self.namespace)
-        if self.manifest.namespace != self.namespace:
+        self.manifest = found or Manifest(origin=self.origin)
+        if self.manifest.origin != self.origin:
             raise Refusal(
-                f"this archive holds logs of {self.manifest.namespace}, not of {self.namespace}",
+                f"this archive has logs of {self.manifest.origin}, not of {self.origin}; take another folder",
                 ExitCode.CONFIGURATION,
             )
         self._refuse_unknown()

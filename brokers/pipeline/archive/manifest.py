@@ -34,7 +34,10 @@ class Range(NamedTuple):
 
 @attrs.frozen
 class Part:
-    """One Parquet file: records [start, end) of a log, all of one day (UTC). `token`: of its fresh name."""
+    """One Parquet file: records [start, end) of a log, all of one day (UTC).
+
+    `token`: of its fresh name. `made_ms`: when it was committed.
+    """
 
     key: str
     topic: str
@@ -44,6 +47,7 @@ class Part:
     records: int
     file_bytes: int
     token: str
+    made_ms: int = 0
 
     @property
     def fresh_path(self) -> str:
@@ -58,9 +62,10 @@ class Part:
 
 @attrs.frozen
 class Span:
-    """A piece of a log that was read and written: `parts` and `gaps` tile `range`. `seen`: as of now."""
+    """A piece of a log that was read and written: `parts` and `gaps` tile `range`. See LogState."""
 
     identity: str
+    name: str
     topic: str
     seen: str
     range: Range
@@ -72,11 +77,13 @@ class Span:
 class LogState:
     """A log's records [start, end) are in the archive but for `gaps`; [start, settled) at their final places.
 
-    `identity`: no other log's, also of one made again by its name; it is given when the log is first met.
-    `seen`: what the source knows the log by since it was last read (source/logs.py).
+    `name`: of the log among all places that this archive takes from; `topic`: what readers know it by, which
+    logs of several brokers may share. `identity`: no other log's, also not of one made again by its name.
+    `seen`: what the source told the log by when it was last read.
     """
 
     identity: str
+    name: str
     topic: str
     seen: str
     start: int
@@ -112,11 +119,14 @@ class Settlement:
 
 @attrs.frozen
 class Manifest:
-    """One commit. `logs` by their keys, `hot`: the fresh files in the order of their records, `moves`: those
-    that this commit takes to their final places."""
+    """One commit.
+
+    `origin`: the kind of place that its logs are in. `logs`: by their keys. `hot`: the fresh files, each
+    log's in the order of its records. `moves`: those that this commit takes to their final places.
+    """
 
     version: int = 0
-    namespace: str = "logmq"
+    origin: str = ""
     written_ms: int = 0
     logs: Mapping[str, LogState] = attrs.field(factory=dict)
     hot: tuple[Part, ...] = ()
@@ -128,8 +138,8 @@ class Manifest:
         return sum(log.records for log in self.logs.values())
 
     def current(self) -> Mapping[str, LogState]:
-        """By topic: its log, the newest where it was made again."""
-        return {log.topic: log for log in self.logs.values()}
+        """By name: its log, the newest where it was made again."""
+        return {log.name: log for log in self.logs.values()}
 
     def hot_of(self, key: str) -> list[Part]:
         return [part for part in self.hot if part.key == key]
@@ -146,11 +156,12 @@ class Manifest:
         for span in spans:
             key = names.log_key(span.identity)
             at = span.range.start
-            log = logs.get(key) or LogState(span.identity, span.topic, span.seen, at, at, at)
+            log = logs.get(key) or LogState(span.identity, span.name, span.topic, span.seen, at, at, at)
             _check_tiles(log, key, span)
             big = sum(part.file_bytes for part in span.parts) >= direct_bytes
             settles = key not in fresh and (big or not span.parts)
-            (moves if settles else hot).extend(span.parts)
+            parts = [attrs.evolve(part, made_ms=now_ms) for part in span.parts]
+            (moves if settles else hot).extend(parts)
             logs[key] = attrs.evolve(
                 log,
                 seen=span.seen,
@@ -165,7 +176,7 @@ class Manifest:
         """The next commit, after one in which fresh files were written anew. Raises NotContinuous."""
         logs, hot = dict(self.logs), list(self.hot)
         moves: list[Part] = []
-        retired = list(self.retired)
+        retired = [each for each in self.retired if each.until_ms > now_ms]
         for settlement in settlements:
             old, new = settlement.replaced, settlement.parts
             key = old[0].key
@@ -182,7 +193,7 @@ class Manifest:
         return self._next(now_ms, logs, hot, retired, moves)
 
     def without_retired(self, now_ms: int) -> "Manifest":
-        """The same, without what nobody has to find any more; itself where there is nothing of it."""
+        """The next commit, without what nobody has to find any more; itself where there is nothing of it."""
         left = [each for each in self.retired if each.until_ms > now_ms]
         if len(left) == len(self.retired):
             return self
@@ -211,7 +222,7 @@ class Manifest:
         head = {
             "archive": FORMAT_NUMBER,
             "version": self.version,
-            "namespace": self.namespace,
+            "origin": self.origin,
             "written_ms": self.written_ms,
         }
         lines: list[dict[str, Any]] = [head]
@@ -232,7 +243,7 @@ def unpack(data: bytes) -> Manifest | None:
         logs = [_unpack_log(line["log"]) for line in rest if "log" in line]
         return Manifest(
             version=head["version"],
-            namespace=head["namespace"],
+            origin=head["origin"],
             written_ms=head["written_ms"],
             logs={log.key: log for log in logs},
             hot=tuple(Part(**line["hot"]) for line in rest if "hot" in line),

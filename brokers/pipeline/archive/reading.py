@@ -4,7 +4,7 @@ The plain glob `topic=*/date=*/*.parquet` is right at every moment, too: whole f
 record at most once. What it does not show is what is still fresh, the last minutes of a continuous archive.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,9 +55,9 @@ def paths(folder: str | Path) -> list[str]:
     return [str(Path(folder) / path) for path in (*found.settled, *found.fresh)]
 
 
-def position(folder: str | Path) -> Mapping[str, LogState]:
-    """By topic: up to where its newest log is in the archive."""
-    return committed(LocalFiles(Path(folder))).manifest.current()
+def position(folder: str | Path) -> Sequence[LogState]:
+    """Up to where which log is in the archive."""
+    return list(committed(LocalFiles(Path(folder))).manifest.logs.values())
 
 
 def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":

@@ -84,7 +84,7 @@ class Archiver:
                 write_fresh(self.files, topic, at, at + STEP, f"{token}-dead", fail=True)
                 end = min(at + 2 * STEP, length)
                 part = write_fresh(self.files, topic, at, end, token)
-                spans.append(Span(identity(topic), topic, "", Range(at, end), [part]))
+                spans.append(Span(identity(topic), topic, topic, "", Range(at, end), [part]))
         if spans:
             return now.advance(spans, now.version, direct_bytes=1 if now.version < 2 else 1 << 30)
         return None

@@ -166,7 +166,7 @@ def test_an_archive_of_another_namespace_or_of_a_later_format_is_refused() -> No
     disk = FakeDisk()
     archiver = Archiver(disk, run=1)
     archiver.go()
-    with pytest.raises(Refusal, match="holds logs of logmq, not of dms"):
+    with pytest.raises(Refusal, match="has logs of logmq, not of dms"):
         ArchiveFolder(disk, "dms").recover()
     write_new(disk, names.manifest(99), format.pack_lines([{"archive": 2}]))
     with pytest.raises(folders.ArchiveDamaged, match="format 2"):

@@ -1,0 +1,217 @@
+"""Rounds of work by Spark's executors, until all is archived or for ever.
+
+Why plain jobs, and not a streaming query with a sink: a query keeps its own record of what is done, beside
+ours, and its batches carry rows through the JVM and back to Python (measured: README.md). Here the rows of a
+job are the ranges to archive and what became of them, and the manifest is the only record.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from brokers.errors import Refusal
+from brokers.pipeline.archive import plan, writer
+from brokers.pipeline.archive.feed import Feed
+from brokers.pipeline.archive.folder import ArchiveFolder
+from brokers.pipeline.archive.manifest import Part, Range, Settlement
+from brokers.pipeline.archive.plan import Piece, Ripe, Target
+from brokers.pipeline.archive.writer import Work, Written
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@attrs.frozen
+class Settings:
+    """How rounds are made.
+
+    `round_bytes`: what a round reads at most. `task_bytes`: less is not worth a task of its own. `ripe`: when
+    fresh files are settled; `kept_seconds`: how long they stay for readers that began before.
+    """
+
+    trigger_seconds: float = 1.0
+    round_bytes: int = 1 << 30
+    task_bytes: int = 4 << 20
+    ripe: Ripe = Ripe(file_bytes=128 << 20, files=600, seconds=300.0)  # noqa: RUF009
+    kept_seconds: float = 600.0
+    compression: str = "zstd"
+    allow_loss: bool = False
+    failures_max: int = 5
+
+
+@attrs.frozen
+class Round:
+    """What a round did. `behind_bytes`: of the logs, what was there at its beginning and is not archived.
+
+    `settled`: files written anew at their final places. `events`: what happened to logs, in words.
+    """
+
+    version: int
+    records: int
+    bytes: int
+    files: int
+    settled: int
+    behind_bytes: int
+    seconds: float
+    events: tuple[str, ...] = ()
+
+
+@attrs.define(eq=False)
+class Archiver:
+    """One archive, being written. `folder` is open, and at `root` here and for every executor."""
+
+    spark: "SparkSession"
+    feed: Feed
+    folder: ArchiveFolder
+    root: Path
+    settings: Settings = attrs.field(factory=Settings)
+    stop: threading.Event = attrs.field(factory=threading.Event)
+    """Set it, from a signal's handler too, and the round under way is the last."""
+    _run: str = attrs.field(factory=lambda: secrets.token_hex(4), init=False)
+
+    def once(self) -> Iterator[Round]:
+        """Archive all that is there now. At the end everything is at its final place."""
+        yield from self._settled(everything=True)  # what a continuous archive left
+        ends = {log.name: log.end for log in self.feed.extents()}
+        while not self.stop.is_set():
+            done = self._round(direct_bytes=0, ends=ends)
+            if done is None:
+                break
+            yield done
+
+    def follow(self) -> Iterator[Round]:
+        """Archive what comes, until told to stop."""
+        failures = 0
+        while not self.stop.is_set():
+            begun = time.monotonic()
+            try:
+                done = self._round(direct_bytes=self.settings.ripe.file_bytes)
+                failures = 0
+            except (Refusal, KeyboardInterrupt):
+                raise
+            except Exception:
+                # The place cannot be reached, or retention overtook a task: a later round asks anew.
+                failures += 1
+                if failures >= self.settings.failures_max:
+                    raise
+                done = None
+            if done is not None:
+                yield done
+            yield from self._settled()
+            if done is None or not done.behind_bytes:
+                self.stop.wait(max(self.settings.trigger_seconds - (time.monotonic() - begun), 0))
+        yield from self._settled(everything=True)
+
+    def _round(self, *, direct_bytes: int, ends: dict[str, int] | None = None) -> Round | None:
+        """One commit; None where nothing is new. `ends`: of the logs, as far as is wanted."""
+        begun = time.monotonic()
+        extents = self.feed.extents()
+        if ends is not None:
+            extents = [
+                attrs.evolve(log, end=min(log.end, ends[log.name])) for log in extents if log.name in ends
+            ]
+        now = self.folder.manifest
+        wanted = plan.targets(now, extents, self.feed.is_another, allow_loss=self.settings.allow_loss)
+        if not wanted:
+            return None
+        there = _bytes(wanted)
+        wanted = plan.limited(wanted, self.settings.round_bytes, self.feed.cuts)
+        following = now.advance(plan.spans(wanted, self._written(wanted)), _now_ms(), direct_bytes)
+        self.folder.commit(following)
+        return Round(
+            following.version,
+            following.records - now.records,
+            _bytes(wanted),
+            len(following.hot) + len(following.moves) - len(now.hot),
+            0,
+            there - _bytes(wanted),
+            round(time.monotonic() - begun, 3),
+            tuple(f"{target.extent.topic}: {target.event}" for target in wanted if target.event),
+        )
+
+    def _written(self, wanted: Sequence[Target]) -> dict[tuple[str, Range], Written]:
+        settings, folder = self.settings, self.folder
+        shares = plan.shares(
+            wanted,
+            self.spark.sparkContext.defaultParallelism,
+            f"{self._run}-{folder.manifest.version + 1}",
+            self.feed.cuts,
+            gaps_allowed=settings.allow_loss,
+            bytes_least=settings.task_bytes,
+        )
+        feed, root, compression = self.feed, self.root, settings.compression
+
+        def write(share: list[Piece]) -> list[tuple[str, Range, Written]]:
+            return [
+                (
+                    piece.work.identity,
+                    piece.work.range,
+                    writer.write(
+                        root,
+                        _attempt(piece.work),
+                        feed.batches(piece.extent, *piece.work.range),
+                        compression,
+                    ),
+                )
+                for piece in share
+            ]
+
+        return {
+            (identity, range_): written
+            for each in self._each(write, shares)
+            for identity, range_, written in each
+        }
+
+    def _settled(self, *, everything: bool = False) -> Iterator[Round]:
+        """Settle what is ripe, and let go of what nobody reads any more."""
+        begun, now = time.monotonic(), self.folder.manifest
+        now_ms = _now_ms()
+        ripe = plan.ripe(now, self.settings.ripe, now_ms, everything=everything)
+        if not ripe:
+            if (without := now.without_retired(now_ms)) is not now:
+                self.folder.commit(without)
+            return
+        root, compression = self.root, self.settings.compression
+        token = f"{self._run}-{now.version + 1}"
+        logs = now.logs
+
+        def merge(parts: list[Part]) -> list[Part]:
+            log = logs[parts[0].key]
+            work = Work(log.identity, log.topic, Range(parts[0].start, parts[-1].end), token)
+            return list(writer.merge(root, _attempt(work), parts, compression).parts)
+
+        settlements = [Settlement(new, old) for old, new in zip(ripe, self._each(merge, ripe), strict=True)]
+        following = now.settle(settlements, now_ms, int(self.settings.kept_seconds * 1000))
+        self.folder.commit(following)
+        self.folder.sweep()
+        seconds = round(time.monotonic() - begun, 3)
+        yield Round(following.version, 0, 0, 0, len(following.moves), 0, seconds)
+
+    def _each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """`function` of each, in the executors, a task each, in order."""
+        items = list(items)
+        if not items:
+            return []
+        return self.spark.sparkContext.parallelize(items, len(items)).map(function).collect()
+
+
+def _attempt(work: Work) -> Work:
+    """With a token that no other attempt at the same task has."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    attempt = context.taskAttemptId() if context is not None else 0
+    return attrs.evolve(work, token=f"{work.token}-{attempt}")
+
+
+def _bytes(wanted: Sequence[Target]) -> int:
+    return sum(target.range.end - target.range.start for target in wanted)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

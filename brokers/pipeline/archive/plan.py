@@ -1,0 +1,190 @@
+"""What a round is to do: from where the logs are, and where the archive is, to ranges. No files here."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import attrs
+
+from brokers.errors import ExitCode, Refusal
+from brokers.pipeline.archive.manifest import LogState, Manifest, Part, Range, Span
+from brokers.pipeline.archive.writer import Work, Written
+
+
+@attrs.frozen
+class Extent:
+    """A log that is there: its records from `first` to `end` can be read. See LogState for the other fields.
+
+    `spot`: what the feed finds it by again, in an executor.
+    """
+
+    name: str
+    topic: str
+    first: int
+    end: int
+    seen: str = ""
+    spot: Any = None
+
+
+class Overtaken(Refusal):
+    """Records that are not in the archive are gone, and loss was not allowed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text} (--allow-loss goes on, and keeps account of it)", ExitCode.FAILED)
+
+
+@attrs.frozen
+class Target:
+    """One log's part of a round: `range` to be read, and a gap before it where there is one.
+
+    `event`: what is worth telling of it; `loss`: whether it is one.
+    """
+
+    identity: str
+    extent: Extent
+    range: Range
+    gap: Range | None = None
+    event: str = ""
+    loss: bool = False
+
+
+IsAnother = Callable[[LogState, Extent], bool]
+"""Whether the log that is there is another one than that which the archive has under its name."""
+
+
+def targets(
+    manifest: Manifest, extents: Sequence[Extent], is_another: IsAnother, *, allow_loss: bool
+) -> list[Target]:
+    """For each log, what is not in the archive of it; those with nothing new are left out.
+
+    Raises Overtaken where records are gone that the archive has not, unless that is allowed.
+    """
+    current = manifest.current()
+    found = (_target(current.get(extent.name), extent, is_another) for extent in extents)
+    wanted = [target for target in found if target is not None]
+    for target in wanted:
+        if target.loss and not allow_loss:
+            raise Overtaken(f"{target.extent.topic}: {target.event}")
+    return wanted
+
+
+def _target(log: LogState | None, extent: Extent, is_another: IsAnother) -> Target | None:
+    here = Range(extent.first, extent.end)
+    if log is None:
+        return Target(f"{extent.name}#1", extent, here) if extent.end > extent.first else None
+    if is_another(log, extent):
+        event = f"made again since it was archived up to {log.end}: another log from here on"
+        return Target(_following(log), extent, here, event=event)
+    if extent.end < log.end:
+        # Records that the archive has are gone from the log's end (a power cut, in modes other than
+        # always). What comes there now has their offsets and is not the same, so it is another log.
+        event = f"it ends at {extent.end}, and was archived up to {log.end}: another log from here on"
+        return Target(_following(log), extent, Range(extent.end, extent.end), event=event, loss=True)
+    if extent.first > log.end:
+        gap = Range(log.end, extent.first)
+        event = f"offsets {gap.start} to {gap.end} were dropped (retention) before they were archived"
+        return Target(log.identity, extent, here, gap, event, loss=True)
+    if extent.end == log.end:
+        return None
+    return Target(log.identity, extent, Range(log.end, extent.end))
+
+
+def _following(log: LogState) -> str:
+    number = int(log.identity.rpartition("#")[2])
+    return f"{log.name}#{number + 1}"
+
+
+Cuts = Callable[[Extent, int, int, int], Sequence[int]]
+"""`cuts(log, start, stop, bytes_each)`: records' offsets in between that cut it into such pieces, about."""
+
+
+def limited(wanted: Sequence[Target], bytes_max: int, cuts: Cuts) -> list[Target]:
+    """So much of it as a round may read: the same share of bytes for each log, what small ones leave for the
+    others, cut at records' boundaries; of each something."""
+    left = bytes_max
+    found = {}
+    by_size = sorted(wanted, key=lambda target: target.range.end - target.range.start)
+    for number, target in enumerate(by_size):
+        share = max(left // (len(by_size) - number), 1)
+        start, end = target.range
+        if end - start > share:
+            places = cuts(target.extent, start, end, share)
+            end = places[0] if places else end
+        left -= end - start
+        found[target.identity] = attrs.evolve(target, range=Range(start, end))
+    return [found[target.identity] for target in wanted]
+
+
+def shares(
+    wanted: Sequence[Target], tasks: int, token: str, cuts: Cuts, *, gaps_allowed: bool, bytes_least: int
+) -> list[list["Piece"]]:
+    """The work cut into about so many shares of about the same size, in order; small logs share one."""
+    total = sum(target.range.end - target.range.start for target in wanted)
+    size = max(-(-total // tasks), bytes_least, 1)
+    found: list[list[Piece]] = []
+    room = 0
+    for target in wanted:
+        start, end = target.range
+        places = [place for place in cuts(target.extent, start, end, size) if start < place < end]
+        edges = [start, *places, end]
+        for low, high in pairwise(edges):
+            if high == low:
+                continue
+            if not found or high - low > room:
+                found.append([])
+                room = size + size // 8
+            room -= high - low
+            work = Work(target.identity, target.extent.topic, Range(low, high), token, gaps_allowed)
+            found[-1].append(Piece(target.extent, work))
+    return found
+
+
+@attrs.frozen
+class Piece:
+    """What a task reads from where, and writes."""
+
+    extent: Extent
+    work: Work
+
+
+def spans(wanted: Sequence[Target], written: Mapping[tuple[str, Range], Written]) -> list[Span]:
+    """What became of each log's part, from that of its pieces (by identity and range)."""
+    found = []
+    for target in wanted:
+        pieces = sorted(
+            (range_, each) for (identity, range_), each in written.items() if identity == target.identity
+        )
+        parts = [part for _, each in pieces for part in each.parts]
+        gaps = [gap for _, each in pieces for gap in each.gaps]
+        start = target.range.start
+        if target.gap is not None:
+            gaps.insert(0, target.gap)
+            start = target.gap.start
+        log = target.extent
+        range_ = Range(start, target.range.end)
+        found.append(Span(target.identity, log.name, log.topic, log.seen, range_, parts, gaps))
+    return found
+
+
+@attrs.frozen
+class Ripe:
+    """When a log's fresh files are settled: so many bytes, so many files, or so old the oldest of them."""
+
+    file_bytes: int
+    files: int
+    seconds: float
+
+
+def ripe(manifest: Manifest, rule: Ripe, now_ms: int, *, everything: bool = False) -> list[list[Part]]:
+    """For each log whose fresh files are to be settled now: these files, in order."""
+    by_log: dict[str, list[Part]] = {}
+    for part in manifest.hot:
+        by_log.setdefault(part.key, []).append(part)
+    return [
+        parts
+        for parts in by_log.values()
+        if everything
+        or sum(part.file_bytes for part in parts) >= rule.file_bytes
+        or len(parts) >= rule.files
+        or now_ms - parts[0].made_ms >= rule.seconds * 1000
+    ]

@@ -1,0 +1,219 @@
+"""`brokers pipeline archive` and `archived`: see `brokers.pipeline.archive` for how it is done."""
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import attrs
+from cyclopts import Parameter
+
+from brokers.errors import ExitCode, Refusal
+from brokers.render import Outcome
+from shared.errors import BrokerError, UsageError
+from shared.options import Json
+from shared.progress import counting
+
+if TYPE_CHECKING:
+    from brokers.pipeline.archive.feed import Feed
+    from brokers.pipeline.archive.job import Archiver, Round
+
+Master = Annotated[str, Parameter(help="Where Spark runs: local[*], or a cluster's spark://host:port.")]
+_QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+Compression = Literal["zstd", "snappy", "lz4", "none"]
+
+
+def archive(
+    folder: Annotated[Path, Parameter(help="The archive's folder; every executor has to reach it there.")],
+    /,
+    *,
+    path: Annotated[tuple[str, ...], Parameter(help="A data folder; repeatable.", negative="")] = (),
+    servers: Annotated[str | None, Parameter(help="LogMQ servers, host:port with commas between.")] = None,
+    topics: Annotated[str | None, Parameter(help="Topics, with commas between.")] = None,
+    pattern: Annotated[str, Parameter(help="Without --topics: those whose whole name matches.")] = ".*",
+    namespace: Annotated[str, Parameter(help="With --path: another protocol's logs.")] = "logmq",
+    once: Annotated[
+        bool, Parameter(help="Archive what is there and end.", negative="", show_default=False)
+    ] = False,
+    trigger: Annotated[float, Parameter(help="Seconds from one commit to the next, where less comes.")] = 1.0,
+    settle_seconds: Annotated[float, Parameter(help="Fresh files become one file after so long,")] = 300.0,
+    settle_bytes: Annotated[int, Parameter(help="or once a log's are so many bytes.")] = 128 << 20,
+    compression: Annotated[Compression, Parameter(help="Of the Parquet files.")] = "zstd",
+    allow_loss: Annotated[
+        bool,
+        Parameter(help="Go on where records were lost before.", negative="", show_default=False),
+    ] = False,
+    master: Master = "local[*]",
+    json: Json = False,
+) -> Iterator[Any] | Outcome | Mapping[str, Any]:
+    """Write logs to Parquet, by topic and date, each record exactly once.
+
+    It follows the logs until SIGTERM or SIGINT, or with --once ends when all that
+    was there is archived. Killed at any moment, it goes on where it was. With
+    --json each commit is a line.
+    """
+    from brokers.pipeline.archive.feed import Feed
+    from brokers.pipeline.source.options import parse
+
+    if bool(path) == bool(servers):
+        raise UsageError("--path", "give either data folders (--path) or --servers")
+    options = _options(path, servers, topics, pattern, namespace, allow_loss)
+    feed = Feed(parse(options))
+    if once:
+        _require_topics(feed)
+    settings = _settings(trigger, settle_seconds, settle_bytes, compression, allow_loss)
+    rounds = _rounds(folder, feed, settings, master, once=once)
+    return _told(rounds) if json else _summary(rounds)
+
+
+def archived(
+    folder: Annotated[Path, Parameter(help="The archive's folder.")], /, *, json: Json = False
+) -> Outcome | Sequence[Mapping[str, Any]]:
+    """Show what is in an archive, and hold its files against its manifest (exit 1 where one is missing).
+
+    Offsets are those of the log: everything from "first" up to "end" is there, up
+    to "settled" at its final place.
+    """
+    from brokers.pipeline.archive.files import LocalFiles
+    from brokers.pipeline.archive.reading import committed, faults
+
+    files = LocalFiles(folder)
+    rows = [
+        {
+            "topic": log.topic,
+            "log": log.key,
+            "records": log.records,
+            "first": log.start,
+            "settled": log.settled,
+            "end": log.end,
+            "lost_bytes": log.lost_bytes,
+        }
+        for log in committed(files).manifest.logs.values()
+    ]
+    wrong = faults(files)
+    for fault in wrong:
+        print(f"brokers: {fault.topic}: {fault.what}: offsets {fault.range}", file=sys.stderr)
+    return Outcome(rows, ExitCode.FAILED) if wrong else rows
+
+
+def _options(
+    path: Sequence[str],
+    servers: str | None,
+    topics: str | None,
+    pattern: str,
+    namespace: str,
+    allow_loss: bool,
+) -> dict[str, str]:
+    import json
+
+    options = {"failOnDataLoss": "false" if allow_loss else "true"}
+    options |= {"subscribe": topics} if topics is not None else {"subscribePattern": pattern}
+    if servers is not None:
+        return options | {"servers": servers}
+    return options | {"paths": json.dumps(list(path)), "namespace": namespace}
+
+
+def _require_topics(feed: "Feed") -> None:
+    there = {log.topic for log in feed.extents()}
+    missing = [name for name in feed.options.topics.names if name not in there]
+    if missing:
+        raise Refusal(f"there is no topic {missing[0]}", ExitCode.MISSING)
+
+
+def _settings(
+    trigger: float, settle_seconds: float, settle_bytes: int, compression: str, allow_loss: bool
+) -> Any:
+    from brokers.pipeline.archive.job import Settings
+    from brokers.pipeline.archive.plan import Ripe
+
+    default = Settings()
+    return attrs.evolve(
+        default,
+        trigger_seconds=trigger,
+        ripe=Ripe(settle_bytes, default.ripe.files, settle_seconds),
+        compression=compression,
+        allow_loss=allow_loss,
+    )
+
+
+def _rounds(folder: Path, feed: "Feed", settings: Any, master: str, *, once: bool) -> Iterator["Round"]:
+    """The rounds as they are done; the archive's folder is locked, and Spark runs, until the last."""
+    from brokers.pipeline.archive.folder import opened
+    from brokers.pipeline.archive.job import Archiver
+    from brokers.pipeline.session import require_spark, session
+
+    require_spark()
+    from pyspark.sql import SparkSession
+
+    folder = folder.absolute()
+    with opened(folder, feed.origin) as place:
+        before = SparkSession.getActiveSession()
+        spark = session(master, name=f"brokers archive {folder}", config=_QUIET)
+        try:
+            archiver = Archiver(spark, feed, place, folder, settings)
+            with _until_told(archiver), _said_plainly():
+                yield from archiver.once() if once else archiver.follow()
+        finally:
+            if before is None:
+                spark.stop()
+
+
+@contextmanager
+def _until_told(archiver: "Archiver") -> Iterator[None]:
+    """SIGTERM and SIGINT let the round under way be the last."""
+    before = {
+        number: signal.signal(number, lambda *_: archiver.stop.set())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _said_plainly() -> Iterator[None]:
+    """What failed in an executor is one line, as if it had failed here."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        yield
+    except BrokerError:
+        raise
+    except (Py4JError, OSError) as error:
+        raise Refusal(failure(str(error))) from error
+
+
+def failure(text: str) -> str:
+    """The line that matters of what Spark says of a failed task: the Python error that ended it."""
+    lines = [line.strip() for line in text.splitlines()]
+    errors = [line for line in lines if re.match(r"([a-z_]+\.)*[A-Z]\w*: ", line) and "java" not in line[:40]]
+    if not errors:
+        return next((line for line in lines if line), "Spark's JVM has ended")
+    return re.sub(r"^([a-z_]+\.)*[A-Z]\w*: ", "", errors[0])
+
+
+def _told(rounds: Iterator["Round"]) -> Iterator["Round"]:
+    """Each at once: somebody may be waiting behind a pipe."""
+    for done in rounds:
+        yield done
+        sys.stdout.flush()
+
+
+def _summary(rounds: Iterator["Round"]) -> Mapping[str, Any]:
+    """Take them to the last: a running count on a terminal, and what it came to."""
+    begun = time.monotonic()
+    records = size = commits = 0
+    with counting("records archived") as update:
+        for done in rounds:
+            for event in done.events:
+                print(f"brokers: {event}", file=sys.stderr)
+            records, size, commits = records + done.records, size + done.bytes, commits + 1
+            update(records, size)
+    seconds = round(time.monotonic() - begun, 1)
+    return {"records": records, "bytes": size, "commits": commits, "seconds": seconds}
