@@ -1,0 +1,247 @@
+"""`make trial-archive`: the archive of a live broker, killed -9 at random moments: its driver, JVM or workers.
+
+After each kill what readers see is held against all that was acknowledged (`archive_judge.py`), by the files
+that the archive names and by the bare glob; in the end the Parquet files must equal the logs, each record
+once. The judge itself is tested with planted faults in `test_archive_judge.py`.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from brokers.errors import Refusal
+from brokers.pipeline import archive
+from tests.trials.archive_judge import Row, judge, rows, visible
+from tests.trials.archive_load import ArchiveLoad
+from tests.trials.plain import log_bytes
+from tests.trials.serving import TrialServer
+
+PATIENCE_SECONDS = 300.0
+"""More than a start of Spark takes on a busy machine."""
+
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""It lives for seconds: compiling well would cost more than it saves."""
+
+KINDS = ("driver", "jvm", "both", "worker")
+
+
+class ArchiverError(Exception):
+    """It did not do what it should; the text is what it said."""
+
+
+class ArchiverProcess:
+    """`brokers pipeline archive`, in a process group of its own."""
+
+    def __init__(self, folder: Path, data: Path, *arguments: str, master: str = "local[2]") -> None:
+        self.commits = 0
+        self._lines: list[str] = []
+        command = [sys.executable, "-m", "brokers", "pipeline", "archive", str(folder), "--path", str(data)]
+        self.process = subprocess.Popen(
+            [*command, "--master", master, "--json", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            env=os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JVM},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def said(self) -> str:
+        return "".join(self._lines[-60:])
+
+    def wait_commits(self, count: int) -> None:
+        """Until it has made so many. Raises ArchiverError where it ends before."""
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while self.commits < count:
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                raise ArchiverError(f"{self.commits} commits, exit {self.process.poll()}\n{self.said}")
+            time.sleep(0.005)
+
+    def below(self, name: str) -> list[int]:
+        """The processes of its group whose command line has `name`."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if os.getpgid(int(entry.name)) == self.process.pid and name in command:
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return [pid for pid in found if pid != self.process.pid]
+
+    def kill(self, kind: str) -> None:
+        """SIGKILL; what is left of it then gets the time to notice, and is gone when this returns."""
+        if kind == "both":
+            os.killpg(self.process.pid, signal.SIGKILL)
+        elif kind == "driver":
+            self.process.kill()
+        else:
+            for pid in self.below("java" if kind == "jvm" else "pyspark.daemon"):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+    def end(self) -> int:
+        """However it goes on after that, it ends, and nothing of it stays. Its exit code."""
+        try:
+            code = self.process.wait(PATIENCE_SECONDS)
+            give_up = time.monotonic() + 20
+            while self.below("") and time.monotonic() < give_up:
+                time.sleep(0.05)
+        finally:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self._reader.join()
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            for line in self.process.stdout:
+                self._lines.append(line)
+                self.commits += line.startswith('{"version"')
+
+
+class Trial:
+    """One broker, one archive, many kills."""
+
+    def __init__(self, place: Path, seed: int) -> None:
+        self.source = random.Random(seed)
+        self.data, self.folder = place / "data", place / "archive"
+        self.server = TrialServer(place, self.data, "--enable", "logmq")
+        self.kills: Counter[str] = Counter()
+        self.commits = 0
+        self.faults: list[str] = []
+
+    def run(self, kills: int) -> None:
+        self.server.begin()
+        load = ArchiveLoad(self.server.address("logmq"), random.Random(self.source.random()))
+        try:
+            while sum(self.kills.values()) < kills and not self.faults:
+                self._kill_one(load)
+                with load.paused():
+                    self.compare(load, complete=False)
+                print(
+                    f"  {sum(self.kills.values())} kills, {self.commits} commits, {load.records:,} records",
+                    flush=True,
+                )
+        finally:
+            load.stop()
+        if load.error is not None:
+            raise load.error
+        if not self.faults:
+            self._finish(load)
+        self.server.stop()
+
+    def _kill_one(self, load: ArchiveLoad) -> None:
+        archiver = ArchiverProcess(
+            self.folder, self.data, "--trigger", "0.2", "--settle-seconds", str(self.source.uniform(0.5, 3))
+        )
+        kind = self.source.choice(KINDS)
+        try:
+            if self.source.random() < 0.2:
+                time.sleep(self.source.uniform(0, 8))
+            else:
+                archiver.wait_commits(self.source.randint(1, 8))
+                time.sleep(self.source.uniform(0, 0.5))
+            archiver.kill(kind)
+            if kind == "worker":  # it goes on, or says that it cannot
+                time.sleep(self.source.uniform(0, 1))
+                archiver.kill("both")
+            self.kills[kind] += 1
+        finally:
+            code = archiver.end()
+            self.commits += archiver.commits
+        if kind == "jvm" and code == 0:
+            self.faults.append(f"its JVM was killed, and it ended with 0\n{archiver.said}")
+
+    def compare(self, load: ArchiveLoad, *, complete: bool) -> None:
+        """What readers see now, against what was acknowledged."""
+        try:
+            named = [Path(path) for path in archive.paths(self.folder)]
+        except Refusal:
+            named = []  # killed before the first commit
+        for how, paths in (("named", named), ("glob", visible(self.folder))):
+            faults: list[str] = []
+            found = rows(paths, faults)
+            faults += judge(found, load.lives, complete=complete)
+            self.faults += [f"{how}: {fault}" for fault in faults]
+
+    def _finish(self, load: ArchiveLoad) -> None:
+        archiver = ArchiverProcess(self.folder, self.data, "--once")
+        code = archiver.end()
+        if code:
+            self.faults.append(f"--once ended with {code}\n{archiver.said}")
+        self.compare(load, complete=True)
+        for topic, lives in load.lives.items():
+            if _records(log_bytes(self.data, topic) or b"") != lives[-1]:
+                self.faults.append(f"{topic}: the log is not what was acknowledged: the load's own fault")
+        stray = [
+            path
+            for path in self.folder.rglob("*")
+            if path.is_file() and (path.suffix == ".part" or path.stat().st_size == 0)
+        ]
+        self.faults += [f"{path} was left" for path in stray]
+
+
+def _records(data: bytes) -> list[Row]:
+    found, at = [], 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        found.append(Row(at, data[at + 4 : end]))
+        at = end
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.trials.archive", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=None, help="of the load and the moments")
+    parser.add_argument("--folder", type=Path, default=None, help="where to put data (a temporary one)")
+    options = parser.parse_args(arguments)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    place = Path(tempfile.mkdtemp(prefix="trial-archive-", dir=options.folder))
+    print(f"{options.kills} kills, --seed {seed}, in {place}", flush=True)
+    begun = time.monotonic()
+    trial = Trial(place, seed)
+    try:
+        trial.run(options.kills)
+    except KeyboardInterrupt:
+        shutil.rmtree(place, ignore_errors=True)
+        return 130
+    finally:
+        if trial.server.alive:
+            trial.server.kill()
+    print(
+        f"{sum(trial.kills.values())} kills ({', '.join(f'{n} {kind}' for kind, n in trial.kills.items())}), "
+        f"{trial.commits} commits, {time.monotonic() - begun:.0f} s"
+    )
+    if trial.faults:
+        print("BROKEN:", *trial.faults, f"kept: {place}", sep="\n")
+        return 1
+    shutil.rmtree(place)
+    print("the archive equals the logs, each record once")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
