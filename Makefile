@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood trials clean
+.PHONY: serve test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood
+.PHONY: trial-archive trial-cluster trials clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
@@ -46,7 +47,13 @@ trial-states: $(VENV)/.test
 trial-flood: $(VENV)/.test
 	$(BIN)/python -m tests.trials.flood $(ARGS)
 
-trials: trial-power trial-kill trial-sim trial-states trial-flood
+trial-archive: $(VENV)/.test
+	$(BIN)/python -m tests.trials.archive $(ARGS)
+
+trial-cluster: $(VENV)/.test
+	$(BIN)/python -m tests.trials.cluster $(ARGS)
+
+trials: trial-power trial-kill trial-sim trial-states trial-flood trial-archive trial-cluster
 
 lock:
 	.ci/lock

@@ -1,4 +1,4 @@
-"""`make trial-archive`: the archive of a live broker, killed -9 at random moments: its driver, JVM or workers.
+"""`make trial-archive`: the archive of a live broker, its driver, JVM or workers killed -9 at random.
 
 After each kill what readers see is held against all that was acknowledged (`archive_judge.py`), by the files
 that the archive names and by the bare glob; in the end the Parquet files must equal the logs, each record

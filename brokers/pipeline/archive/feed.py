@@ -4,8 +4,8 @@ The driver asks which logs there are and how far they go, executors for their re
 them is a `Feed`: options, and nothing open.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import attrs
 from brokers.pipeline.archive.manifest import LogState
 from brokers.pipeline.archive.plan import Extent
 from brokers.pipeline.source.options import Options
+from brokers.pipeline.source.origin import Origin
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
 from shared.storage import catalog
@@ -34,38 +35,54 @@ class Feed:
         """The kind of place, in words, for the manifest."""
         return "servers" if self.options.servers else f"a data folder's {self.options.namespace}"
 
-    def extents(self) -> list[Extent]:
-        """Every log that is wanted and there, as of now. Raises OSError where a place cannot be reached."""
-        found = []
-        for source in self.options.sources:
-            where = source if self.options.servers else _journal_id(source)
-            with closing(open_place(self.options, source)) as place:
-                for spot in place.spots(self.options.topics).values():
-                    seen = str(spot.id) if spot.id else ""
-                    name = f"{spot.name}@{where}"
-                    found.append(Extent(name, spot.name, spot.first, spot.end, seen, spot))
-        return sorted(found, key=lambda extent: extent.name)
-
-    def is_another(self, log: LogState, extent: Extent) -> bool:
-        """Whether the log was made again since."""
-        return bool(log.seen and extent.seen and log.seen != extent.seen)
-
-    def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> Sequence[int]:
-        """Records' offsets that cut [start, stop) into pieces of that size, about."""
-        found: list[int] = []
-        span = _span(log, start, stop)
-        with closing(open_place(self.options, log.spot.source)) as place:
-            for at in range(start + bytes_each, stop, bytes_each):
-                cut = place.cut(span, at)
-                if (found[-1] if found else start) < cut < stop:
-                    found.append(cut)
-        return found
+    @contextmanager
+    def look(self) -> Iterator["Look"]:
+        """Look at the places as they are now, in the driver."""
+        with ExitStack() as opened:
+            places = {
+                source: opened.enter_context(closing(open_place(self.options, source)))
+                for source in self.options.sources
+            }
+            yield Look(self, places)
 
     def batches(self, log: Extent, start: int, stop: int) -> Iterator["pa.RecordBatch"]:
         """The records of [start, stop), in an executor. Raises DataLoss."""
         from brokers.pipeline.source import data_source
 
         return data_source.read(self.options, data_source.Share((_span(log, start, stop),)))
+
+
+@attrs.frozen
+class Look:
+    """The places of a feed, open. Its methods raise OSError where one cannot be reached."""
+
+    feed: Feed
+    places: Mapping[str, Origin]
+
+    def extents(self) -> list[Extent]:
+        """Every log that is wanted and there, as of now."""
+        options = self.feed.options
+        found = []
+        for source, place in self.places.items():
+            where = source if options.servers else _journal_id(source)
+            for spot in place.spots(options.topics).values():
+                name = f"{spot.name}@{where}"
+                found.append(Extent(name, spot.name, spot.first, spot.end, str(spot.id), spot))
+        return sorted(found, key=lambda extent: extent.name)
+
+    def is_another(self, log: LogState, extent: Extent) -> bool:
+        """Whether the log was made again since it was archived."""
+        return self.places[extent.spot.source].is_other(extent.spot, int(log.seen), log.end)
+
+    def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> Sequence[int]:
+        """Records' offsets that cut [start, stop) into pieces of that size, about."""
+        found: list[int] = []
+        span = _span(log, start, stop)
+        for at in range(start + bytes_each, stop, bytes_each):
+            cut = self.places[span.source].cut(span, at)
+            if (found[-1] if found else start) < cut < stop:
+                found.append(cut)
+        return found
 
 
 def _span(log: Extent, start: int, stop: int) -> Span:

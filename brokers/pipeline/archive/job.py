@@ -16,10 +16,10 @@ import attrs
 
 from brokers.errors import Refusal
 from brokers.pipeline.archive import plan, writer
-from brokers.pipeline.archive.feed import Feed
+from brokers.pipeline.archive.feed import Feed, Look
 from brokers.pipeline.archive.folder import ArchiveFolder
 from brokers.pipeline.archive.manifest import Part, Range, Settlement
-from brokers.pipeline.archive.plan import Piece, Ripe, Target
+from brokers.pipeline.archive.plan import Cuts, Piece, Ripe, Target
 from brokers.pipeline.archive.writer import Work, Written
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ class Archiver:
     def once(self) -> Iterator[Round]:
         """Archive all that is there now. At the end everything is at its final place."""
         yield from self._settled(everything=True)  # what a continuous archive left
-        ends = {log.name: log.end for log in self.feed.extents()}
+        with self.feed.look() as look:
+            ends = {log.name: log.end for log in look.extents()}
         while not self.stop.is_set():
             done = self._round(direct_bytes=0, ends=ends)
             if done is None:
@@ -110,18 +111,22 @@ class Archiver:
     def _round(self, *, direct_bytes: int, ends: dict[str, int] | None = None) -> Round | None:
         """One commit; None where nothing is new. `ends`: of the logs, as far as is wanted."""
         begun = time.monotonic()
-        extents = self.feed.extents()
+        with self.feed.look() as look:
+            return self._work(look, begun, direct_bytes, ends)
+
+    def _work(self, look: Look, begun: float, direct_bytes: int, ends: dict[str, int] | None) -> Round | None:
+        extents = look.extents()
         if ends is not None:
             extents = [
                 attrs.evolve(log, end=min(log.end, ends[log.name])) for log in extents if log.name in ends
             ]
         now = self.folder.manifest
-        wanted = plan.targets(now, extents, self.feed.is_another, allow_loss=self.settings.allow_loss)
+        wanted = plan.targets(now, extents, look.is_another, allow_loss=self.settings.allow_loss)
         if not wanted:
             return None
         there = _bytes(wanted)
-        wanted = plan.limited(wanted, self.settings.round_bytes, self.feed.cuts)
-        following = now.advance(plan.spans(wanted, self._written(wanted)), _now_ms(), direct_bytes)
+        wanted = plan.limited(wanted, self.settings.round_bytes, look.cuts)
+        following = now.advance(plan.spans(wanted, self._written(wanted, look.cuts)), _now_ms(), direct_bytes)
         self.folder.commit(following)
         return Round(
             following.version,
@@ -134,13 +139,13 @@ class Archiver:
             tuple(f"{target.extent.topic}: {target.event}" for target in wanted if target.event),
         )
 
-    def _written(self, wanted: Sequence[Target]) -> dict[tuple[str, Range], Written]:
+    def _written(self, wanted: Sequence[Target], cuts: Cuts) -> dict[tuple[str, Range], Written]:
         settings, folder = self.settings, self.folder
         shares = plan.shares(
             wanted,
             self.spark.sparkContext.defaultParallelism,
             f"{self._run}-{folder.manifest.version + 1}",
-            self.feed.cuts,
+            cuts,
             gaps_allowed=settings.allow_loss,
             bytes_least=settings.task_bytes,
         )

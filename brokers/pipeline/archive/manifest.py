@@ -226,10 +226,10 @@ class Manifest:
             "written_ms": self.written_ms,
         }
         lines: list[dict[str, Any]] = [head]
-        lines += [{"log": attrs.asdict(log)} for log in self.logs.values()]
-        lines += [{"hot": attrs.asdict(part)} for part in self.hot]
-        lines += [{"retired": attrs.asdict(each)} for each in self.retired]
-        lines += [{"move": attrs.asdict(part)} for part in self.moves]
+        lines += [{"log": attrs.asdict(log, recurse=False)} for log in self.logs.values()]
+        lines += [{"hot": attrs.asdict(part, recurse=False)} for part in self.hot]
+        lines += [{"retired": attrs.asdict(each, recurse=False)} for each in self.retired]
+        lines += [{"move": attrs.asdict(part, recurse=False)} for part in self.moves]
         return format.seal_lines(map(format.pack_line, lines))
 
 

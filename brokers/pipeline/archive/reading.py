@@ -45,8 +45,18 @@ def committed(files: Files) -> Committed:
         if log is not None and name.end <= log.settled:
             settled.append(path)
             moving.pop(path, None)
-    fresh = [part.fresh_path for part in (*manifest.hot, *moving.values())]
+    fresh = [part.fresh_path for part in manifest.hot]
+    for path, part in moving.items():  # by an archiver at this moment, or by one that died over it
+        if _exists(files, part.fresh_path):
+            fresh.append(part.fresh_path)
+        elif _exists(files, path):
+            settled.append(path)
     return Committed(manifest, settled, fresh)
+
+
+def _exists(files: Files, path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return name in files.names(folder)
 
 
 def paths(folder: str | Path) -> list[str]:

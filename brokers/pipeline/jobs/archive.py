@@ -118,7 +118,8 @@ def _options(
 
 
 def _require_topics(feed: "Feed") -> None:
-    there = {log.topic for log in feed.extents()}
+    with feed.look() as look:
+        there = {log.topic for log in look.extents()}
     missing = [name for name in feed.options.topics.names if name not in there]
     if missing:
         raise Refusal(f"there is no topic {missing[0]}", ExitCode.MISSING)

@@ -1,0 +1,227 @@
+"""The archive as Spark makes it, of logs that the real store wrote, compared with plain Python."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import pyarrow.dataset as ds
+import pytest
+import trio
+
+from brokers.pipeline import archive
+from brokers.pipeline.archive.feed import Feed
+from brokers.pipeline.archive.files import LocalFiles
+from brokers.pipeline.archive.folder import ArchiveInUse, opened
+from brokers.pipeline.archive.job import Archiver, Round, Settings
+from brokers.pipeline.archive.plan import Overtaken, Ripe
+from brokers.pipeline.archive.reading import faults
+from brokers.pipeline.source.options import parse
+from shared.storage.log import Log
+from tests.support.folders import ALWAYS, fill, open_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Rows = list[tuple[str, int, bytes]]
+NEVER = Settings(trigger_seconds=0.01, ripe=Ripe(1 << 40, 1 << 20, 1e9))
+"""Fresh files stay fresh until the end."""
+
+
+def expected(logs: Mapping[str, Sequence[bytes]]) -> Rows:
+    found, at = [], 0
+    for topic, payloads in logs.items():
+        at = 0
+        for payload in payloads:
+            found.append((topic, at, payload))
+            at += 4 + len(payload)
+    return sorted(found)
+
+
+def globbed(folder: Path) -> Rows:
+    """What a reader finds that knows Parquet and nothing of archives."""
+    files = [str(path) for path in folder.glob("topic=*/date=*/*.parquet")]
+    if not files:
+        return []
+    partitioning = ds.partitioning(flavor="hive")
+    table = ds.dataset(files, partitioning=partitioning, partition_base_dir=str(folder)).to_table()
+    return sorted(
+        (str(topic), offset, value)
+        for topic, offset, value in zip(
+            *(table[name].to_pylist() for name in ("topic", "offset", "value")), strict=True
+        )
+    )
+
+
+def read(spark: "SparkSession", folder: Path) -> Rows:
+    frame = archive.read(spark, folder)
+    assert frame.columns == ["offset", "timestamp", "value", "log", "topic", "date"]
+    return sorted((row.topic, row.offset, bytes(row.value)) for row in frame.collect())
+
+
+def feed(data: Path, **options: str) -> Feed:
+    return Feed(parse({"path": str(data), "subscribePattern": ".*", **options}))
+
+
+@contextmanager
+def archiver(
+    spark: "SparkSession", folder: Path, data: Path, settings: Settings = NEVER, **options: str
+) -> Iterator[Archiver]:
+    source = feed(data, **options)
+    with opened(folder, source.origin) as place:
+        yield Archiver(spark, source, place, folder, settings)
+
+
+def once(
+    spark: "SparkSession", folder: Path, data: Path, settings: Settings = NEVER, **options: str
+) -> list[Round]:
+    with archiver(spark, folder, data, settings, **options) as job:
+        return list(job.once())
+
+
+def changed(data: Path, change: Callable[[Log], object], topic: str) -> None:
+    """The store does something to a log."""
+
+    async def run() -> None:
+        store = await open_folder(data)
+        change(store.namespace("logmq", ALWAYS).logs[topic])
+        store.settle()
+        await store.close()
+
+    trio.run(run)
+
+
+def deleted(data: Path, topic: str) -> None:
+    async def run() -> None:
+        store = await open_folder(data)
+        store.namespace("logmq", ALWAYS).delete(topic)
+        store.settle()
+        await store.close()
+
+    trio.run(run)
+
+
+ORDERS = [b"%05d" % number + b"." * (number % 97) for number in range(4000)]
+
+
+def test_once_archives_what_is_there_and_a_second_time_only_what_came_since(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    data, folder = tmp_path / "data", tmp_path / "archive"
+    fill(data, {("logmq", "orders"): ORDERS, ("logmq", "123"): [b"a", b"", b"\n\0"]})
+    small = attrs.evolve(NEVER, round_bytes=150_000, task_bytes=1)  # several rounds, several tasks
+    rounds = once(spark, folder, data, small)
+    assert len(rounds) > 1
+    assert sum(each.records for each in rounds) == 4003
+    assert once(spark, folder, data) == []
+    logs = {"orders": ORDERS, "123": [b"a", b"", b"\n\0"]}
+    assert read(spark, folder) == globbed(folder) == expected(logs)
+    fill(data, {("logmq", "orders"): [b"new"]})
+    (one,) = once(spark, folder, data)
+    assert (one.records, one.files, one.behind_bytes) == (1, 1, 0)
+    logs["orders"] = [*ORDERS, b"new"]
+    assert read(spark, folder) == globbed(folder) == expected(logs)
+    assert faults(LocalFiles(folder)) == []
+
+
+def test_names_that_a_path_cannot_hold_come_back_as_they_were(spark: "SparkSession", tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "archive"
+    logs = {"Queue A/B=1%2F": [b"job"], "käse": [b"brot"], "[*]": [b"x"]}
+    fill(data, {("dms", name): payloads for name, payloads in logs.items()})
+    once(spark, folder, data, namespace="dms")
+    assert read(spark, folder) == globbed(folder) == expected(logs)
+
+
+def test_following_archives_what_comes_and_settles_in_the_end(spark: "SparkSession", tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "archive"
+    fill(data, {("logmq", "orders"): [b"first"]})
+    with archiver(spark, folder, data) as job:
+        rounds = job.follow()
+        assert next(rounds).records == 1
+        fill(data, {("logmq", "orders"): [b"second"]})
+        assert next(rounds).records == 1
+        assert read(spark, folder) == expected({"orders": [b"first", b"second"]})
+        assert globbed(folder) == []
+        job.stop.set()
+        (settled,) = rounds
+        assert settled.settled == 1
+    assert read(spark, folder) == globbed(folder) == expected({"orders": [b"first", b"second"]})
+    assert len(archive.paths(folder)) == 1
+
+
+def test_fresh_files_settle_when_they_are_many_and_stay_for_who_reads_them(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    data, folder = tmp_path / "data", tmp_path / "archive"
+    fill(data, {("logmq", "orders"): [b"0"]})
+    settings = attrs.evolve(NEVER, ripe=Ripe(1 << 40, 2, 1e9))
+    with archiver(spark, folder, data, settings) as job:
+        rounds = job.follow()
+        next(rounds)
+        before = archive.paths(folder)
+        fill(data, {("logmq", "orders"): [b"1"]})
+        assert next(rounds).records == 1
+        assert next(rounds).settled == 1
+        assert globbed(folder) == expected({"orders": [b"0", b"1"]})
+        assert all(Path(path).exists() for path in before)
+        assert read(spark, folder) == expected({"orders": [b"0", b"1"]})
+        job.stop.set()
+        assert list(rounds) == []
+
+
+def test_a_topic_that_was_made_again_is_archived_as_another_log(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    data, folder = tmp_path / "data", tmp_path / "archive"
+    fill(data, {("logmq", "orders"): [b"old", b"older"]})
+    once(spark, folder, data)
+    deleted(data, "orders")
+    fill(data, {("logmq", "orders"): [b"new"]})
+    (one,) = once(spark, folder, data)
+    assert "made again" in one.events[0]
+    assert read(spark, folder) == sorted(
+        [("orders", 0, b"new"), ("orders", 0, b"old"), ("orders", 7, b"older")]
+    )
+    assert len({row.log for row in archive.read(spark, folder).select("log").collect()}) == 2
+    assert [(log.records, log.end) for log in archive.position(folder)] == [(2, 16), (1, 7)]
+
+
+def test_what_retention_dropped_before_it_was_archived_ends_it_or_is_a_gap(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    data, folder = tmp_path / "data", tmp_path / "archive"
+    fill(data, {("logmq", "orders"): ORDERS[:10]})
+    once(spark, folder, data)
+    fill(data, {("logmq", "orders"): ORDERS[10:]})
+    everything = expected({"orders": ORDERS})
+    end, first = everything[10][1], everything[2000][1]
+    changed(data, lambda log: log.drop_below(first), "orders")
+    with pytest.raises(Overtaken, match=r"orders: offsets \d+ to \d+ were dropped"):
+        once(spark, folder, data)
+    settings = attrs.evolve(NEVER, allow_loss=True)
+    (one,) = once(spark, folder, data, settings, failOnDataLoss="false")
+    assert "were dropped" in one.events[0]
+    assert read(spark, folder) == [row for row in everything if row[1] < end or row[1] >= first]
+    (log,) = archive.position(folder)
+    assert log.gaps == ((end, first),)
+    assert faults(LocalFiles(folder)) == []
+
+
+def test_two_archivers_on_one_folder_are_refused(tmp_path: Path) -> None:
+    with (
+        opened(tmp_path, "servers"),
+        pytest.raises(ArchiveInUse, match="another archiver"),
+        opened(tmp_path, "servers"),
+    ):
+        pass
+
+
+def test_a_missing_file_is_found(spark: "SparkSession", tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "archive"
+    fill(data, {("logmq", "orders"): [b"a", b"b"], ("logmq", "bills"): [b"c"]})
+    once(spark, folder, data)
+    (path,) = folder.glob("topic=orders/*/*.parquet")
+    path.unlink()
+    (fault,) = faults(LocalFiles(folder))
+    assert (fault.topic, fault.what, fault.range) == ("orders", "missing", (0, 10))

@@ -1,0 +1,170 @@
+"""What a round is to do, decided from values alone."""
+
+from collections.abc import Sequence
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.pipeline.archive import plan
+from brokers.pipeline.archive.manifest import (
+    LogState,
+    Manifest,
+    NotContinuous,
+    Part,
+    Range,
+    Settlement,
+    Span,
+    unpack,
+)
+from brokers.pipeline.archive.plan import Extent, Overtaken, Ripe, Target
+from brokers.pipeline.archive.writer import Written
+
+HALF = LogState("orders@x#1", "orders@x", "orders", "7", 0, 100, 100, records=10)
+
+
+def extent(first: int, end: int, seen: str = "7") -> Extent:
+    return Extent("orders@x", "orders", first, end, seen)
+
+
+def targets(there: Extent, known: LogState | None = HALF, *, allow_loss: bool = False) -> list[Target]:
+    logs = {known.key: known} if known is not None else {}
+    return plan.targets(
+        Manifest(logs=logs), [there], lambda log, other: log.seen != other.seen, allow_loss=allow_loss
+    )
+
+
+def every(log: Extent, start: int, stop: int, bytes_each: int) -> Sequence[int]:
+    return range(start + bytes_each, stop, bytes_each)
+
+
+def test_a_new_log_is_archived_from_its_first_record_on() -> None:
+    (target,) = targets(extent(30, 50), known=None)
+    assert (target.identity, target.range, target.gap) == ("orders@x#1", Range(30, 50), None)
+    assert targets(extent(0, 0), known=None) == []
+
+
+def test_a_known_log_is_archived_from_where_it_was_left() -> None:
+    (target,) = targets(extent(0, 150))
+    assert (target.identity, target.range, target.event) == (HALF.identity, Range(100, 150), "")
+    assert targets(extent(0, 100)) == []
+
+
+def test_a_log_made_again_is_another_one_even_where_it_is_longer() -> None:
+    (target,) = targets(extent(0, 150, seen="8"))
+    assert (target.identity, target.range, target.loss) == ("orders@x#2", Range(0, 150), False)
+    assert "made again" in target.event
+
+
+@pytest.mark.parametrize("there", [extent(120, 150), extent(0, 90)], ids=["overtaken", "shorter"])
+def test_a_loss_ends_it_unless_it_is_allowed(there: Extent) -> None:
+    with pytest.raises(Overtaken, match=r"orders: .*--allow-loss"):
+        targets(there)
+    (target,) = targets(there, allow_loss=True)
+    assert target.loss
+
+
+def test_what_was_lost_is_a_gap_before_what_is_there_or_another_log() -> None:
+    (overtaken,) = targets(extent(120, 150), allow_loss=True)
+    assert (overtaken.gap, overtaken.range) == (Range(100, 120), Range(120, 150))
+    (shorter,) = targets(extent(0, 90), allow_loss=True)
+    assert (shorter.identity, shorter.range) == ("orders@x#2", Range(90, 90))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=8),
+    bytes_max=st.integers(1, 3000),
+    tasks=st.integers(1, 5),
+)
+def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_max: int, tasks: int) -> None:
+    wanted = [
+        Target(f"{number}#1", Extent(str(number), str(number), 0, size), Range(0, size))
+        for number, size in enumerate(sizes)
+    ]
+    limited = plan.limited(wanted, bytes_max, every)
+    taken = [target.range.end for target in limited]
+    assert sum(taken) <= max(bytes_max, len(sizes))  # of each something
+    assert all(0 < each <= size for each, size in zip(taken, sizes, strict=True))
+    if sum(sizes) <= bytes_max:
+        assert taken == sizes
+    cut_off = [each for each, size in zip(taken, sizes, strict=True) if each < size]
+    assert max(taken) - min(cut_off, default=max(taken)) <= len(sizes)  # nobody else had much more
+    shares = plan.shares(limited, tasks, "t", every, gaps_allowed=False, bytes_least=1)
+    pieces = [(piece.work.identity, piece.work.range) for share in shares for piece in share]
+    written = {each: Written([], [each[1]]) for each in pieces}
+    assert len(written) == len(pieces)
+    for span, target in zip(plan.spans(limited, written), limited, strict=True):
+        assert span.range == target.range
+        assert span.gaps[0].start == target.range.start
+        assert span.gaps[-1].end == target.range.end
+        assert all(one.end == two.start for one, two in zip(span.gaps, span.gaps[1:], strict=False))
+    assert len(shares) <= tasks + len(sizes)
+
+
+def part(start: int, end: int, *, made_ms: int = 0, size: int = 10) -> Part:
+    return Part(HALF.key, "orders", "2026-01-31", start, end, (end - start) // 10, size, "t", made_ms)
+
+
+def test_fresh_files_are_ripe_by_bytes_by_number_and_by_age() -> None:
+    now = Manifest(logs={HALF.key: HALF}, hot=(part(0, 10, made_ms=1000), part(10, 20, made_ms=2000)))
+    never = Ripe(1000, 1000, 1000)
+
+    def ripe(rule: Ripe, now_ms: int = 2000) -> list[list[Part]]:
+        return plan.ripe(now, rule, now_ms)
+
+    assert ripe(never) == []
+    assert ripe(attrs.evolve(never, file_bytes=20)) == [list(now.hot)]
+    assert ripe(attrs.evolve(never, files=2)) == [list(now.hot)]
+    assert ripe(attrs.evolve(never, seconds=1.0)) == [list(now.hot)]
+    assert plan.ripe(now, never, 0, everything=True) == [list(now.hot)]
+
+
+def span(start: int, end: int, *parts: Part, gaps: Sequence[Range] = ()) -> Span:
+    return Span(HALF.identity, HALF.name, HALF.topic, "7", Range(start, end), parts, gaps)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        span(100, 120, part(100, 110)),
+        span(100, 120, part(110, 120)),
+        span(100, 120, part(100, 110), part(100, 110), part(110, 120)),
+        span(100, 130, part(100, 110), part(120, 130)),
+        span(90, 110, part(90, 110)),
+        span(110, 120, part(110, 120)),
+        span(100, 110, part(100, 110), gaps=[Range(100, 110)]),
+        span(100, 110, attrs.evolve(part(100, 110), key="0" * 12)),
+    ],
+)
+def test_a_commit_that_does_not_tile_the_log_is_refused(wrong: Span) -> None:
+    with pytest.raises(NotContinuous):
+        Manifest(logs={HALF.key: HALF}).advance([wrong], 0, 0)
+
+
+def test_a_settlement_of_other_records_than_the_oldest_fresh_ones_is_refused() -> None:
+    hot = (part(100, 110), part(110, 120), part(120, 130))
+    log = attrs.evolve(HALF, end=130)
+    now = Manifest(logs={log.key: log}, hot=hot)
+    for parts, old in (
+        ([part(110, 120)], hot[1:2]),
+        ([part(100, 110)], hot[:2]),
+        ([attrs.evolve(part(100, 120), records=3)], hot[:2]),
+        ([part(100, 110), part(115, 120)], hot[:2]),
+    ):
+        with pytest.raises(NotContinuous):
+            now.settle([Settlement(parts, old)], 0, 0)
+    after = now.settle([Settlement([part(100, 120)], hot[:2])], 0, 0)
+    assert (after.logs[log.key].settled, after.hot) == (120, hot[2:])
+
+
+def test_a_manifest_comes_back_as_it_was_and_not_at_all_when_a_bit_differs() -> None:
+    log = attrs.evolve(HALF, gaps=(Range(3, 9),))
+    now = Manifest(logs={log.key: log}, origin="servers").advance(
+        [span(100, 110, part(100, 110))], 5, 1 << 20
+    )
+    data = now.pack()
+    assert unpack(data) == now
+    for at in range(0, len(data), 7):
+        assert unpack(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]) is None
+        assert unpack(data[:at]) is None
