@@ -1,0 +1,158 @@
+"""A standalone Spark cluster on loopback, from the pip package: a master and workers, each a JVM of its own.
+
+Nothing of it listens beyond loopback: the REST port, which a master opens unless told not to, is off, and all
+other ports are picked by the system. `environ` is what a driver needs to use it.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from brokers.pipeline import java
+
+START_SECONDS = 300.0
+"""More than a JVM takes to start on a busy machine."""
+
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For those that live for seconds: compiling well would cost more than it saves."""
+
+
+class SparkCluster:
+    """Started by `with`; ended by it too, with everything that it started."""
+
+    def __init__(self, folder: Path, *, workers: int = 2, memory: str = "512m") -> None:
+        self.folder = folder
+        self.url = ""
+        self._workers = workers
+        self._memory = memory
+        self._daemons: list[_Daemon] = []
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """For a driver: where its settings are, and that it too keeps to loopback."""
+        home = {} if "JAVA_HOME" not in os.environ else {"JAVA_HOME": os.environ["JAVA_HOME"]}
+        return home | {
+            "SPARK_CONF_DIR": str(self.folder / "conf"),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(self.folder / "local"),
+            "JAVA_TOOL_OPTIONS": QUICK_JVM,
+        }
+
+    def __enter__(self) -> Self:
+        import pyspark
+
+        (self.folder / "conf").mkdir(parents=True)
+        (self.folder / "local").mkdir()
+        settings = {
+            "spark.master.rest.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": self._memory,
+            "spark.executor.memory": self._memory,
+            "spark.executor.cores": "1",
+            "spark.ui.enabled": "false",
+        }
+        lines = "".join(f"{key} {value}\n" for key, value in settings.items())
+        (self.folder / "conf" / "spark-defaults.conf").write_text(lines)
+        java.use()
+        self._home = Path(pyspark.__file__).parent
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for daemon in self._daemons[::-1]:
+            daemon.end()
+
+    def kill_executors(self, number: int) -> int:
+        """SIGKILL those of one worker; how many there were."""
+        return self._daemons[1 + number].kill_below("CoarseGrainedExecutorBackend")
+
+    def _start(self) -> None:
+        master = self._daemon("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        self.url = master.wait_for(r"Starting Spark master at (spark://\S+)")
+        for number in range(self._workers):
+            work = self.folder / f"worker-{number}"
+            self._daemon(
+                *("worker.Worker", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"),
+                *("--cores", "1", "--memory", self._memory, "--work-dir", str(work), self.url),
+            )
+        for worker in self._daemons[1:]:
+            worker.wait_for(r"(Successfully registered with master)")
+
+    def _daemon(self, name: str, *arguments: str) -> "_Daemon":
+        command = [str(self._home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+        environ = os.environ | self.environ | {"SPARK_HOME": str(self._home), "SPARK_DAEMON_MEMORY": "256m"}
+        self._daemons.append(_Daemon(command, environ))
+        return self._daemons[-1]
+
+
+class _Daemon:
+    """One JVM and what it starts, in a process group of its own."""
+
+    def __init__(self, command: Sequence[str], environ: dict[str, str]) -> None:
+        self._said: list[str] = []
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            start_new_session=True,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for(self, pattern: str) -> str:
+        give_up = time.monotonic() + START_SECONDS
+        while time.monotonic() < give_up:
+            for line in tuple(self._said):
+                if found := re.search(pattern, line):
+                    return found[1]
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"{pattern!r} did not come:\n" + "".join(self._said[-40:]))
+
+    def kill_below(self, name: str) -> int:
+        killed = 0
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == self._process.pid:
+                continue
+            try:
+                ours = os.getpgid(int(entry.name)) == self._process.pid
+                if ours and name.encode() in (entry / "cmdline").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    killed += 1
+            except OSError:
+                continue
+        return killed
+
+    def end(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            self._process.wait(20)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            for line in self._process.stdout:
+                self._said.append(line)
