@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from brokers.pipeline.archive.manifest import LogState
+from brokers.pipeline.archive.manifest import LogState, Manifest
 from brokers.pipeline.archive.plan import Extent
 from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import Origin
@@ -47,9 +47,9 @@ class Feed:
 
     def batches(self, log: Extent, start: int, stop: int) -> Iterator["pa.RecordBatch"]:
         """The records of [start, stop), in an executor. Raises DataLoss."""
-        from brokers.pipeline.source import data_source
+        from brokers.pipeline.source import rows
 
-        return data_source.read(self.options, data_source.Share((_span(log, start, stop),)))
+        return rows.read(self.options, [_span(log, start, stop)])
 
 
 @attrs.frozen
@@ -59,12 +59,19 @@ class Look:
     feed: Feed
     places: Mapping[str, Origin]
 
-    def extents(self) -> list[Extent]:
-        """Every log that is wanted and there, as of now."""
+    def extents(self, known: Manifest) -> list[Extent]:
+        """Every log that is wanted and there, as of now.
+
+        A data folder is known by its journal's id, wherever it is moved to, and a server by its address; but
+        where one server is read and one was (so says `known`), it is the same.
+        """
         options = self.feed.options
         found = []
+        before = {name.rpartition("@")[2] for name in known.current()}
         for source, place in self.places.items():
             where = source if options.servers else _journal_id(source)
+            if options.servers and len(self.places) == len(before) == 1:
+                (where,) = before
             for spot in place.spots(options.topics).values():
                 name = f"{spot.name}@{where}"
                 found.append(Extent(name, spot.name, spot.first, spot.end, str(spot.id), spot))
@@ -87,11 +94,11 @@ class Look:
 
 def _span(log: Extent, start: int, stop: int) -> Span:
     spot = log.spot
-    return Span(spot.source, spot.name, spot.id, start, stop, spot.file)
+    return Span(spot.source, spot.name, spot.id, start, stop)
 
 
 def _journal_id(folder: str) -> str:
-    """Which data folder it is, wherever it was moved to. Raises OSError and ValueError."""
+    """Which data folder it is. Raises OSError and ValueError."""
     disk = OsDisk(Path(folder), create=False, read_only=True)
     try:
         found = catalog.read(disk)

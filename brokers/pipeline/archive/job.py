@@ -78,7 +78,7 @@ class Archiver:
         """Archive all that is there now. At the end everything is at its final place."""
         yield from self._settled(everything=True)  # what a continuous archive left
         with self.feed.look() as look:
-            ends = {log.name: log.end for log in look.extents()}
+            ends = {log.name: log.end for log in look.extents(self.folder.manifest)}
         while not self.stop.is_set():
             done = self._round(direct_bytes=0, ends=ends)
             if done is None:
@@ -115,12 +115,12 @@ class Archiver:
             return self._work(look, begun, direct_bytes, ends)
 
     def _work(self, look: Look, begun: float, direct_bytes: int, ends: dict[str, int] | None) -> Round | None:
-        extents = look.extents()
+        now = self.folder.manifest
+        extents = look.extents(now)
         if ends is not None:
             extents = [
                 attrs.evolve(log, end=min(log.end, ends[log.name])) for log in extents if log.name in ends
             ]
-        now = self.folder.manifest
         wanted = plan.targets(now, extents, look.is_another, allow_loss=self.settings.allow_loss)
         if not wanted:
             return None

@@ -118,8 +118,10 @@ def _options(
 
 
 def _require_topics(feed: "Feed") -> None:
+    from brokers.pipeline.archive.manifest import Manifest
+
     with feed.look() as look:
-        there = {log.topic for log in look.extents()}
+        there = {log.topic for log in look.extents(Manifest())}
     missing = [name for name in feed.options.topics.names if name not in there]
     if missing:
         raise Refusal(f"there is no topic {missing[0]}", ExitCode.MISSING)

@@ -1,0 +1,61 @@
+"""What the archive asks of the source, without Spark: of folders that move, servers renamed, and several."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from brokers.pipeline.archive.feed import Feed
+from brokers.pipeline.archive.manifest import LogState, Manifest
+from brokers.pipeline.source.options import parse
+from tests.support.folders import fill
+from tests.support.server import Server, speak
+
+
+def names(feed: Feed, known: Manifest) -> list[str]:
+    with feed.look() as look:
+        return [log.name for log in look.extents(known)]
+
+
+def known(*names: str) -> Manifest:
+    logs = [LogState(f"{name}#1", name, "orders", "0", 0, 0, 0) for name in names]
+    return Manifest(logs={log.key: log for log in logs})
+
+
+def records(feed: Feed) -> list[tuple[str, int, bytes]]:
+    """Everything, in pieces as small as the index allows."""
+    found = []
+    with feed.look() as look:
+        for log in look.extents(Manifest()):
+            edges = [log.first, *look.cuts(log, log.first, log.end, 1), log.end]
+            for low, high in pairwise(edges):
+                for batch in feed.batches(log, low, high):
+                    offsets, values = (batch.column(name).to_pylist() for name in ("offset", "value"))
+                    found += [(log.topic, *row) for row in zip(offsets, values, strict=True)]
+    return found
+
+
+def test_a_data_folder_is_the_same_wherever_it_is(tmp_path: Path) -> None:
+    fill(tmp_path / "data", {("logmq", "orders"): [b"a", b"b"]})
+    before = names(Feed(parse({"path": str(tmp_path / "data"), "subscribe": "orders"})), Manifest())
+    (tmp_path / "data").rename(tmp_path / "moved")
+    feed = Feed(parse({"path": str(tmp_path / "moved"), "subscribe": "orders"}))
+    assert names(feed, Manifest()) == before
+    assert records(feed) == [("orders", 0, b"a"), ("orders", 5, b"b")]
+
+
+def test_servers_are_known_by_their_address_but_one_may_be_renamed(
+    new_server: Callable[..., Server],
+) -> None:
+    addresses = []
+    for value in (b"a", b"b"):
+        server = new_server("--enable", "logmq").start()
+        host, port = server.address("logmq")
+        speak((host, port), b"PRODUCE orders %b\n" % value)
+        addresses.append(f"{host}:{port}")
+    both = Feed(parse({"servers": ",".join(addresses), "subscribePattern": ".*"}))
+    assert names(both, known("orders@elsewhere:1")) == sorted(f"orders@{address}" for address in addresses)
+    assert sorted(records(both)) == [("orders", 0, b"a"), ("orders", 0, b"b")]
+    one = Feed(parse({"servers": addresses[0], "subscribePattern": ".*"}))
+    assert names(one, Manifest()) == [f"orders@{addresses[0]}"]
+    assert names(one, known("orders@elsewhere:1")) == ["orders@elsewhere:1"]
+    assert names(one, known("orders@elsewhere:1", "orders@here:1")) == [f"orders@{addresses[0]}"]
