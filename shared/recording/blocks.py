@@ -16,6 +16,7 @@ FIXED = struct.Struct(">BBHQI")
 """Version, codec, where the frames begin, Unix microseconds, messages."""
 _RECORD = struct.Struct(">IBBHQI")
 FIELD_BYTES_MAX = 0xFF
+MESSAGES_MAX = 0xFFFFFFFF
 GAP_BYTES = struct.Struct(">Q")
 """Behind the head of a gap: the bytes that were not recorded."""
 

@@ -183,7 +183,7 @@ class Recorder:
         else:
             self._gap_messages += done.gap_messages
             self._gap_bytes += done.gap_bytes
-            self.leave_out("store", done.messages, done.bytes, str(error))
+            self.leave_out("store", done.messages, done.frames_bytes, str(error))
 
     def leave_out(self, reason: str, messages: int, size: int, why: str = "") -> None:
         self.left_out[reason] = self.left_out.get(reason, 0) + messages
@@ -211,16 +211,19 @@ class Recorder:
             ticket.when_done(round_)
         round_.messages += messages
         round_.bytes += len(block)
+        round_.frames_bytes += len(frames)
         round_.blocks += 1
         return round_
 
     def _mark_gap(self, log: Log) -> None:
-        messages, size = self._gap_messages, self._gap_bytes
+        messages, size = min(self._gap_messages, blocks.MESSAGES_MAX), self._gap_bytes
         round_ = self._append(log, GAP, self._tail, messages, blocks.GAP_BYTES.pack(size))
         round_.messages -= messages
+        round_.frames_bytes -= blocks.GAP_BYTES.size
         round_.gap_messages += messages
         round_.gap_bytes += size
-        self._gap_messages = self._gap_bytes = 0
+        self._gap_messages -= messages  # what is above a block's bound goes into the next
+        self._gap_bytes = 0
 
     def _open(self, messages: int, size: int) -> Log | None:
         """The log, made if it is not there; None where that cannot be now."""
@@ -257,12 +260,22 @@ class Track:
 class _Round:
     """What of a recording waits for one ticket; it is the ticket's callback itself."""
 
-    __slots__ = ("blocks", "bytes", "gap_bytes", "gap_messages", "messages", "recorder", "ticket")
+    __slots__ = (
+        "blocks",
+        "bytes",
+        "frames_bytes",
+        "gap_bytes",
+        "gap_messages",
+        "messages",
+        "recorder",
+        "ticket",
+    )
 
     def __init__(self, recorder: Recorder, ticket: Ticket) -> None:
         self.recorder = recorder
         self.ticket = ticket
-        self.messages = self.bytes = self.blocks = self.gap_messages = self.gap_bytes = 0
+        self.messages = self.bytes = self.blocks = self.frames_bytes = 0
+        self.gap_messages = self.gap_bytes = 0
 
     def __call__(self, ticket: Ticket) -> None:
         self.recorder.written(self, ticket.error)

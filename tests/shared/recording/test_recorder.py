@@ -119,6 +119,19 @@ async def test_a_full_disk_leaves_out_and_says_so_then_the_log_has_a_gap() -> No
     assert here.value("left_out_bytes") == 400
 
 
+async def test_a_gap_of_more_than_one_block_can_say_is_two() -> None:
+    here = await world()
+    here.store._committer.set_full(True)
+    for _ in range(3):
+        here.recorder.track(1).record(1 << 31, b"lost")
+    here.store._committer.set_full(False)
+    for _ in range(2):
+        here.recorder.track(1).record(1, b"kept")
+    here.store.settle()
+    found = [(head.codec, head.messages) for head, _ in await here.blocks()]
+    assert found == [(0, (1 << 32) - 1), (1, 1), (0, (1 << 31) + 1), (1, 1)]
+
+
 async def test_no_space_for_a_new_log_is_no_end_either() -> None:
     here = await world()
     here.store._committer.set_full(True)
@@ -140,6 +153,7 @@ async def test_a_write_that_fails_counts_as_left_out_and_makes_a_gap() -> None:
     here.store.settle()
     assert here.value("messages") == 1
     assert here.value("left_out_messages", reason="store") == 7
+    assert here.value("left_out_bytes") == 10
     track.record(1, b"after")
     here.store.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 7), (1, 1)]
