@@ -13,7 +13,11 @@ _COUNT_MAX = (1 << 63) - 1
 
 @attrs.frozen
 class QueueArguments:
-    """None: not asked for. `ttl_ms`: of each message. `expires_ms`: of the queue while nobody uses it."""
+    """None: not asked for. `ttl_ms`: of each message. `expires_ms`: of the queue while nobody uses it.
+
+    `rejects`: where it is full the newest go, not the oldest, and publishers hear of it. `single_active`: one
+    consumer at a time gets messages.
+    """
 
     ttl_ms: int | None = None
     messages_max: int | None = None
@@ -21,6 +25,9 @@ class QueueArguments:
     dead_letter_exchange: bytes | None = None
     dead_letter_key: bytes | None = None
     expires_ms: int | None = None
+    priority_max: int = 0
+    rejects: bool = False
+    single_active: bool = False
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "QueueArguments":
@@ -33,7 +40,9 @@ class QueueArguments:
         for name, accepted in _ONLY.items():
             if name in table and table[name] not in accepted:
                 raise _invalid(name, f"this broker has only {' and '.join(map(str, accepted))}")
-        _number(table, "x-max-priority", 0, 255)
+        single = table.get("x-single-active-consumer", False)
+        if not isinstance(single, bool):
+            raise _invalid("x-single-active-consumer", "it is true or false")
         dead_letter = _text(table, "x-dead-letter-exchange")
         dead_letter_key = _text(table, "x-dead-letter-routing-key")
         if dead_letter_key is not None and dead_letter is None:
@@ -45,6 +54,9 @@ class QueueArguments:
             dead_letter_exchange=dead_letter,
             dead_letter_key=dead_letter_key,
             expires_ms=_number(table, "x-expires", 1, TTL_MS_MAX),
+            priority_max=_number(table, "x-max-priority", 0, 255) or 0,
+            rejects=table.get("x-overflow") == "reject-publish",
+            single_active=single,
         )
 
 
@@ -70,8 +82,7 @@ class QueueLimits:
 _ONLY: Mapping[str, tuple[object, ...]] = {
     "x-queue-type": ("classic",),
     "x-queue-mode": ("default", "lazy"),
-    "x-overflow": ("drop-head",),
-    "x-single-active-consumer": (False,),
+    "x-overflow": ("drop-head", "reject-publish"),
 }
 """What else RabbitMQ has for these would change which messages there are, or who gets them."""
 

@@ -65,8 +65,8 @@ class Broker:
         self.wall_seconds = wall_seconds
         self.new_name = new_name
         self.counts = Counts()
-        self.memory = Memory(settings.memory_bytes_max)
-        self.timers = Timers(now)
+        self.memory = Memory(settings.memory_bytes_max, settings.hot_bytes)
+        self.timers = Timers(now, self.crashed)
         self.limits = QueueLimits(settings.queue_warn_messages, settings.queue_drop_messages)
         self.exchanges: dict[bytes, Exchange] = {}
         self.queues: dict[bytes, Queue] = {}
@@ -96,16 +96,44 @@ class Broker:
     def publish(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
         """Give a run to its queues; the ticket is what a confirm waits for, None: nothing.
 
-        Raises StoreError where durable queues cannot write; then no queue has got anything.
+        A queue that is full (`Queue.room_for`) is left out. Raises StoreError where durable queues cannot
+        write; then no queue has got anything.
         """
-        ticket = None
-        if head.persistent:
-            logged = [(queue, queue.log) for queue in queues if queue.log is not None]
-            if logged:
-                ticket = self._publish_logged(head, logged, bodies)
-                queues = [queue for queue in queues if queue.log is None]
+        count = len(bodies)
         for queue in queues:
-            queue.publish(head, bodies)
+            if queue.capped and queue.room_for(head, count) < count:
+                return self._publish_where_room_is(head, queues, bodies)
+        return self._publish(head, queues, bodies)
+
+    def _publish_where_room_is(
+        self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]
+    ) -> Ticket | None:
+        ticket = None
+        for body in bodies:
+            open_ = self._with_room(head, queues)
+            if open_:
+                ticket = self._publish(head, open_, (body,)) or ticket
+        return ticket
+
+    def _with_room(self, head: Head, queues: Sequence[Queue]) -> list[Queue]:
+        open_ = [queue for queue in queues if not queue.capped or queue.room_for(head, 1)]
+        self.counts.dropped_full += len(queues) - len(open_)
+        return open_
+
+    def _publish(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
+        ticket = None
+        persistent = head.persistent
+        logged = [
+            (queue, queue.log) for queue in queues if queue.log is not None and (persistent or queue.paged)
+        ]
+        if logged:
+            ticket = self._publish_logged(head, logged, bodies)
+            queues = [queue for queue in queues if queue.log is None or not (persistent or queue.paged)]
+        for queue in queues:
+            try:
+                queue.publish(head, bodies)
+            except Exception as error:
+                self.crashed(error)
         return ticket
 
     def _publish_logged(
@@ -146,7 +174,12 @@ class Broker:
         try:
             while changed:
                 log = next(iter(changed))
-                log.flush()
+                try:
+                    log.flush()
+                except StoreError:
+                    raise
+                except Exception as error:
+                    self.crashed(error)
                 del changed[log]
         except StoreError as error:
             self._changed = changed | self._changed
@@ -177,7 +210,8 @@ class Broker:
         key = message.head.key if arguments.dead_letter_key is None else arguments.dead_letter_key
         try:
             head = dead_letters.head_of(message, queue.name, reason, exchange, key, self.wall_seconds())
-            targets = dead_letters.without_circles(head, self.route(exchange, head), reason)
+            found = dead_letters.without_circles(head, self.route(exchange, head), reason)
+            targets = self._with_room(head, found)
             if not targets:
                 self.counts.dead_letters_lost += 1
                 queue.leave([message])
@@ -203,17 +237,25 @@ class Broker:
                 if target.log is None:
                     target.publish(head, (message.body,))
             return
-        self.publish(head, targets, (message.body,))
+        self._publish(head, targets, (message.body,))
         queue.leave([message])
 
     def queue_unused(self, queue: Queue) -> None:
         self.wiring.delete_unused(queue)
 
+    def queue_damaged(self, name: bytes, error: StoreError) -> None:
+        self.log.error("a queue cannot be read on", queue=shown(name), reason=str(error))
+
     def queue_above_warning(self, queue: Queue) -> None:
         self.counts.warned += 1
         self.log.warning(
-            "a queue is long", queue=shown(queue.name), ready=len(queue.ready), consumers=len(queue.consumers)
+            "a queue is long", queue=shown(queue.name), ready=queue.depth, consumers=len(queue.consumers)
         )
+
+    def crashed(self, error: Exception) -> None:
+        """A queue's own code has failed: a bug, which is that queue's trouble and nobody else's."""
+        self.counts.crashes += 1
+        self.log.error("a queue crashed", exc_info=error)
 
     # -- applications
 

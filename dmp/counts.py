@@ -30,6 +30,7 @@ class Counts:
     logins_refused: int = 0
     heartbeats_missed: int = 0
     too_late: int = 0
+    crashes: int = 0
     returns_lost: int = 0
     leases_given: int = 0
     leases_refused: int = 0

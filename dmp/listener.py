@@ -86,8 +86,9 @@ class DmpService:
         return [
             {
                 "queue": queue.name.decode(errors="replace"),
-                "ready": len(queue.ready),
-                "ready_bytes": queue.ready_bytes,
+                "ready": queue.depth,
+                "ready_bytes": queue.depth_bytes,
+                "cold": 0 if queue.cold is None else queue.cold.count,
                 "unacked": queue.unacked,
                 "consumers": len(queue.consumers),
                 "feed": queue.feed is not None,

@@ -7,19 +7,25 @@ _LOW = 0.9
 
 
 class Memory:
-    """`held_bytes`: bodies and their books, in all queues and unacknowledged.
+    """`held_bytes`: bodies and their books, in all queues and unacknowledged. Above `hot_bytes` memory is
+    `scarce`: what durable queues have on disk is not kept here, too.
 
     When full, publishers' connections are not read until a tenth is free (or are refused, where they hold
     unacknowledged messages themselves: `amqp.publishing` says why).
     """
 
-    __slots__ = ("_waiting", "bytes_max", "full", "held_bytes")
+    __slots__ = ("_waiting", "bytes_max", "full", "held_bytes", "hot_bytes")
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, hot_bytes: int) -> None:
         self.bytes_max = bytes_max
+        self.hot_bytes = hot_bytes
         self.held_bytes = 0
         self.full = False
         self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def scarce(self) -> bool:
+        return self.held_bytes > self.hot_bytes
 
     def take(self, count: int) -> None:
         self.held_bytes += count

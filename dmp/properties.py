@@ -49,6 +49,7 @@ class Noted:
     ttl_ms: int | None = None
     headers: tuple[int, int] | None = None
     user_id: bytes | None = None
+    priority: int = 0
 
 
 _NOTHING = Noted()
@@ -85,11 +86,13 @@ def note_untrusted(properties: bytes) -> Noted:
         check_table(properties, headers[0], headers[1])
     mode = spans.get("delivery_mode")
     user = spans.get("user_id")
+    priority = spans.get("priority")
     return Noted(
         persistent=mode is not None and properties[mode[0]] == _PERSISTENT,
         ttl_ms=_ttl(properties, spans.get("expiration")),
         headers=headers,
         user_id=None if user is None else properties[user[0] + 1 : user[1]],
+        priority=0 if priority is None else properties[priority[0]],
     )
 
 

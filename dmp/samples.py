@@ -33,6 +33,7 @@ _COUNTERS = (
     ("leases_refused", "leases_refused_total", "DMP connections without a good lease."),
     ("leases_lapsed", "leases_lapsed_total", "Leases that were not used in time."),
     ("sunk", "messages_sunk_total", "Of the messages published, those that came by sinks."),
+    ("crashes", "queue_crashes_total", "Bugs in the code of queues; each was one queue's trouble."),
     ("too_late", "too_late_total", "Connections closed for a login or a frame that took too long."),
 )
 
@@ -59,7 +60,12 @@ def samples(broker: Broker) -> Iterable[Sample]:
         ("exchanges", len(broker.exchanges), "Exchanges."),
         ("queues", len(broker.queues), "Queues."),
         ("bindings", broker.bindings, "Bindings."),
-        ("messages_ready", sum(len(queue.ready) for queue in queues), "Messages that wait for a taker."),
+        ("messages_ready", sum(queue.depth for queue in queues), "Messages that wait for a taker."),
+        (
+            "messages_cold",
+            sum(queue.cold.count for queue in queues if queue.cold is not None),
+            "Of these, the ones that are in the logs of their queues alone.",
+        ),
         ("messages_unacked", sum(queue.unacked for queue in queues), "Messages given and not acknowledged."),
         ("memory_bytes", broker.memory.held_bytes, "What waiting messages take; at most memory_bytes_max."),
     ):

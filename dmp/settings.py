@@ -55,6 +55,9 @@ class DmpSettings:
     """All waiting messages together. Above it publishers' connections are not read until a tenth is free;
     a publish from one that itself holds unacknowledged messages, which would then never be read, is
     refused."""
+    hot_bytes: int = _amount(128 * MIB, 0, 1 << 50)
+    """Of these, as long as durable queues have what came on disk: above it what is behind a queue's front is
+    there alone, and is read back when its turn comes."""
     queue_warn_messages: int = _amount(0, 0, 1 << 40)
     """Ready messages above which a queue is logged and counted, once until it has halved; 0: none."""
     queue_drop_messages: int = _amount(0, 0, 1 << 40)

@@ -448,12 +448,6 @@ class Sink(Pacing):
         else:
             self._rest = data[at:]
 
-    def _go_soon(self, reason: Stop) -> None:
-        """Called from deep within a queue or the store: go on when that is done."""
-        if not self.lost:
-            self._stops = (self._stops & ~reason) | Stop.OTHERS
-            self.due(Due.SOON, self.connection.now)
-
     def _continue(self) -> None:
         held, self._held = self._held, []
         data = b"".join(held)

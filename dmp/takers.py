@@ -1,13 +1,14 @@
 """What a queue deals with: who takes from it, and the broker that it is in."""
 
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dmp.counts import Counts
 from dmp.memory import Memory
 from dmp.message import Head, Message
+from dmp.rows import Ready
 from dmp.timers import Timers
+from shared.errors import StoreError
 
 if TYPE_CHECKING:
     from dmp.queue_log import QueueLog
@@ -66,6 +67,12 @@ class Home(Protocol):
     def queue_unused(self, queue: "Queue") -> None:
         """Nobody has used it for as long as it asked for: delete it."""
 
+    def crashed(self, error: Exception) -> None:
+        """The queue's own code has failed where nobody waits for it: on the time of the store."""
+
+    def queue_damaged(self, name: bytes, error: StoreError) -> None:
+        """What it has on disk alone cannot be read."""
+
     def queue_above_warning(self, queue: "Queue") -> None:
         """More is ready than the settings find normal."""
 
@@ -99,7 +106,7 @@ def able(takers: Sequence[Taker], most: int) -> list[Share]:
     return shares
 
 
-def share_out(ready: deque[Message], shares: Sequence[Share]) -> int:
+def share_out(ready: Ready, shares: Sequence[Share]) -> int:
     """One message to each in turn, until one has no more room or enough is given; how many were given."""
     given = 0
     if len(shares) == 1:

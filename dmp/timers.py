@@ -20,10 +20,14 @@ class Expiring(Protocol):
 
 
 class Timers:
-    """One for all. `now` is trio's clock in a server, the test's own elsewhere."""
+    """One for all. `now` is trio's clock in a server, the test's own elsewhere.
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    `crashed` is told what an item raises, which must not keep the others from their time.
+    """
+
+    def __init__(self, now: Callable[[], float], crashed: Callable[[Exception], None]) -> None:
         self.now = now
+        self._crashed = crashed
         self._deadlines: Deadlines[Expiring] = Deadlines()
         self._sleep = trio.CancelScope()
 
@@ -43,7 +47,10 @@ class Timers:
     def run_due(self) -> None:
         now = self.now()
         for item in self._deadlines.due(now):
-            item.expire(now)
+            try:
+                item.expire(now)
+            except Exception as error:
+                self._crashed(error)
 
     async def run(self, after: Callable[[], None]) -> None:
         """Until cancelled; `after` is called when something has expired."""

@@ -5,6 +5,7 @@ What is durable is in the definitions too, and its ticket says when the answer m
 with `amq.` are the broker's; the default exchange has a binding for every queue that nobody can touch.
 """
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,11 @@ from dmp.arguments import QueueArguments, QueueKind
 from dmp.definitions import Saved
 from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Binding, Destination, Exchange, ExchangeKind
 from dmp.owners import Owner
+from dmp.queue_loading import load
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
+from dmp.stock import HOT_LEAST_BYTES
 from shared.errors import StoreError
 from shared.storage.store import Ticket
 
@@ -112,7 +115,7 @@ class Wiring:
         ticket = None
         if kind.durable and not kind.exclusive:
             log, ticket = broker.logs.create(_log_name(name))
-            queue.log = QueueLog(log)
+            queue.keep_in(QueueLog(log))
             ticket = broker.definitions.put_queue(name, kind)
         broker.queues[name] = queue
         broker.generation += 1
@@ -149,7 +152,7 @@ class Wiring:
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
-        count = len(queue.ready)
+        count = queue.depth
         queue.delete()
         return count, ticket
 
@@ -250,9 +253,12 @@ class Wiring:
             if log is None:
                 log, _ = broker.logs.create(_log_name(name), reserved=True)
             queue = Queue(name, kind, broker, None, broker.limits)
-            queue.log = QueueLog(log)
+            queue_log = QueueLog(log)
+            queue.keep_in(queue_log)
             broker.queues[name] = queue
-            queue.recovered(await queue.log.load())
+            memory = broker.memory
+            room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
+            queue.recovered(await load(queue_log, math.inf if queue.cold is None else room))
             queue.redeclared()
         for binding in saved.bindings:
             exchange = broker.exchanges.get(binding.source)

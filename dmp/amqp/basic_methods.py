@@ -29,7 +29,8 @@ def consume(channel: Channel, method: commands.Basic.Consume, table: bytes) -> N
     tag = (method.consumer_tag or "").encode() or b"amq.ctag-" + session.broker.new_name().encode()
     if tag in channel.consumers:
         raise Refusal(Code.NOT_ALLOWED, f"attempt to reuse consumer tag {shown(tag)}")
-    if queue.exclusive_consumer or (method.exclusive and queue.in_use):
+    single = queue.kind.arguments.single_active
+    if queue.exclusive_consumer or (method.exclusive and (queue.in_use or single)):
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
     consumers = sum(len(other.consumers) for other in session.channels.values())
     if consumers >= session.broker.settings.consumers_max:
@@ -73,6 +74,11 @@ def get(channel: Channel, method: commands.Basic.Get, table: bytes) -> None:
     session = channel.session
     queue = named(channel, method.queue)
     message = queue.get(method.no_ack)
+    if message is None and queue.warming:
+        session.ask_again(queue)
+        return
+    if message is None and queue.damaged:
+        raise Refusal(Code.INTERNAL_ERROR, f"queue {shown(queue.name)} cannot be read on")
     if message is None:
         channel.reply(commands.Basic.GetEmpty())
         return
@@ -83,7 +89,7 @@ def get(channel: Channel, method: commands.Basic.Get, table: bytes) -> None:
     if not method.no_ack:
         channel.unacked[tag] = None, queue, message
     head = message.head
-    found = get_ok(channel.number, tag, message.redelivered, head, len(queue.ready))
+    found = get_ok(channel.number, tag, message.redelivered, head, queue.depth)
     session.reply(found + channel.framed(head, message.body))
 
 

@@ -81,7 +81,7 @@ class Handshake:
     def open(self, method: commands.Connection.Open) -> None:
         session = self._session
         if method.virtual_host != VHOST:
-            raise Refusal(Code.NOT_ALLOWED, f"vhost {shown(method.virtual_host.encode())} not found")
+            raise Refusal(Code.INVALID_PATH, f"vhost {shown(method.virtual_host.encode())} not found")
         session.step(Event.OPEN)
         session.opened()
         session.connection.write(encode(commands.Connection.OpenOk(), 0))

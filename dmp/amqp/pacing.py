@@ -26,6 +26,8 @@ class Stop(IntFlag):
     """The disk is behind."""
     OTHERS = 16
     """Others have their turn."""
+    LOG = 32
+    """What is asked for is read from a queue's log."""
 
 
 class Due(IntFlag):
@@ -67,6 +69,12 @@ class Pacing:
             if not self._stops and not self.lost:
                 self.connection.resume_reading()
                 self._continue()
+
+    def _go_soon(self, reason: Stop) -> None:
+        """The same, called from deep within a queue or the store: go on when that is done."""
+        if not self.lost and self._stops & reason:
+            self._stops = (self._stops & ~reason) | Stop.OTHERS
+            self.due(Due.SOON, self.connection.now)
 
     def due(self, what: Due, at: float) -> None:
         """Have `_due_now(what)` called at that time; replaces the one before, inf: not any more."""

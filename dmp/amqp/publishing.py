@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dmp.amqp.channel import Channel, Content
+from dmp.amqp.confirms import Confirms
 from dmp.amqp.methods import FRAME_END, FRAME_HEAD, METHOD
 from dmp.amqp.packing import BODY, HEADER, PUBLISH
 from dmp.amqp.states import ChannelState
@@ -163,6 +164,13 @@ class Publishing:
         elif broker.memory.full and session.holds_messages:
             self._refuse(channel, count, "memory_bytes_max is reached")
             return
+        elif channel.confirms is not None and any(
+            queue.kind.arguments.rejects and queue.room_for(head, count) < count for queue in queues
+        ):
+            self._publish_one_by_one(post, bodies, channel.confirms)
+            session.to_confirm[channel.confirms] = None
+            session.worked(count * len(queues))
+            return
         elif post.content.immediate:
             ticket = self._publish_immediate(post, bodies)
         else:
@@ -204,6 +212,22 @@ class Publishing:
             else:
                 self._return(post.channel, Code.NO_CONSUMERS, post.head, (body,))
         return ticket
+
+    def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: Confirms) -> None:
+        """Some queue that rejects what it has no room for is nearly full: each is told what becomes of it."""
+        head = post.head
+        for body in bodies:
+            rejected = any(
+                queue.kind.arguments.rejects and not queue.room_for(head, 1) for queue in post.queues
+            )
+            try:
+                ticket = self._session.broker.publish(head, post.queues, (body,))
+            except StoreError:
+                rejected, ticket = True, None
+            if rejected:
+                confirms.refused(1)
+            else:
+                confirms.published(1, ticket)
 
     def _return(self, channel: Channel, code: Code, head: Head, bodies: Sequence[bytes]) -> None:
         for body in bodies:

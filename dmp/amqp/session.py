@@ -43,6 +43,7 @@ from shared.net.connection import Connection
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
+    from dmp.queues import Queue
 
 CLOSE_SECONDS = 5.0
 """For the peer's close-ok."""
@@ -57,6 +58,7 @@ class Session(Lifetime):
     __slots__ = (
         "_bytes_needed",
         "_end_of_input",
+        "_frame_at",
         "_held",
         "_late",
         "_partial",
@@ -72,6 +74,7 @@ class Session(Lifetime):
         self.publishing = Publishing(self)
         self.to_confirm: dict[Confirms, None] = {}
         self.at = 0
+        self._frame_at = 0  # where the one that is being handled begins
         self._partial = bytearray()  # the beginning of a frame
         self._bytes_needed = 0  # of it, before another look is worth it
         self._held = b""  # read, not applied: input is stopped
@@ -157,6 +160,7 @@ class Session(Lifetime):
                 break
             if data[stop] != _END:
                 raise RemoteProtocolError("a frame without its end octet")
+            self._frame_at = at
             self.at = stop + 1
             self._frame(kind, number, data[at + FRAME_HEAD.size : stop])
             at = self.at
@@ -302,6 +306,12 @@ class Session(Lifetime):
             self.connection.write(encode(commands.Connection.Blocked("memory_bytes_max is reached"), 0))
         self.broker.memory.when_free(self.connection.guarded(self._memory_is_free))
 
+    def ask_again(self, queue: "Queue") -> None:
+        """The method that is being handled is to be taken again when the queue's messages have been read."""
+        self.at = self._frame_at
+        self.stop(Stop.LOG)
+        queue.when_warm(self.connection.guarded(self._queue_is_warm))
+
     def unfinished(self, body_bytes: int) -> None:
         """Content has begun (or, negative, is whole). Raises Refusal (RESOURCE_ERROR)."""
         self._unfinished_bytes += body_bytes
@@ -333,10 +343,10 @@ class Session(Lifetime):
     def _store_has_room(self) -> None:
         self.go(Stop.STORE)
 
+    def _queue_is_warm(self) -> None:
+        self._go_soon(Stop.LOG)
+
     def _memory_is_free(self) -> None:
-        """Called from deep within a queue: go on when that is done."""
-        if not self.lost:
-            if self.handshake.capabilities.get("connection.blocked"):
-                self.connection.write(encode(commands.Connection.Unblocked(), 0))
-            self._stops = (self._stops & ~Stop.MEMORY) | Stop.OTHERS
-            self.due(Due.SOON, self.connection.now)
+        if not self.lost and self.handshake.capabilities.get("connection.blocked"):
+            self.connection.write(encode(commands.Connection.Unblocked(), 0))
+        self._go_soon(Stop.MEMORY)

@@ -84,7 +84,7 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes
     channel.last_queue = queue.name
     takers = len(queue.consumers) + (queue.feed is not None)
     if not method.nowait:
-        session.reply(declare_ok(channel.number, queue.name, len(queue.ready), takers), ticket)
+        session.reply(declare_ok(channel.number, queue.name, queue.depth, takers), ticket)
 
 
 def queue_bind(channel: Channel, method: commands.Queue.Bind, table: bytes) -> None:
@@ -107,7 +107,9 @@ def queue_unbind(channel: Channel, method: commands.Queue.Unbind, table: bytes) 
 
 
 def queue_purge(channel: Channel, method: commands.Queue.Purge, table: bytes) -> None:
-    count = named(channel, method.queue).purge()
+    queue = named(channel, method.queue)
+    with _stored():
+        count = queue.purge()
     _answer(channel, method.nowait, commands.Queue.PurgeOk(count), None)
 
 

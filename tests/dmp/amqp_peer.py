@@ -8,6 +8,7 @@ from dmp.amqp.methods import METHODS, encode
 from dmp.door import AMQP_HEADER, Door
 from dmp.listener import DOORS
 from dmp.properties import NO_PROPERTIES
+from dmp.settings import DmpSettings
 from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError
 from tests.dmp.world import World
@@ -165,3 +166,15 @@ def decoded(data: bytes) -> Frames:
 
 def bodies(frames: Frames) -> list[bytes]:
     return [value.value for _, value in frames if isinstance(value, body.ContentBody)]
+
+
+async def opened(settings: DmpSettings | None = None) -> tuple[World, Peer]:
+    """A world, and a peer in it that has logged in and opened channel 1."""
+    world = await World.open(settings)
+    return world, Peer(world).login()
+
+
+def closed(peer: Peer) -> tuple[str, int]:
+    """The close that the server has said last, and its code."""
+    found = [value for _, value in peer.frames() if value.name.endswith(".Close")]
+    return found[-1].name, found[-1].reply_code

@@ -1,4 +1,4 @@
-"""A bug in what one connection does on somebody else's time costs that connection, and no other."""
+"""A bug in what a connection, or a queue, does on somebody else's time costs nobody else."""
 
 from typing import Any
 
@@ -12,6 +12,8 @@ from dmp.amqp.methods import Direct
 from dmp.amqp.session import Session
 from dmp.feed import Feed
 from dmp.listener import DmpService
+from dmp.queue_log import QueueLog
+from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from shared.checks import MemoryConnection
 from tests.dmp.amqp_peer import Peer, bodies
@@ -188,3 +190,68 @@ async def test_a_session_that_fails_as_the_server_stops_does_not_keep_the_others
     assert len(crashed) == 1
     (left,) = [peer for peer in peers if peer.connection is not crashed[0]]
     assert left.names() == ["Connection.Close"]
+
+
+def failing_for(name: bytes, function: Any) -> Any:
+    """The method, but for that queue it raises."""
+
+    def fail(queue: Any, *arguments: Any, **named: Any) -> Any:
+        if queue.name == name:
+            raise BugError
+        return function(queue, *arguments, **named)
+
+    return fail
+
+
+@pytest.mark.parametrize("properties", [b"\0\0", PERSISTENT], ids=["memory", "disk"])
+async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
+    monkeypatch: pytest.MonkeyPatch, properties: bytes
+) -> None:
+    world = await World.open()
+    publisher = Peer(world).login()
+    publisher.ask(commands.Confirm.Select())
+    for name in ("bad", "good"):
+        publisher.ask(commands.Queue.Declare(queue=name, durable=True))
+        publisher.ask(commands.Queue.Bind(queue=name, exchange="amq.fanout"))
+    monkeypatch.setattr(Queue, "_make_ready", failing_for(b"bad", Queue._make_ready))
+    publisher.publish("amq.fanout", "", b"1", properties=properties)
+    world.settle()
+    assert publisher.names() == ["Basic.Ack"]
+    assert publisher.ask_get("good") == b"1"
+    assert world.broker.counts.crashes == 1
+    monkeypatch.undo()
+    publisher.publish("", "bad", b"3")
+    publisher.frames()
+    assert publisher.ask_get("bad") == b"3"
+
+
+async def test_a_queue_that_fails_as_time_passes_leaves_the_others_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await World.open()
+    peer = Peer(world).login()
+    for name in ("bad", "good"):
+        peer.ask(commands.Queue.Declare(queue=name, arguments={"x-message-ttl": 1000}))
+        peer.publish("", name, b"x")
+    monkeypatch.setattr(Queue, "expire", failing_for(b"bad", Queue.expire))
+    world.advance(2)
+    assert world.broker.counts.crashes == 1
+    assert world.broker.counts.expired == 1
+
+
+async def test_a_log_that_fails_leaves_the_others_what_they_have_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await World.open()
+    peer = Peer(world).login()
+    for name in ("bad", "good"):
+        peer.ask(commands.Queue.Declare(queue=name, durable=True))
+        peer.publish("", name, b"x", properties=PERSISTENT)
+    world.settle()
+    monkeypatch.setattr(QueueLog, "flush", failing_once(QueueLog.flush))
+    for name in (b"bad", b"good"):
+        world.broker.queues[name].get(no_ack=True)
+    world.settle()
+    assert world.broker.counts.crashes == 1
+    world = await world.again()
+    assert [len(world.broker.queues[name].ready) for name in (b"bad", b"good")] == [1, 0]

@@ -1,44 +1,64 @@
 """A durable queue against a list: whatever is done to it and however often the process dies."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmp import cold, queue_log, stock
 from dmp.arguments import QueueKind
 from dmp.message import Message
+from dmp.settings import DmpSettings
 from tests.dmp.world import PERSISTENT, World
 
 actions = st.lists(
     st.one_of(
-        st.tuples(st.just("publish"), st.integers(1, 30), st.integers(0, 30_000)),
-        st.tuples(st.just("light"), st.integers(1, 5), st.just(10)),
-        st.tuples(st.just("get"), st.integers(1, 20), st.just(0)),
+        st.tuples(st.just("publish"), st.integers(1, 30), st.integers(0, 300)),
+        st.tuples(st.just("publish"), st.integers(1, 30), st.integers(0, 300)),
+        st.tuples(st.sampled_from(["light", "mixed"]), st.integers(1, 9), st.just(30)),
+        st.tuples(st.just("get"), st.integers(1, 40), st.just(0)),
         st.tuples(st.just("ack"), st.integers(0, 19), st.just(0)),
+        st.tuples(st.just("ack all"), st.integers(0, 3), st.just(0)),
         st.tuples(st.just("requeue"), st.integers(0, 19), st.just(0)),
-        st.tuples(st.just("purge"), st.just(0), st.just(0)),
-        st.tuples(st.just("die"), st.just(0), st.just(0)),
+        st.tuples(st.sampled_from(["purge", "die", "die", "die"]), st.just(0), st.just(0)),
     ),
-    max_size=40,
+    min_size=20,
+    max_size=60,
 )
 
 
-@settings(max_examples=60)
-@given(actions)
-async def test_a_durable_queue_is_a_list_that_survives(steps: list[tuple[str, int, int]]) -> None:
-    world = await World.open()
+@pytest.fixture(autouse=True, scope="module")
+def small() -> Iterator[None]:
+    """So that little data goes through everything that much data does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_log, "_SLACK_BYTES", 1000)
+        patch.setattr(queue_log, "_COPIES", 5)
+        patch.setattr(cold, "READ_BYTES", 1500)
+        patch.setattr(stock, "HOT_LEAST_BYTES", 1000)
+        yield
+
+
+@settings(max_examples=100)
+@given(actions, st.sampled_from([0, 5_000, 1 << 27]))
+async def test_a_durable_queue_is_a_list_that_survives(
+    steps: list[tuple[str, int, int]], hot_bytes: int
+) -> None:
+    """In memory, or for the most part on disk alone."""
+    world = await World.open(DmpSettings(hot_bytes=hot_bytes))
     world.wiring.declare_queue(b"q", QueueKind(durable=True), world.owner)
     ready: list[tuple[int, bytes, bool]] = []  # its place, its body, whether it is persistent
     held: list[tuple[tuple[int, bytes, bool], Message]] = []
     serial = 0
     for action, count, size in [*steps, ("die", 0, 0)]:
         queue = world.broker.queues[b"q"]
-        if action in ("publish", "light"):
-            kept = action == "publish"
+        if action in ("publish", "light", "mixed"):
             for _ in range(count):
                 serial += 1
+                kept = action == "publish" or (action == "mixed" and serial % 3 > 0)
                 body = b"%08d" % serial + bytes(size)
                 world.publish(b"", b"q", body, properties=PERSISTENT if kept else b"\0\0")
                 ready.append((serial, body, kept))
-            world.settle()
         elif action == "get":
             for _ in range(count):
                 message = queue.get(no_ack=False)
@@ -49,6 +69,10 @@ async def test_a_durable_queue_is_a_list_that_survives(steps: list[tuple[str, in
         elif action == "ack" and held:
             _, message = held.pop(count % len(held))
             queue.settle([message])
+        elif action == "ack all":
+            left = held[:count]  # the oldest stay, and must not pin the log
+            queue.settle([message for _, message in held[count:]])
+            held = left
         elif action == "requeue" and held:
             row, message = held.pop(count % len(held))
             queue.requeue([message])
@@ -63,8 +87,20 @@ async def test_a_durable_queue_is_a_list_that_survives(steps: list[tuple[str, in
             ready = sorted(row for row in [*ready, *(row for row, _ in held)] if row[2])
             held = []
         world.settle()
-        assert [message.body for message in queue.ready] == [body for _, body, _ in ready]
-    bodies = sum(len(body) for _, body, _ in ready)
+        hot = [message.body for message in queue.ready]
+        assert hot == [body for _, body, _ in ready[: len(hot)]]
+        assert (queue.depth, queue.depth_bytes) == (len(ready), sum(len(body) for _, body, _ in ready))
+        assert world.broker.counts.crashes == 0
+    while (message := queue.get(no_ack=True)) is not None:
+        assert message.body == ready.pop(0)[1]
+    assert not ready
+    assert world.broker.memory.held_bytes == 0
+    world.settle()
+    world.settle()
+    world.publish(b"", b"q", b"last", properties=PERSISTENT)
+    world.settle()
+    assert queue.get(no_ack=True) is not None
+    world.settle()
     log = world.broker.queues[b"q"].log
     assert log is not None
-    assert log.log.end - log.log.first <= 3 * bodies + 1_000_000
+    assert log.log.end - log.log.first <= 5_000

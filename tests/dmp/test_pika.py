@@ -176,7 +176,7 @@ def test_a_wrong_password_is_refused(connect: Connect) -> None:
 
 
 def test_another_vhost_is_refused(connect: Connect) -> None:
-    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="530"):
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="402"):
         connect(virtual_host="other")
 
 
@@ -209,8 +209,8 @@ def test_an_unknown_exchange_costs_the_channel_and_no_more(connect: Connect) -> 
         (406, lambda c: (c.queue_declare("twice", exclusive=True), c.queue_declare("twice"))),
         (406, lambda c: c.queue_declare("", arguments={"x-message-ttl": -1})),
         (406, lambda c: c.queue_declare("", arguments={"x-queue-type": "quorum"})),
-        (406, lambda c: c.queue_declare("", arguments={"x-overflow": "reject-publish"})),
-        (406, lambda c: c.queue_declare("", arguments={"x-single-active-consumer": True})),
+        (406, lambda c: c.queue_declare("", arguments={"x-overflow": "reject-publish-dlx"})),
+        (406, lambda c: c.queue_declare("", arguments={"x-single-active-consumer": 1})),
         (406, lambda c: c.queue_declare("", arguments={"x-max-priority": 256})),
         (406, lambda c: c.basic_ack(7) or c.queue_declare("amq.none", passive=True)),
         (503, lambda c: c.exchange_declare("odd", "quantum")),
@@ -315,7 +315,6 @@ def test_a_channel_that_is_closed_can_be_opened_again(channel: BlockingChannel) 
 def test_arguments_that_change_nothing_are_accepted_and_ignored(connect: Connect) -> None:
     channel = connect().channel()
     arguments = {
-        "x-max-priority": 10,
         "x-queue-mode": "lazy",
         "x-queue-type": "classic",
         "x-single-active-consumer": False,
@@ -327,3 +326,48 @@ def test_arguments_that_change_nothing_are_accepted_and_ignored(connect: Connect
         channel.basic_publish("", name, b"%d" % priority, pika.BasicProperties(priority=priority))
     assert [channel.basic_get(name, auto_ack=True)[2] for _ in range(2)] == [b"1", b"9"]
     channel.queue_declare(name, exclusive=True)
+
+
+def test_the_highest_priority_comes_first(connect: Connect) -> None:
+    channel = connect().channel()
+    name = channel.queue_declare("", exclusive=True, arguments={"x-max-priority": 5}).method.queue
+    for priority in (1, None, 9, 5, 0):
+        properties = pika.BasicProperties(priority=priority)
+        channel.basic_publish("", name, str(priority).encode(), properties)
+    found = [channel.basic_get(name, auto_ack=True)[2] for _ in range(5)]
+    assert found == [b"9", b"5", b"1", b"None", b"0"]
+
+
+def test_a_full_queue_may_reject_what_comes(connect: Connect) -> None:
+    channel = connect().channel()
+    arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
+    name = channel.queue_declare("", exclusive=True, arguments=arguments).method.queue
+    channel.confirm_delivery()
+    channel.basic_publish("", name, b"1")
+    channel.basic_publish("", name, b"2")
+    with pytest.raises(pika.exceptions.NackError):
+        channel.basic_publish("", name, b"3")
+    assert channel.basic_get(name, auto_ack=True)[2] == b"1"
+    channel.basic_publish("", name, b"4")
+    assert [channel.basic_get(name, auto_ack=True)[2] for _ in range(3)] == [b"2", b"4", None]
+
+
+def test_one_consumer_at_a_time_is_active_where_a_queue_wants_it(connect: Connect) -> None:
+    connection = connect()
+    one, other = connection.channel(), connection.channel()
+    arguments = {"x-single-active-consumer": True}
+    name = one.queue_declare("", exclusive=True, arguments=arguments).method.queue
+    found: list[tuple[str, bytes]] = []
+    for channel, who in ((one, "one"), (other, "other")):
+        channel.basic_consume(name, lambda c, m, p, b, who=who: found.append((who, b)))
+    for body in (b"1", b"2"):
+        one.basic_publish("", name, body)
+    while len(found) < 2:
+        connection.process_data_events(30)
+    one.close()  # what it had not acknowledged goes to the next
+    while len(found) < 4:
+        connection.process_data_events(30)
+    assert found == [("one", b"1"), ("one", b"2"), ("other", b"1"), ("other", b"2")]
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as error:
+        connection.channel().basic_consume(name, print, exclusive=True)
+    assert error.value.reply_code == 403

@@ -1,0 +1,140 @@
+"""What a start makes of a queue's log: the messages at the front, in memory, and where the rest stands.
+
+The log is read twice. The first time tells which numbers have left, and which were written again out of their
+order; what is above all of these is there as it came, and needs no memory. The second time makes messages of
+what is below, and of as many more as there is room for.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable
+
+import attrs
+import trio
+
+from dmp.cold import Left
+from dmp.message import Message
+from dmp.queue_log import QueueLog
+from dmp.queue_records import MessageReader, Op, number_in, numbers_in, places, put_bytes
+from shared.errors import CorruptRecord, StoreError
+from shared.storage.store import Log
+
+_READ_BYTES = 1 << 20
+
+
+@attrs.frozen
+class Loaded:
+    """`messages`: in the queue's order. `following`: the first number that was never used."""
+
+    messages: list[Message]
+    cold: Left | None
+    following: int
+
+
+class _Past:
+    """What has left, and how far that, and what was copied, goes."""
+
+    def __init__(self) -> None:
+        self.mixed_to = -1
+        self.following = 0
+        self._taken = array("Q")
+        self._ranges: list[tuple[int, int]] = []
+        self._last = -1
+
+    def note(self, op: int, data: bytes, start: int, end: int) -> None:
+        """Raises ValueError, IndexError."""
+        if op == Op.TAKEN:
+            numbers = numbers_in(data, start, end)
+            self._taken.extend(numbers)
+            highest = max(numbers)
+            self.mixed_to = max(self.mixed_to, highest)
+        elif op == Op.PURGED:
+            first, stop = numbers_in(data, start, end)
+            self._ranges.append((first, stop))
+            highest = stop - 1
+            self.mixed_to = max(self.mixed_to, highest)
+        else:
+            highest = number_in(data, start)
+            if op == Op.PUT:
+                if highest <= self._last:
+                    self.mixed_to = max(self.mixed_to, highest)
+                self._last = max(self._last, highest)
+        self.following = max(self.following, highest + 1)
+
+    def sort(self) -> None:
+        self._taken = array("Q", sorted(self._taken))
+
+    def has_left(self, number: int) -> bool:
+        place = bisect_left(self._taken, number)
+        return (place < len(self._taken) and self._taken[place] == number) or any(
+            first <= number < end for first, end in self._ranges
+        )
+
+
+async def load(queue_log: QueueLog, room_bytes: float) -> Loaded:
+    """Raises StoreError. `room_bytes`: for messages in memory, as long as there is a choice."""
+    log = queue_log.log
+    path = log.file.path
+    past = _Past()
+    async for data, offset in _blocks(log):
+        for op, start, end in places(data):
+            try:
+                past.note(Op(op), data, start, end)
+            except (ValueError, IndexError) as error:
+                raise CorruptRecord(path, offset + start) from error
+    past.sort()
+    found: dict[int, Message] = {}
+    reader = MessageReader(path)
+    count = body_bytes = record_bytes = first = last = cold_at = 0
+    async for data, offset in _blocks(log):
+        for op, start, end in places(data):
+            if op != Op.PUT:
+                continue
+            number = number_in(data, start)
+            if number <= past.mixed_to and past.has_left(number):
+                continue
+            message = reader.read(data, start, end, offset + start - 4)
+            if number <= past.mixed_to or (room_bytes > 0 and not count):
+                room_bytes -= message.head.cost_bytes
+                message.redelivered = True  # nobody wrote down whether it had been given out
+                found.pop(number, None)
+                found[number] = message
+                continue
+            if not count:
+                first, cold_at = number, message.offset
+            count += 1
+            body_bytes += message.head.body_bytes
+            record_bytes += put_bytes(message.head)
+            last = number
+    queue_log.keep(list(found.values()))
+    cold = Left(count, body_bytes, record_bytes, first, last + 1, cold_at) if count else None
+    return Loaded(sorted(found.values(), key=_number), cold, past.following)
+
+
+async def _blocks(log: Log) -> AsyncIterator[tuple[bytes, int]]:
+    """The log's records, and where they stand. Raises StoreError."""
+    offset = log.first
+    while offset < log.visible:
+        data = await _read(log, offset)
+        yield data, offset
+        offset += len(data)
+
+
+async def _read(log: Log, offset: int) -> bytes:
+    found: list[bytes | StoreError] = []
+    ready = trio.Event()
+
+    def done(result: bytes | StoreError) -> None:
+        found.append(result)
+        ready.set()
+
+    reading: Callable[[int, int, Callable[[bytes | StoreError], None]], None] = log.read
+    reading(offset, _READ_BYTES, done)
+    await ready.wait()
+    if isinstance(found[0], StoreError):
+        raise found[0]
+    return found[0]
+
+
+def _number(message: Message) -> int:
+    return message.number

@@ -1,0 +1,138 @@
+"""The records of a durable queue's log, byte for byte. No I/O, no state.
+
+| op | |
+|---|---|
+| 1 PUT | `[number u64][exchange shortstr][key shortstr][properties length u32][properties][body]` |
+| 2 TAKEN | numbers, u64 each: these messages have left |
+| 3 PAGED | as PUT, of a message that is not persistent: here for want of memory, gone after a restart |
+| 4 PURGED | `[first u64][end u64]`: all from the one up to the other have left |
+
+Each begins with its op in one byte. A message is in the queue where nothing behind its last PUT says that it
+has left; one may be put again, at the end, with the number that it had.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+
+from dmp.message import Head, Message
+from dmp.refusals import Refusal
+from shared.errors import CorruptRecord
+from shared.storage.format import LENGTH_BYTES, length_at
+
+_HEAD = struct.Struct(">IBQ")
+_PLACE = struct.Struct(">BQ")
+_PURGED = struct.Struct(">IBQQ")
+_LENGTH = struct.Struct(">I")
+_HEADS_MAX = 1024
+
+
+class Op(IntEnum):
+    """What a record says."""
+
+    PUT = 1
+    TAKEN = 2
+    PAGED = 3
+    PURGED = 4
+
+
+def put(head: Head, messages: Sequence[Message]) -> bytes:
+    """PUT (or PAGED) records of a run."""
+    common = head.record
+    if common is None:
+        common = head.record = _common(head)
+    size = _HEAD.size - LENGTH_BYTES + len(common) + head.body_bytes
+    op = int(Op.PUT if head.persistent else Op.PAGED)
+    pack = _HEAD.pack
+    parts: list[bytes] = []
+    for message in messages:
+        parts += (pack(size, op, message.number), common, message.body)
+    return b"".join(parts)
+
+
+def put_bytes(head: Head) -> int:
+    """What one of these takes."""
+    assert head.record is not None
+    return _HEAD.size + len(head.record) + head.body_bytes
+
+
+def taken(numbers: Sequence[int]) -> bytes:
+    """A TAKEN record; nothing for nothing."""
+    if not numbers:
+        return b""
+    payload = struct.pack(f">B{len(numbers)}Q", Op.TAKEN, *numbers)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def purged(first: int, end: int) -> bytes:
+    """A PURGED record."""
+    return _PURGED.pack(_PURGED.size - LENGTH_BYTES, Op.PURGED, first, end)
+
+
+def places(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Of each record: its op, where its payload begins, and where it ends."""
+    at = 0
+    while at < len(data):
+        start = at + LENGTH_BYTES
+        at = start + length_at(data, at)[0]
+        yield data[start], start, at
+
+
+def number_in(data: bytes, start: int) -> int:
+    """Of a PUT or PAGED record."""
+    number: int = _PLACE.unpack_from(data, start)[1]
+    return number
+
+
+def numbers_in(data: bytes, start: int, end: int) -> tuple[int, ...]:
+    """Of a TAKEN record; of a PURGED one the first, and the end."""
+    return struct.unpack_from(f">{(end - start - 1) // 8}Q", data, start + 1)
+
+
+class MessageReader:
+    """Makes messages of PUT records. Those that are alike share a head, as they did before."""
+
+    __slots__ = ("_heads", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._heads: dict[bytes, Head] = {}
+
+    def read(self, data: bytes, start: int, end: int, offset: int) -> Message:
+        """The record whose payload is [start, end), and which stands at `offset`. Raises CorruptRecord."""
+        try:
+            exchange_at = start + _PLACE.size
+            key_at = exchange_at + 1 + data[exchange_at]
+            length_at_ = key_at + 1 + data[key_at]
+            body_at = length_at_ + 4 + _LENGTH.unpack_from(data, length_at_)[0]
+            if body_at > end:
+                raise IndexError
+            common = data[exchange_at:body_at]
+            like = common + _LENGTH.pack(end - body_at)
+            head = self._heads.get(like)
+            if head is None:
+                exchange = data[exchange_at + 1 : key_at]
+                key = data[key_at + 1 : length_at_]
+                head = Head(exchange, key, end - body_at, data[length_at_ + 4 : body_at])
+                head.record = common
+                if len(self._heads) >= _HEADS_MAX:
+                    self._heads.clear()
+                self._heads[like] = head
+        except (struct.error, IndexError, Refusal) as error:
+            raise CorruptRecord(self._path, offset) from error
+        message = Message(head, data[body_at:end], number_in(data, start))
+        message.offset = offset
+        return message
+
+
+def _common(head: Head) -> bytes:
+    return b"".join(
+        (
+            bytes((len(head.exchange),)),
+            head.exchange,
+            bytes((len(head.key),)),
+            head.key,
+            _LENGTH.pack(len(head.properties)),
+            head.properties,
+        )
+    )

@@ -1,0 +1,119 @@
+"""What is ready in a queue: a row of messages, or one row for each priority.
+
+Both are read from the front, get new messages at the end, and take those that come back to their old places.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from typing import Protocol
+
+from dmp.message import Message
+
+
+class Ready(Protocol):
+    """What a queue does with what is ready; `ready[0]` is the next one out."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> Message: ...
+
+    def __iter__(self) -> Iterator[Message]: ...
+
+    def popleft(self) -> Message:
+        """The next one out."""
+
+    def extend(self, messages: Iterable[Message], /) -> None:
+        """They have just come."""
+
+    def put_back(self, messages: list[Message]) -> None:
+        """They were here before; in the order of their numbers."""
+
+    def first_number(self) -> int:
+        """The smallest there is; not while it is empty."""
+
+    def clear(self) -> None: ...
+
+
+class Row(deque[Message]):
+    """In order of arrival."""
+
+    __slots__ = ()
+
+    def put_back(self, messages: list[Message]) -> None:
+        if not self or messages[-1].number < self[0].number:
+            self.extendleft(reversed(messages))
+            return
+        merged = list(merge(messages, self, key=_number))
+        self.clear()
+        self.extend(merged)
+
+    def first_number(self) -> int:
+        return self[0].number
+
+
+class Priorities:
+    """The highest first, each in order of arrival. A message that asks for more than `most` gets that."""
+
+    __slots__ = ("_count", "_rows", "_top")
+
+    def __init__(self, most: int) -> None:
+        self._rows = [Row() for _ in range(most + 1)]
+        self._top = 0  # no message has a higher one
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Message]:
+        for row in reversed(self._rows):
+            yield from row
+
+    def __getitem__(self, place: int, /) -> Message:
+        assert place == 0, "only the next one out can be looked at"
+        return self._front()[0]
+
+    def popleft(self) -> Message:
+        message = self._front().popleft()
+        self._count -= 1
+        return message
+
+    def extend(self, messages: Iterable[Message], /) -> None:
+        rows, most = self._rows, len(self._rows) - 1
+        for message in messages:
+            priority = min(message.head.noted.priority, most)
+            rows[priority].append(message)
+            self._count += 1
+            if priority > self._top:
+                self._top = priority
+
+    def put_back(self, messages: list[Message]) -> None:
+        most = len(self._rows) - 1
+        of: dict[int, list[Message]] = {}
+        for message in messages:
+            of.setdefault(min(message.head.noted.priority, most), []).append(message)
+        for priority, those in of.items():
+            self._rows[priority].put_back(those)
+        self._count += len(messages)
+        self._top = max(self._top, *of)
+
+    def first_number(self) -> int:
+        return min(row[0].number for row in self._rows if row)
+
+    def clear(self) -> None:
+        for row in self._rows:
+            row.clear()
+        self._count = self._top = 0
+
+    def _front(self) -> Row:
+        """Raises IndexError where there is nothing."""
+        rows = self._rows
+        if not self._count:
+            raise IndexError("nothing is ready")
+        while not rows[self._top]:
+            self._top -= 1
+        return rows[self._top]
+
+
+def _number(message: Message) -> int:
+    return message.number

@@ -1,0 +1,98 @@
+"""Publishers: confirms, a disk that fails, memory that is full."""
+
+from pamqp import commands
+
+from dmp.amqp.methods import encode
+from dmp.settings import DmpSettings
+from tests.dmp.amqp_peer import Peer, closed, opened, publish
+from tests.dmp.world import PERSISTENT, World
+
+C = commands
+
+
+async def test_full_memory_holds_publishers_back_and_not_consumers() -> None:
+    world = await World.open(DmpSettings(memory_bytes_max=1 << 20))
+    producer = Peer(world).login(capabilities={"connection.blocked": True})
+    producer.ask(C.Queue.Declare(0, "q"))
+    for _ in range(12):
+        producer.publish("", "q", bytes(100_000))
+    assert not producer.connection.reading
+    assert producer.names() == ["Connection.Blocked"]
+    assert len(world.broker.queues[b"q"].ready) == 11
+    taker = Peer(world).login()
+    for _ in range(3):
+        taker.ask_get("q")
+    producer.connection.now = world.clock.now
+    producer.pump()
+    assert producer.names() == ["Connection.Unblocked"]
+    assert producer.connection.reading
+    assert len(world.broker.queues[b"q"].ready) == 9
+
+
+async def test_one_that_holds_messages_is_refused_where_others_wait() -> None:
+    world, peer = await opened(DmpSettings(memory_bytes_max=1 << 20))
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.publish("", "q", b"first")
+    peer.method(C.Basic.Get(0, "q"))
+    peer.frames()
+    peer.ask(C.Confirm.Select())
+    for _ in range(12):
+        peer.publish("", "q", bytes(100_000))
+    names = peer.names()
+    assert names.count("Basic.Nack") == 1
+    assert peer.connection.reading
+    peer.method(C.Basic.Ack(1))
+    assert world.broker.queues[b"q"].unacked == 0
+
+
+async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack() -> None:
+    world, peer = await opened()
+    peer.ask(C.Confirm.Select())
+    peer.ask(C.Queue.Declare(0, "q", durable=True))
+    peer.publish("", "q", b"1", b"2", properties=PERSISTENT)
+    peer.publish("", "q", b"3")
+    assert peer.frames() == []
+    world.settle()
+    ((_, ack),) = peer.frames()
+    assert (ack.name, ack.delivery_tag, ack.multiple) == ("Basic.Ack", 3, True)
+    peer.publish("", "q", b"4", properties=PERSISTENT)
+
+    def fail(operation: object) -> None:
+        raise OSError(5, "disk")
+
+    world.disk.before = fail
+    world.settle()
+    ((_, nack),) = peer.frames()
+    assert (nack.name, nack.delivery_tag) == ("Basic.Nack", 4)
+    peer.publish("", "q", b"5", properties=PERSISTENT)
+    ((_, nack),) = peer.frames()
+    assert (nack.name, nack.delivery_tag) == ("Basic.Nack", 5)
+
+
+async def test_what_is_confirmed_is_told_before_the_channel_closes() -> None:
+    _, peer = await opened()
+    peer.ask(C.Confirm.Select())
+    peer.send(publish("", "q", b"1", b"2") + encode(C.Queue.Declare(0, "none", True), 1))
+    assert peer.names() == ["Basic.Ack", "Channel.Close"]
+
+
+async def test_without_confirms_a_publish_that_cannot_be_stored_ends_the_connection() -> None:
+    world, peer = await opened()
+    peer.ask(C.Queue.Declare(0, "q", durable=True))
+    world.disk.before = lambda _: (_ for _ in ()).throw(OSError(5, "disk"))
+    peer.publish("", "q", b"1", properties=PERSISTENT)
+    world.settle()
+    peer.publish("", "q", b"2", properties=PERSISTENT)
+    assert closed(peer) == ("Connection.Close", 506)
+
+
+async def test_a_half_closed_client_gets_its_confirms_before_the_end() -> None:
+    world, peer = await opened()
+    peer.ask(C.Queue.Declare(0, "q", durable=True))
+    peer.ask(C.Confirm.Select())
+    peer.publish("", "q", b"1", properties=PERSISTENT)
+    peer.session.receive_eof()
+    assert not peer.connection.finished
+    world.settle()
+    assert peer.names() == ["Basic.Ack"]
+    assert peer.connection.finished

@@ -1,0 +1,257 @@
+"""What is refused, and how: the specification's codes, on the channel or the connection."""
+
+import pytest
+from pamqp import commands
+
+from dmp.amqp.methods import Direct, encode
+from dmp.door import AMQP_HEADER
+from dmp.refusals import Code
+from dmp.settings import DmpSettings
+from dmp.users import Users
+from tests.dmp.amqp_peer import Peer, closed, content_header, opened, publish, start_ok
+from tests.dmp.world import World
+
+C = commands
+
+
+def declared(name: str, **arguments: object) -> bytes:
+    return encode(C.Queue.Declare(0, name, arguments=dict(arguments)), 1)
+
+
+DECLARED = declared("q")
+PUBLISH = encode(C.Basic.Publish(0, "", "q"), 1)
+SHORT_OF_ITS_END = publish("", "q", b"abc")[:-11]
+
+
+@pytest.mark.parametrize(
+    ("code", "data"),
+    [
+        (403, encode(C.Exchange.Declare(0, "amq.mine"), 1)),
+        (403, encode(C.Exchange.Declare(0, "", "direct"), 1)),
+        (403, encode(C.Exchange.Delete(0, "amq.topic"), 1)),
+        (403, declared("amq.mine")),
+        (403, DECLARED + encode(C.Queue.Bind(0, "q", "", "k"), 1)),
+        (403, DECLARED + encode(C.Queue.Unbind(0, "q", "", "q"), 1)),
+        (403, encode(C.Exchange.Bind(0, "", "amq.topic", "k"), 1)),
+        (403, DECLARED + 2 * encode(C.Basic.Consume(0, "q", exclusive=True), 1)),
+        (403, DECLARED + encode(Direct.Get("q"), 1)),
+        (404, encode(C.Exchange.Declare(0, "none", passive=True), 1)),
+        (404, encode(C.Exchange.Delete(0, "none"), 1)),
+        (404, encode(C.Exchange.Bind(0, "none", "amq.topic", "k"), 1)),
+        (404, encode(C.Exchange.Unbind(0, "amq.topic", "none", "k"), 1)),
+        (404, encode(C.Queue.Declare(0, "none", True), 1)),
+        (404, encode(C.Queue.Bind(0, "none", "amq.topic", "k"), 1)),
+        (404, DECLARED + encode(C.Queue.Bind(0, "q", "none", "k"), 1)),
+        (404, encode(C.Queue.Purge(0, "none"), 1)),
+        (404, encode(C.Queue.Delete(0, "none"), 1)),
+        (404, encode(C.Basic.Get(0, "none"), 1)),
+        (404, encode(C.Basic.Consume(0, "none"), 1)),
+        (404, publish("none", "", b"x")),
+        (404, encode(Direct.Put("none"), 1)),
+        (404, encode(Direct.Get("none"), 1)),
+        (405, encode(C.Queue.Declare(0, "theirs", True), 1)),
+        (405, declared("theirs")),
+        (405, encode(C.Queue.Bind(0, "theirs", "amq.topic", "k"), 1)),
+        (405, encode(C.Queue.Delete(0, "theirs"), 1)),
+        (405, encode(C.Queue.Purge(0, "theirs"), 1)),
+        (405, encode(C.Basic.Get(0, "theirs"), 1)),
+        (405, encode(C.Basic.Consume(0, "theirs"), 1)),
+        (405, encode(Direct.Get("theirs"), 1)),
+        (405, encode(C.Queue.Declare(0, "own", exclusive=True), 1) + 2 * encode(Direct.Get("own"), 1)),
+        (406, DECLARED + encode(C.Queue.Declare(0, "q", auto_delete=True), 1)),
+        (406, DECLARED + declared("q", **{"x-expires": 5000})),
+        (406, declared("x", **{"x-message-ttl": -1})),
+        (406, declared("x", **{"x-expires": 0})),
+        (406, declared("x", **{"x-max-length": "many"})),
+        (406, declared("x", **{"x-max-priority": 256})),
+        (406, declared("x", **{"x-overflow": "reject-publish-dlx"})),
+        (406, declared("x", **{"x-queue-type": "quorum"})),
+        (406, declared("x", **{"x-dead-letter-routing-key": "alone"})),
+        (406, encode(C.Exchange.Declare(0, "amq.topic", "topic"), 1)),  # not durable
+        (406, DECLARED + publish("", "q", b"x") + encode(C.Queue.Delete(0, "q", if_empty=True), 1)),
+        (
+            406,
+            DECLARED + encode(C.Basic.Consume(0, "q"), 1) + encode(C.Queue.Delete(0, "q", if_unused=True), 1),
+        ),
+        (406, encode(C.Basic.Ack(1), 1)),
+        (406, encode(C.Basic.Nack(1), 1)),
+        (406, encode(C.Basic.Reject(1), 1)),
+        (406, DECLARED + publish("", "q", b"x", properties=b"\x01\x00\x03abc")),  # expiration
+        (406, DECLARED + publish("", "q", b"x", properties=b"\x00\x10\x03ann")),  # user-id
+    ],
+)
+async def test_what_is_not_to_be_had_costs_the_channel_and_no_more(code: int, data: bytes) -> None:
+    world, peer = await opened()
+    other = Peer(world).login()
+    other.ask(C.Queue.Declare(0, "theirs", exclusive=True))
+    peer.send(data)
+    close = [value for _, value in peer.frames() if value.name.endswith(".Close")][-1]
+    assert (close.name, close.reply_code) == ("Channel.Close", code)
+    assert close.reply_text.startswith(f"{Code(code).name} - ")
+    assert world.broker.counts.refusals == {Code(code).name: 1}
+    peer.send(encode(C.Channel.CloseOk(), 1) + encode(C.Channel.Open(), 1))
+    assert peer.names() == ["Channel.OpenOk"]
+
+
+@pytest.mark.parametrize(
+    ("code", "data"),
+    [
+        (501, b"\x01\0\x01\0\x10\0\0"),  # above frame_max
+        (501, b"\x08\0\x01\0\0\0\0\xce"),
+        (501, b"\x08\0\0\0\0\0\x01a\xce"),
+        (501, PUBLISH + content_header(5).replace(b"\0\x3c", b"\0\x3d")),
+        (502, b"\x01\0\x01\0\0\0\x02\0\x1e\xce"),
+        (502, b"\x01\0\x01\0\0\0\x05\0\x3c\0\x0a\x01\xce"),
+        (502, PUBLISH + content_header(5, b"\x00\x01")),
+        (502, PUBLISH + content_header(5, b"\x80\x00\x09text")),
+        (503, encode(C.Channel.Open(), 0)),
+        (503, encode(C.Connection.Open("/"), 0)),
+        (503, encode(C.Basic.Deliver("t", 1, False, "", ""), 1)),
+        (503, encode(C.Connection.Open("/"), 1)),
+        (503, encode(C.Channel.FlowOk(True), 1)),
+        (503, encode(C.Exchange.Declare(0, "odd", "quantum"), 1)),
+        (504, encode(C.Basic.Qos(), 2)),  # not open
+        (504, encode(C.Channel.Open(), 1)),  # open
+        (504, encode(C.Channel.Open(), 2048)),
+        (504, content_header(5, channel=9)),
+        (505, content_header(5)),  # nobody has published
+        (505, SHORT_OF_ITS_END + encode(C.Basic.Qos(), 1)),  # amid a content
+        (505, PUBLISH + encode(C.Channel.Flow(True), 1)),
+        (505, PUBLISH + b"\x03\0\x01\0\0\0\x01a\xce"),  # no header
+        (505, PUBLISH + content_header(2) + b"\x03\0\x01\0\0\0\x03abc\xce"),
+        (530, encode(C.Exchange.Declare(0, "amq.topic", "direct", durable=True), 1)),
+        (530, DECLARED + 2 * encode(C.Basic.Consume(0, "q", "same"), 1)),
+        (530, encode(C.Queue.Purge(0, ""), 1)),  # none declared on this channel
+        (540, encode(C.Tx.Select(), 1)),
+        (540, encode(C.Tx.Commit(), 1)),
+        (540, encode(C.Tx.Rollback(), 1)),
+        (540, encode(C.Basic.Qos(1, 0), 1)),  # prefetch-size
+        (540, b"\x01\0\x01\0\0\0\x04\0\x1e\0\x0a\xce"),  # class access is history
+    ],
+)
+async def test_what_is_not_legal_ends_the_connection_with_its_code(code: int, data: bytes) -> None:
+    _, peer = await opened()
+    peer.send(data)
+    close = [value for _, value in peer.frames() if value.name.endswith(".Close")][-1]
+    assert (close.name, close.reply_code) == ("Connection.Close", code)
+    assert close.reply_text.startswith(f"{Code(code).name} - ")
+    peer.send(publish("", "q", b"ignored") + encode(C.Connection.CloseOk(), 0))
+    assert peer.connection.finished
+    assert peer.connection.taken() == b""
+
+
+async def test_a_close_names_the_method_that_it_is_about() -> None:
+    _, peer = await opened()
+    peer.send(encode(C.Queue.Purge(0, "none"), 1))
+    ((_, close),) = peer.frames()
+    assert (close.class_id, close.method_id) == (50, 30)
+    peer.send(encode(C.Tx.Select(), 7) + encode(C.Channel.CloseOk(), 1))
+    ((_, close),) = peer.frames()
+    assert (close.class_id, close.method_id) == (90, 10)
+
+
+@pytest.mark.parametrize("data", [b"\x05\0\0\0\0\0\0\xce", b"\x08\0\0\0\0\0\0\xcd", b"GET / HTTP/1.1"])
+async def test_what_cannot_be_framed_is_answered_with_nothing(data: bytes) -> None:
+    _, peer = await opened()
+    peer.send(data)
+    assert peer.garbage is not None
+    assert peer.connection.finished
+    assert peer.connection.taken() == b""
+
+
+TUNED = [encode(start_ok(), 0), encode(C.Connection.TuneOk(0, 0, 0), 0)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "parts"),
+    [
+        (530, [encode(start_ok(), 0), encode(C.Connection.TuneOk(0, 100, 0), 0)]),
+        (530, [encode(start_ok(), 0), encode(C.Connection.TuneOk(65535, 0, 0), 0)]),
+        (530, [encode(start_ok(), 0), encode(C.Connection.TuneOk(0, 1 << 30, 0), 0)]),
+        (503, [encode(start_ok(mechanism="CRAM"), 0)]),
+        (402, [*TUNED, encode(C.Connection.Open("no"), 0)]),
+        (503, [encode(C.Connection.Open("/"), 0)]),
+        (503, [encode(C.Channel.Open(), 1)]),
+        (403, [encode(start_ok({"authentication_failure_close": True}, "\0guest\0wrong"), 0)]),
+        (403, [encode(start_ok({"authentication_failure_close": True}, "guest"), 0)]),
+    ],
+)
+async def test_a_login_that_goes_wrong(expected: int, parts: list[bytes]) -> None:
+    peer = Peer(await World.open())
+    peer.send(AMQP_HEADER + b"".join(parts))
+    assert closed(peer) == ("Connection.Close", expected)
+
+
+async def test_a_wrong_password_without_the_capability_gets_no_word() -> None:
+    peer = Peer(await World.open())
+    peer.send(AMQP_HEADER + encode(start_ok(response="\0guest\0wrong"), 0))
+    assert peer.names() == ["Connection.Start"]
+    assert peer.connection.finished
+
+
+async def test_guest_comes_from_loopback_only() -> None:
+    world = await World.open(DmpSettings(users=Users.parse("guest:guest, ann:secret")))
+    for user, password, names in (("guest", "guest", 1), ("ann", "secret", 2)):
+        peer = Peer(world, peer="192.0.2.7:5000")
+        peer.send(AMQP_HEADER + encode(start_ok(response=f"\0{user}\0{password}"), 0))
+        assert len(peer.names()) == names
+
+
+def test_passwords_are_not_shown() -> None:
+    users = Users.parse("ann:se:cret, bob:")
+    assert (str(users), "cret" in repr(users)) == ("ann:***, bob:***", False)
+    assert users.allow("ann", b"se:cret")
+    assert users.allow("bob", b"")
+    assert not users.allow("carl", b"")
+    for text in ("", "ann", "ann:1,ann:2", ":x"):
+        with pytest.raises(ValueError, match="NAME:PASSWORD"):
+            Users.parse(text)
+
+
+async def test_a_refused_channel_ignores_what_was_on_its_way_and_comes_back() -> None:
+    _, peer = await opened()
+    peer.send(
+        encode(C.Queue.Declare(0, "none", True), 1)
+        + publish("", "q", b"lost")
+        + encode(C.Basic.Get(0, "none"), 1)
+        + encode(C.Channel.Close(200, "", 0, 0), 1)
+    )
+    assert peer.names() == ["Channel.Close", "Channel.CloseOk"]
+    peer.send(encode(C.Channel.CloseOk(), 1) + encode(C.Channel.Open(), 1))
+    assert peer.names() == ["Channel.OpenOk"]
+
+
+async def test_a_message_above_the_limit_is_refused_and_its_body_thrown_away() -> None:
+    _, peer = await opened(DmpSettings(message_bytes_max=1000))
+    peer.send(publish("", "q", bytes(1001), part=100))
+    assert closed(peer) == ("Channel.Close", 311)
+    _, peer = await opened()
+    peer.send(encode(C.Basic.Publish(0, "", "q"), 1) + content_header(1 << 60))
+    assert closed(peer) == ("Channel.Close", 311)
+
+
+async def test_content_begun_on_many_channels_has_a_bound() -> None:
+    _, peer = await opened(DmpSettings(message_bytes_max=1000))
+    for number in range(2, 5):
+        begun = encode(C.Basic.Publish(0, "", "q"), number) + content_header(900, channel=number)
+        peer.send(encode(C.Channel.Open(), number) + begun)
+    assert closed(peer) == ("Connection.Close", 506)
+
+
+async def test_a_publish_after_its_exchange_is_gone_is_refused() -> None:
+    _, peer = await opened()
+    peer.ask(C.Exchange.Declare(0, "e", "fanout"))
+    peer.publish("e", "", b"same", b"same")
+    peer.ask(C.Exchange.Delete(0, "e"))
+    peer.publish("e", "", b"same")
+    assert closed(peer) == ("Channel.Close", 404)
+
+
+async def test_an_internal_exchange_takes_nothing_from_clients() -> None:
+    world, peer = await opened()
+    peer.ask(C.Exchange.Declare(0, "in", "fanout", internal=True))
+    peer.publish("in", "", b"x")
+    assert closed(peer) == ("Channel.Close", 403)
+    peer = Peer(world).login()
+    peer.method(Direct.Put("in"))
+    assert closed(peer) == ("Channel.Close", 403)

@@ -1,0 +1,242 @@
+"""Deep durable queues are in memory with their front alone; nobody who uses them can tell."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pamqp import commands, encode
+
+from dmp import cold, stock
+from dmp.arguments import QueueArguments, QueueKind
+from dmp.queues import Queue
+from dmp.settings import DmpSettings
+from shared.errors import CorruptRecord, StoreError
+from shared.storage.log import Log
+from tests.dmp.amqp_peer import Peer, bodies
+from tests.dmp.world import PERSISTENT, Taker, World
+
+C = commands
+LIMIT = 20_000
+PAGING = DmpSettings(hot_bytes=LIMIT)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small() -> Iterator[None]:
+    """Little is read back at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cold, "READ_BYTES", 4096)
+        patch.setattr(stock, "HOT_LEAST_BYTES", 2048)
+        yield
+
+
+async def deep(count: int = 400, arguments: dict[str, Any] | None = None) -> tuple[World, Queue]:
+    """A durable queue with so many messages of half a KiB."""
+    world = await World.open(PAGING)
+    table = encode.field_table(arguments or {})
+    kind = QueueKind(durable=True, table=table, arguments=QueueArguments.read(arguments or {}))
+    queue = world.wiring.declare_queue(b"q", kind, world.owner)[0]
+    fill(world, 0, count)
+    return world, queue
+
+
+def fill(world: World, start: int, stop: int, properties: bytes = PERSISTENT) -> None:
+    for number in range(start, stop):
+        world.publish(b"", b"q", body(number), properties=properties)
+        if number % 10 == 9:
+            world.settle()
+    world.settle()
+
+
+def body(number: int) -> bytes:
+    return b"%04d" % number + bytes(508)
+
+
+def numbers(found: list[bytes]) -> list[int]:
+    return [int(each[:4]) for each in found]
+
+
+def drained(queue: Queue) -> list[int]:
+    found = []
+    while (message := queue.get(no_ack=True)) is not None:
+        found.append(int(message.body[:4]))
+    return found
+
+
+async def test_what_is_deep_takes_little_memory_and_comes_in_order() -> None:
+    world, queue = await deep()
+    assert queue.depth == 400
+    assert queue.depth_bytes == 400 * 512
+    assert world.broker.memory.held_bytes < LIMIT + 20_000
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    queue.deal()
+    assert numbers(taker.bodies) == list(range(400))
+    queue.settle(taker.messages)
+    world.settle()
+    assert world.broker.memory.held_bytes == 0
+    fill(world, 400, 410)
+    assert numbers(taker.bodies)[400:] == list(range(400, 410))
+
+
+async def test_a_start_leaves_it_where_it_is() -> None:
+    world, queue = await deep()
+    held = [queue.get(no_ack=False) for _ in range(30)]
+    queue.settle([message for message in held[5:20] if message is not None])
+    world.settle()
+    world = await world.again()
+    queue = world.broker.queues[b"q"]
+    assert queue.depth == 385
+    assert world.broker.counts.recovered == 385
+    assert world.broker.memory.held_bytes < 2 * LIMIT
+    fill(world, 400, 500)
+    assert drained(queue) == [*range(5), *range(20, 500)]
+
+
+async def test_what_is_not_persistent_keeps_its_place_and_goes_with_the_process() -> None:
+    world, queue = await deep(100)
+    fill(world, 100, 110, b"\0\0")
+    fill(world, 110, 120)
+    assert drained(queue) == list(range(120))
+    fill(world, 200, 300)
+    fill(world, 300, 310, b"\0\0")
+    fill(world, 310, 320)
+    world = await world.again()
+    assert drained(world.broker.queues[b"q"]) == [*range(200, 300), *range(310, 320)]
+
+
+async def test_a_purge_takes_all_and_what_comes_then_is_new() -> None:
+    world, queue = await deep()
+    first = queue.get(no_ack=False)
+    assert first is not None
+    assert queue.purge() == 399
+    assert (queue.depth, queue.depth_bytes) == (0, 0)
+    fill(world, 400, 410)
+    world = await world.again()
+    assert drained(world.broker.queues[b"q"]) == [0, *range(400, 410)]
+
+
+async def test_an_old_message_that_is_copied_past_what_is_cold_comes_once() -> None:
+    world, queue = await deep(100)
+    oldest = queue.get(no_ack=False)
+    assert oldest is not None
+    assert queue.log is not None
+    queue.log._copy()  # as when much of the log is dead
+    world.settle()
+    fill(world, 100, 200)
+    queue.requeue([oldest])
+    assert drained(queue) == list(range(200))
+    world.settle()
+    assert queue.log.log.end - queue.log.log.first < 1 << 20
+
+
+async def test_messages_expire_at_their_time_wherever_they_are() -> None:
+    world, queue = await deep(50, {"x-message-ttl": 10_000})
+    world.advance(5)
+    fill(world, 50, 100)
+    assert queue.cold is not None
+    assert queue.cold.count
+    world.advance(5.02)
+    assert queue.depth == 50
+    assert drained(queue)[0] == 50
+    world, queue = await deep(100, {"x-message-ttl": 10_000})
+    world = await world.again()
+    world.advance(9)
+    assert world.broker.queues[b"q"].depth == 100
+    world.advance(1.1)
+    assert world.broker.queues[b"q"].depth == 0
+    assert world.broker.memory.held_bytes == 0
+
+
+async def test_lives_of_their_own_are_remembered() -> None:
+    world, queue = await deep(60)
+    for seconds in (3, 2, 100):
+        text = b"%d" % (1000 * seconds)
+        properties = b"\x11\x00\x02" + bytes((len(text),)) + text
+        world.publish(b"", b"q", body(60 + seconds), properties=properties)
+    world.settle()
+    world.advance(10)
+    assert drained(queue) == [*range(60), 160]
+
+
+async def test_the_oldest_go_where_a_queue_is_full() -> None:
+    world, queue = await deep(400, {"x-max-length": 300})
+    assert world.broker.counts.overflowed == 100
+    assert drained(queue) == list(range(100, 400))
+
+
+Read = Callable[[bytes | StoreError], None]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Reads that wait until they are called."""
+    waiting: list[Callable[[], None]] = []
+    read = Log.read
+
+    def later(log: Log, offset: int, most: int, done: Read) -> None:
+        waiting.append(lambda: read(log, offset, most, done))
+
+    monkeypatch.setattr(Log, "read", later)
+    return waiting
+
+
+async def test_a_get_waits_for_the_disk_and_what_stands_behind_it_too(slow: list[Callable[[], None]]) -> None:
+    world, queue = await deep(60)
+    hot = len(queue.ready)
+    peer = Peer(world).login()
+    for number in range(hot):
+        assert int(peer.ask_get("q")[:4]) == number
+    peer.method(C.Basic.Get(0, "q", True))
+    peer.method(C.Basic.Get(0, "q", True))
+    peer.method(C.Channel.Flow(True))
+    assert peer.frames() == []
+    slow.pop()()
+    found = peer.frames()
+    assert numbers(bodies(found)) == [hot, hot + 1]
+    assert found[-1][1].name == "Channel.FlowOk"
+
+
+async def test_consumers_get_what_comes_late_and_a_purge_meanwhile_is_a_purge(
+    slow: list[Callable[[], None]],
+) -> None:
+    world, queue = await deep(60)
+    taker = Taker()
+    queue.add_consumer(taker)
+    queue.deal()
+    before = len(taker.bodies)
+    assert before < 60
+    slow.pop()()
+    assert len(taker.bodies) > before
+    assert queue.purge() == 60 - len(taker.bodies)
+    seen = len(taker.bodies)
+    slow.pop()()
+    assert len(taker.bodies) == seen
+    peer = Peer(world).login()
+    peer.method(C.Basic.Get(0, "q", True))
+    assert peer.names() == ["Basic.GetEmpty"]
+
+
+async def test_a_get_that_waits_is_answered_when_the_queue_goes(slow: list[Callable[[], None]]) -> None:
+    world, queue = await deep(60)
+    peer = Peer(world).login()
+    for _ in range(len(queue.ready)):
+        peer.ask_get("q")
+    peer.method(C.Basic.Get(0, "q", True))
+    assert peer.frames() == []
+    world.wiring.delete_queue(queue)
+    assert peer.frames()[0][1].reply_code == 404
+    slow.pop()()
+
+
+async def test_what_cannot_be_read_is_an_error_and_no_empty_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, queue = await deep(60)
+    peer = Peer(world).login()
+    for _ in range(len(queue.ready)):
+        peer.ask_get("q")
+    monkeypatch.setattr(Log, "read", lambda log, offset, most, done: done(CorruptRecord("q.log", offset)))
+    peer.method(C.Basic.Get(0, "q", True))
+    assert peer.frames()[0][1].reply_code == 541
+    other = Peer(world).login()
+    other.ask(C.Queue.Declare(0, "fine"))
+    other.publish("", "fine", b"x")
+    assert other.ask_get("fine") == b"x"
