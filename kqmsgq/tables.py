@@ -1,40 +1,50 @@
 """What the blocks of the recorded log are as rows: message events as producers sent them."""
 
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT, RECORDED_MESSAGES
 from shared.recording.blocks import Block
-from shared.recording.rows import Codec, Repetition, Runs, repeats
+from shared.recording.rows import FEW, NO_FIELD, TRY_AGAIN, Codec, Runs, repeats
 from shared.recording.tables import RecordedLog
 from shared.tables import Table
 
 if TYPE_CHECKING:
     from shared.recording.rows import Bytes
 
+_read_u32 = struct.Struct(">I").unpack_from
 
-def walk(data: "Bytes", memory: memoryview, at: int, end: int, block: Block, runs: Runs) -> str | None:
+
+def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> str | None:
     """Message events, one behind the other (PROTOCOL.md, "Events")."""
-    repetition = Repetition()
-    while at < end:
-        if end - at < HEADER_BYTES or memory[at] != MESSAGE:
-            return "it is no message event"
-        name_bytes = int.from_bytes(memory[at + 1 : at + NAME_AT], "big")
-        length_at = NAME_AT + name_bytes
-        body_at = length_at + LENGTH_BYTES
-        if at + body_at > end:
-            return "a name reaches past its end"
-        body_bytes = int.from_bytes(memory[at + length_at : at + body_at], "big")
-        stride = body_at + body_bytes
-        if at + stride > end:
-            return "a message reaches past its end"
-        count = 1
-        if repetition.worth((name_bytes, body_bytes)):
-            columns = (0, NAME_AT), (length_at, body_at)
-            count = repeats(data, at, stride, (end - at) // stride, columns)
-            repetition.found(count)
-        runs.add(at, stride, count, (body_at, body_bytes), (NAME_AT, name_bytes))
-        at += count * stride
+    at, end = 0, len(frames)
+    name_before = size_before = -1
+    wait = 0  # frames before repetition is looked for again
+    try:
+        while at < end:
+            if frames[at] != MESSAGE:
+                return "it is no message event"
+            (name_bytes,) = _read_u32(frames, at + 1)
+            (body_bytes,) = _read_u32(frames, at + NAME_AT + name_bytes)
+            body_at = HEADER_BYTES + name_bytes
+            size = body_at + body_bytes
+            if size > end - at:
+                return "a message reaches past its end"
+            count = 1
+            if size == size_before and name_bytes == name_before:
+                if wait:
+                    wait -= 1
+                else:
+                    lengths = (0, NAME_AT), (body_at - LENGTH_BYTES, body_at)
+                    count = repeats(data, base + at, size, (end - at) // size, lengths)
+                    wait = TRY_AGAIN if count < FEW else 0
+            size_before, name_before = size, name_bytes
+            runs.add((base + at, size, count, NAME_AT, name_bytes, *NO_FIELD, *NO_FIELD, body_at, body_bytes))
+            runs.messages += count
+            at += count * size
+    except struct.error:
+        return "a name reaches past its end"
     return None
 
 

@@ -50,43 +50,36 @@ READINGS_SCHEMA = pa.schema(
 
 _LENGTH_BYTES = 2
 _BEFORE_BYTES = DATA_AT - DATAGRAM_BYTES_MIN
+_FIELDS = (TOPIC_AT, TOPIC_BYTES_MAX, TYPE_AT, 1, 0, SENDER_BYTES, DATA_AT)
+"""Topic, type, sender; and where the payload begins."""
 _EXACT_DECIMALS = 22
 """Powers of ten up to here are floats without an error, so a division by one is rounded once."""
+_POWERS = np.array([10.0**decimals for decimals in range(_EXACT_DECIMALS + 1)])
 
 
-def walk(data: "Bytes", memory: memoryview, at: int, end: int, block: Block, runs: Runs) -> str | None:
+def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> str | None:
     """The datagrams' lengths, then frames cut behind their payloads."""
     count = block.messages
-    begin = at + _LENGTH_BYTES * count
-    if begin > end:
+    begin = _LENGTH_BYTES * count
+    if begin > len(frames):
         return "its lengths reach past its end"
-    lengths = unsigned(data, np.arange(at, begin, _LENGTH_BYTES), _LENGTH_BYTES)
-    short = np.flatnonzero(lengths < DATAGRAM_BYTES_MIN)
+    lengths = np.frombuffer(frames, ">u2", count).astype(np.int64)
     sizes = lengths + _BEFORE_BYTES
     ends = begin + np.cumsum(sizes)
-    beyond = np.flatnonzero(ends > end)
-    whole = min(int(short[0]) if len(short) else count, int(beyond[0]) if len(beyond) else count)
-    if whole and (sizes[:whole] == sizes[0]).all():
-        _add(runs, begin, int(sizes[0]), whole)
+    bad = np.flatnonzero((lengths < DATAGRAM_BYTES_MIN) | (ends > len(frames)))
+    whole = int(bad[0]) if len(bad) else count
+    sizes, places = sizes[:whole], base + (ends - sizes)[:whole]
+    if whole and (sizes == sizes[0]).all():
+        runs.add((int(places[0]), int(sizes[0]), whole, *_FIELDS, int(sizes[0]) - DATA_AT))
     else:
-        for place, size in zip((ends[:whole] - sizes[:whole]).tolist(), sizes[:whole].tolist(), strict=True):
-            _add(runs, place, size, 1)
+        each = np.tile(np.array((0, 0, 1, *_FIELDS, 0)), (whole, 1))
+        each[:, 0], each[:, 1], each[:, -1] = places, sizes, sizes - DATA_AT
+        runs.add_all(each)
+    runs.messages += whole
     if whole < count:
-        return "a datagram that is too short" if len(short) and short[0] == whole else "frames past its end"
+        return "a datagram that is too short, or reaches past its end"
     reached = int(ends[-1]) if count else begin
-    return None if reached == end else "bytes behind its frames"
-
-
-def _add(runs: Runs, at: int, size: int, count: int) -> None:
-    runs.add(
-        at,
-        size,
-        count,
-        payload=(DATA_AT, size - DATA_AT),
-        name=(TOPIC_AT, TOPIC_BYTES_MAX),
-        key=(TYPE_AT, 1),
-        source=(0, SENDER_BYTES),
-    )
+    return None if reached == len(frames) else "bytes behind its frames"
 
 
 def kind_names(raw: pa.Array) -> pa.Array:
@@ -134,6 +127,8 @@ class _Values:
 
     def _told(self, bad: "Numbers", kinds: "Numbers") -> pa.Array:
         """Why a message has no value; null for those that have one."""
+        if not len(bad):
+            return pa.nulls(len(kinds), pa.string())
         found: list[str | None] = [None] * len(kinds)
         for number in bad.tolist():
             kind = int(kinds[number])
@@ -156,7 +151,7 @@ class _Values:
         """Each is the float that is nearest to the decimal number."""
         digits = self._signed(Kind.FLOAT)
         decimals = self._digits(Kind.FLOAT, 5, 1)
-        values = digits / 10.0 ** np.minimum(decimals, _EXACT_DECIMALS)
+        values: NDArray[np.float64] = digits / _POWERS[np.minimum(decimals, _EXACT_DECIMALS)]
         for number in np.flatnonzero(decimals > _EXACT_DECIMALS).tolist():
             values[number] = float(f"{digits[number]}e-{decimals[number]}")
         return values

@@ -36,39 +36,37 @@ NOWHERE = -1
 """Bytes of a field that frames do not have: a name or source is then the block's, a key null."""
 NOT_RECORDED = "not recorded"
 """The fault of a gap."""
+NO_FIELD = (0, NOWHERE)
 TIME_US_MAX = 253_402_300_799_999_999
 """The end of the year 9999: what Spark and Python can tell."""
 
 _RUN = ("at", "stride", "messages")
 _FIELDS = ("name", "key", "source", "payload")
-_TRY_AGAIN = 16
-"""Frames after which repetition is looked for again where there was none."""
+_NUMBERS = len(_RUN) + 2 * len(_FIELDS)
 
 
 class Runs:
-    """What a codec finds in a block. Fields are (from the frame's beginning, bytes)."""
+    """What codecs find in blocks.
+
+    `add(run)`: where its first frame begins, how far apart they are, how many; then name, key, source and
+    payload, each as (from the frame's beginning, bytes): eleven numbers in a row. `add_all`: rows of these.
+    `messages`: of all runs; whoever adds some counts them.
+    """
+
+    __slots__ = ("add", "flat", "messages")
 
     def __init__(self) -> None:
         self.flat = array("q")
+        self.add = self.flat.extend
         self.messages = 0
 
-    def add(
-        self,
-        at: int,
-        stride: int,
-        messages: int,
-        payload: tuple[int, int],
-        name: tuple[int, int] = (0, NOWHERE),
-        key: tuple[int, int] = (0, NOWHERE),
-        source: tuple[int, int] = (0, NOWHERE),
-    ) -> None:
-        """So many frames from `at` on, a `stride` apart."""
-        self.flat.extend((at, stride, messages, *name, *key, *source, *payload))
-        self.messages += messages
+    def add_all(self, runs: "Numbers") -> None:
+        self.flat.frombytes(runs.tobytes())
 
 
-Walk = Callable[["Bytes", memoryview, int, int, Block, Runs], str | None]
-"""Adds the frames in [at, end) of the memory, which it gets twice; returns what is wrong with the next."""
+Walk = Callable[["Bytes", bytes, int, Block, Runs], str | None]
+"""Adds a block's frames to the runs. It gets the batch's memory, the frames, where in the memory they begin,
+and the block's head; it returns what is wrong with the first frame that it cannot read."""
 
 
 @attrs.frozen
@@ -90,7 +88,7 @@ class Rows:
 
     def __init__(self, batch: pa.RecordBatch, protocol: str, codecs: Mapping[int, Codec]) -> None:
         self._batch = batch
-        self._protocol = protocol
+        self._protocol, self._own = protocol, protocol.encode()
         value = batch.column("value")
         _, offsets, data = value.buffers()
         bounds = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value) + 1]
@@ -102,40 +100,42 @@ class Rows:
             tuple[int, str, int, int]
         ] = []  # record, what, messages and bytes that are missing
         self._codec = codecs
-        self._used: list[tuple[Codec, list[int]]] = []
-        found: list[Numbers] = []
+        runs = Runs()
+        done = 0
         sizes = []
         for number, (at, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
-            runs = self._read(number, at, end)
-            found.append(np.frombuffer(runs.flat, np.int64).reshape(-1, len(_RUN) + 2 * len(_FIELDS)))
-            sizes.append(runs.messages)
-        self._place(found, sizes)
+            self._read(number, at, end, runs)
+            sizes.append(runs.messages - done)
+            done = runs.messages
+        self._place(np.frombuffer(runs.flat, np.int64).reshape(-1, _NUMBERS), sizes)
 
     # -- taking blocks apart
 
-    def _read(self, number: int, at: int, end: int) -> Runs:
-        runs = Runs()
+    def _read(self, number: int, at: int, end: int, runs: Runs) -> None:
+        payload = bytes(self._memory[at:end])
         try:
-            head = blocks.unpack(self._memory[at:end])
+            head = blocks.unpack(payload)
             codec = self._codec_of(head)
         except BadBlock as bad:
             self._heads.append(None)
             self._fault(number, str(bad))
-            return runs
+            return
         self._heads.append(head)
+        frames = payload[head.frames_at :]
         if codec is None:
-            self._gap(number, head, at + head.frames_at, end)
-            return runs
-        wrong = codec.walk(self.data, self._memory, at + head.frames_at, end, head, runs)
-        if wrong is None and runs.messages != head.messages:
-            wrong = f"{runs.messages} messages where its head says {head.messages}"
+            self._gap(number, head, frames)
+            return
+        before = runs.messages
+        wrong = codec.walk(self.data, frames, at + head.frames_at, head, runs)
+        found = runs.messages - before
+        if wrong is None and found != head.messages:
+            wrong = f"{found} messages where its head says {head.messages}"
         if wrong is not None:
             self._fault(number, wrong)
-        return runs
 
     def _codec_of(self, head: Block) -> Codec | None:
         """None: a gap. Raises BadBlock."""
-        if head.protocol != self._protocol.encode():
+        if head.protocol != self._own:
             raise BadBlock(f"it is of the protocol {head.protocol.decode(errors='backslashreplace')}")
         if head.time_us > TIME_US_MAX:
             raise BadBlock("its time")
@@ -145,19 +145,18 @@ class Rows:
             raise BadBlock(f"codec {head.codec}")
         return self._codec[head.codec]
 
-    def _gap(self, number: int, head: Block, at: int, end: int) -> None:
-        if end - at != GAP_BYTES.size:
+    def _gap(self, number: int, head: Block, frames: Raw) -> None:
+        if len(frames) != GAP_BYTES.size:
             self._fault(number, "a gap of another length")
             return
-        (size,) = GAP_BYTES.unpack_from(self._memory, at)
+        (size,) = GAP_BYTES.unpack(frames)
         self._fault(number, NOT_RECORDED, head.messages, min(size, np.iinfo(np.int64).max))
 
     def _fault(self, number: int, what: str, messages: int = NOWHERE, size: int = NOWHERE) -> None:
         self._faults.append((number, what, messages, size))
 
-    def _place(self, found: "Sequence[Numbers]", sizes: Sequence[int]) -> None:
+    def _place(self, runs: "Numbers", sizes: Sequence[int]) -> None:
         """From runs to the places of every message's fields."""
-        runs = np.concatenate(found) if found else np.empty((0, len(_RUN) + 2 * len(_FIELDS)), np.int64)
         times = runs[:, 2]
         which = np.repeat(np.arange(len(runs)), times)
         nth = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times)
@@ -299,25 +298,9 @@ def repeats(data: "Bytes", at: int, stride: int, most: int, columns: Sequence[tu
     return done
 
 
-class Repetition:
-    """Says when it is worth looking for it: a frame has the shape of the one before."""
-
-    __slots__ = ("_last", "_wait")
-
-    def __init__(self) -> None:
-        self._last: object = None
-        self._wait = 0
-
-    def worth(self, shape: object) -> bool:
-        same, self._last = shape == self._last, shape
-        if self._wait:
-            self._wait -= 1
-            return False
-        return same
-
-    def found(self, frames: int) -> None:
-        if frames < 4:
-            self._wait = _TRY_AGAIN
+FEW = 32
+TRY_AGAIN = 64
+"""Comparing costs as much as reading so few frames one by one; then it is not tried again for so many."""
 
 
 def texts(raw: pa.Array) -> pa.Array:
