@@ -25,5 +25,10 @@ _add(
 _add("dmp", "DMP, beside basic.publish, redis and nats.", " --readers 1 --size 1024 --json")
 _add("dms", "DMS, beside beanstalkd and redis.", " --json")
 _add("kqmsgq", "KqueueMsgQ, beside nats-server.", " --modes fan-out --json")
+_add(
+    "pipeline",
+    "Spark over logs, beside a source of tuples and Spark's text source.",
+    " --megabytes 1000 --json",
+)
 _add("pubsub", "Pub/sub, beside mosquitto and a bare loop.", " --modes intake --rate 300000 --json")
 _add("routing", "The routing index, one thread.", " --subscriptions 100000 --json")

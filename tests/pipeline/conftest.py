@@ -27,7 +27,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
         "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse")),
     }
-    found = session("local[2]", name="tests", config=CONFIG | folders)
+    # A task that fails runs once more, as it would on a cluster.
+    found = session("local[2,2]", name="tests", config=CONFIG | folders)
     found.sparkContext.setLogLevel("ERROR")
     yield found
     found.stop()

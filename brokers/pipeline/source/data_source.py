@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
-from brokers.pipeline.source import positions, rows, spans, stream
+from brokers.pipeline.source import positions, rows, sink, spans, stream
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
@@ -52,6 +52,12 @@ class LogmqDataSource(DataSource):
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
         _check(schema)
         return StreamReader(parse(self._given, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> sink.BatchWriter:
+        return sink.BatchWriter(sink.checked(self._given, schema, overwrite, streaming=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
+        return sink.StreamWriter(sink.checked(self._given, schema, overwrite, streaming=True))
 
 
 class Share(InputPartition):

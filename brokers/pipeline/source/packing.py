@@ -15,6 +15,9 @@ import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
+_ROWS = 10_000
+"""Between two looks at how much is held."""
+
 
 @attrs.frozen
 class Piece:
@@ -28,35 +31,47 @@ class Piece:
 class Packer:
     """Gathers rows into pieces of at most `bytes_max`, each topic's apart, in the order of the rows.
 
-    `held_bytes_max`: rows that are held for all topics together; above it, at the end of a batch of rows, the
-    pieces are given out as they are, so that a thousand topics do not need a thousand full pieces.
+    `held_bytes_max`: of rows that are held for all topics together. Every so many rows, when there are more,
+    the pieces are given out as they are: a thousand topics must not need a thousand full pieces.
     """
 
     def __init__(self, bytes_max: int, held_bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._held_bytes_max = held_bytes_max
         self._filling: dict[str, _Filling] = {}
+        self._rows = 0
 
     def add(self, topics: pa.Array | str, values: pa.Array) -> Iterator[Piece]:
         """The pieces that these rows complete. `values`: binary or text, without nulls, as are `topics`."""
-        if isinstance(topics, str):
-            yield from self._add(topics, values)
-        else:
-            encoded = topics.dictionary_encode()
-            order = pc.sort_indices(encoded.indices)  # stable: each topic's rows stay in order
-            values = values.take(order)
-            names, at = encoded.dictionary.to_pylist(), 0
-            for run in pc.value_counts(encoded.indices.take(order)).to_pylist():
-                yield from self._add(names[run["values"]], values.slice(at, run["counts"]))
-                at += run["counts"]
-        if sum(filling.size for filling in self._filling.values()) > self._held_bytes_max:
-            yield from self.rest()
+        at, count = 0, len(values)
+        while at < count:
+            some = min(_ROWS - self._rows % _ROWS, count - at)
+            yield from self._rows_of(
+                topics if isinstance(topics, str) else topics.slice(at, some), values.slice(at, some)
+            )
+            at += some
+            self._rows += some
+            held = sum(filling.size for filling in self._filling.values())
+            if self._rows % _ROWS == 0 and held > self._held_bytes_max:
+                yield from self.rest()
 
     def rest(self) -> Iterator[Piece]:
         """What is left, a piece for each topic."""
         for topic, filling in self._filling.items():
             if filling.size:
                 yield filling.close(topic)
+
+    def _rows_of(self, topics: pa.Array | str, values: pa.Array) -> Iterator[Piece]:
+        if isinstance(topics, str):
+            yield from self._add(topics, values)
+            return
+        encoded = topics.dictionary_encode()
+        order = pc.sort_indices(encoded.indices)  # stable: each topic's rows stay in order
+        values = values.take(order)
+        names, at = encoded.dictionary.to_pylist(), 0
+        for run in pc.value_counts(encoded.indices.take(order)).to_pylist():
+            yield from self._add(names[run["values"]], values.slice(at, run["counts"]))
+            at += run["counts"]
 
     def _add(self, topic: str, values: pa.Array) -> Iterator[Piece]:
         filling = self._filling.get(topic)
@@ -65,7 +80,8 @@ class Packer:
         records, ends = framed(values)
         at, count = 0, len(values)
         while at < count:
-            fit = bisect_right(ends, ends[at] + self._bytes_max - filling.size, at, count + 1) - 1
+            room = max(self._bytes_max - filling.size, 0)
+            fit = bisect_right(ends, ends[at] + room, at, count + 1) - 1
             if fit == at:
                 if filling.size:
                     yield filling.close(topic)

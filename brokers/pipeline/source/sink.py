@@ -1,34 +1,38 @@
 """`write.format("logmq")` and `writeStream.format("logmq")`: rows appended to topics, once each.
 
-A task writes its rows by BATCH (see `writing.py`), under names that a task which runs again finds again: the
-write's own random name in a batch query, the query's id and the epoch in a stream, or the options `writer`
-and `epoch`; and the number of the partition. What is written is visible at once, so there is nothing left to
-do in `commit`, and nothing that could be taken back in `abort`: it says what stays.
+A task writes its rows in pieces, by BATCH (see `writing.py`), under names that a task which runs again finds
+again: the write's own random name in a batch query, the query's id and the epoch in a stream, or the options
+`writer` and `epoch`; and the number of the partition. Full pieces are the same whenever the same rows come.
+
+The last pieces are not: where what makes the rows fails amid them, Spark ends a Python task's input as if it
+were whole. So a task keeps the last piece of each topic, at most, and hands it to the driver, which writes
+these in `commit`, when all tasks are known to have ended well. Nothing that is written can be taken back;
+`abort` says so.
 
 Runs in Spark's Python workers: no trio.
 """
 
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-import attrs
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from brokers.pipeline.source.address import Reach, Server
-from brokers.pipeline.source.packing import Packer
-from brokers.pipeline.source.writing import Writer, Written
-from shared.errors import BrokerError
+from brokers.pipeline.source import sink_options
+from brokers.pipeline.source.address import Server
+from brokers.pipeline.source.packing import Packer, Piece
+from brokers.pipeline.source.sink_options import SinkOptions
+from brokers.pipeline.source.writing import Writer
+from shared.errors import BrokerError, ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH_BYTES = 1024 * 1024
-"""The largest that a server with the usual settings takes."""
-HELD_BYTES_MAX = 64 * 1024 * 1024
+HELD_BYTES_MAX = 16 * 1024 * 1024
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 _OURS = ("offset", "timestamp")
@@ -39,23 +43,20 @@ class WrongSchema(BrokerError):
     """Rows of these columns are no records."""
 
 
-@attrs.frozen
-class SinkOptions:
-    """Where rows go. `writer`: the name under which they are written once; None: the query's."""
+class Done(WriterCommitMessage):
+    """What the task of a partition wrote, under which name: pieces by topic, records; and what is left."""
 
-    server: Server
-    reach: Reach
-    topic: str | None = None
-    writer: str | None = None
-    epoch: int = 0
-    batch_bytes: int = BATCH_BYTES
+    def __init__(
+        self, name: str, partition: int, pieces: Mapping[str, int], records: int, rest: Sequence[Piece]
+    ) -> None:
+        self.name = name
+        self.partition = partition
+        self.pieces = dict(pieces)
+        self.records = records
+        self.rest = tuple(rest)
 
 
-class Committed(WriterCommitMessage):
-    """What one task wrote."""
-
-    def __init__(self, written: Sequence[Written]) -> None:
-        self.written = tuple(written)
+Messages = list[WriterCommitMessage | None]
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -65,10 +66,13 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._name = options.writer or f"spark-{secrets.token_hex(8)}"
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Committed:
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Done:
         return _write(self._options, self._name, self._options.epoch, iterator)
 
-    def abort(self, messages: "list[WriterCommitMessage | None]") -> None:
+    def commit(self, messages: Messages) -> None:
+        _commit(self._options, self._options.epoch, messages)
+
+    def abort(self, messages: Messages) -> None:
         again = "Written again with the same writer and epoch, nothing of it is there twice."
         if self._options.writer is None:
             again = "A new write does not know of it: the options writer and epoch make one that does."
@@ -81,24 +85,31 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Committed:
-        context = TaskContext.get()
-        assert context is not None, "a sink's write runs in a task"
-        query = self._options.writer or f"spark-{context.getLocalProperty(_QUERY_ID)}"
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Done:
+        context = _task()
+        name = self._options.writer or f"spark-{context.getLocalProperty(_QUERY_ID)}"
         epoch = context.getLocalProperty(_BATCH_ID)
         assert epoch is not None, "a stream's task knows its batch"
-        return _write(self._options, query, int(epoch), iterator)
+        return _write(self._options, name, int(epoch), iterator)
 
-    def commit(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
-        """Nothing is left to do: BATCH has made every record durable and visible."""
+    def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
+        _commit(self._options, batchId, messages)
 
-    def abort(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         again = f"Batch {batchId} from the same checkpoint will not write it twice."
         _say_what_stays(messages, self._options.server, again)
 
 
-def check_schema(schema: StructType, topic: str | None) -> None:
-    """Raises WrongSchema where rows of this schema are not records."""
+def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> SinkOptions:
+    """What a query asks for. Raises ConfigError, and WrongSchema where its rows are not records."""
+    if overwrite:
+        raise ConfigError("mode", "a topic is only ever added to: mode, or a stream's outputMode, append")
+    options = sink_options.parse(given, streaming=streaming)
+    _check(schema, options.topic)
+    return options
+
+
+def _check(schema: StructType, topic: str | None) -> None:
     fields = {field.name: field.dataType for field in schema.fields}
     value = fields.get("value")
     if value is None:
@@ -120,12 +131,19 @@ def check_schema(schema: StructType, topic: str | None) -> None:
         )
 
 
-def _write(options: SinkOptions, name: str, epoch: int, batches: "Iterable[pa.RecordBatch]") -> Committed:
+def _task() -> TaskContext:
     context = TaskContext.get()
     assert context is not None, "a sink's write runs in a task"
+    return context
+
+
+def _write(options: SinkOptions, name: str, epoch: int, batches: "Iterable[pa.RecordBatch]") -> Done:
+    """In the executor: all full pieces of a partition."""
+    partition = _task().partitionId()
     packer = Packer(options.batch_bytes, HELD_BYTES_MAX)
-    writer = Writer(options.server, options.reach, f"{name}-{context.partitionId()}", epoch)
-    try:
+    written: dict[str, int] = {}
+    records = 0
+    with closing(Writer(options.server, options.reach, epoch)) as writer:
         for batch in batches:
             topics: pa.Array | str = options.topic or batch.column("topic")
             values = batch.column("value")
@@ -133,19 +151,31 @@ def _write(options: SinkOptions, name: str, epoch: int, batches: "Iterable[pa.Re
                 if not isinstance(column, str) and column.null_count:
                     raise WrongSchema(f"a row's {what} is null")
             for piece in packer.add(topics, values):
-                writer.write(piece)
-        for piece in packer.rest():
-            writer.write(piece)
-        return Committed(writer.finish())
-    finally:
-        writer.close()
+                number = written.get(piece.topic, 0)
+                writer.write(piece, f"{name}-{partition}", number)
+                written[piece.topic] = number + 1
+                records += piece.count
+        writer.finish()
+    return Done(name, partition, written, records, list(packer.rest()))
 
 
-def _say_what_stays(messages: "list[WriterCommitMessage | None]", server: Server, again: str) -> None:
-    done = [message for message in messages if isinstance(message, Committed)]
-    records = sum(written.records for message in done for written in message.written)
+def _commit(options: SinkOptions, epoch: int, messages: Messages) -> None:
+    """In the driver: what the tasks have left."""
+    with closing(Writer(options.server, options.reach, epoch)) as writer:
+        for done in _done(messages):
+            for piece in done.rest:
+                writer.write(piece, f"{done.name}-{done.partition}", done.pieces.get(piece.topic, 0))
+        writer.finish()
+
+
+def _done(messages: Messages) -> list[Done]:
+    return [message for message in messages if isinstance(message, Done)]
+
+
+def _say_what_stays(messages: Messages, server: Server, again: str) -> None:
+    done = _done(messages)
     print(
-        f"logmq: the write to {server} was given up. {records} records of the {len(done)} tasks that had "
-        f"ended stay in their topics, and so does what others had sent. {again}",
+        f"logmq: the write to {server} was given up. {sum(each.records for each in done)} records of the "
+        f"{len(done)} tasks that had ended stay in their topics, and so does what others had sent. {again}",
         file=sys.stderr,
     )

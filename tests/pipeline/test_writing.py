@@ -1,0 +1,117 @@
+"""Pieces to a real server: each is there once, whatever has to be sent again."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+
+import pytest
+
+from brokers.pipeline.source import writing
+from brokers.pipeline.source.address import Reach
+from brokers.pipeline.source.address import Server as Address
+from brokers.pipeline.source.packing import Piece
+from brokers.pipeline.source.writing import NotWritten, Writer
+from logmq.runs import encode
+from tests.support.server import Server, speak
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("server"), "--enable", "logmq") as server:
+        yield server
+
+
+def pieces(topic: str, count: int, what: str = "") -> list[Piece]:
+    return [
+        Piece(topic, encode([f"{what}{number}".encode(), b"x" * number])[0], 2) for number in range(count)
+    ]
+
+
+def write(server: Server, pieces: Sequence[Piece], epoch: int = 0, name: str = "w") -> None:
+    with closing(Writer(Address(*server.address("logmq")), Reach(retry_seconds=60), epoch)) as writer:
+        numbers: Counter[str] = Counter()
+        for piece in pieces:
+            writer.write(piece, name, numbers[piece.topic])
+            numbers[piece.topic] += 1
+        writer.finish()
+
+
+def log(server: Server, topic: str) -> bytes:
+    found = b""
+    while True:
+        answer = speak(server.address("logmq"), b"FETCH %b %d %d\n" % (topic.encode(), len(found), 64 << 20))
+        if answer == b"EOF\n":
+            return found
+        found += answer.partition(b"\n")[2]
+
+
+def joined(pieces: Sequence[Piece]) -> bytes:
+    return b"".join(piece.records for piece in pieces)
+
+
+def test_pieces_are_written_in_order(server: Server) -> None:
+    some, other = pieces("order", 40), pieces("order-2", 3)
+    write(server, [*some[:20], *other, *some[20:]])
+    assert log(server, "order") == joined(some)
+    assert log(server, "order-2") == joined(other)
+
+
+def test_a_task_that_runs_again_writes_what_is_missing(server: Server) -> None:
+    some = pieces("again", 3 * writing.REMEMBERED)
+    write(server, some[:-10])
+    write(server, some)
+    write(server, some)
+    assert log(server, "again") == joined(some)
+
+
+def test_the_next_epoch_is_new_and_an_old_one_is_not_written_again(server: Server) -> None:
+    old, new, newer = pieces("epochs", 200, "a"), pieces("epochs", 5, "b"), pieces("epochs", 150, "c")
+    for epoch, some in ((7, old), (8, new), (8, new), (9, newer)):
+        write(server, some, epoch)
+    assert log(server, "epochs") == joined([*old, *new, *newer])
+    with pytest.raises(NotWritten, match="a newer epoch of this writer is there already"):
+        write(server, old, 7)
+    assert log(server, "epochs") == joined([*old, *new, *newer])
+
+
+def test_other_rows_than_the_first_time_are_an_error(server: Server) -> None:
+    some = pieces("other", 9)
+    write(server, some)
+    with pytest.raises(NotWritten, match=r"seq 4 at offset .* other records"):
+        write(server, [*some[:4], some[5], some[4], *some[6:]])
+    assert log(server, "other") == joined(some)
+    write(server, pieces("other", 9, "z"), name="another")
+    assert log(server, "other") == joined([*some, *pieces("other", 9, "z")])
+
+
+@pytest.mark.parametrize(
+    ("piece", "text"),
+    [
+        (Piece(".t", encode([b"x"])[0], 1), "BAD_TOPIC"),
+        (Piece("large", encode([bytes(1 << 21)])[0], 1), "TOO_LARGE: .* message_bytes_max"),
+        (Piece("huge", encode([bytes(65 << 20)])[0], 1), "above what the wire carries"),
+    ],
+)
+def test_what_the_server_refuses_says_why(server: Server, piece: Piece, text: str) -> None:
+    with pytest.raises(NotWritten, match=text):
+        write(server, [piece])
+
+
+def test_the_largest_record_of_the_usual_settings_is_written(server: Server) -> None:
+    piece = Piece("largest", encode([bytes(1 << 20)])[0], 1)
+    write(server, [piece])
+    assert log(server, "largest") == piece.records
+
+
+def test_a_server_that_is_killed_meanwhile_has_everything_once(new_server: Callable[..., Server]) -> None:
+    server = new_server("--enable", "logmq").start()
+    some = pieces("killed", 60)
+    address = Address(*server.address("logmq"))
+    with closing(Writer(address, Reach(retry_seconds=60), 0)) as writer:
+        for number, piece in enumerate(some):
+            writer.write(piece, "w", number)
+            if number == 30:
+                server.kill()
+                server.start("--port", f"logmq={address.port}")
+        writer.finish()
+    assert log(server, "killed") == joined(some)
