@@ -14,7 +14,10 @@ Master = Annotated[
 app = App(
     name="pipeline",
     help="Logs as data: Spark jobs over what passed through (needs the extra spark).",
-    help_epilogue="",
+    help_epilogue="""Examples:
+
+    brokers pipeline doctor
+    brokers pipeline archive /srv/archive --path /srv/brokers --once""",
     help_format="plaintext",
 )
 

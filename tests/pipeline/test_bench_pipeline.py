@@ -38,6 +38,6 @@ def test_a_way_that_misses_records_is_no_figure(spark: "SparkSession", tmp_path:
 
 
 def test_records_that_have_no_room_for_a_key_are_refused() -> None:
-    with pytest.raises(Refusal, match="longer than its key") as refused:
+    with pytest.raises(Refusal, match="longer than 7, its key") as refused:
         pipeline.bench(sizes=(7,))
     assert refused.value.code is ExitCode.USAGE
