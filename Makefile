@@ -12,7 +12,7 @@ SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: serve test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood
-.PHONY: trial-archive trial-cluster trials clean
+.PHONY: trial-neighbours trial-archive trial-cluster trials clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
@@ -44,6 +44,9 @@ trial-sim: $(VENV)/.test
 trial-states: $(VENV)/.test
 	$(BIN)/python -m tests.trials.states $(ARGS)
 
+trial-neighbours: $(VENV)/.test
+	$(BIN)/python -m tests.trials.neighbours $(ARGS)
+
 trial-flood: $(VENV)/.test
 	$(BIN)/python -m tests.trials.flood $(ARGS)
 
@@ -53,7 +56,7 @@ trial-archive: $(VENV)/.test
 trial-cluster: $(VENV)/.test
 	$(BIN)/python -m tests.trials.cluster $(ARGS)
 
-trials: trial-power trial-kill trial-sim trial-states trial-flood trial-archive trial-cluster
+trials: trial-power trial-kill trial-sim trial-states trial-flood trial-neighbours trial-archive trial-cluster
 
 lock:
 	.ci/lock
