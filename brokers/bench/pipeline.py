@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import attrs
 from cyclopts import Parameter
 
+from brokers.bench import archiving
 from brokers.bench.options import MODES as MODES_PARAMETER
 from brokers.bench.options import DataDir, Rounds, each
 from brokers.bench.servers import serving
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
     from brokers.pipeline.source.address import Server
 
-Mode = Literal["count", "group", "served"]
+Mode = Literal["count", "group", "served", "archive", "follow"]
+MODES: tuple[Mode, ...] = ("count", "group", "served", "archive", "follow")
 KEYS = 1000
 """Different keys in the records, which are grouped by them."""
 KEY_LETTERS = 7
@@ -57,7 +59,7 @@ class Row:
 
 def bench(
     *,
-    modes: Annotated[tuple[Mode, ...], MODES_PARAMETER] = ("count", "group", "served"),
+    modes: Annotated[tuple[Mode, ...], MODES_PARAMETER] = MODES,
     megabytes: Annotated[
         int, Parameter(help="Of payloads, for each size of record; 1000 is the real thing.")
     ] = 64,
@@ -68,11 +70,12 @@ def bench(
     master: Annotated[str, Parameter(help="Where Spark runs.")] = "local[*]",
     data_dir: DataDir = None,
     json: Json = False,
-) -> list[Row]:
+) -> list[Any]:
     """Measure Spark over logs on this machine.
 
     Counting and grouping, over a data folder and over TCP, beside a source that
-    yields tuples and Spark's own text source. Needs the extra spark.
+    yields tuples and Spark's own text source; the archive, beside Spark's own
+    Parquet writer, and how it follows a live topic. Needs the extra spark.
     """
     from brokers.pipeline.session import require_spark, session
 
@@ -218,7 +221,13 @@ def served(ground: Ground) -> Iterator[Row]:
         yield from ground.compare("served", size, ground.served(size).count, ways)
 
 
-CASES: Mapping[Mode, Callable[[Ground], Iterator[Row]]] = {"count": count, "group": group, "served": served}
+CASES: Mapping[Mode, Callable[[Ground], Iterator[Any]]] = {
+    "count": count,
+    "group": group,
+    "served": served,
+    "archive": archiving.archive,
+    "follow": archiving.follow,
+}
 
 
 def _grouping(frame: "DataFrame") -> Callable[[], int]:

@@ -46,3 +46,15 @@ app.command(
     brokers pipeline doctor
     brokers pipeline doctor --start --json | jq 'select(.state != "ok")'""",
 )
+app.command(
+    "brokers.pipeline.cluster:master",
+    name="master",
+    help="Be the master of a Spark cluster, until told to stop.",
+    help_epilogue="Examples:\n\n    brokers pipeline master --host 10.0.0.1",
+)
+app.command(
+    "brokers.pipeline.cluster:worker",
+    name="worker",
+    help="Be a worker of a Spark cluster, until told to stop.",
+    help_epilogue="Examples:\n\n    brokers pipeline worker spark://10.0.0.1:7077 --cores 4 --memory 8g",
+)

@@ -3,86 +3,26 @@
 No container engine runs here, so this reads the file as an engine would and holds it against the code.
 """
 
+import importlib.metadata
 import json
 import re
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from brokers.cli import root
 from brokers.config import load
 from brokers.flags import ServeCommand
 from brokers.plugs import load_all
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-def read_yaml(text: str) -> Any:
-    """The part of YAML that compose.yaml is written in: block mappings and lists, `|` text, JSON lists.
-
-    Anything else (tabs, odd indentation, a key twice) is an error, so the file stays in that part.
-    """
-    lines = text.split("\n")
-    position = 0
-
-    def indent_of(line: str) -> int:
-        assert "\t" not in line, f"tab in {line!r}"
-        return len(line) - len(line.lstrip(" "))
-
-    def skip() -> None:
-        nonlocal position
-        while position < len(lines) and (not lines[position].strip() or lines[position].lstrip()[0] == "#"):
-            position += 1
-
-    def scalar(word: str) -> Any:
-        return json.loads(word) if word[:1] in ('"', "[") or word.isdigit() else word
-
-    def literal(indent: int) -> str:
-        nonlocal position
-        taken = []
-        while position < len(lines) and (not lines[position].strip() or indent_of(lines[position]) > indent):
-            taken.append(lines[position])
-            position += 1
-        depth = indent_of(taken[0])
-        return "\n".join(line[depth:] for line in taken)
-
-    def block(indent: int) -> Any:
-        nonlocal position
-        found: Any = [] if lines[position].lstrip().startswith("- ") else {}
-        while True:
-            skip()
-            if position == len(lines) or indent_of(lines[position]) < indent:
-                return found
-            line = lines[position]
-            assert indent_of(line) == indent, f"odd indentation: {line!r}"
-            position += 1
-            if isinstance(found, list):
-                assert line.lstrip().startswith("- "), f"not an item: {line!r}"
-                found.append(scalar(line.strip().removeprefix("- ")))
-                continue
-            match = re.fullmatch(r"\s*([a-z_]+):(?: (.+))?", line)
-            assert match, f"not a key: {line!r}"
-            key, word = match[1], match[2]
-            assert key not in found, f"{key} twice"
-            if word == "|":
-                found[key] = literal(indent)
-            elif word is not None:
-                found[key] = scalar(word)
-            else:
-                skip()
-                deeper = position < len(lines) and indent_of(lines[position]) > indent
-                found[key] = block(indent_of(lines[position])) if deeper else None
-
-    skip()
-    return block(0)
+from tests.support.compose import ROOT, read
 
 
 @pytest.fixture(scope="module")
 def compose() -> Mapping[str, Any]:
-    return read_yaml((ROOT / "compose.yaml").read_text())
+    return read()
 
 
 @pytest.fixture(scope="module")
@@ -90,18 +30,34 @@ def service(compose: Mapping[str, Any]) -> Mapping[str, Any]:
     return compose["services"]["brokers"]
 
 
-def test_its_commands_are_commands_of_the_program(service: Mapping[str, Any]) -> None:
-    for words in (service["command"], service["healthcheck"]["test"][2:]):
-        command, bound, _ = root().parse_args(words, print_error=False, exit_on_error=False)
-        result = command(*bound.args, **bound.kwargs) if words[0] == "serve" else None
-        if isinstance(result, ServeCommand):
-            config = load(load_all()[0], file=None, environ={}, flags=result.flags)
-            assert config.serve.host == "0.0.0.0"
-            assert config.serve.insecure
+def each() -> list[str]:
+    return list(read()["services"])
+
+
+def built() -> list[str]:
+    return [name for name, one in read()["services"].items() if "build" in one]
+
+
+@pytest.mark.parametrize("name", each())
+def test_every_command_is_one_of_the_program(compose: Mapping[str, Any], name: str) -> None:
+    words = compose["services"][name]["command"]
+    root(words).parse_args(words, print_error=False, exit_on_error=False)
+
+
+def test_the_broker_binds_all_addresses_and_is_asked_how_it_does(service: Mapping[str, Any]) -> None:
+    command, bound, _ = root().parse_args(service["command"], print_error=False, exit_on_error=False)
+    result = command(*bound.args, **bound.kwargs)
+    assert isinstance(result, ServeCommand)
+    config = load(load_all()[0], file=None, environ={}, flags=result.flags)
+    assert config.serve.host == "0.0.0.0"
+    assert config.serve.insecure
     assert service["healthcheck"]["test"][:2] == ["CMD", "brokers"]
+    root().parse_args(service["healthcheck"]["test"][2:], print_error=False, exit_on_error=False)
 
 
-def test_its_image_is_built_from_what_is_here(service: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize("name", built())
+def test_every_image_is_built_from_what_is_here(compose: Mapping[str, Any], name: str) -> None:
+    service = compose["services"][name]
     dockerfile = service["build"]["dockerfile_inline"]
     copied = [
         word for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile, re.M) for word in line.split()[:-1]
@@ -110,10 +66,44 @@ def test_its_image_is_built_from_what_is_here(service: Mapping[str, Any]) -> Non
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= set(copied)
     assert {project["project"]["readme"], *project["project"]["license-files"]} <= set(copied)
-    assert "# section: serve\n" in (ROOT / "requirements.lock").read_text()
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", dockerfile, re.M)[0])
     assert entry == list(project["project"]["scripts"])
-    assert service["image"] == f"brokers:{project['project']['version']}"
+    assert service["image"].endswith(f":{project['project']['version']}")
+
+
+@pytest.mark.parametrize("name", built())
+def test_what_an_image_installs_from_the_lock_is_all_that_it_needs(
+    compose: Mapping[str, Any], name: str
+) -> None:
+    """Hashes are required and nothing else may be fetched, so a section that is missing ends the build."""
+    dockerfile = compose["services"][name]["build"]["dockerfile_inline"]
+    lock = (ROOT / "requirements.lock").read_text()
+    locked: set[str] = set()
+    for section in re.findall(r"section: (\w+)\$/,", dockerfile):
+        text = lock.split(f"# section: {section}\n")[1].split("# section:")[0]
+        locked |= {canonical(found) for found in re.findall(r"^([A-Za-z0-9._-]+)==", text, re.M)}
+    assert {"trio", "hatchling"} <= locked
+    missing = {
+        f"{package} needs {needed}"
+        for package in locked
+        for needed in requirements(package)
+        if canonical(needed) not in locked
+    }
+    assert missing == set()
+
+
+def canonical(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def requirements(package: str) -> list[str]:
+    """The packages that an installed one needs here, extras aside; one for other systems needs none."""
+    try:
+        found = importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    wanted = [Requirement(text) for text in found]
+    return [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
 
 
 def test_its_variables_are_settings(service: Mapping[str, Any]) -> None:
@@ -123,15 +113,26 @@ def test_its_variables_are_settings(service: Mapping[str, Any]) -> None:
     assert str(config.serve.data_dir) == "/data"
 
 
-def test_the_data_outlives_the_container_and_nobody_is_root(
-    compose: Mapping[str, Any], service: Mapping[str, Any]
-) -> None:
-    assert service["volumes"] == ["data:/data"]
-    assert "data" in compose["volumes"]
+@pytest.mark.parametrize("name", each())
+def test_nobody_is_root_and_everything_has_limits(compose: Mapping[str, Any], name: str) -> None:
+    service = compose["services"][name]
     assert service["user"].split(":")[0] != "0"
     assert service["read_only"] == "true"
+    assert service["tmpfs"] == ["/tmp"]
     assert service["cap_drop"] == ["ALL"]
-    assert {"mem_limit", "cpus", "pids_limit"} <= set(service)
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert {"mem_limit", "cpus", "pids_limit", "restart"} <= set(service)
+
+
+def test_data_and_archive_outlive_their_containers(compose: Mapping[str, Any]) -> None:
+    services = compose["services"]
+    assert services["brokers"]["volumes"] == ["data:/data"]
+    folder = services["archive"]["command"][2]
+    for name in ("archive", "spark-worker"):  # whoever writes it has to have it at the same place
+        assert services[name]["volumes"] == [f"archive:{folder}"]
+    assert set(compose["volumes"]) == {"data", "archive"}
+    for name, made in (("brokers", "/data"), ("spark-master", folder)):
+        assert f"-o brokers -g brokers {made}\n" in services[name]["build"]["dockerfile_inline"]
 
 
 def test_every_port_a_protocol_has_by_default_is_published_on_loopback(service: Mapping[str, Any]) -> None:
@@ -139,6 +140,20 @@ def test_every_port_a_protocol_has_by_default_is_published_on_loopback(service: 
     for plug in load_all()[0]:
         port = plug.settings().port
         assert f"127.0.0.1:{port}:{port}" in published
+
+
+def test_nothing_of_the_cluster_is_published(compose: Mapping[str, Any]) -> None:
+    assert [name for name, one in compose["services"].items() if "ports" in one] == ["brokers"]
+
+
+def test_who_waits_for_whom_is_there_and_can_be_asked(compose: Mapping[str, Any]) -> None:
+    services = compose["services"]
+    for service in services.values():
+        for name, condition in (service.get("depends_on") or {}).items():
+            assert condition == {"condition": "service_healthy"}
+            assert "healthcheck" in services[name]
+    images = {one["image"] for one in services.values() if "build" in one}
+    assert {one["image"] for one in services.values()} == images
 
 
 def test_it_is_given_longer_to_stop_than_a_drain_takes(service: Mapping[str, Any]) -> None:

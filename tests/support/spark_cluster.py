@@ -1,43 +1,55 @@
 """A standalone Spark cluster on loopback, from the pip package: a master and workers, each a JVM of its own.
 
-Nothing of it listens beyond loopback: the REST port, which a master opens unless told not to, is off, and all
-other ports are picked by the system. `environ` is what a driver needs to use it.
+Nothing of it listens beyond loopback, and all ports are picked by the system. `environ` is what a driver
+needs to use it.
 """
 
 import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
-
-from brokers.pipeline import java
 
 START_SECONDS = 300.0
 """More than a JVM takes to start on a busy machine."""
 
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For those that live for seconds: compiling well would cost more than it saves."""
+WORKER = ("pipeline", "worker", "{url}", "--cores", "1", "--memory", "{memory}", "--work-dir", "{work}")
 
 
 class SparkCluster:
-    """Started by `with`; ended by it too, with everything that it started."""
+    """Started by `with`; ended by it too, with everything that it started.
 
-    def __init__(self, folder: Path, *, workers: int = 2, memory: str = "512m") -> None:
+    `memory`: of each worker, and of an executor. `master`, `worker`: the commands; `{url}` in them is the
+    master's, `{work}` a folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workers: int = 2,
+        memory: str = "512m",
+        master: Sequence[str] = ("pipeline", "master", "--host", "127.0.0.1"),
+        worker: Sequence[str] = WORKER,
+    ) -> None:
         self.folder = folder
         self.url = ""
         self._workers = workers
         self._memory = memory
+        self._master, self._worker = master, worker
         self._daemons: list[_Daemon] = []
 
     @property
     def environ(self) -> dict[str, str]:
         """For a driver: where its settings are, and that it too keeps to loopback."""
-        home = {} if "JAVA_HOME" not in os.environ else {"JAVA_HOME": os.environ["JAVA_HOME"]}
-        return home | {
+        return {
             "SPARK_CONF_DIR": str(self.folder / "conf"),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
@@ -45,12 +57,9 @@ class SparkCluster:
         }
 
     def __enter__(self) -> Self:
-        import pyspark
-
         (self.folder / "conf").mkdir(parents=True)
         (self.folder / "local").mkdir()
         settings = {
-            "spark.master.rest.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": self._memory,
@@ -60,8 +69,6 @@ class SparkCluster:
         }
         lines = "".join(f"{key} {value}\n" for key, value in settings.items())
         (self.folder / "conf" / "spark-defaults.conf").write_text(lines)
-        java.use()
-        self._home = Path(pyspark.__file__).parent
         try:
             self._start()
         except BaseException:
@@ -78,21 +85,17 @@ class SparkCluster:
         return self._daemons[1 + number].kill_below("CoarseGrainedExecutorBackend")
 
     def _start(self) -> None:
-        master = self._daemon("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        master = self._daemon(*self._master, "--port", "0", "--ui-port", "0")
         self.url = master.wait_for(r"Starting Spark master at (spark://\S+)")
         for number in range(self._workers):
-            work = self.folder / f"worker-{number}"
-            self._daemon(
-                *("worker.Worker", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"),
-                *("--cores", "1", "--memory", self._memory, "--work-dir", str(work), self.url),
-            )
+            fields = {"url": self.url, "memory": self._memory, "work": self.folder / f"worker-{number}"}
+            self._daemon(*(word.format(**fields) for word in self._worker), "--host", "127.0.0.1")
         for worker in self._daemons[1:]:
             worker.wait_for(r"(Successfully registered with master)")
 
-    def _daemon(self, name: str, *arguments: str) -> "_Daemon":
-        command = [str(self._home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
-        environ = os.environ | self.environ | {"SPARK_HOME": str(self._home), "SPARK_DAEMON_MEMORY": "256m"}
-        self._daemons.append(_Daemon(command, environ))
+    def _daemon(self, *words: str) -> "_Daemon":
+        command = [sys.executable, "-m", "brokers", *words]
+        self._daemons.append(_Daemon(command, os.environ | self.environ))
         return self._daemons[-1]
 
 
@@ -156,3 +159,11 @@ class _Daemon:
         with self._process.stdout:
             for line in self._process.stdout:
                 self._said.append(line)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it is so. Raises AssertionError after START_SECONDS."""
+    give_up = time.monotonic() + START_SECONDS
+    while not condition():
+        assert time.monotonic() < give_up, "it did not happen"
+        time.sleep(0.1)

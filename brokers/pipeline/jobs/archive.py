@@ -48,6 +48,9 @@ def archive(
         Parameter(help="Go on where records were lost before.", negative="", show_default=False),
     ] = False,
     master: Master = "local[*]",
+    conf: Annotated[
+        tuple[str, ...], Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="")
+    ] = (),
     json: Json = False,
 ) -> Iterator[Any] | Outcome | Mapping[str, Any]:
     """Write logs to Parquet, by topic and date, each record exactly once.
@@ -61,12 +64,13 @@ def archive(
 
     if bool(path) == bool(servers):
         raise UsageError("--path", "give either data folders (--path) or --servers")
+    config = _QUIET | dict(_setting(each) for each in conf)
     options = _options(path, servers, topics, pattern, namespace, allow_loss)
     feed = Feed(parse(options))
     if once:
         _require_topics(feed)
     settings = _settings(trigger, settle_seconds, settle_bytes, compression, allow_loss)
-    rounds = _rounds(folder, feed, settings, master, once=once)
+    rounds = _rounds(folder, feed, settings, master, config, once=once)
     return _told(rounds) if json else _summary(rounds)
 
 
@@ -143,7 +147,16 @@ def _settings(
     )
 
 
-def _rounds(folder: Path, feed: "Feed", settings: Any, master: str, *, once: bool) -> Iterator["Round"]:
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise UsageError("--conf", f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _rounds(
+    folder: Path, feed: "Feed", settings: Any, master: str, config: Mapping[str, str], *, once: bool
+) -> Iterator["Round"]:
     """The rounds as they are done; the archive's folder is locked, and Spark runs, until the last."""
     from brokers.pipeline.archive.folder import opened
     from brokers.pipeline.archive.job import Archiver
@@ -155,7 +168,7 @@ def _rounds(folder: Path, feed: "Feed", settings: Any, master: str, *, once: boo
     folder = folder.absolute()
     with opened(folder, feed.origin) as place:
         before = SparkSession.getActiveSession()
-        spark = session(master, name=f"brokers archive {folder}", config=_QUIET)
+        spark = session(master, name=f"brokers archive {folder}", config=config)
         try:
             archiver = Archiver(spark, feed, place, folder, settings)
             with _until_told(archiver), _said_plainly():

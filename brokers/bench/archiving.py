@@ -1,0 +1,229 @@
+"""The archive's cases of `brokers bench pipeline`: how fast it writes what is there, and how it follows.
+
+`archive` is measured beside Spark's own Parquet writer fed by the same source, with the same compression.
+`follow` has a server, a writer that sends so many records a second in a process of its own, and the archive
+at its usual settings behind it: how old a record is when it is committed, whether the archive falls behind,
+and what a record costs each of them.
+"""
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from brokers.bench.servers import serving
+from brokers.errors import Refusal
+
+if TYPE_CHECKING:
+    from brokers.bench.pipeline import Ground
+    from brokers.pipeline.archive.feed import Feed
+    from brokers.pipeline.archive.job import Archiver
+
+RATE = 200_000
+"""Records a second, of 100 bytes."""
+SECONDS = 20.0
+_SIZE = 100
+_TICKS_PER_SECOND = 20
+_TOPIC = "followed"
+_LATE_SECONDS = 60.0
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@attrs.frozen
+class FollowRow:
+    """`written`, `archived`: records a second, from the first to the last of each. `median_ms`, `p99_ms`: how
+    old a record was when its commit was done. `*_cpu_us`: processor time for each record."""
+
+    mode: str
+    record_bytes: int
+    written: int
+    archived: int
+    median_ms: int
+    p99_ms: int
+    server_cpu_us: float
+    archive_cpu_us: float
+
+
+def archive(ground: "Ground") -> Iterator[Any]:
+    """All that is there, to a new folder each time."""
+    for size in ground.records:
+        ours, theirs = ground.folder / "archive", ground.folder / "parquet"
+        yield from ground.compare(
+            "archive",
+            size,
+            lambda size=size, to=ours: _ours(ground, size, to),
+            {"parquet": lambda size=size, to=theirs: _theirs(ground, size, to)},
+        )
+        for folder in (ours, theirs):
+            shutil.rmtree(folder)
+
+
+def follow(ground: "Ground") -> Iterator[FollowRow]:
+    """A live topic, at a steady rate."""
+    with ExitStack() as stack:
+        place = ground.folder / "followed"
+        place.mkdir()
+        server, bound = _served(stack, place)
+        feed = _feed({"path": str(place / "data"), "subscribe": _TOPIC})
+        yield _followed(ground, feed, place / "archive", server, bound)
+
+
+def _ours(ground: "Ground", size: int, folder: Path) -> int:
+    from brokers.pipeline.archive.folder import opened
+    from brokers.pipeline.archive.job import Archiver
+
+    shutil.rmtree(folder, ignore_errors=True)
+    feed = _feed({"path": str(ground.folder / "data"), "subscribe": ground.topic(size)})
+    with opened(folder, feed.origin) as place:
+        return sum(done.records for done in Archiver(ground.spark, feed, place, folder).once())
+
+
+def _theirs(ground: "Ground", size: int, folder: Path) -> int:
+    import pyarrow.parquet as pq
+    from pyspark.sql import functions
+
+    rows = ground.ours(size).withColumn("date", functions.to_date("timestamp"))
+    writer = rows.write.mode("overwrite").partitionBy("topic", "date").option("compression", "zstd")
+    writer.parquet(str(folder))
+    return sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
+
+
+def _feed(options: dict[str, str]) -> "Feed":
+    from brokers.pipeline.archive.feed import Feed
+    from brokers.pipeline.source.options import parse
+
+    return Feed(parse(options))
+
+
+def _served(stack: ExitStack, place: Path) -> tuple[int, tuple[str, int]]:
+    """A server of its own: its process, and where it is."""
+    before = set(_below(os.getpid()))
+    bound = stack.enter_context(serving(place, "logmq"))
+    (server,) = set(_below(os.getpid())) - before
+    return server, bound["logmq"]
+
+
+def _followed(ground: "Ground", feed: "Feed", folder: Path, server: int, bound: tuple[str, int]) -> FollowRow:
+    from brokers.pipeline.archive.folder import opened
+    from brokers.pipeline.archive.job import Archiver
+
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    writer = context.Process(target=_write, args=(bound, theirs, RATE, SECONDS))
+    with opened(folder, feed.origin) as place:
+        archiver = Archiver(ground.spark, feed, place, folder)
+        writer.start()
+        begun = _cpu(server, writer.pid)
+        commits: list[tuple[float, int]] = []
+        sent: list[tuple[float, int]] = []
+        waiting = threading.Thread(target=_collect, args=(ours, sent, archiver))
+        waiting.start()
+        for done in archiver.follow():
+            log = next(iter(place.manifest.logs.values()), None)
+            if log is not None and done.records:
+                commits.append((time.time(), log.end))
+        waiting.join()
+        writer.join()
+        spent = [after - before for after, before in zip(_cpu(server, writer.pid), begun, strict=True)]
+    return _row(sent, commits, spent)
+
+
+def _row(sent: list[tuple[float, int]], commits: list[tuple[float, int]], spent: list[float]) -> FollowRow:
+    ages = []
+    number = 0
+    for at, end in sent:
+        while number < len(commits) and commits[number][1] < end:
+            number += 1
+        if number == len(commits):
+            raise Refusal(f"follow: {end - commits[-1][1]} bytes were never archived")
+        ages.append(commits[number][0] - at)
+    ages.sort()
+    records = sent[-1][1] // (_SIZE + 4)
+    return FollowRow(
+        "follow",
+        _SIZE,
+        round(records / (sent[-1][0] - sent[0][0])),
+        round(records / (commits[-1][0] - sent[0][0])),
+        round(ages[len(ages) // 2] * 1000),
+        round(ages[len(ages) * 99 // 100] * 1000),
+        round(spent[0] / records * 1e6, 2),
+        round(spent[1] / records * 1e6, 2),
+    )
+
+
+def _collect(ours: Connection, sent: list[tuple[float, int]], archiver: "Archiver") -> None:
+    """Take what the writer has sent, and end the archive once all of that is in it."""
+    try:
+        sent += ours.recv()
+        give_up = time.monotonic() + _LATE_SECONDS
+        while time.monotonic() < give_up:
+            log = next(iter(archiver.folder.manifest.logs.values()), None)
+            if log is not None and log.end >= sent[-1][1]:
+                return
+            time.sleep(0.1)
+    finally:
+        archiver.stop.set()
+
+
+def _write(address: tuple[str, int], told: Connection, rate: int, seconds: float) -> None:
+    """In a process of its own: so many records a second, and what was sent when, up to which offset."""
+    count = rate // _TICKS_PER_SECOND
+    record = _SIZE.to_bytes(4, "big") + os.urandom(_SIZE // 2).hex().encode()
+    body = record * count
+    sent = []
+    with socket.create_connection(address) as sock, sock.makefile("rb") as answers:
+        begun = time.time()
+        for number in range(int(seconds * _TICKS_PER_SECOND)):
+            time.sleep(max(begun + number / _TICKS_PER_SECOND - time.time(), 0))
+            at = time.time()
+            sock.sendall(b"BATCH %b bench %d %d\n" % (_TOPIC.encode(), number, len(body)) + body)
+            answer = answers.readline()
+            if not answer.startswith(b"OK "):
+                break
+            sent.append((at, int(answer[3:]) + len(body)))
+    told.send(sent)
+
+
+def _cpu(server: int, writer: int | None) -> tuple[float, float]:
+    """Seconds of processor time so far: the server's, and that of everything else here but the writer."""
+    times = {pid: _seconds(pid) for pid in _below(os.getpid())}
+    aside = {server, *_below(server), *([writer] if writer is not None else [])}
+    others = sum(spent for pid, spent in times.items() if pid not in aside)
+    own = os.times()
+    return _seconds(server), others + own.user + own.system
+
+
+def _seconds(pid: int) -> float:
+    """Of a process, and of those of its children that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / _CLOCK_TICKS
+
+
+def _below(pid: int) -> list[int]:
+    """Every process that this one started, and those that they did."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, waiting = [], [pid]
+    while waiting:
+        each = children.get(waiting.pop(), [])
+        found += each
+        waiting += each
+    return found

@@ -1,0 +1,127 @@
+"""`make trial-cluster`: a standalone Spark cluster on loopback gives what one process gives.
+
+A real broker is written to and stopped. Then a master and two workers, started from the pip package, archive
+its topics, while the executor of one of them is killed -9. The result is compared with that of
+`--master local[2]`, and both with what was acknowledged.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from tests.support.server import speak
+from tests.support.spark_cluster import QUICK_JVM, START_SECONDS, SparkCluster
+from tests.trials.archive_judge import judge, rows, visible
+from tests.trials.archive_load import ArchiveLoad
+from tests.trials.serving import TrialServer
+
+
+class Trial:
+    """One data folder, read in one process and on a cluster."""
+
+    def __init__(self, place: Path, seed: int, seconds: float) -> None:
+        self.place = place
+        self.data = place / "data"
+        self.source = random.Random(seed)
+        self.seconds = seconds
+        self.faults: list[str] = []
+
+    def run(self) -> None:
+        server = TrialServer(self.place, self.data)
+        server.begin()
+        try:
+            load = ArchiveLoad(server.address("logmq"), self.source)
+            time.sleep(self.seconds)
+            load.stop()
+            if load.error is not None:
+                raise load.error
+            lines = b"".join(b"PRODUCE large %b\n" % (b"%09d" % n * 20) for n in range(100_000))
+            answers = speak(server.address("logmq"), lines)
+            print(f"  {load.records + answers.count(b'OK '):,} records are in the logs", flush=True)
+        finally:
+            server.stop()
+        self._archive("local", "local[2]", {})
+        with SparkCluster(self.place / "cluster") as cluster:
+            self._archive("cluster", cluster.url, cluster.environ, cluster)
+        for name in ("local", "cluster"):
+            found = rows(visible(self.place / name), self.faults)
+            ours = {key: those for key, those in found.items() if key[0] != "large"}
+            present = {topic: [lives[-1]] for topic, lives in load.lives.items() if lives[-1]}
+            self.faults += [f"{name}: {fault}" for fault in judge(ours, present, complete=True)]
+        local, cluster_ = (self._large(name) for name in ("local", "cluster"))
+        if local != cluster_ or len(local) != 100_000 or max(local.values()) > 1:
+            self.faults.append(f"large: {len(local)} records locally, {len(cluster_)} on the cluster")
+
+    def _archive(
+        self, name: str, master: str, environ: Mapping[str, str], cluster: SparkCluster | None = None
+    ) -> None:
+        begun = time.monotonic()
+        command = ["pipeline", "archive", str(self.place / name), "--path", str(self.data)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "brokers", *command, "--once", "--json", "--master", master],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JVM} | dict(environ),
+            text=True,
+        )
+        try:
+            killed = 0
+            while cluster is not None and not killed and process.poll() is None:
+                killed = cluster.kill_executors(0)
+                time.sleep(0.05)
+            said, errors = process.communicate(timeout=2 * START_SECONDS)
+        finally:
+            process.kill()
+        if process.returncode:
+            self.faults.append(f"{name}: exit {process.returncode}\n{errors}")
+            return
+        records = sum(json.loads(line)["records"] for line in said.splitlines())
+        also = f", {killed} executors killed meanwhile" if cluster is not None else ""
+        print(f"  {name}: {records:,} records, {time.monotonic() - begun:.0f} s{also}", flush=True)
+
+    def _large(self, name: str) -> Counter[tuple[int, bytes]]:
+        found: Counter[tuple[int, bytes]] = Counter()
+        for path in (self.place / name).glob("topic=large/*/*.parquet"):
+            table = pq.ParquetFile(path).read(columns=["offset", "value"])
+            found.update(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
+        return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.trials.cluster", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the load before")
+    parser.add_argument("--seed", type=int, default=None, help="of the load")
+    parser.add_argument("--folder", type=Path, default=None, help="where to put data (a temporary one)")
+    options = parser.parse_args(arguments)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    place = Path(tempfile.mkdtemp(prefix="trial-cluster-", dir=options.folder))
+    print(f"--seed {seed}, in {place}", flush=True)
+    trial = Trial(place, seed, options.seconds)
+    try:
+        trial.run()
+    except KeyboardInterrupt:
+        shutil.rmtree(place, ignore_errors=True)
+        return 130
+    if trial.faults:
+        print("BROKEN:", *trial.faults, f"kept: {place}", sep="\n")
+        return 1
+    shutil.rmtree(place)
+    print("the cluster's archive is the one that a single process makes, and both equal the logs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
