@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -57,12 +58,8 @@ def archive(ground: "Ground") -> Iterator[Any]:
     """All that is there, to a new folder each time."""
     for size in ground.records:
         ours, theirs = ground.folder / "archive", ground.folder / "parquet"
-        yield from ground.compare(
-            "archive",
-            size,
-            lambda size=size, to=ours: _ours(ground, size, to),
-            {"parquet": lambda size=size, to=theirs: _theirs(ground, size, to)},
-        )
+        others = {"parquet": partial(_theirs, ground, size, theirs)}
+        yield from ground.compare("archive", size, partial(_ours, ground, size, ours), others)
         for folder in (ours, theirs):
             shutil.rmtree(folder)
 
@@ -106,10 +103,8 @@ def _feed(options: dict[str, str]) -> "Feed":
 
 def _served(stack: ExitStack, place: Path) -> tuple[int, tuple[str, int]]:
     """A server of its own: its process, and where it is."""
-    before = set(_below(os.getpid()))
     bound = stack.enter_context(serving(place, "logmq"))
-    (server,) = set(_below(os.getpid())) - before
-    return server, bound["logmq"]
+    return int((place / "data" / "LOCK").read_text()), bound["logmq"]
 
 
 def _followed(ground: "Ground", feed: "Feed", folder: Path, server: int, bound: tuple[str, int]) -> FollowRow:

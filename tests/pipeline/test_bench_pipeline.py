@@ -5,16 +5,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from brokers.bench import pipeline
+from brokers.bench import archiving, pipeline
 from brokers.errors import ExitCode, Refusal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_every_case_gives_rows_beside_its_baselines(spark: "SparkSession", tmp_path: Path) -> None:
+def test_every_case_gives_rows_beside_its_baselines(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archiving, "RATE", 1000)
+    monkeypatch.setattr(archiving, "SECONDS", 0.5)
     with pipeline.prepared(spark, tmp_path, [200], 100_000, 1) as ground:
-        rows = [row for case in pipeline.CASES.values() for row in case(ground)]
+        *rows, followed = [row for case in pipeline.CASES.values() for row in case(ground)]
         lines = pipeline.lines(tmp_path, 200).read_bytes().splitlines()
         assert len(lines) == len(set(lines)) == 500
         assert {len(line) for line in lines} == {200}
@@ -24,11 +28,15 @@ def test_every_case_gives_rows_beside_its_baselines(spark: "SparkSession", tmp_p
         ("group", "tuples"),
         ("group", "text"),
         ("served", "folder"),
+        ("archive", "parquet"),
     ]
     for row in rows:
         assert (row.record_bytes, row.records) == (200, 500)
         assert row.seconds > 0
         assert row.ratio > 0
+    assert followed.mode == "follow"
+    assert min(followed.written, followed.archived, followed.median_ms) > 0
+    assert min(followed.server_cpu_us, followed.archive_cpu_us) > 0
 
 
 def test_a_way_that_misses_records_is_no_figure(spark: "SparkSession", tmp_path: Path) -> None:
