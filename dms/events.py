@@ -2,7 +2,7 @@
 
 A row for each message that came, and a row for each run of sequences to which the same thing happened. The
 heads of all records are read at once, and so are runs, returns, and messages of one length; bodies of many
-lengths are measured one by one, and what is rare (letters, copies of messages that are out) is read one by one.
+lengths are measured one by one, and what is rare (letters, copies of messages that are out) is read singly.
 """
 
 import json

@@ -6,9 +6,9 @@
                  returned -> dead-lettered, expired, ...
 
 A life ends once, and each of its events is told once, so plain minima, maxima and counts are enough, in one
-pass and in any order; which came first their offsets say, since clocks may be set back. What no record says in
-so many words is inferred as the broker does when it opens the queue (STORAGE.md): all before the row's head, and
-not gone, was delivered, even if a crash lost the note.
+pass and in any order; which came first their offsets say, since clocks may be set back. What no record says
+in so many words is inferred as the broker does when it opens the queue (STORAGE.md): all before the row's
+head, and not gone, was delivered, even if a crash lost the note.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ WAITING, HELD, BACK = "waiting", "held", "returned"
 def lives(events: "DataFrame") -> "DataFrame":
     """A row for each message that the events tell of.
 
-    `log`, `protocol`, `name`, `seq`: which message. `bytes`: of its body. `origin`: the queue where it died, of a
-    dead letter. `produced`: when it came. `delivered`, `redelivered`: the first time and the last.
+    `log`, `protocol`, `name`, `seq`: which message. `bytes`: of its body. `origin`: of a dead letter, where
+    it died. `produced`: when it came. `delivered`, `redelivered`: the first time and the last.
     `returned`: the last time. `ended`: when it left the queue. `deliveries`, `returns`: how often. `outcome`,
     and for one that ended otherwise than by an acknowledgement `reason` and `target`. `until_delivered_ms`,
     `in_queue_ms`: from when it came to the first delivery, and to its end.

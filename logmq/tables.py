@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.tables import VOLUMES, Table, volumes_schema
+from logmq.places import GROUPS, places
+from shared.tables import PLACES, VOLUMES, Table, places_schema, volumes_schema
 from shared.volumes import added_up, per_minute
 
-NAMESPACE = "logmq"
+NAMESPACE, TABLES_NAMESPACE = "logmq", "logmq-tables"
 
 
 def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -36,5 +37,13 @@ TABLES: Sequence[Table] = (
         schema=volumes_schema(),
         decode=volumes,
         gather=per_minute,
+    ),
+    Table(
+        PLACES,
+        "what groups committed: a row a commit",
+        namespace=TABLES_NAMESPACE,
+        logs=GROUPS,
+        schema=places_schema(),
+        decode=places,
     ),
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pubsub.places import KEPT_LOG, NAMESPACE, SESSIONS, kept, places
 from pubsub.wire import (
     DATA_AT,
     DATAGRAM_BYTES_MIN,
@@ -21,7 +22,7 @@ from pubsub.wire import (
 from shared.recording.blocks import Block
 from shared.recording.rows import Codec, Rows, Runs, texts, unsigned
 from shared.recording.tables import RecordedLog, columns_of
-from shared.tables import Table, time_type
+from shared.tables import KEPT, PLACES, Table, kept_schema, places_schema, time_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -187,4 +188,20 @@ TABLES: Sequence[Table] = (
         readings,
     ),
     *LOG.tables(),
+    Table(
+        PLACES,
+        "who is subscribed to what: a row for each subscription made or ended",
+        namespace=NAMESPACE,
+        logs=SESSIONS,
+        schema=places_schema(),
+        decode=places,
+    ),
+    Table(
+        KEPT,
+        "what a clean stop has kept for clients that were away: a row a message",
+        namespace=NAMESPACE,
+        logs=KEPT_LOG,
+        schema=kept_schema(),
+        decode=kept,
+    ),
 )

@@ -45,6 +45,12 @@ VOLUMES = "volumes"
 """The table that every protocol should have: how much went to which name when."""
 LIVES = "lives"
 """The table of a protocol that keeps messages until they are acknowledged: a row a message, its times."""
+PLACES = "places"
+"""The table of who reads, and how far each has come; a row a change, of which the newest counts."""
+KEPT = "kept"
+"""The table of what is kept for readers that are away."""
+VALUE = "value"
+"""The column (float64) of what was measured, in tables of readings."""
 
 
 @attrs.frozen
@@ -121,6 +127,50 @@ def volumes_schema() -> "pa.Schema":
             ("protocol", pa.string()),
             ("name", pa.string()),
             ("key", pa.string()),
+            ("messages", pa.int64()),
+            ("bytes", pa.int64()),
+            ("fault", pa.string()),
+        ]
+    )
+
+
+def places_schema() -> "pa.Schema":
+    """Of the table `places`.
+
+    `reader`: a group, a session. What it reads is the log with the id `log_id` (with its namespace
+    `read_namespace`) up to the offset `position`, or whatever `name` says, where it has no place of its own.
+    `ended`: it does so no more.
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("log", pa.string()),
+            ("offset", pa.int64()),
+            ("time", time_type()),
+            ("protocol", pa.string()),
+            ("reader", pa.string()),
+            ("name", pa.string()),
+            ("read_namespace", pa.string()),
+            ("log_id", pa.int64()),
+            ("position", pa.int64()),
+            ("ended", pa.bool_()),
+            ("fault", pa.string()),
+        ]
+    )
+
+
+def kept_schema() -> "pa.Schema":
+    """Of the table `kept`: so many messages, and bytes, wait for `reader`."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("log", pa.string()),
+            ("offset", pa.int64()),
+            ("time", time_type()),
+            ("protocol", pa.string()),
+            ("reader", pa.string()),
             ("messages", pa.int64()),
             ("bytes", pa.int64()),
             ("fault", pa.string()),

@@ -37,9 +37,7 @@ def worker(
     port: Port = 0,
     ui_port: UiPort = 0,
     cores: Annotated[int | None, Parameter(help="Processors to offer; all, unless set.")] = None,
-    memory: Annotated[
-        str | None, Parameter(help="Memory to offer (4g); all but 1 GiB, unless set.")
-    ] = None,
+    memory: Annotated[str | None, Parameter(help="Memory to offer (4g); all but 1 GiB, unless set.")] = None,
     work_dir: Annotated[Path | None, Parameter(help="For programs' logs and files.")] = None,
 ) -> None:
     """Be a worker of a Spark cluster, until told to stop."""

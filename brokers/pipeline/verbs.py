@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from brokers.pipeline.jobs import verbs as jobs
+
 Master = Annotated[
     str, Parameter(help="Where Spark runs: local[*], or a cluster's spark://host:port.", show_default=True)
 ]
@@ -17,7 +19,8 @@ app = App(
     help_epilogue="""Examples:
 
     brokers pipeline doctor
-    brokers pipeline archive /srv/archive --path /srv/brokers --once""",
+    brokers pipeline archive /srv/archive --path /srv/brokers --once
+    brokers pipeline report /srv/brokers --to page""",
     help_format="plaintext",
 )
 
@@ -58,3 +61,4 @@ app.command(
     help="Be a worker of a Spark cluster, until told to stop.",
     help_epilogue="Examples:\n\n    brokers pipeline worker spark://10.0.0.1:7077 --cores 4 --memory 8g",
 )
+jobs.add_commands(app)

@@ -131,6 +131,18 @@ class Folder:
             mark = index.at_time(unix_ms)
         return None if mark is None else min(max(mark.offset, spot.first), spot.end)
 
+    def written_ms(self, spot: LogSpot, offset: int) -> int | None:
+        """When the record at `offset` was written, at the index's grain; None where it does not tell."""
+        with self._index(spot.file, spot.id) as index:
+            mark = index.at_or_before(offset)
+        return None if mark is None or mark.end <= offset else mark.first_ms
+
+    def last_ms(self, spot: LogSpot) -> int | None:
+        """When the newest record was written; None where the index has none."""
+        with self._index(spot.file, spot.id) as index:
+            mark = index.last()
+        return None if mark is None else mark.last_ms
+
     def start_below(self, spot: LogSpot, offset: int) -> int:
         if offset in (spot.first, spot.end):
             return offset

@@ -1,0 +1,47 @@
+"""Protocols' tables as Parquet, or shown: once over what is there, or going on as it comes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brokers.pipeline.jobs import tables
+from brokers.pipeline.jobs.tables import NoTable, Offered
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+CHECKPOINT = "_checkpoint"
+"""In the folder that a continuous decode writes to; Spark's readers pass over names that begin like that."""
+
+
+def decode(spark: "SparkSession", path: Path, chosen: Sequence[Offered]) -> "DataFrame":
+    """The rows of tables of one name, whole."""
+    return tables.union(tables.rows(spark, path, each) for each in chosen)
+
+
+def following(spark: "SparkSession", path: Path, chosen: Sequence[Offered]) -> "DataFrame":
+    """The same as a stream. Raises NoTable for one that is gathered from rows which are never all there."""
+    for each in chosen:
+        if each.table.gather is not None:
+            others = tables.offered(protocol=each.protocol)
+            can = ", ".join(other.table.name for other in others if other.table.gather is None)
+            raise NoTable(
+                f"{each.protocol} {each.table.name} is gathered from all that is there, and not followed; "
+                f"of {each.protocol} these can: {can or 'none'}"
+            )
+    return tables.union(tables.decoded(spark, path, each, stream=True) for each in chosen)
+
+
+def write(rows: "DataFrame", to: Path, *, overwrite: bool = False) -> None:
+    """All rows as Parquet in a new folder, or, `overwrite`, instead of what it holds."""
+    rows.write.mode("overwrite" if overwrite else "errorifexists").parquet(str(to))
+
+
+def write_on(
+    rows: "DataFrame", to: Path, *, every: str = "2 seconds", once: bool = False
+) -> "StreamingQuery":
+    """Go on writing a stream's rows as Parquet, each once, over restarts too. `once`: only what is there."""
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", str(to / CHECKPOINT))
+    trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)
+    return trigger.start(str(to))

@@ -1,0 +1,114 @@
+"""How far readers are behind: groups that have a place in a log, and sessions that messages are kept for.
+
+Where everybody is, the tables in the data folder say; how far that is from the end, the logs' indexes, so
+that a reader that is a terabyte behind costs no terabyte to tell. Of a running broker the newest 200 ms may
+be missing, and what is kept for sessions is in its memory: the folder has it after a clean stop.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source.options import Topics
+from brokers.pipeline.source.origin import LogSpot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@attrs.frozen
+class Lag:
+    """One reader, and what it has before it. `name`: a log, or what a session is subscribed to.
+
+    `lost_bytes`: of what it has not read retention has dropped so much. `seconds`: from the oldest message
+    that it has not read to the newest. None: it has no place, or what is kept does not tell.
+    """
+
+    protocol: str
+    reader: str
+    name: str
+    position: int | None
+    end: int | None
+    messages: int
+    bytes: int
+    lost_bytes: int | None
+    seconds: float | None
+
+
+def newest(places: "DataFrame") -> "DataFrame":
+    """The rows of `places` that still hold: the last of each reader and what it reads, if it did not end."""
+    from pyspark.sql import functions as fn
+
+    by = ("protocol", "reader", "read_namespace", "log_id", "name")
+    return (
+        places.where(fn.col("fault").isNull())
+        .groupBy(*by)
+        .agg(fn.max_by(fn.struct("position", "ended"), "offset").alias("last"))
+        .where(~fn.coalesce("last.ended", fn.lit(False)))
+        .select(*by, "last.position")
+        .orderBy(*by)
+    )
+
+
+def waiting(kept: "DataFrame") -> "DataFrame":
+    """What is kept for each reader, added up: `protocol`, `reader`, `messages`, `bytes`."""
+    from pyspark.sql import functions as fn
+
+    return (
+        kept.where(fn.col("fault").isNull())
+        .groupBy("protocol", "reader")
+        .agg(fn.sum("messages").alias("messages"), fn.sum("bytes").alias("bytes"))
+    )
+
+
+def lag(path: Path, places: Sequence[Any], kept: Sequence[Any]) -> list[Lag]:
+    """Rows of `newest` and `waiting` against the logs of a data folder. Raises StoreFormat, OSError."""
+    found = list(_places(path, [row for row in places if row["position"] is not None]))
+    found += _sessions([row for row in places if row["position"] is None], kept)
+    return sorted(found, key=lambda row: (row.protocol, row.reader, row.name))
+
+
+def _places(path: Path, rows: Sequence[Any]) -> Iterator[Lag]:
+    for namespace in sorted({row["read_namespace"] for row in rows}):
+        with closing(Folder(str(path), namespace)) as folder:
+            logs = {spot.id: spot for spot in folder.spots(Topics(pattern=".*")).values()}
+            for row in rows:
+                spot = logs.get(row["log_id"])
+                # Of a log that is deleted: the broker forgets it at its next start.
+                if row["read_namespace"] == namespace and spot is not None:
+                    yield _behind(folder, spot, row)
+
+
+def _behind(folder: Folder, spot: LogSpot, row: Any) -> Lag:
+    start = min(max(row["position"], spot.first), spot.end)
+    messages, seconds = 0, 0.0
+    if start < spot.end:
+        _, messages = folder.advance(spot, start, None, None)
+        oldest, last = folder.written_ms(spot, start), folder.last_ms(spot)
+        seconds = max(last - oldest, 0) / 1000 if oldest is not None and last is not None else 0.0
+    return Lag(
+        row["protocol"],
+        row["reader"],
+        spot.name,
+        row["position"],
+        spot.end,
+        messages,
+        spot.end - start,
+        max(spot.first - row["position"], 0),
+        seconds,
+    )
+
+
+def _sessions(places: Sequence[Any], kept: Sequence[Any]) -> Iterator[Lag]:
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in places:
+        names.setdefault((row["protocol"], row["reader"]), []).append(row["name"])
+    waits = {(row["protocol"], row["reader"]): (row["messages"], row["bytes"]) for row in kept}
+    for protocol, reader in sorted(names.keys() | waits.keys()):
+        messages, size = waits.get((protocol, reader), (0, 0))
+        what = ", ".join(names.get((protocol, reader), ()))
+        yield Lag(protocol, reader, what, None, None, messages, size, None, None)

@@ -1,0 +1,77 @@
+"""The format `logmq-table`: the rows that a protocol's records are, decoded where they are read.
+
+    spark.read.format("logmq-table").option("table", "dms.events").load("data")
+
+Records are decoded in the process that reads them, so their bytes never reach the JVM. All options of `logmq`
+hold, but for those that say which logs: these are the table's. A stream follows a table as it does logs.
+"""
+
+from collections.abc import Callable, Iterator, MutableMapping
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from brokers.pipeline.jobs.tables import offered
+from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader
+from brokers.pipeline.source.options import Options, parse
+from shared.errors import ConfigError
+
+FORMAT = "logmq-table"
+_OWN = "table"
+_NOT_OURS = ("namespace", "subscribe", "subscribepattern", "assign")
+
+Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+class TableDataSource(LogmqDataSource):
+    """Logs as rows of a table's columns."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        given = {key.lower(): value for key, value in options.items()}
+        for key in _NOT_OURS:
+            if key in given:
+                raise ConfigError(key, f"which logs are read, option {_OWN} says")
+        protocol, _, name = given.pop(_OWN, "").partition(".")
+        if not name:
+            raise ConfigError(_OWN, "say which, as in dms.events; `brokers pipeline tables` lists them")
+        (found,) = offered(name, protocol)
+        self._table = found.table
+        super().__init__(given | {"namespace": self._table.namespace, "subscribepattern": self._table.logs})
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        super().schema()  # the options' mistakes
+        return from_arrow_schema(self._table.schema)
+
+    def reader(self, schema: StructType) -> BatchReader:
+        return DecodingReader(parse(self._given, streaming=False), self._table.decode)
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
+        return DecodingStreamReader(parse(self._given, streaming=True), self._table.decode)
+
+
+class DecodingReader(BatchReader):
+    """Reads and decodes. It travels to the executors, and `decode` with it, by its name."""
+
+    def __init__(self, options: Options, decode: Decode) -> None:
+        super().__init__(options)
+        self._decode = decode
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return map(self._decode, super().read(partition))
+
+
+class DecodingStreamReader(StreamReader):
+    """The same, batch by batch."""
+
+    def __init__(self, options: Options, decode: Decode) -> None:
+        super().__init__(options)
+        self._decode = decode
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return map(self._decode, super().read(partition))

@@ -1,0 +1,34 @@
+"""How much went through: messages and bytes by protocol, name and window of time."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BY = ("protocol", "name")
+
+
+def throughput(volumes: "DataFrame", window: str = "1 minute", watermark: str | None = None) -> "DataFrame":
+    """`start`, `protocol`, `name`, `messages`, `bytes`, and both by the second, of each window with traffic.
+
+    `volumes`: rows of that table as they are decoded. `watermark`, for a stream: how late a message may be;
+    a window is complete, and given, once that time has passed behind its end.
+    """
+    from pyspark.sql import functions as fn
+
+    readable = volumes.where(fn.col("fault").isNull())
+    if watermark is not None:
+        readable = readable.withWatermark("time", watermark)
+    span = fn.col("window.end").cast("double") - fn.col("window.start").cast("double")
+    return (
+        readable.groupBy(fn.window("time", window), *BY)
+        .agg(fn.sum("messages").alias("messages"), fn.sum("bytes").alias("bytes"))
+        .select(
+            fn.col("window.start").alias("start"),
+            *BY,
+            "messages",
+            "bytes",
+            (fn.col("messages") / span).alias("messages_per_second"),
+            (fn.col("bytes") / span).alias("bytes_per_second"),
+        )
+    )

@@ -1,0 +1,250 @@
+"""The report's pictures: rows in, PNG bytes out. Drawn without a display, in one style.
+
+Names come from whoever sent messages. In a picture they are cut, and what the font does not have, or
+matplotlib would take for mathematics, is written so that it shows.
+"""
+
+import functools
+import io
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+from matplotlib import dates, font_manager, ticker
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Row = Mapping[str, Any]
+
+LINES_MAX = 7
+"""Names with a line of their own; the rest are one line together."""
+NAME_MAX = 32
+_INCHES_WIDE = 10.0
+_DPI = 110
+_FONT = "DejaVu Sans"
+_STYLE: Any = {
+    "font.family": _FONT,
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+# Told apart also by those who see red and green alike (Okabe and Ito's colours).
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
+OUTCOMES = {
+    "acknowledged": "#009e73",
+    "waiting": "#9ecae1",
+    "held": "#56b4e9",
+    "returned": "#f0e442",
+    "dead-lettered": "#d55e00",
+    "redriven": "#cc79a7",
+    "expired": "#e69f00",
+    "exhausted": "#8c510a",
+    "purged": "#666666",
+}
+"""How lives end or stand, in the order in which bars are stacked."""
+
+
+def shown(name: str | None) -> str:
+    """A name as it may stand in a picture."""
+    text = name or "-"
+    if len(text) > NAME_MAX:
+        text = text[: NAME_MAX - 1] + "…"
+    text = "".join(each if _is_drawn(each) else each.encode("unicode_escape").decode() for each in text)
+    text = text.replace("$", r"\$")
+    return " " + text if text.startswith("_") else text  # a legend leaves such out
+
+
+def throughput(rows: Sequence[Row]) -> bytes:
+    """Lines of messages a second by name, a panel a protocol; rows as `jobs.throughput` has them."""
+    protocols = sorted({row["protocol"] for row in rows})
+    with matplotlib.rc_context(_STYLE):
+        figure, panels = _panels(len(protocols), 2.6)
+        for axes, protocol in zip(panels, protocols, strict=True):
+            mine = [row for row in rows if row["protocol"] == protocol]
+            lines = _lines(mine)
+            starts = sorted({row["start"] for row in rows})
+            for number, (name, points) in enumerate(lines.items()):
+                values = [points.get(start, 0.0) for start in starts]
+                axes.plot(
+                    starts, values, color=_COLOURS[number], label=name, linewidth=1.6, marker=_marker(starts)
+                )
+            axes.set_title(protocol, loc="left", fontweight="bold")
+            axes.set_ylabel("messages a second")
+            axes.set_ylim(bottom=0)
+            _by_time(axes, starts)
+            axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        return _png(figure)
+
+
+def latency(rows: Sequence[Row]) -> bytes:
+    """For each queue its percentiles on a line; rows as `jobs.latency` has them, of one measure."""
+    with matplotlib.rc_context(_STYLE):
+        figure, (axes,) = _panels(1, 0.9 + 0.45 * len(rows))
+        for place, row in enumerate(reversed(rows)):
+            ends = [max(row[key], 0.5) for key in ("p50_ms", "p90_ms", "p99_ms", "max_ms")]
+            axes.plot([ends[0], ends[-1]], [place, place], color="#bbbbbb", linewidth=3, zorder=1)
+            for end, (name, colour, marker) in zip(ends, _RANKS, strict=True):
+                label = name if place == 0 else None
+                axes.scatter(end, place, color=colour, marker=marker, s=55, zorder=2, label=label)
+        axes.set_yticks(range(len(rows)), [shown(row["name"]) for row in reversed(rows)])
+        axes.set_ylim(-0.7, len(rows) - 0.3)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda ms, _: span(ms)))
+        axes.xaxis.set_major_locator(ticker.FixedLocator(_TICKS_MS))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.set_xlabel("time in the queue (from line to line about ten times longer)")
+        axes.grid(axis="y", visible=False)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        return _png(figure)
+
+
+_TICKS_MS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000, 864_000_000)
+_RANKS = (
+    ("half are faster", "#0072b2", "o"),
+    ("9 of 10 are faster", "#e69f00", "D"),
+    ("99 of 100 are faster", "#d55e00", "s"),
+    ("the slowest", "#666666", "|"),
+)
+
+
+def outcomes(counts: Mapping[str, Mapping[str, int]]) -> bytes:
+    """A bar for each queue, divided by how its messages' lives ended or stand."""
+    with matplotlib.rc_context(_STYLE):
+        figure, (axes,) = _panels(1, 0.9 + 0.42 * len(counts))
+        names = sorted(counts, reverse=True)
+        left = [0.0] * len(names)
+        for outcome, colour in OUTCOMES.items():
+            shares = [100 * counts[name].get(outcome, 0) / sum(counts[name].values()) for name in names]
+            if any(shares):
+                axes.barh(range(len(names)), shares, left=left, color=colour, label=outcome, height=0.65)
+                left = [done + share for done, share in zip(left, shares, strict=True)]
+        labels = [f"{shown(name)} ({sum(counts[name].values()):,})" for name in names]
+        axes.set_yticks(range(len(names)), labels)
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("percent of the queue's messages")
+        axes.grid(axis="y", visible=False)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        return _png(figure)
+
+
+def lag(rows: Sequence[Row]) -> bytes:
+    """A bar for each reader: the messages that it has before it."""
+    with matplotlib.rc_context(_STYLE):
+        figure, (axes,) = _panels(1, 0.9 + 0.42 * len(rows))
+        places = range(len(rows))
+        messages = [row["messages"] for row in reversed(rows)]
+        axes.barh(places, messages, color=_COLOURS[0], height=0.65)
+        for place, count in zip(places, messages, strict=True):
+            axes.annotate(f" {count:,}", (count, place), va="center", fontsize=9)
+        axes.set_yticks(places, [f"{shown(row['reader'])} in {shown(row['name'])}" for row in reversed(rows)])
+        axes.set_xlim(0, 1.12 * max([*messages, 1]))
+        axes.set_xlabel("messages not read yet")
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda count, _: f"{count:,.0f}"))
+        axes.grid(axis="y", visible=False)
+        return _png(figure)
+
+
+def anomalies(series: Sequence[tuple[str, Sequence[Row]]]) -> bytes:
+    """A panel for each series: its points, its band, and what is outside; rows as `anomaly.bands` gives."""
+    with matplotlib.rc_context(_STYLE):
+        figure, panels = _panels(len(series), 2.2)
+        for axes, (title, rows) in zip(panels, series, strict=True):
+            starts = [row["start"] for row in rows]
+            banded = [row for row in rows if row["high"] is not None]
+            axes.fill_between(
+                [row["start"] for row in banded],
+                [row["low"] for row in banded],
+                [row["high"] for row in banded],
+                color="#cfe3f1",
+                label="usual band",
+            )
+            axes.plot(
+                starts, [row["value"] for row in rows], color=_COLOURS[0], linewidth=1.3, label="measured"
+            )
+            outside = [row for row in rows if row["outside"]]
+            axes.scatter(
+                [row["start"] for row in outside],
+                [row["value"] for row in outside],
+                color="#d55e00",
+                s=36,
+                zorder=3,
+                label="outside",
+            )
+            axes.set_title(title, loc="left", fontweight="bold")
+            _by_time(axes, starts)
+        panels[0].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        return _png(figure)
+
+
+def span(ms: float) -> str:
+    """A length of time in the unit that people would use."""
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
+        if ms >= size:
+            return f"{ms / size:.3g} {unit}"
+    return f"{ms:.3g} ms"
+
+
+def _lines(rows: Sequence[Row]) -> dict[str, dict[datetime, float]]:
+    """Points of the names with most messages, and of all others together."""
+    sums: dict[str, int] = {}
+    for row in rows:
+        sums[row["name"] or "-"] = sums.get(row["name"] or "-", 0) + row["messages"]
+    largest = sorted(sums, key=lambda name: (-sums[name], name))
+    own = {name: shown(name) for name in largest[:LINES_MAX]}
+    rest = f"{len(sums) - len(own)} others"
+    found: dict[str, dict[datetime, float]] = {label: {} for label in own.values()}
+    for row in rows:
+        points = found.setdefault(own.get(row["name"] or "-", rest), {})
+        points[row["start"]] = points.get(row["start"], 0.0) + row["messages_per_second"]
+    return found
+
+
+def _panels(count: int, inches_high: float) -> "tuple[Figure, list[Axes]]":
+    figure = Figure(figsize=(_INCHES_WIDE, max(inches_high, 1.6) * count), layout="constrained", dpi=_DPI)
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(count, 1, squeeze=False)[:, 0])
+
+
+def _by_time(axes: "Axes", starts: Sequence[datetime]) -> None:
+    locator = dates.AutoDateLocator(maxticks=9)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    if len(starts) == 1:
+        minute = timedelta(minutes=1)
+        axes.set_xlim(*map(_day, (starts[0] - minute, starts[0] + minute)))
+
+
+def _day(when: datetime) -> float:
+    """As matplotlib counts time."""
+    return float(dates.date2num(when))  # type: ignore[no-untyped-call]
+
+
+def _marker(starts: Sequence[datetime]) -> str | None:
+    """Points for themselves where there are few of them."""
+    return "o" if len(starts) < 12 else None
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+@functools.cache
+def _font() -> FT2Font:
+    return FT2Font(font_manager.findfont(_FONT))
+
+
+def _is_drawn(character: str) -> bool:
+    return character.isprintable() and _font().get_char_index(ord(character)) != 0

@@ -1,0 +1,126 @@
+"""Planted anomalies are found, quiet series have none, and the bands are those of plain Python's medians."""
+
+import datetime
+import math
+import random
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from brokers.pipeline.jobs import anomaly
+from brokers.pipeline.jobs.streaming import rows_of
+from shared.tables import time_type
+from tests.pipeline.jobs.test_measures import START, volumes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MINUTES = 300
+
+
+def poisson(chance: random.Random, mean: float) -> int:
+    return max(round(chance.gauss(mean, math.sqrt(mean))), 0)
+
+
+def traffic(spark: "SparkSession", planted: dict[tuple[str, int], int]) -> "DataFrame":
+    """Four names by the minute; what is planted replaces a minute's count."""
+    chance = random.Random(7)
+    rows = []
+    for minute in range(MINUTES):
+        for name, mean in (("busy", 5000), ("calm", 100), ("rare", 2), ("even", 0)):
+            count = planted.get((name, minute), poisson(chance, mean) if mean else 60)
+            # Spread over the minute: rows of one second, as decoding gives them.
+            parts = (count // 3, count // 3, count - 2 * (count // 3))
+            rows += [(60 * minute + at, name, part) for at, part in zip((5, 50, 59), parts, strict=True)]
+    return volumes(spark, [row for row in rows if row[2]])
+
+
+def named(rows: list[dict[str, Any]]) -> set[tuple[str, int]]:
+    return {(row["name"], round((row["start"] - START).total_seconds() / 60)) for row in rows}
+
+
+def test_what_was_planted_is_found_and_nothing_else(spark: "SparkSession") -> None:
+    planted = {("busy", 100): 9000, ("calm", 150): 0, ("calm", 220): 400, ("rare", 250): 60}
+    planted["even", 90] = 200
+    rows = rows_of(anomaly.anomalies(anomaly.bands(anomaly.rates(traffic(spark, planted)))))
+    assert named(rows) == set(planted)
+    for row in rows:
+        assert row["value"] == planted[row["name"], round((row["start"] - START).total_seconds() / 60)]
+        assert not row["low"] <= row["value"] <= row["high"]
+        assert row["measure"] == "messages in 1 minute"
+    assert rows_of(anomaly.anomalies(anomaly.bands(anomaly.rates(traffic(spark, {}))))) == []
+
+
+def test_silence_is_told_until_it_is_usual(spark: "SparkSession") -> None:
+    rows = [(60.0 * minute, "alive", 50) for minute in range(200)]
+    rows += [(60.0 * minute, "dies", 50) for minute in range(100)]
+    found = named(rows_of(anomaly.anomalies(anomaly.bands(anomaly.rates(volumes(spark, rows))))))
+    assert found == {("dies", minute) for minute in range(100, 100 + anomaly.HISTORY // 2 + 1)} & found
+    assert {("dies", minute) for minute in range(100, 125)} <= found
+
+
+def readings(spark: "SparkSession", points: list[tuple[str, int, float]]) -> "DataFrame":
+    schema = pa.schema(
+        {
+            "time": time_type(),
+            "protocol": pa.string(),
+            "name": pa.string(),
+            "value": pa.float64(),
+            "fault": pa.string(),
+        }
+    )
+    rows = [
+        {
+            "time": START + datetime.timedelta(seconds=seconds),
+            "protocol": "pubsub",
+            "name": name,
+            "value": value,
+        }
+        for name, seconds, value in points
+    ]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, schema=schema))
+
+
+def test_values_and_their_bands_are_those_of_sorted_lists(spark: "SparkSession") -> None:
+    chance = random.Random(11)
+    points = [("oven", 60 * minute + 7, chance.gauss(200, 3)) for minute in range(150) if minute % 11]
+    points += [("door", 60 * minute, 1.0 if minute == 120 else 0.0) for minute in range(150)]
+    wild = next(at for at, point in enumerate(points) if point[1] >= 6000)
+    points[wild] = ("oven", points[wild][1], 140.0)
+    history, least, tolerance = 40, 15, 5.0
+    banded = anomaly.bands(
+        anomaly.values(readings(spark, points)), history=history, least=least, tolerance=tolerance
+    )
+    rows = rows_of(banded.orderBy("name", "start"))
+    assert len(rows) == len(points)
+    for name in ("oven", "door"):
+        series = [value for each, _, value in points if each == name]
+        for at, row in enumerate(row for row in rows if row["name"] == name):
+            before = series[max(at - history, 0) : at]
+            assert row["value"] == series[at]
+            if len(before) < least:
+                assert (row["usual"], row["high"], row["outside"]) == (None, None, False)
+                continue
+            usual = statistics.median(before)
+            spread = 1.4826 * statistics.median(abs(value - usual) for value in before)
+            spread = max(spread, abs(usual) / 100, 1e-9)
+            assert math.isclose(row["usual"], usual)
+            assert math.isclose(row["low"], usual - tolerance * spread)
+            assert math.isclose(row["high"], usual + tolerance * spread)
+            assert row["outside"] == (abs(series[at] - usual) > tolerance * spread)
+    assert {(row["name"], row["value"]) for row in rows if row["outside"]} == {("oven", 140.0), ("door", 1.0)}
+
+
+def test_a_daily_course_is_usual_by_the_hour(spark: "SparkSession") -> None:
+    """Quiet nights and busy days: only by the hour is a busy night seen, and a morning none."""
+    days = 12
+    level = {hour: 20 if hour < 8 else 2000 for hour in range(24)}
+    rows = [
+        (3600.0 * (24 * day + hour - 12), "shop", 900 if (day, hour) == (10, 3) else level[hour])
+        for day in range(days)
+        for hour in range(24)
+    ]
+    series = anomaly.rates(volumes(spark, rows), "1 hour")
+    found = rows_of(anomaly.anomalies(anomaly.bands(series, least=5, by_hour=True)))
+    assert [(row["start"].hour, row["value"]) for row in found] == [(3, 900.0)]

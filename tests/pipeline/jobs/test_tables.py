@@ -1,0 +1,144 @@
+"""Tables through Spark: what protocols say of their logs is what plain Python reads in them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from brokers.pipeline.jobs import decode as job
+from brokers.pipeline.jobs import tables
+from brokers.pipeline.jobs.streaming import rows_of
+from brokers.pipeline.jobs.tables import NoTable, offered
+from dms import events
+from dms.lives import lives
+from shared.errors import StoreFormat
+from shared.tables import LIVES, VOLUMES
+from tests.dms import told
+from tests.dms.busy import QUEUES, busy
+from tests.pipeline.jobs.conftest import BILLS, ORDERS, records_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIMES = ("produced", "delivered", "redelivered", "returned", "ended")
+
+
+def by_message(rows: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """As `told.lives` has them."""
+    found = {}
+    for row in rows:
+        assert row.pop("protocol") == "dms"
+        assert row.pop("name") == row["log"]
+        for name in TIMES:
+            row[name] = None if row[name] is None else round(row[name].timestamp() * 1000)
+        found[row.pop("log"), row.pop("seq")] = row
+    assert len(found) == len(rows)
+    return found
+
+
+def test_a_life_is_what_the_records_tell_one_by_one(spark: "SparkSession") -> None:
+    those = []
+    for seed in range(8):
+        world = busy(seed)
+        for queue in QUEUES:
+            those += [(f"{queue} {seed}", *record[1:]) for record in told.log_of(world, queue)]
+    frame = spark.createDataFrame(pa.Table.from_batches([events.events(told.batch_of(those))]))
+    expected = told.lives(those)
+    found = by_message(rows_of(lives(frame)))
+    assert found == expected
+    assert {life["outcome"] for life in expected.values()} >= {
+        *("acknowledged", "dead-lettered", "redriven", "purged", "waiting", "held", "returned")
+    }
+
+
+def test_lives_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> None:
+    found = by_message(rows_of(job.decode(spark, passed, offered(LIVES))))
+    those = [record for queue in ("jobs", "dead") for record in records_of(passed, "dms", queue)]
+    assert found == told.lives(those)
+    outcomes = Counter((queue, life["outcome"]) for (queue, _), life in found.items())
+    assert outcomes == {
+        ("jobs", "acknowledged"): 5,
+        ("jobs", "dead-lettered"): 3,
+        ("jobs", "returned"): 2,
+        ("jobs", "waiting"): 10,
+        ("dead", "waiting"): 3,
+    }
+    assert all(life["deliveries"] == 2 for life in found.values() if life["outcome"] == "dead-lettered")
+
+
+def test_volumes_count_every_protocols_messages(spark: "SparkSession", passed: Path) -> None:
+    rows = rows_of(job.decode(spark, passed, offered(VOLUMES)))
+    sums: Counter[tuple[str, str, str]] = Counter()
+    for row in rows:
+        assert row["fault"] is None
+        assert (row["time"].second, row["time"].microsecond) == (0, 0)
+        sums[row["protocol"], row["name"], "messages"] += row["messages"]
+        sums[row["protocol"], row["name"], "bytes"] += row["bytes"]
+    expected = {("logmq", "orders"): ORDERS, ("logmq", "bills"): BILLS}
+    for queue in ("jobs", "dead"):
+        bodies = [life["bytes"] for life in told.lives(records_of(passed, "dms", queue)).values()]
+        expected["dms", queue] = [bytes(size) for size in bodies]
+    assert sums == {
+        (*key, what): size
+        for key, bodies in expected.items()
+        for what, size in (("messages", len(bodies)), ("bytes", sum(map(len, bodies))))
+    }
+
+
+def test_parquet_holds_the_table_and_is_not_replaced_unasked(
+    spark: "SparkSession", passed: Path, tmp_path: Path
+) -> None:
+    rows = job.decode(spark, passed, offered("events", "dms"))
+    job.write(rows, tmp_path / "events")
+    back = rows_of(spark.read.parquet(str(tmp_path / "events")).orderBy("log", "offset", "seq"))
+    assert back == rows_of(rows.orderBy("log", "offset", "seq"))
+    assert len(back) > 20
+    with pytest.raises(Exception, match="already exists"):
+        job.write(rows, tmp_path / "events")
+    job.write(rows.limit(1), tmp_path / "events", overwrite=True)
+    assert spark.read.parquet(str(tmp_path / "events")).count() == 1
+
+
+def test_a_sessions_own_time_zone_and_strings_do_not_matter(spark: "SparkSession", passed: Path) -> None:
+    keys = {
+        "spark.sql.session.timeZone": "Asia/Kolkata",
+        "spark.sql.execution.arrow.useLargeVarTypes": "true",
+    }
+    before = {key: spark.conf.get(key) for key in keys}
+    expected = rows_of(job.decode(spark, passed, offered("events", "dms")).orderBy("log", "offset", "seq"))
+    for key, value in keys.items():
+        spark.conf.set(key, value)
+    try:
+        found = rows_of(job.decode(spark, passed, offered("events", "dms")).orderBy("log", "offset", "seq"))
+        assert found == expected
+    finally:
+        for key, old in before.items():
+            spark.conf.set(key, str(old))
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NoTable, match="dms lives"):
+        offered("live")
+    with pytest.raises(StoreFormat, match="not a data folder"):
+        tables.check_folder(tmp_path)
+    with pytest.raises(OSError, match="nowhere"):
+        tables.check_folder(tmp_path / "nowhere")
+
+
+def test_what_is_gathered_from_all_is_not_followed(spark: "SparkSession", passed: Path) -> None:
+    with pytest.raises(NoTable, match="of dms these can: events"):
+        job.following(spark, passed, offered(LIVES))
+
+
+def test_a_followed_table_is_written_once_each_over_a_restart(
+    spark: "SparkSession", passed: Path, tmp_path: Path
+) -> None:
+    to = tmp_path / "events"
+    for _ in range(2):
+        query = job.write_on(job.following(spark, passed, offered("events", "dms")), to, once=True)
+        query.awaitTermination()
+    order = ("log", "offset", "seq")
+    expected = rows_of(job.decode(spark, passed, offered("events", "dms")).orderBy(*order))
+    assert rows_of(spark.read.parquet(str(to)).orderBy(*order)) == expected
