@@ -195,7 +195,7 @@ def _until_told(archiver: "Archiver") -> Iterator[None]:
 @contextmanager
 def _said_plainly() -> Iterator[None]:
     """What failed in an executor is one line, as if it had failed here."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
 
     try:
         yield
