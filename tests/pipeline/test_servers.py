@@ -11,14 +11,17 @@ import pytest
 import trustme
 from crc32c import crc32c
 
+from brokers.pipeline.source import stream
 from brokers.pipeline.source.address import Reach, parse_servers
 from brokers.pipeline.source.address import Server as Address
-from brokers.pipeline.source.options import Topics, Unverified
+from brokers.pipeline.source.options import Topics, Unverified, parse
 from brokers.pipeline.source.origin import Policy
 from brokers.pipeline.source.servers import SAME_MS, Served
 from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.stream import Limit, Offset
 from logmq.runs import encode
-from shared.errors import RemoteProtocolError
+from logmq.wire import Refusal
+from shared.errors import ConfigError, RemoteProtocolError
 from tests.support.server import Server, speak, until
 
 if TYPE_CHECKING:
@@ -145,6 +148,13 @@ def test_topics_are_found_by_name_or_pattern(new_server: Callable[..., Server]) 
         assert list(served.spots(Topics(("b",)))) == []
 
 
+def test_a_name_that_no_topic_can_have_is_not_asked_for(one: Server) -> None:
+    with opened(one) as served:
+        with pytest.raises(Refusal, match="BAD_TOPIC"):
+            served.spots(Topics(("x\nDELETE orders",)))
+        assert served.spots(ORDERS)["orders"].end == len(LOG)
+
+
 def test_a_server_that_is_down_is_named(new_server: Callable[..., Server]) -> None:
     server = new_server("--enable", "logmq").start()
     server.kill()
@@ -239,6 +249,73 @@ def test_it_speaks_tls(new_server: Callable[..., Server], tmp_path: Path) -> Non
         pytest.raises(ConnectionRefusedError, match="certificate"),
     ):
         served.spots(ORDERS)
+
+
+def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(new_server: Callable[..., Server]) -> None:
+    server = new_server("--enable", "logmq").start()
+    where = str(Address(*server.address("logmq")))
+    options = parse({"servers": where, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)
+    lost: list[str] = []
+
+    def following(start: Offset, policy: Policy = STRICT) -> Offset:
+        return stream.following(options, policy, start, Limit())
+
+    def ranges(start: Offset, end: Offset) -> list[tuple[int, int]]:
+        return [(span.start, span.stop) for span in stream.spans(options, start, end)]
+
+    nothing = following(stream.INITIAL)
+    assert ranges(stream.INITIAL, nothing) == []
+    produce(server, "orders", MESSAGES[:100])
+    some = following(nothing)
+    assert ranges(nothing, some) == [(0, sum(LENGTHS[:100]))]
+    produce(server, "orders", MESSAGES[100:])
+    more = following(some)
+    assert ranges(some, more) == [(sum(LENGTHS[:100]), len(LOG))]
+    assert following(more) == more
+
+    speak(server.address("logmq"), b"DELETE orders\n")
+    with pytest.raises(LostError, match="has been deleted"):
+        following(more)
+    produce(server, "orders", MESSAGES)
+    end, newest = more["logs"][where]["orders"]
+    a_while_ago = {"logs": {where: {"orders": [end, newest - 2 * SAME_MS]}}}
+    with pytest.raises(LostError, match="deleted and made again"):
+        following(a_while_ago)
+    going_on = Policy(True, Unverified.READ, lost.append)
+    again = following(a_while_ago, going_on)
+    assert ranges(a_while_ago, again) == [(0, len(LOG))]
+    assert len(lost) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "reach"),
+    [
+        ({}, Reach()),
+        ({"TLS": "true"}, Reach(tls=True)),
+        (
+            {"tlsCa": "a", "tlsCertificate": "c", "tlsKey": "k", "connectTimeoutMs": "1500"},
+            Reach(False, "a", "c", "k", 1.5),
+        ),
+        ({"replyTimeoutMs": "10", "retryTimeoutMs": "20"}, Reach(reply_seconds=0.01, retry_seconds=0.02)),
+    ],
+)
+def test_how_servers_are_reached_is_an_option(given: dict[str, str], reach: Reach) -> None:
+    assert parse({"servers": "a", "subscribe": "t", **given}).reach == reach
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"servers": "a:x"}, "servers: 'a:x': 'x' is not a port"),
+        ({"tlsKey": "k"}, "tlsKey: is the key of a certificate"),
+        ({"tls": "perhaps"}, "tls: not true or false"),
+        ({"retryTimeoutMs": "0"}, "retryTimeoutMs: not a whole number above 0"),
+        ({"namespace": "dms"}, "namespace: only a data folder"),
+    ],
+)
+def test_a_wrong_option_of_reaching_servers_is_named(given: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        parse({"servers": "a", "subscribe": "t", **given})
 
 
 def test_several_servers_are_read_together(

@@ -87,7 +87,8 @@ def test_other_rows_than_the_first_time_are_an_error(server: Server) -> None:
 @pytest.mark.parametrize(
     ("piece", "text"),
     [
-        (Piece(".t", encode([b"x"])[0], 1), "BAD_TOPIC"),
+        (Piece(".t", encode([b"x"])[0], 1), "a row's topic is '.t': a name is"),
+        (Piece("t\nDELETE order", encode([b"x"])[0], 1), "a row's topic is"),
         (Piece("large", encode([bytes(1 << 21)])[0], 1), "TOO_LARGE: .* message_bytes_max"),
         (Piece("huge", encode([bytes(65 << 20)])[0], 1), "above what the wire carries"),
     ],

@@ -22,6 +22,7 @@ from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import Chunk, LogSpot, Policy
 from brokers.pipeline.source.spans import Span
 from logmq.answers import LineAnswer, LogmqError, RowsAnswer, Topic, mark_row, topic_row
+from logmq.wire import topic_untrusted
 from shared.errors import BrokerError
 from shared.storage import format
 from shared.storage.format import Flag, Mark
@@ -36,7 +37,10 @@ _DAMAGE = "STORAGE"
 
 
 class Served:
-    """A server, connected when something is asked. Raises OSError that names it where it does not answer."""
+    """A server, connected when something is asked.
+
+    Raises OSError that names it where it does not answer, and Refusal for a name that no topic can have.
+    """
 
     def __init__(self, server: Server, reach: Reach) -> None:
         self.source = str(server)
@@ -51,9 +55,11 @@ class Served:
 
     def spots(self, topics: Topics) -> dict[str, LogSpot]:
         if topics.pattern is None:
+            for name in topics.names:
+                topic_untrusted(name.encode())
             asks: list[Ask] = [(_line("OFFSETS", name), _offsets) for name in topics.names]
             answers = zip(topics.names, self._link.ask_all(asks), strict=True)
-            found = {name: answer for name, answer in answers if not _is_missing(name, answer)}
+            found = {name: answer for name, answer in answers if not isinstance(answer, LogmqError)}
         else:
             rows = cast(list[Topic], self._link.ask(b"TOPICS\n", lambda: RowsAnswer(topic_row)))
             by_name = {row.name: (row.first, row.end) for row in rows}
@@ -310,13 +316,6 @@ def _marks() -> RowsAnswer:
 def _mark(line: bytes) -> Mark:
     mark = mark_row(line)
     return Mark(mark.offset, mark.unix_ms, mark.unix_ms, mark.length, mark.records, mark.crc32c)
-
-
-def _is_missing(name: str, answer: object) -> bool:
-    """Whether there is no such topic. Raises LogmqError for a name that no topic can have."""
-    if isinstance(answer, LogmqError) and answer.code != "NO_TOPIC":
-        raise LogmqError(answer.code, f"{name}: {answer.text}")
-    return isinstance(answer, LogmqError)
 
 
 def _dropped(first: int) -> str:

@@ -21,7 +21,7 @@ from brokers.pipeline.source.address import Reach, Server
 from brokers.pipeline.source.link import Link, Patience
 from brokers.pipeline.source.packing import Piece
 from logmq.answers import LineAnswer, LogmqError
-from logmq.wire import SKIPPED_BODY_BYTES_MAX
+from logmq.wire import SKIPPED_BODY_BYTES_MAX, Refusal, topic_untrusted
 from shared.errors import BrokerError
 
 REMEMBERED = 128
@@ -118,6 +118,10 @@ class Writer:
         self._link.failed(error, self._patience)
 
     def _end_of(self, topic: str) -> int:
+        try:
+            topic_untrusted(topic.encode())  # rows say what they like, and it is to stand in a request's line
+        except Refusal as error:
+            raise NotWritten(f"a row's topic is {error.text}") from None
         request = f"OFFSETS {topic}\n".encode()
         (found,) = self._link.ask_all([(request, lambda: LineAnswer(b"OFFSETS", 2))])
         if isinstance(found, LogmqError):
