@@ -5,7 +5,10 @@ import pytest
 from tests.trials.sim.bugs import BUGS, find
 from tests.trials.sim.run import play
 
-TEMPERS = ("queues", "queues that answer", "queues that are read", "queues with snapshots", "one worker")
+TEMPERS = (
+    *("queues", "queues that answer", "queues that are read", "queues with snapshots"),
+    *("queues that need no sync", "one worker"),
+)
 
 
 @pytest.mark.parametrize("temper", TEMPERS)

@@ -35,6 +35,7 @@ def served(chance: random.Random, temper: Temper, protocols: Sequence[str]) -> S
                 depth=chance.choice((20, 10_000)),
                 consume_seconds=chance.choice((0.05, 0.5)),
                 hot_bytes=chance.choice(temper.hot_bytes),
+                durability=Durability.parse(chance.choice(temper.dms_modes)),
             ),
         ),
     }

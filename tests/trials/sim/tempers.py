@@ -38,6 +38,8 @@ class Temper:
     episodes: Mapping[str, int] = EPISODES
     queues: tuple[str, ...] = ("a", "ab", "abc")
     dms_episodes: Mapping[str, int] = DMS_EPISODES
+    dms_modes: tuple[str, ...] = ("always",)
+    """Others promise less at a power cut, and the same at a kill."""
     hot_bytes: tuple[int, ...] = (0, 2000, 1 << 20)
     snapshot_bytes: tuple[int, ...] = (20_000, 1 << 20)
     clients: tuple[int, ...] = (2, 3, 4)
@@ -201,6 +203,13 @@ TEMPERS = MappingProxyType(
             sync_seconds=(0.002, 0.02),
             inline_sync_seconds=(0.0,),
             interleaved=(1.0,),
+        ),
+        "queues that need no sync": Temper(
+            protocols=("dms",),
+            dms_modes=("interval:50ms", "none"),
+            endings=(0, 3, 1),
+            ends=("answer", "sight", "operation", "time"),
+            faults=("", "", "full"),
         ),
         # Nobody but one client: what is ready is known exactly.
         "one worker": Temper(
