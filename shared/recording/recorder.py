@@ -62,7 +62,7 @@ class Recording:
             namespace = store.namespace(NAMESPACE, settings.durability, retention=settings.retention)
             for name in settings.protocols:
                 self._recorders[name] = Recorder(
-                    namespace, name, settings, log.bind(protocol=name), self._grew, wall_us, monotonic
+                    store, namespace, name, settings, log.bind(protocol=name), self._grew, wall_us, monotonic
                 )
 
     def of(self, protocol: str) -> "Recorder | None":
@@ -90,6 +90,7 @@ class Recorder:
 
     def __init__(
         self,
+        store: Store,
         namespace: Namespace,
         protocol: str,
         settings: RecordSettings,
@@ -99,6 +100,7 @@ class Recorder:
         monotonic: Callable[[], float],
     ) -> None:
         self.protocol = protocol.encode()
+        self._store = store
         self._namespace = namespace
         self._name = protocol
         self._settings = settings
@@ -150,6 +152,9 @@ class Recorder:
 
     def put(self, codec: int, tail: bytes, messages: int, frames: Buffer) -> None:
         """Append a block, or leave it out. Never raises for what a disk or a store does."""
+        if self._store.scarce:  # others still publish, and shall for long
+            self.leave_out("space", messages, len(frames))
+            return
         log = self._log
         if log is None or log.deleted:  # it is not there, or making it failed
             log = self._open(messages, len(frames))

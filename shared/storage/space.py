@@ -18,6 +18,8 @@ class SpaceWatch:
 
     def __init__(self, committer: Committer, disk: Disk, settings: StorageSettings) -> None:
         self.free_bytes = 0
+        self.scarce = False
+        """Half of what is free is needed for the reserve: no time to write what nobody waits for."""
         self._committer = committer
         self._disk = disk
         self._settings = settings
@@ -38,7 +40,9 @@ class SpaceWatch:
             settings.reserve_bytes_min,
             min(int(total * settings.reserve_fraction), settings.reserve_bytes_max),
         )
-        full = free - unapplied - committer.pending_bytes < reserve
+        left = free - unapplied - committer.pending_bytes
+        self.scarce = left < 2 * reserve
+        full = left < reserve
         full |= unapplied > settings.pending_bytes_max  # log files take nothing: memory is not for ever
         if full != committer.full:
             if full:

@@ -223,6 +223,11 @@ class Store:
         return self._committer.read_only
 
     @property
+    def scarce(self) -> bool:
+        """Space runs short: what nobody waits for should not be written, long before publishing stops."""
+        return self._space.scarce
+
+    @property
     def congested(self) -> bool:
         """So much waits for the disk that sessions should stop reading; see `when_uncongested`."""
         return self._committer.congested

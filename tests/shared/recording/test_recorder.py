@@ -14,7 +14,7 @@ from shared.recording.settings import MIB, RecordSettings
 from shared.storage.store import Store
 from tests.support.commits import fail, journal_write
 from tests.support.fake_disk import FakeDisk
-from tests.support.stores import NONE, open_store, read_all, reopen, running
+from tests.support.stores import NONE, SMALL, open_store, read_all, reopen, running
 
 LOG = structlog.stdlib.get_logger("test")
 SETTINGS = RecordSettings(protocols=("echo",))
@@ -130,6 +130,25 @@ async def test_a_gap_of_more_than_one_block_can_say_is_two() -> None:
     here.store.settle()
     found = [(head.codec, head.messages) for head, _ in await here.blocks()]
     assert found == [(0, (1 << 32) - 1), (1, 1), (0, (1 << 31) + 1), (1, 1)]
+
+
+async def test_recording_stops_long_before_publishing_does() -> None:
+    disk = FakeDisk()
+    disk.total, disk.free = 1000 * MIB, 201 * MIB
+    settings = attrs.evolve(SMALL, reserve_bytes_min=100 * MIB, reserve_bytes_max=100 * MIB)
+    here = World(disk, await open_store(disk, settings), SETTINGS)
+    track = here.recorder.track(1)
+    track.record(1, b"kept")
+    disk.free = 199 * MIB
+    here.store._space.look()
+    track.record(2, b"lost")
+    assert here.value("left_out_messages", reason="space") == 2
+    assert not here.store.statistics().full
+    disk.free = 201 * MIB
+    here.store._space.look()
+    track.record(1, b"kept")
+    here.store.settle()
+    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
 
 
 async def test_no_space_for_a_new_log_is_no_end_either() -> None:
