@@ -11,11 +11,14 @@ BIN := $(VENV)/bin
 SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood
+.PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood
 .PHONY: trial-neighbours trial-archive trial-cluster trials clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
+
+pipeline: $(VENV)/.spark
+	@exec $(BIN)/python -m brokers pipeline $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
@@ -73,10 +76,14 @@ $(VENV)/.serve: requirements.lock pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.serve requirements.lock
+$(VENV)/.spark: $(VENV)/.serve
+	@echo "setting up $(VENV) for Spark, this once" >&2
+	@$(call SECTION,spark) > $(VENV)/spark.txt
+	@$(PIP) install --require-hashes --no-build-isolation -r $(VENV)/serve.txt -r $(VENV)/spark.txt
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.spark
 	@echo "setting up $(VENV) for the tests, this once" >&2
 	@$(call SECTION,test) > $(VENV)/test.txt
-	@$(call SECTION,spark) > $(VENV)/spark.txt
-	@$(PIP) install --require-hashes -r $(VENV)/serve.txt -r $(VENV)/test.txt
-	@$(PIP) install --require-hashes --no-build-isolation -r $(VENV)/spark.txt
+	@$(PIP) install --require-hashes -r $(VENV)/serve.txt -r $(VENV)/spark.txt -r $(VENV)/test.txt
 	@touch $@

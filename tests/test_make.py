@@ -59,17 +59,25 @@ def test_it_sets_up_once_and_serves(project: Path) -> None:
     assert make(project, "serve") == (0, "", ["-m brokers serve"])
 
 
-def test_the_tests_need_more_and_spark_is_among_it(project: Path) -> None:
+def test_the_pipeline_needs_spark_and_nothing_of_the_tests(project: Path) -> None:
+    code, said, asked = make(project, "pipeline", "ARGS=doctor --json")
+    assert code == 0, said
+    assert asked[-1] == "-m brokers pipeline doctor --json"
+    installed = (project / ".venv" / "spark.txt").read_text()
+    assert "\npyspark==" in installed
+    assert "pytest" not in installed
+    # PySpark comes as source; what builds it is locked too, so nothing may be fetched besides.
+    assert any("--no-build-isolation" in line and "spark.txt" in line for line in asked)
+    assert "\nsetuptools==" in (project / ".venv" / "serve.txt").read_text()
+
+
+def test_the_tests_need_all_of_it(project: Path) -> None:
     code, said, asked = make(project, "test", "ARGS=-k one")
     assert code == 0, said
     assert asked[-1] == "-m pytest -n auto --dist loadgroup -k one"
-    installs = [line for line in asked if "--require-hashes" in line]
-    assert len(installs) == 3
+    assert sum("--require-hashes" in line for line in asked) == 3
     assert "\npytest==" in (project / ".venv" / "test.txt").read_text()
     assert "\npyspark==" in (project / ".venv" / "spark.txt").read_text()
-    # PySpark comes as source; what builds it is locked too, so nothing may be fetched besides.
-    assert "--no-build-isolation" in installs[-1]
-    assert "\nsetuptools==" in (project / ".venv" / "serve.txt").read_text()
 
 
 def test_a_set_up_that_was_interrupted_is_taken_up_again(project: Path) -> None:
