@@ -18,7 +18,7 @@ from brokers.errors import Refusal
 from brokers.pipeline.archive import plan, writer
 from brokers.pipeline.archive.feed import Feed, Look
 from brokers.pipeline.archive.folder import ArchiveFolder
-from brokers.pipeline.archive.manifest import Part, Range, Settlement
+from brokers.pipeline.archive.manifest import Manifest, Part, Range, Settlement
 from brokers.pipeline.archive.plan import Cuts, Piece, Ripe, Target
 from brokers.pipeline.archive.writer import Work, Written
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 class Settings:
     """How rounds are made.
 
+    `patience_seconds`: so long it goes on asking where rounds fail, when it follows.
     `round_bytes`: what a round reads at most. `task_bytes`: less is not worth a task of its own. `ripe`: when
     fresh files are settled; `kept_seconds`: how long they stay for readers that began before.
     """
@@ -41,7 +42,7 @@ class Settings:
     kept_seconds: float = 600.0
     compression: str = "zstd"
     allow_loss: bool = False
-    failures_max: int = 5
+    patience_seconds: float = 60.0
 
 
 @attrs.frozen
@@ -72,6 +73,8 @@ class Archiver:
     settings: Settings = attrs.field(factory=Settings)
     stop: threading.Event = attrs.field(factory=threading.Event)
     """Set it, from a signal's handler too, and the round under way is the last."""
+    warn: Callable[[str], None] = lambda text: None
+    """Is told why a round failed that is tried again."""
     _run: str = attrs.field(factory=lambda: secrets.token_hex(4), init=False)
 
     def once(self) -> Iterator[Round]:
@@ -87,24 +90,24 @@ class Archiver:
 
     def follow(self) -> Iterator[Round]:
         """Archive what comes, until told to stop."""
-        failures = 0
+        failing_since: float | None = None
         while not self.stop.is_set():
             begun = time.monotonic()
+            done: list[Round] = []
             try:
-                done = self._round(direct_bytes=self.settings.ripe.file_bytes)
-                failures = 0
-            except (Refusal, KeyboardInterrupt):
+                done += filter(None, [self._round(direct_bytes=self.settings.ripe.file_bytes)])
+                done += self._settled()
+                failing_since = None
+            except Refusal:
                 raise
-            except Exception:
+            except Exception as error:
                 # The place cannot be reached, or retention overtook a task: a later round asks anew.
-                failures += 1
-                if failures >= self.settings.failures_max:
+                failing_since = failing_since or begun
+                if begun - failing_since > self.settings.patience_seconds or not self._spark_lives():
                     raise
-                done = None
-            if done is not None:
-                yield done
-            yield from self._settled()
-            if done is None or not done.behind_bytes:
+                self.warn(str(error))
+            yield from done
+            if not any(each.behind_bytes for each in done):
                 self.stop.wait(max(self.settings.trigger_seconds - (time.monotonic() - begun), 0))
         yield from self._settled(everything=True)
 
@@ -127,7 +130,7 @@ class Archiver:
         there = _bytes(wanted)
         wanted = plan.limited(wanted, self.settings.round_bytes, look.cuts)
         following = now.advance(plan.spans(wanted, self._written(wanted, look.cuts)), _now_ms(), direct_bytes)
-        self.folder.commit(following)
+        self._commit(following)
         return Round(
             following.version,
             following.records - now.records,
@@ -179,7 +182,7 @@ class Archiver:
         ripe = plan.ripe(now, self.settings.ripe, now_ms, everything=everything)
         if not ripe:
             if (without := now.without_retired(now_ms)) is not now:
-                self.folder.commit(without)
+                self._commit(without)
             return
         root, compression = self.root, self.settings.compression
         token = f"{self._run}-{now.version + 1}"
@@ -192,10 +195,24 @@ class Archiver:
 
         settlements = [Settlement(new, old) for old, new in zip(ripe, self._each(merge, ripe), strict=True)]
         following = now.settle(settlements, now_ms, int(self.settings.kept_seconds * 1000))
-        self.folder.commit(following)
+        self._commit(following)
         self.folder.sweep()
         seconds = round(time.monotonic() - begun, 3)
         yield Round(following.version, 0, 0, 0, len(following.moves), 0, seconds)
+
+    def _commit(self, following: Manifest) -> None:
+        """Raises Refusal: what became of a commit that failed only the next start can tell."""
+        try:
+            self.folder.commit(following)
+        except OSError as error:
+            raise Refusal(f"commit {following.version} failed: {error}") from error
+
+    def _spark_lives(self) -> bool:
+        try:
+            self.spark.sparkContext.statusTracker().getActiveJobsIds()
+        except Exception:
+            return False
+        return True
 
     def _each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """`function` of each, in the executors, a task each, in order."""

@@ -170,7 +170,7 @@ def _rounds(
         before = SparkSession.getActiveSession()
         spark = session(master, name=f"brokers archive {folder}", config=config)
         try:
-            archiver = Archiver(spark, feed, place, folder, settings)
+            archiver = Archiver(spark, feed, place, folder, settings, warn=_warn)
             with _until_told(archiver), _said_plainly():
                 yield from archiver.once() if once else archiver.follow()
         finally:
@@ -205,13 +205,16 @@ def _said_plainly() -> Iterator[None]:
         raise Refusal(failure(str(error))) from error
 
 
+def _warn(text: str) -> None:
+    print(f"brokers: {failure(text)}; trying again", file=sys.stderr, flush=True)
+
+
 def failure(text: str) -> str:
     """The line that matters of what Spark says of a failed task: the Python error that ended it."""
-    lines = [line.strip() for line in text.splitlines()]
-    errors = [line for line in lines if re.match(r"([a-z_]+\.)*[A-Z]\w*: ", line) and "java" not in line[:40]]
-    if not errors:
-        return next((line for line in lines if line), "Spark's JVM has ended")
-    return re.sub(r"^([a-z_]+\.)*[A-Z]\w*: ", "", errors[0])
+    _, found, rest = text.partition("Traceback (most recent call last):\n")
+    lines = (rest if found else text).splitlines()
+    error = next((line for line in lines if line and not line[0].isspace()), "Spark's JVM has ended")
+    return re.sub(r"^([a-z_]+\.)*[A-Z]\w*: ", "", error)
 
 
 def _told(rounds: Iterator["Round"]) -> Iterator["Round"]:

@@ -1,0 +1,88 @@
+"""The verb `brokers pipeline archive`, as far as it goes without Spark: what it refuses, and what it says."""
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from brokers.pipeline.archive import names
+from brokers.pipeline.archive.files import LocalFiles
+from brokers.pipeline.archive.folder import ArchiveFolder
+from brokers.pipeline.jobs.archive import archive, archived, failure
+from brokers.render import Outcome
+from shared.errors import BrokerError, UsageError
+from tests.pipeline.archive.model import Archiver
+from tests.support.folders import fill
+from tests.support.server import run
+
+SPARK_SAYS = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed \
+1 times, most recent failure: Lost task 0.0 in stage 3.0 (TID 9) (executor driver): \
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/x/pyspark/worker.py", line 1, in main
+    process()
+    ~~~~~~~^^
+brokers.pipeline.source.origin.DataLoss: orders in /data: offsets 1 to 2 are lost: retention dropped it
+
+	at org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
+"""
+
+
+def test_of_a_failed_task_it_says_the_line_that_matters() -> None:
+    assert failure(SPARK_SAYS) == "orders in /data: offsets 1 to 2 are lost: retention dropped it"
+    assert failure("[Errno 111] Connection refused") == "[Errno 111] Connection refused"
+    assert failure("") == "Spark's JVM has ended"
+
+
+def test_it_wants_one_kind_of_place_and_settings_that_are_some(tmp_path: Path) -> None:
+    for more, text in (
+        ({}, "either data folders"),
+        ({"path": ("x",), "servers": "y"}, "either data folders"),
+        ({"path": (str(tmp_path),), "conf": ("spark.executor.memory",)}, "not KEY=VALUE"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            archive(tmp_path / "archive", **more)  # type: ignore[arg-type]
+
+
+def test_a_topic_that_is_not_there_is_missed_when_it_is_to_be_archived_once(tmp_path: Path) -> None:
+    fill(tmp_path / "data", {("logmq", "orders"): [b"x"]})
+    with pytest.raises(BrokerError, match="there is no topic bills"):
+        archive(tmp_path / "archive", path=(str(tmp_path / "data"),), topics="orders,bills", once=True)
+
+
+def test_the_second_archiver_ends_at_once_before_spark_starts(tmp_path: Path) -> None:
+    fill(tmp_path / "data", {("logmq", "orders"): [b"x"]})
+    folder = tmp_path / "archive"
+    (folder / names.HIDDEN).mkdir(parents=True)
+    with (folder / names.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = run("pipeline", "archive", str(folder), "--path", str(tmp_path / "data"))
+    assert done.returncode == 73
+    assert "another archiver" in done.stderr
+    assert "Spark" not in done.stderr
+
+
+def test_archived_shows_what_is_there_and_fails_where_a_file_is_not(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    Archiver(files, run=1).go()
+    rows = archived(tmp_path)
+    assert not isinstance(rows, Outcome)
+    assert [(row["topic"], row["records"], row["end"]) for row in rows] == [
+        ("orders", 13, 130),
+        ("a=b/c", 9, 90),
+    ]
+    next(tmp_path.glob("topic=orders/*/*.parquet")).unlink()
+    wrong = archived(tmp_path)
+    assert isinstance(wrong, Outcome)
+    assert wrong.code == 1
+    assert run("pipeline", "archived", str(tmp_path / "elsewhere")).returncode == 66
+
+
+def test_real_files_are_as_the_fake_ones(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    Archiver(files, run=1).go()
+    (tmp_path / names.FRESH / "topic=orders" / "date=2026-01-01" / "x.part").touch()
+    folder = ArchiveFolder(files, "logmq")
+    folder.recover()
+    assert not list(tmp_path.rglob("*.part"))
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and not path.stat().st_size] == []
