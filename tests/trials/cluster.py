@@ -1,8 +1,8 @@
 """`make trial-cluster`: a standalone Spark cluster on loopback gives what one process gives.
 
 A real broker is written to and stopped. Then a master and two workers, started from the pip package, archive
-its topics, while the executor of one of them is killed -9. The result is compared with that of
-`--master local[2]`, and both with what was acknowledged.
+its topics, while the executor of one of them is killed -9, and decode its queue. The results are compared
+with those of `--master local[2]`, and with what was acknowledged.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -25,6 +26,8 @@ from tests.support.spark_cluster import QUICK_JVM, START_SECONDS, SparkCluster
 from tests.trials.archive_judge import judge, rows, visible
 from tests.trials.archive_load import ArchiveLoad
 from tests.trials.serving import TrialServer
+
+_MESSAGES = 2000
 
 
 class Trial:
@@ -36,6 +39,7 @@ class Trial:
         self.source = random.Random(seed)
         self.seconds = seconds
         self.faults: list[str] = []
+        self.lives: list[list[dict[str, Any]]] = []
 
     def run(self) -> None:
         server = TrialServer(self.place, self.data)
@@ -48,12 +52,15 @@ class Trial:
                 raise load.error
             lines = b"".join(b"PRODUCE large %b\n" % (b"%09d" % n * 20) for n in range(100_000))
             answers = speak(server.address("logmq"), lines)
+            self._queue(server)
             print(f"  {load.records + answers.count(b'OK '):,} records are in the logs", flush=True)
         finally:
             server.stop()
         self._archive("local", "local[2]", {})
-        with SparkCluster(self.place / "cluster") as cluster:
+        self._decode("local", "local[2]", {})
+        with SparkCluster(self.place / "spark") as cluster:
             self._archive("cluster", cluster.url, cluster.environ, cluster)
+            self._decode("cluster", cluster.url, cluster.environ)
         for name in ("local", "cluster"):
             found = rows(visible(self.place / name), self.faults)
             ours = {key: those for key, those in found.items() if key[0] != "large"}
@@ -62,6 +69,40 @@ class Trial:
         local, cluster_ = (self._large(name) for name in ("local", "cluster"))
         if local != cluster_ or len(local) != 100_000 or max(local.values()) > 1:
             self.faults.append(f"large: {len(local)} records locally, {len(cluster_)} on the cluster")
+
+    def _queue(self, server: TrialServer) -> None:
+        """Some messages, and half of them taken."""
+        host, port = server.address("dms")
+        reach = ["--queue", "work", "--host", host, "--port", str(port)]
+        messages = "".join(f"message {number}\n" for number in range(_MESSAGES))
+        for verb, said in (("create", ""), ("produce", messages), ("consume", "")):
+            more = ["--max", str(_MESSAGES // 2)] if verb == "consume" else []
+            command = [sys.executable, "-m", "brokers", "dms", verb, *reach, *more]
+            subprocess.run(command, input=said, text=True, check=True, stdout=subprocess.DEVNULL)
+
+    def _decode(self, name: str, master: str, environ: Mapping[str, str]) -> None:
+        """Every life of a message, which has an end where it was taken."""
+        to = self.place / f"lives-{name}"
+        command = ["pipeline", "decode", str(self.data), "lives", "--protocol", "dms", "--to", str(to)]
+        done = subprocess.run(
+            [sys.executable, "-m", "brokers", *command, "--master", master],
+            env=os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JVM} | dict(environ),
+            capture_output=True,
+            text=True,
+            timeout=2 * START_SECONDS,
+        )
+        if done.returncode:
+            self.faults.append(f"decode, {name}: exit {done.returncode}\n{done.stderr}")
+            return
+        tables = [pq.ParquetFile(path).read().to_pylist() for path in sorted(to.glob("*.parquet"))]
+        lives = sorted((row for table in tables for row in table), key=lambda row: int(row["seq"]))
+        self.lives.append(lives)
+        ended = sum(row["ended"] is not None for row in lives)
+        print(f"  {name}: {len(lives):,} lives, {ended:,} ended", flush=True)
+        if (len(lives), ended) != (_MESSAGES, _MESSAGES // 2) or lives != self.lives[0]:
+            self.faults.append(
+                f"decode, {name}: {len(lives)} lives, {ended} ended; not what local has, or wrong"
+            )
 
     def _archive(
         self, name: str, master: str, environ: Mapping[str, str], cluster: SparkCluster | None = None

@@ -1,5 +1,6 @@
 """The archive as Spark makes it, of logs that the real store wrote, compared with plain Python."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,6 +186,20 @@ def test_a_topic_that_was_made_again_is_archived_as_another_log(
     )
     assert len({row.log for row in archive.read(spark, folder).select("log").collect()}) == 2
     assert [(log.records, log.end) for log in archive.position(folder)] == [(2, 16), (1, 7)]
+
+
+def test_several_brokers_topics_of_one_name_are_logs_of_it(spark: "SparkSession", tmp_path: Path) -> None:
+    folder = tmp_path / "archive"
+    for name, value in (("one", b"a"), ("two", b"b")):
+        fill(tmp_path / name, {("logmq", "orders"): [value, value]})
+    paths = json.dumps([str(tmp_path / "one"), str(tmp_path / "two")])
+    source = Feed(parse({"paths": paths, "subscribe": "orders"}))
+    with opened(folder, source.origin) as place:
+        (one,) = Archiver(spark, source, place, folder, NEVER).once()
+    assert one.records == 4
+    both = [*expected({"orders": [b"a", b"a"]}), *expected({"orders": [b"b", b"b"]})]
+    assert globbed(folder) == sorted(both)
+    assert [log.end for log in archive.position(folder)] == [10, 10]
 
 
 def test_what_retention_dropped_before_it_was_archived_ends_it_or_is_a_gap(
