@@ -8,7 +8,8 @@ file. Then all ways go through the same work in turns, round after round, and th
 - `text`: Spark's own source `text` over the lines;
 - `folder`: our source over the data folder, where what is measured is our source over TCP.
 
-Every case of the pipeline is a function from a `Ground` to rows, and one line in `CASES`.
+Beside the time stands what the JVM and its Python workers spent of the processors, which a busy machine
+disturbs less. Every case of the pipeline is a function from a `Ground` to rows, and one line in `CASES`.
 """
 
 import os
@@ -45,16 +46,22 @@ PIECE_BYTES = 1 << 20
 
 @attrs.frozen
 class Row:
-    """One case beside one baseline. `ratio`: the baseline's time over ours, so more is always better."""
+    """One case beside one baseline.
+
+    `ratio` and `cpu_ratio`: the baseline's time over ours, by the clock and of the processors, so more is
+    always better.
+    """
 
     mode: str
     record_bytes: int
     records: int
     seconds: float
+    cpu_seconds: float
     records_per_second: int
     megabytes_per_second: float
     baseline: str
     ratio: float
+    cpu_ratio: float
 
 
 def bench(
@@ -134,28 +141,45 @@ class Ground:
     ) -> Iterator[Row]:
         """Time the same work done in several ways, in turns. Each returns how many records it has seen."""
         ways = {"": work, **others}
-        times: dict[str, list[float]] = {name: [] for name in ways}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        jvm = int(self.spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
         for number in range(self.rounds + 1):
             for name, way in ways.items():
-                begun = perf_counter()
+                begun, spent = perf_counter(), cpu_seconds(jvm)
                 seen = way()
                 if seen != self.records[size]:
                     raise Refusal(f"{mode}: {name or 'ours'} saw {seen} of {self.records[size]} records")
                 if number:  # the first round warms up
-                    times[name].append(perf_counter() - begun)
+                    times[name].append((perf_counter() - begun, cpu_seconds(jvm) - spent))
         middle = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
-        ours, records = middle.pop(""), self.records[size]
-        for name, seconds in middle.items():
+        (seconds, cpu), records = middle.pop(""), self.records[size]
+        for name, (others_seconds, others_cpu) in middle.items():
             yield Row(
                 mode,
                 size,
                 records,
-                round(ours, 3),
-                round(records / ours),
-                round(records * size / ours / 1e6, 1),
+                round(seconds, 3),
+                round(cpu, 2),
+                round(records / seconds),
+                round(records * size / seconds / 1e6, 1),
                 name,
-                round(seconds / ours, 2),
+                round(others_seconds / seconds, 2),
+                round(others_cpu / max(cpu, 0.01), 2),
             )
+
+
+def cpu_seconds(root: int) -> float:
+    """What a process and all below it have used, those that have ended too; 0 where there is no /proc."""
+    ticks, pids = 0, [root]
+    while pids:
+        pid = pids.pop()
+        try:
+            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                pids += map(int, (task / "children").read_text().split())
+        except OSError:  # it has just ended: its parent's count has it
+            continue
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

@@ -1,5 +1,8 @@
 """`brokers bench pipeline` measures what it says; how fast that is here is not for a test to say."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,6 +10,7 @@ import pytest
 
 from brokers.bench import archiving, pipeline
 from brokers.errors import ExitCode, Refusal
+from tests.support.server import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +47,16 @@ def test_a_way_that_misses_records_is_no_figure(spark: "SparkSession", tmp_path:
     ground = pipeline.Ground(spark, tmp_path, None, {9: 3}, 1)  # type: ignore[arg-type]
     with pytest.raises(Refusal, match="count: text saw 2 of 3 records"):
         list(ground.compare("count", 9, lambda: 3, {"text": lambda: 2}))
+
+
+def test_the_processors_time_of_a_process_and_its_children_is_counted() -> None:
+    before = pipeline.cpu_seconds(os.getpid())
+    burn = "import time\nwhile time.process_time() < 0.2: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    assert pipeline.cpu_seconds(os.getpid()) - before >= 0.19
+    with subprocess.Popen([sys.executable, "-c", f"{burn}\ninput()"], stdin=subprocess.PIPE) as process:
+        until(lambda: pipeline.cpu_seconds(process.pid) >= 0.19)
+        process.communicate(b"\n")
 
 
 def test_records_that_have_no_room_for_a_key_are_refused() -> None:
