@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from brokers.pipeline.source import sink_options
+from brokers.pipeline.source import sink, sink_options
 from brokers.pipeline.source.address import Server as Address
+from brokers.pipeline.source.packing import Piece
 from logmq.answers import Record, records_of
 from shared.errors import ConfigError
 from tests.support.server import Server, speak
@@ -108,6 +109,30 @@ def test_rows_that_are_no_records_are_refused(
 ) -> None:
     with pytest.raises(Exception, match=text):
         append(server, spark.range(1).selectExpr(*columns))
+
+
+def test_more_writers_than_a_server_remembers_are_told(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = sink_options.parse({"servers": str(Address(*server.address("logmq")))}, streaming=False)
+    done = sink.Done("w", 0, {"many": 300}, 1, [Piece("many-2", b"\0\0\0\1x", 1)])
+    monkeypatch.setattr(sink, "WRITERS_MAX", 4)
+    sink.BatchWriter(options).commit([done, None])
+    assert capsys.readouterr().err == ""
+    assert messages(server, "many-2") == [b"x"]
+    monkeypatch.setattr(sink, "WRITERS_MAX", 3)
+    sink.BatchWriter(options).commit([sink.Done("w", 1, {"many": 385}, 1, [])])
+    assert "had 4 writers" in capsys.readouterr().err
+
+
+def test_what_stays_of_a_write_that_is_given_up_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    options = sink_options.parse({"servers": "here", "writer": "w"}, streaming=False)
+    sink.BatchWriter(options).abort([None, sink.Done("w", 0, {"t": 1}, 70, [])])
+    said = capsys.readouterr().err
+    assert "the write to here:8080 was given up. 70 records of the 1 tasks that had ended stay" in said
+    assert "with the same writer and epoch, nothing of it is there twice" in said
+    sink.StreamWriter(options).abort([], 7)
+    assert "Batch 7 from the same checkpoint will not write it twice" in capsys.readouterr().err
 
 
 def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> None:

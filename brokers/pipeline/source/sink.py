@@ -26,12 +26,14 @@ from brokers.pipeline.source import sink_options
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.packing import Packer, Piece
 from brokers.pipeline.source.sink_options import SinkOptions
-from brokers.pipeline.source.writing import Writer
+from brokers.pipeline.source.writing import REMEMBERED, Writer
 from shared.errors import BrokerError, ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+WRITERS_MAX = 1024
+"""How many a server with the usual settings remembers, all topics' together."""
 HELD_BYTES_MAX = 16 * 1024 * 1024
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -161,11 +163,20 @@ def _write(options: SinkOptions, name: str, epoch: int, batches: "Iterable[pa.Re
 
 def _commit(options: SinkOptions, epoch: int, messages: Messages) -> None:
     """In the driver: what the tasks have left."""
+    writers = 0
     with closing(Writer(options.server, options.reach, epoch)) as writer:
         for done in _done(messages):
             for piece in done.rest:
-                writer.write(piece, f"{done.name}-{done.partition}", done.pieces.get(piece.topic, 0))
+                number = done.pieces[piece.topic] = done.pieces.get(piece.topic, 0) + 1
+                writer.write(piece, f"{done.name}-{done.partition}", number - 1)
+            writers += sum(-(-number // REMEMBERED) for number in done.pieces.values())
         writer.finish()
+    if writers > WRITERS_MAX:
+        _say(
+            f"this write had {writers} writers (one for each topic and partition), and {options.server} "
+            f"remembers {WRITERS_MAX}, unless writers_max of [logmq] says more. Run again, a part of "
+            "it may be written twice"
+        )
 
 
 def _done(messages: Messages) -> list[Done]:
@@ -174,8 +185,12 @@ def _done(messages: Messages) -> list[Done]:
 
 def _say_what_stays(messages: Messages, server: Server, again: str) -> None:
     done = _done(messages)
-    print(
-        f"logmq: the write to {server} was given up. {sum(each.records for each in done)} records of the "
-        f"{len(done)} tasks that had ended stay in their topics, and so does what others had sent. {again}",
-        file=sys.stderr,
+    _say(
+        f"the write to {server} was given up. {sum(each.records for each in done)} records of the "
+        f"{len(done)} tasks that had ended stay in their topics, and so does what others had sent. {again}"
     )
+
+
+def _say(text: str) -> None:
+    """To the log of the driver, in whose processes this is called."""
+    print(f"brokers: {text}", file=sys.stderr)
