@@ -153,6 +153,21 @@ async def test_a_sink_that_is_gone_is_not_found() -> None:
     assert answers(world, lease)[1][1] == "404 NOT-FOUND the exchange is gone"
 
 
+async def test_a_feed_that_is_gone_is_not_found_nor_is_its_successor_taken_for_it() -> None:
+    world, app = await opened()
+    queue = app.queue(b"mine")
+    deleted = app.feed_lease(b"mine")
+    world.wiring.delete_queue(queue)
+    app.queue(b"mine")
+    other = Application(world)
+    other.queue(b"theirs")
+    abandoned = other.feed_lease(b"theirs")
+    other.close()
+    for lease in (deleted, abandoned):
+        assert answers(world, lease)[1][1] == "404 NOT-FOUND the queue is gone"
+    assert app.feed(b"mine").error is None
+
+
 async def test_there_is_a_bound_on_unused_leases() -> None:
     world, app = await opened(DmpSettings(leases_max=2))
     app.sink_lease(b"quotes")
