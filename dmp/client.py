@@ -30,16 +30,13 @@ from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import Message, Options
 from shared.net.dial import Address, Disconnected
+from shared.net.sender import Sender
 
 __all__ = ["Disconnected", "Feed", "Message", "Refused", "Returned", "Sink", "open_feed", "open_sink"]
 
 PORT = 5672
 RECEIVE_BYTES = 256 * 1024
-PIECE_BYTES = 256 * 1024
-"""Messages that are sent at once go in pieces of this size."""
 DIALOG_SECONDS = 30.0
-CLOSING_SECONDS = 30.0
-"""For the server to read what a sink has sent at the end."""
 
 Properties = commands.Basic.Properties
 
@@ -48,11 +45,8 @@ class Sink:
     """The writing side; made by `open_sink`. Keys are text or bytes, bodies bytes below 16 MiB."""
 
     def __init__(self, stream: trio.abc.Stream, principal: Principal) -> None:
-        self._stream = stream
+        self._sender = Sender(stream, _refusal_in)
         self._principal = principal
-        self._pending: list[bytes] = []
-        self._sending = trio.Lock()
-        self._lost: Exception | None = None
 
     @property
     def returned(self) -> Sequence[Returned]:
@@ -74,80 +68,15 @@ class Sink:
     ) -> None:
         """Send a message. Raises Disconnected, Refused, and ValueError for what no server would take."""
         options = Options(mandatory * Options.MANDATORY | immediate * Options.IMMEDIATE)
-        await self._send(_packed(key, body, properties, options))
+        await self._sender.send(_packed(key, body, properties, options))
 
     async def send_many(self, messages: Iterable[tuple[str | bytes, bytes]]) -> None:
         """Send (key, body) pairs, many at a time."""
-        piece: list[bytes] = []
-        size = 0
-        for key, body in messages:
-            data = _packed(key, body, None, wire.NO_OPTIONS)
-            piece.append(data)
-            size += len(data)
-            if size >= PIECE_BYTES:
-                await self._send(b"".join(piece))
-                piece, size = [], 0
-        if piece:
-            await self._send(b"".join(piece))
+        await self._sender.send_many(_packed(key, body, None, wire.NO_OPTIONS) for key, body in messages)
 
     async def finish(self) -> None:
         """All is sent: wait until the server has read it. Raises Disconnected, Refused."""
-        async with self._sending:
-            if self._lost is not None:
-                return
-            self._lost = Disconnected("the sink has finished")
-            if not isinstance(self._stream, trio.abc.HalfCloseableStream):  # TLS: closing is all there is
-                await self._stream.aclose()
-                return
-            try:
-                with trio.move_on_after(CLOSING_SECONDS):
-                    await self._stream.send_eof()
-                    await self._read_refusal()
-            except trio.BrokenResourceError as error:
-                raise Disconnected(f"the connection broke ({error.__cause__ or 'reset'})") from error
-
-    async def _send(self, data: bytes) -> None:
-        """Everything that tasks have given meanwhile goes out with it."""
-        pending = self._pending
-        pending.append(data)
-        try:
-            await self._sending.acquire()
-        except trio.Cancelled:
-            if pending is self._pending:  # else it is on its way
-                pending[:] = [other for other in pending if other is not data]
-            raise
-        try:
-            if self._lost is not None:
-                raise self._lost
-            if not self._pending:  # the one before us took it along
-                return
-            pending, self._pending = self._pending, []
-            try:
-                await self._stream.send_all(b"".join(pending))
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self._lost = Disconnected(f"the connection broke ({error.__cause__ or 'closed'})")
-                try:
-                    await self._read_refusal()
-                except Refused as said:
-                    self._lost = said
-                except trio.BrokenResourceError:
-                    pass
-                raise self._lost from error
-            except trio.Cancelled:
-                self._lost = Disconnected("a send was cancelled")
-                await trio.aclose_forcefully(self._stream)
-                raise
-        finally:
-            self._sending.release()
-
-    async def _read_refusal(self) -> None:
-        """To the end of input. Raises Refused for what the server has said there."""
-        said = b""
-        while data := await self._stream.receive_some(RECEIVE_BYTES):
-            said += data
-        text = wire.take_short(said)
-        if text is not None:
-            raise refused(wire.read_reply(text)[0], text.decode(errors="backslashreplace"))
+        await self._sender.finish()
 
 
 class Feed:
@@ -277,6 +206,14 @@ async def _receive(stream: trio.abc.Stream) -> bytes:
     if not received:
         raise Disconnected("the server closed the connection")
     return bytes(received)
+
+
+def _refusal_in(said: bytes) -> Refused | None:
+    """What the server has said to a sink: nothing, or why it goes."""
+    text = wire.take_short(said)
+    if text is None:
+        return None
+    return refused(wire.read_reply(text)[0], text.decode(errors="backslashreplace"))
 
 
 def _packed(key: str | bytes, body: bytes, properties: Properties | None, options: Options) -> bytes:

@@ -1,21 +1,18 @@
 """`brokers dmp ...`: the protocol's own commands. Each returns what it found; the host shows it."""
 
 import os
-import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import attrs
-import trio
 from cyclopts import App, Parameter
 
-from dmp.client import Message, Sink, open_feed, open_sink
+from dmp.client import Message, open_feed, open_sink
 from shared import options
-from shared.commands import line_runs, lost_is_refused
+from shared.commands import bodies_shown, lost_is_refused, send_given
 from shared.errors import UsageError
 from shared.options import DataDir, Json, Max, flag
 from shared.plug import ServeRequest, VerbRequest
-from shared.progress import counting
 
 app = App(
     name="dmp",
@@ -98,23 +95,11 @@ async def put(
     Nothing is confirmed but that: what no queue is bound for is dropped.
     """
     name = os.fsencode(key)
-    done = 0
-    with lost_is_refused(), counting("messages") as update:
+    with lost_is_refused():
         async with open_sink(sink, **server.place()) as opened:
-            if message:
-                await opened.send_many((name, os.fsencode(each)) for each in message)
-                done = len(message)
-            elif whole:
-                stdin: Any = trio.wrap_file(sys.stdin.buffer)
-                await _send(opened, name, await stdin.read())
-                done = 1
-            else:
-                size = 0
-                async for lines in line_runs(trio.wrap_file(sys.stdin.buffer)):
-                    await opened.send_many((name, line) for line in lines)
-                    done += len(lines)
-                    size += sum(map(len, lines))
-                    update(done, size)
+            done = await send_given(
+                lambda bodies: opened.send_many((name, body) for body in bodies), message, whole=whole
+            )
     return {"sink": sink, "messages": done}
 
 
@@ -186,13 +171,6 @@ def exchanges(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
     return VerbRequest("dmp", "exchanges", {}, data_dir)
 
 
-async def _send(sink: Sink, key: bytes, body: bytes) -> None:
-    try:
-        await sink.send(key, body)
-    except ValueError as error:
-        raise UsageError("--whole", str(error)) from None
-
-
 def _binding(said: str) -> tuple[str, str]:
     """Exchanges may have colons in their names; keys behind the last one may not."""
     exchange, colon, key = said.rpartition(":")
@@ -208,8 +186,4 @@ def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[An
             {"exchange": message.exchange, "key": message.key, "message": message.body}
             for message in messages
         ]
-    if raw:
-        return [b"".join(message.body for message in messages)]
-    if sys.stdout.isatty():
-        return [message.body.decode(errors="backslashreplace") for message in messages]
-    return [b"".join(message.body + b"\n" for message in messages)]
+    return bodies_shown([message.body for message in messages], raw=raw)

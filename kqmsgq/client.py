@@ -25,6 +25,7 @@ import trio
 from kqmsgq import wire
 from kqmsgq.wire import Message
 from shared.net.dial import Address, Disconnected
+from shared.net.sender import Sender
 
 __all__ = ["Consumer", "Disconnected", "Message", "Producer", "open_consumer", "open_producer"]
 
@@ -32,115 +33,55 @@ PORT = 8000
 NAME_BYTES_MAX = 4096
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 RECEIVE_BYTES = 256 * 1024
-PIECE_BYTES = 256 * 1024
-"""Messages that are sent at once go in pieces of this size."""
-CLOSING_SECONDS = 30.0
-"""For the server to read what a producer has sent at the end."""
 
 
-class _Connection:
-    """What both sides have in common. A failed or cancelled send is the end of it."""
+class Producer:
+    """The sending side; made by `open_producer`. A queue is text (UTF-8) or bytes, a message bytes."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
-        self._stream = stream
-        self._pending: list[bytes] = []
-        self._sending = trio.Lock()
-        self._lost: str | None = None
-
-    async def _send(self, data: bytes) -> None:
-        """Everything that tasks have given meanwhile goes out with it. Raises Disconnected."""
-        self._pending.append(data)
-        try:
-            await self._sending.acquire()
-        except trio.Cancelled:
-            if data in self._pending:  # else it is on its way
-                self._pending.remove(data)
-            raise
-        try:
-            if self._lost is not None:
-                raise Disconnected(self._lost)
-            if not self._pending:  # the one before us took it along
-                return
-            pending, self._pending = self._pending, []
-            try:
-                await self._stream.send_all(b"".join(pending))
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self._lost = f"the connection broke ({error.__cause__ or 'closed'})"
-                raise Disconnected(self._lost) from error
-            except trio.Cancelled:
-                self._lost = "a send was cancelled"
-                await trio.aclose_forcefully(self._stream)
-                raise
-        finally:
-            self._sending.release()
-
-
-class Producer(_Connection):
-    """The sending side; made by `open_producer`. A queue is text (UTF-8) or bytes, a message bytes."""
+        self._sender = Sender(stream)
 
     async def send(self, queue: str | bytes, body: bytes) -> None:
         """Send a message. Raises Disconnected, and ValueError for what no server would take."""
-        await self._send(wire.message(_name(queue), _body(body)))
+        await self._sender.send(wire.message(_name(queue), _body(body)))
 
     async def send_many(self, messages: Iterable[tuple[str | bytes, bytes]]) -> None:
         """Send (queue, message) pairs, many at a time."""
-        piece: list[bytes] = []
-        size = 0
-        for queue, body in messages:
-            event = wire.message(_name(queue), _body(body))
-            piece.append(event)
-            size += len(event)
-            if size >= PIECE_BYTES:
-                await self._send(b"".join(piece))
-                piece, size = [], 0
-        if piece:
-            await self._send(b"".join(piece))
+        await self._sender.send_many(wire.message(_name(queue), _body(body)) for queue, body in messages)
 
     async def finish(self) -> None:
         """All is sent: wait until the server has read it and closed. Raises Disconnected."""
-        async with self._sending:
-            if self._lost is not None:
-                return
-            self._lost = "the producer has finished"
-            if not isinstance(self._stream, trio.abc.HalfCloseableStream):  # TLS: closing is all there is
-                await self._stream.aclose()
-                return
-            try:
-                with trio.move_on_after(CLOSING_SECONDS):
-                    await self._stream.send_eof()
-                    while await self._stream.receive_some(RECEIVE_BYTES):
-                        pass
-            except trio.BrokenResourceError as error:
-                raise Disconnected(f"the connection broke ({error.__cause__ or 'reset'})") from error
+        await self._sender.finish()
 
 
-class Consumer(_Connection):
+class Consumer:
     """The receiving side; made by `open_consumer`. It is an async iterator over messages.
 
     Read on: a consumer that does not loses its oldest messages, or its connection, as the server is set.
     """
 
     def __init__(self, stream: trio.abc.Stream, name_bytes_max: int, message_bytes_max: int) -> None:
-        super().__init__(stream)
+        self._stream = stream
+        self._sender = Sender(stream)
         self._limits = name_bytes_max, message_bytes_max
         self._data = bytearray()
         self._messages: list[Message] = []  # in reverse: the next is last
 
     async def subscribe(self, *queues: str | bytes) -> None:
         """Ask for queues' messages, those that come from now on."""
-        await self._send(b"".join(wire.subscribe(_named(queue)) for queue in queues))
+        await self._sender.send(b"".join(wire.subscribe(_named(queue)) for queue in queues))
 
     async def subscribe_all(self) -> None:
         """Ask for the messages of all queues, those to come included."""
-        await self._send(wire.subscribe())
+        await self._sender.send(wire.subscribe())
 
     async def unsubscribe(self, *queues: str | bytes) -> None:
         """End subscriptions; messages on their way still come. `subscribe_all` goes on."""
-        await self._send(b"".join(wire.unsubscribe(_named(queue)) for queue in queues))
+        await self._sender.send(b"".join(wire.unsubscribe(_named(queue)) for queue in queues))
 
     async def unsubscribe_all(self) -> None:
         """End every subscription, also that to all queues."""
-        await self._send(wire.unsubscribe())
+        await self._sender.send(wire.unsubscribe())
 
     async def batch(self) -> list[Message]:
         """All messages that are here; waits for one. Raises Disconnected, RemoteProtocolError."""
@@ -186,7 +127,7 @@ async def open_producer(
     stream = await Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ").open()
     try:
         producer = Producer(stream)
-        await producer._send(wire.PRODUCE)
+        await producer._sender.send(wire.PRODUCE)
         yield producer
         await producer.finish()
     finally:
@@ -210,7 +151,7 @@ async def open_consumer(
     stream = await Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ").open()
     try:
         consumer = Consumer(stream, name_bytes_max, message_bytes_max)
-        await consumer._send(wire.CONSUME)
+        await consumer._sender.send(wire.CONSUME)
         yield consumer
     finally:
         await trio.aclose_forcefully(stream)

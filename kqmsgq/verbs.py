@@ -1,22 +1,19 @@
 """`brokers kqmsgq ...`: the protocol's own commands. Each returns what it found; the host shows it."""
 
 import os
-import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
-import trio
 from cyclopts import App, Parameter
 
 from kqmsgq.client import Message, open_consumer, open_producer
 from shared import options
-from shared.commands import line_runs, lost_is_refused
+from shared.commands import bodies_shown, lost_is_refused, send_given
 from shared.errors import UsageError
 from shared.options import Json, Max, flag
 from shared.plug import ServeRequest, VerbRequest
-from shared.progress import counting
 
 app = App(
     name="kqmsgq",
@@ -82,23 +79,11 @@ async def produce(
     Who is subscribed at that moment gets them; nobody else ever will.
     """
     name = os.fsencode(queue)
-    done = 0
-    with lost_is_refused(), counting("messages") as update:
+    with lost_is_refused():
         async with open_producer(server.host, server.port, ssl_context=server.ssl_context()) as producer:
-            if message:
-                await producer.send_many((name, os.fsencode(each)) for each in message)
-                done = len(message)
-            elif whole:
-                stdin: Any = trio.wrap_file(sys.stdin.buffer)
-                await producer.send(name, await stdin.read())
-                done = 1
-            else:
-                size = 0
-                async for lines in line_runs(trio.wrap_file(sys.stdin.buffer)):
-                    await producer.send_many((name, line) for line in lines)
-                    done += len(lines)
-                    size += sum(map(len, lines))
-                    update(done, size)
+            done = await send_given(
+                lambda bodies: producer.send_many((name, body) for body in bodies), message, whole=whole
+            )
     return {"queue": queue, "messages": done}
 
 
@@ -174,8 +159,4 @@ def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[An
     """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
     if json:
         return [{"queue": message.queue, "message": message.body} for message in messages]
-    if raw:
-        return [b"".join(message.body for message in messages)]
-    if sys.stdout.isatty():
-        return [message.body.decode(errors="backslashreplace") for message in messages]
-    return [b"".join(message.body + b"\n" for message in messages)]
+    return bodies_shown([message.body for message in messages], raw=raw)

@@ -1,11 +1,17 @@
-"""What the protocols' commands have in common: lines from standard input, and a server that goes away."""
+"""What the protocols' commands have in common: what they send and show, and a server that goes away."""
 
 import errno
-from collections.abc import AsyncIterator, Iterator
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import trio
+
+from shared.errors import UsageError
 from shared.net.dial import Disconnected
+from shared.progress import counting
 
 READ_BYTES = 256 * 1024
 
@@ -34,3 +40,39 @@ def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
         yield
     except lost as error:
         raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
+
+
+async def send_given(
+    send: Callable[[Iterable[bytes]], Awaitable[None]], messages: Sequence[str], *, whole: bool
+) -> int:
+    """Send what a command was given: its --message flags, else all of standard input, or each of its lines.
+
+    Returns how many that were. Raises UsageError for a `whole` that no server would take.
+    """
+    if messages:
+        await send([os.fsencode(message) for message in messages])
+        return len(messages)
+    stdin: Any = trio.wrap_file(sys.stdin.buffer)
+    if whole:
+        try:
+            await send([await stdin.read()])
+        except ValueError as error:
+            raise UsageError("--whole", str(error)) from None
+        return 1
+    done = size = 0
+    with counting("messages") as update:
+        async for lines in line_runs(stdin):
+            await send(lines)
+            done += len(lines)
+            size += sum(map(len, lines))
+            update(done, size)
+    return done
+
+
+def bodies_shown(bodies: Iterable[bytes], *, raw: bool) -> Sequence[str | bytes]:
+    """Messages as the host shows them: lines on a terminal, else their bytes, each on a line unless `raw`."""
+    if raw:
+        return [b"".join(bodies)]
+    if sys.stdout.isatty():
+        return [body.decode(errors="backslashreplace") for body in bodies]
+    return [b"".join([body + b"\n" for body in bodies])]
