@@ -5,6 +5,8 @@ found first; laid over the chunk as one binary array with the boundaries `header
 ...` every second value is a payload, and Arrow copies those out in one go.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -31,17 +33,26 @@ SCHEMA = pa.schema(
 """Exactly what Spark makes of the source's columns."""
 
 
+_TOGETHER_LEAST = 0.03
+"""Parts for each record of the longest one, from which on stepping through all at once is the faster way."""
+
+
 class NotRecords(BrokerError):
     """The bytes are not so many whole records."""
 
 
-def starts(chunk: Buffer, records: int | None = None) -> Starts:
-    """Where the records of a chunk begin. Raises NotRecords unless it is whole ones, `records` of them."""
+def starts(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Starts:
+    """Where the records of a chunk begin.
+
+    It is made of parts (index entries) of these lengths, `counts` records each, whole ones. Raises NotRecords
+    where it is not.
+    """
     found = _equal_sized(chunk)
     if found is None:
-        found = _walked(chunk)
-    if records is not None and len(found) != records + 1:
-        raise NotRecords(f"{len(chunk)} bytes are {len(found) - 1} records, not {records}")
+        together = len(counts) >= _TOGETHER_LEAST * max(counts, default=1)
+        found = _stepped(chunk, lengths, counts) if together else _walked(chunk)
+    if len(found) != sum(counts) + 1 or found[-1] != len(chunk):
+        raise NotRecords(f"{len(chunk)} bytes are not {sum(counts)} whole records")
     return found
 
 
@@ -59,15 +70,37 @@ def _equal_sized(chunk: Buffer) -> Starts | None:
 
 
 def _walked(chunk: Buffer) -> Starts:
-    end = len(chunk)
+    """One record after the other: a tenth of a microsecond each."""
     found = [0]
-    add, position, stop = found.append, 0, end - LENGTH_BYTES
+    add, position, stop = found.append, 0, len(chunk) - LENGTH_BYTES
     while position <= stop:
         position += LENGTH_BYTES + length_at(chunk, position)[0]
         add(position)
-    if position != end:
-        raise NotRecords(f"{end} bytes are not whole records")
-    return np.array(found, np.int32)
+    return np.array(found, np.int64).astype(np.int32, casting="unsafe")
+
+
+def _stepped(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Starts:
+    """All parts at once, a record of each at a time: half of that with a hundred parts, less with more."""
+    number = np.array(counts, np.int64)
+    begins = np.cumsum(np.array([0, *lengths], np.int64))
+    first = np.cumsum(number) - number
+    longest = np.argsort(-number, kind="stable")  # so that those not yet at their end are at the front
+    at, row = begins[:-1][longest], first[longest]
+    going = np.searchsorted(-number[longest], -np.arange(number.max(initial=0)), side="left")
+    field = np.ndarray((len(chunk) - LENGTH_BYTES + 1,), ">u4", chunk, strides=(1,))
+    found = np.empty(int(number.sum()) + 1, np.int64)
+    try:
+        for step, parts in enumerate(going.tolist()):
+            here = at[:parts]
+            found[row[:parts] + step] = here
+            here += field[here]
+            here += LENGTH_BYTES
+    except IndexError:  # a length leads out of the chunk
+        at[:] = -1
+    if not (at == begins[1:][longest]).all():
+        raise NotRecords(f"{len(chunk)} bytes are not {len(found) - 1} whole records")
+    found[-1] = len(chunk)
+    return found.astype(np.int32)
 
 
 def payloads(chunk: Buffer, begins: Starts) -> pa.BinaryArray:
@@ -86,7 +119,7 @@ def rows(span: Span, chunk: Chunk) -> pa.RecordBatch:
     A record's time is its index entry's: when the first record of some 200 ms or 64 KiB was written.
     """
     counts = [mark.records for mark in chunk.marks]
-    begins = starts(chunk.data, sum(counts))
+    begins = starts(chunk.data, [mark.length for mark in chunk.marks], counts)
     low, high = span.start - chunk.offset, span.stop - chunk.offset
     if low > 0 or high < len(chunk.data):
         first, last = np.searchsorted(begins, [low, high])

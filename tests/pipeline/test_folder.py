@@ -1,0 +1,362 @@
+"""Data folders as the source reads them, without Spark: files made by a real store, and damaged by hand."""
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trio
+
+from brokers.pipeline.source import positions, rows, spans, stream
+from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source.options import Options, Topics, parse
+from brokers.pipeline.source.origin import DataLoss, LogSpot
+from brokers.pipeline.source.spans import Span
+from shared.errors import ConfigError, StoreFormat
+from shared.storage import format
+from shared.storage.format import MARK_BYTES, Flag
+from shared.storage.index import mark_position
+from tests.support.folders import ALWAYS, add, fill, flip, open_folder
+
+RECORDS = [b"%06d" % n + b"." * (n * 7 % 400) for n in range(3000)]
+ORDERS = ("logmq", "orders")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data folder with the topic `orders`: RECORDS, in several index entries."""
+    data = tmp_path / "data"
+    fill(data, {ORDERS: RECORDS})
+    return data
+
+
+def options(*folders: Path, streaming: bool | None = None, **given: str) -> Options:
+
+    paths = json.dumps([str(folder) for folder in folders])
+    return parse({"paths": paths, "subscribe": "orders"} | given, streaming=streaming)
+
+
+def spot(folder: Path, name: str = "orders", namespace: str = "logmq") -> LogSpot:
+    with closing(Folder(str(folder), namespace)) as place:
+        return place.spots(Topics((name,)))[name]
+
+
+def whole(folder: Path, name: str = "orders", namespace: str = "logmq") -> Span:
+    found = spot(folder, name, namespace)
+    return Span(str(folder), name, found.id, found.first, found.end)
+
+
+def values(chosen: Options, *those: Span) -> list[bytes]:
+    return [value for batch in rows.read(chosen, those) for value in batch["value"].to_pylist()]
+
+
+def offset_of(number: int) -> int:
+    return sum(format.LENGTH_BYTES + len(payload) for payload in RECORDS[:number])
+
+
+def rewrite_mark(folder: Path, number: int, change: Callable[[bytes], bytes]) -> None:
+    path = folder / "logmq" / "orders.idx"
+    with path.open("r+b") as file:
+        file.seek(mark_position(number))
+        changed = change(file.read(MARK_BYTES))
+        file.seek(mark_position(number))
+        file.write(changed)
+
+
+def marks(folder: Path) -> list[format.Mark]:
+    found = spot(folder)
+    with closing(Folder(str(folder), "logmq")) as place, place._index("orders") as index:
+        return list(index.marks(found.first, found.end))
+
+
+def test_every_record_is_read_with_its_offset(folder: Path) -> None:
+    batches = list(rows.read(options(folder), [whole(folder)]))
+    assert [value for batch in batches for value in batch["value"].to_pylist()] == RECORDS
+    offsets = [offset for batch in batches for offset in batch["offset"].to_pylist()]
+    assert offsets == [offset_of(number) for number in range(len(RECORDS))]
+
+
+def test_any_part_between_two_records_can_be_read(folder: Path) -> None:
+    span = whole(folder)
+    for first, last in [(0, 1), (1, 2), (17, 2000), (2999, 3000), (1234, 1234)]:
+        part = Span(span.source, span.topic, span.log_id, offset_of(first), offset_of(last))
+        assert values(options(folder), part) == RECORDS[first:last]
+
+
+def test_other_namespaces_logs_have_their_own_names(tmp_path: Path) -> None:
+    name = "Fürs Büro/1"
+    fill(tmp_path / "data", {("dms", name): [b"job"]})
+    chosen = options(tmp_path / "data", namespace="dms")
+    assert values(chosen, whole(tmp_path / "data", name, "dms")) == [b"job"]
+
+
+def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    async def run() -> None:
+        store = await open_folder(data)
+        try:
+            long = "ü" * 60  # as a file's name too long, so only the journal knows it
+            for name in ("Neu!", long):
+                add(store, "dms", name, [b"a", b"b"])
+            await store._marking.flush()
+            for name in ("Neu!", long):
+                assert values(options(data, namespace="dms"), whole(data, name, "dms")) == [b"a", b"b"]
+        finally:
+            store.abandon()
+
+    trio.run(run)
+
+
+def test_no_lock_is_taken_and_nothing_is_written(folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    values(options(folder), whole(folder))
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    fill(folder, {ORDERS: [b"one more"]})  # and a broker may start meanwhile
+
+
+def test_what_the_index_does_not_vouch_for_is_not_read(folder: Path) -> None:
+    span = whole(folder)
+    with (folder / "logmq" / "orders.log").open("ab") as file:
+        file.write(format.record(b"not synced yet"))
+    assert whole(folder) == span
+    rewrite_mark(folder, len(marks(folder)) - 1, lambda mark: mark[:40] + b"torn" + mark[44:])
+    shorter = whole(folder)
+    assert shorter.stop < span.stop
+    assert values(options(folder), shorter) == RECORDS[: len(values(options(folder), shorter))]
+
+
+def test_a_flipped_bit_is_an_error_that_says_where(folder: Path) -> None:
+    second = marks(folder)[1]
+    flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
+    with pytest.raises(DataLoss, match=f"orders in .*: offsets {second.offset} to {second.end} are lost"):
+        values(options(folder), whole(folder))
+
+
+def test_a_damaged_range_is_passed_over_and_told_where_that_is_wanted(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = marks(folder)[:2]
+    flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
+    got = values(options(folder, failOnDataLoss="false"), whole(folder))
+    assert got == RECORDS[: first.records] + RECORDS[first.records + second.records :]
+    assert f"offsets {second.offset} to {second.end} are lost" in capfd.readouterr().err
+
+
+def test_without_crcs_bytes_are_taken_as_they_are(folder: Path) -> None:
+    flip(folder / "logmq" / "orders.log", (marks(folder)[1].offset + 7) * 8)
+    got = values(options(folder, verifyCrc="false"), whole(folder))
+    assert len(got) == len(RECORDS)
+    assert got != RECORDS
+
+
+@pytest.mark.parametrize("verify", ["true", "false"])
+def test_a_hole_that_retention_makes_meanwhile_is_lost_not_zeros(folder: Path, verify: str) -> None:
+    span = whole(folder)
+    third = marks(folder)[2]
+    with (folder / "logmq" / "orders.log").open("r+b") as file:
+        file.write(bytes(third.offset))
+    with pytest.raises(DataLoss):
+        values(options(folder, verifyCrc=verify), span)
+    got = values(options(folder, verifyCrc=verify, failOnDataLoss="false"), span)
+    assert got == RECORDS[-len(got) :]
+    assert offset_of(len(RECORDS) - len(got)) == third.offset
+
+
+def test_a_gap_in_the_index_is_damage_and_a_trimmed_front_is_not(folder: Path) -> None:
+    first, second = marks(folder)[:2]
+    rewrite_mark(folder, 1, lambda mark: bytes(MARK_BYTES))
+    with pytest.raises(DataLoss, match=f"offsets {second.offset} to {second.end}"):
+        values(options(folder), whole(folder))
+    rewrite_mark(folder, 0, lambda mark: bytes(MARK_BYTES))
+    found = spot(folder)
+    assert found.first == second.end
+    assert values(options(folder), whole(folder)) == RECORDS[first.records + second.records :]
+
+
+def test_what_the_journal_lost_is_told(folder: Path) -> None:
+    second = marks(folder)[1]
+    changed = second._replace(flags=Flag.DAMAGED, records=0)
+    rewrite_mark(folder, 1, lambda _: format.pack_mark(changed, spot(folder).id))
+    with pytest.raises(DataLoss, match="the journal lost what stood here"):
+        values(options(folder), whole(folder))
+
+
+@pytest.mark.parametrize("unverified", ["read", "skip", "fail"])
+def test_unverified_ranges_are_read_passed_over_or_refused(folder: Path, unverified: str) -> None:
+    first, second = marks(folder)[:2]
+    changed = second._replace(flags=Flag.UNVERIFIED)
+    rewrite_mark(folder, 1, lambda _: format.pack_mark(changed, spot(folder).id))
+    chosen = options(folder, unverified=unverified)
+    if unverified == "fail":
+        with pytest.raises(DataLoss, match="unverified"):
+            values(chosen, whole(folder))
+        return
+    left_out = RECORDS[: first.records] + RECORDS[first.records + second.records :]
+    assert values(chosen, whole(folder)) == (RECORDS if unverified == "read" else left_out)
+
+
+def test_a_topic_made_again_is_never_read_for_the_old_one(folder: Path) -> None:
+    old = whole(folder)
+    remake(folder, [b"new"] * 9000)
+    assert whole(folder).log_id != old.log_id
+    with pytest.raises(DataLoss, match="deleted"):
+        values(options(folder), old)
+    assert values(options(folder, failOnDataLoss="false"), old) == []
+
+
+def remake(folder: Path, payloads: list[bytes]) -> None:
+    async def run() -> None:
+        store = await open_folder(folder)
+        space = store.namespace("logmq", ALWAYS)
+        await store.wait(space.delete("orders"))
+        add(store, *ORDERS, payloads)
+        await store.close()
+
+    trio.run(run)
+
+
+def test_another_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreFormat):
+        Folder(str(tmp_path), "logmq")
+
+
+# -- places
+
+
+def place(folder: Path, side: str, **given: str) -> int:
+    chosen = options(folder, **given)
+    bound = chosen.starting if side == "starting" else chosen.ending
+    with closing(Folder(str(folder), "logmq")) as opened:
+        found = opened.spots(chosen.topics)
+        return positions.offsets(opened, found, bound, side, rows.rules(chosen))["orders"]
+
+
+def test_an_offset_must_be_a_records_start(folder: Path) -> None:
+    assert place(folder, "starting", startingOffsets=json.dumps({"orders": offset_of(1234)})) == offset_of(
+        1234
+    )
+    with pytest.raises(ConfigError, match=f"the nearest below is {offset_of(1234)}"):
+        place(folder, "starting", startingOffsets=json.dumps({"orders": offset_of(1234) + 1}))
+
+
+def test_an_offset_that_is_not_there_is_data_loss(folder: Path) -> None:
+    given = {"startingOffsets": json.dumps({"orders": offset_of(3000) + 100})}
+    with pytest.raises(DataLoss, match="ends at"):
+        place(folder, "starting", **given)
+    assert place(folder, "starting", failOnDataLoss="false", **given) == offset_of(3000)
+
+
+def test_times_lead_to_the_entry_with_the_first_record_of_that_time(folder: Path) -> None:
+    every = marks(folder)
+    assert place(folder, "starting", startingTimestamp="0") == 0
+    after = str(every[-1].last_ms + 1)
+    assert place(folder, "ending", endingTimestamp=after) == every[-1].end
+    with pytest.raises(ConfigError, match="startingOffsetsByTimestampStrategy"):
+        place(folder, "starting", startingTimestamp=after)
+
+
+# -- tasks
+
+
+def test_a_read_is_cut_at_entries_into_as_many_tasks_as_asked(folder: Path) -> None:
+    span = whole(folder)
+    starts = {mark.offset for mark in marks(folder)}
+    with closing(Folder(str(folder), "logmq")) as opened:
+        shares = spans.shares([span], 4, opened.cut)
+    pieces = [piece for share in shares for piece in share]
+    assert len(shares) == 4
+    assert {piece.start for piece in pieces} <= starts
+    assert values(options(folder), *pieces) == RECORDS
+
+
+def test_small_logs_share_a_task() -> None:
+    small = [Span("here", str(number), 1, 0, 1000) for number in range(500)]
+    assert spans.shares(small, None, lambda span, offset: span.start) == [tuple(small)]
+    assert spans.shares([], None, lambda span, offset: span.start) == []
+
+
+# -- streams
+
+
+def follow(chosen: Options, start: stream.Offset, limit: stream.Limit | None = None) -> stream.Offset:
+    return stream.following(chosen, rows.rules(chosen), start, limit or stream.Limit())
+
+
+def between(chosen: Options, start: stream.Offset, end: stream.Offset) -> list[bytes]:
+    return values(chosen, *stream.spans(chosen, start, end))
+
+
+def test_latest_is_resolved_once_and_kept_in_the_first_batchs_end(folder: Path) -> None:
+    chosen = options(folder, streaming=True)
+    first = follow(chosen, stream.INITIAL)
+    fill(folder, {ORDERS: [b"later"]})
+    assert between(chosen, stream.INITIAL, first) == []  # again, as when the first batch is recovered
+    second = follow(chosen, first)
+    assert between(chosen, first, second) == [b"later"]
+    assert follow(chosen, second) == second
+
+
+def test_batches_are_as_small_as_asked_and_leave_nothing_out(folder: Path) -> None:
+    chosen = options(folder, streaming=True, startingOffsets="earliest")
+    for limit, most in [(stream.Limit(records=700), 700), (stream.Limit(length=50_000), 1000)]:
+        start, got = stream.INITIAL, []
+        while (end := follow(chosen, start, limit)) != start:
+            batch = between(chosen, start, end)
+            assert 0 < len(batch) <= most
+            assert limit.length is None or sum(len(value) + 4 for value in batch) <= limit.length
+            got += batch
+            start = end
+        assert got == RECORDS
+
+
+def test_a_record_longer_than_the_limit_is_a_batch(folder: Path) -> None:
+    chosen = options(folder, streaming=True, startingOffsets="earliest")
+    end = follow(chosen, stream.INITIAL, stream.Limit(length=1))
+    assert between(chosen, stream.INITIAL, end) == RECORDS[:1]
+
+
+def test_a_topic_that_comes_later_is_read_from_its_first_record(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    fill(data, {("logmq", "another"): [b"x"]})
+    chosen = options(data, streaming=True)
+    start = follow(chosen, stream.INITIAL)
+    fill(data, {ORDERS: [b"a", b"b"]})
+    assert between(chosen, start, follow(chosen, start)) == [b"a", b"b"]
+
+
+def test_a_topic_that_goes_or_is_made_again_is_told_and_read_anew(folder: Path) -> None:
+    start = follow(options(folder, streaming=True), stream.INITIAL)
+    remake(folder, [b"new"] * 9000)
+    with pytest.raises(DataLoss, match="deleted and made again"):
+        follow(options(folder, streaming=True), start)
+    lenient = options(folder, streaming=True, failOnDataLoss="false")
+    end = follow(lenient, start)
+    assert between(lenient, start, end) == [b"new"] * 9000
+
+
+def test_a_stream_with_a_target_ends_there(folder: Path) -> None:
+    chosen = options(folder, streaming=True, startingOffsets="earliest")
+    target = stream.target(chosen)
+    fill(folder, {ORDERS: [b"later"]})
+    end = stream.following(chosen, rows.rules(chosen), stream.INITIAL, stream.Limit(), target)
+    assert between(chosen, stream.INITIAL, end) == RECORDS
+    assert stream.following(chosen, rows.rules(chosen), end, stream.Limit(), target) == end
+
+
+def test_folders_are_read_together_and_share_a_limit(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    fill(one, {ORDERS: RECORDS[:2000]})
+    fill(two, {ORDERS: RECORDS[2000:2010]})
+    chosen = options(one, two, streaming=True, startingOffsets="earliest")
+    end = follow(chosen, stream.INITIAL, stream.Limit(records=50))
+    assert between(chosen, stream.INITIAL, end) == RECORDS[:40] + RECORDS[2000:2010]
+
+
+def test_a_stream_goes_on_where_its_folder_was_moved(folder: Path) -> None:
+    start = follow(options(folder, streaming=True), stream.INITIAL)
+    moved = folder.rename(folder.parent / "moved")
+    fill(moved, {ORDERS: [b"later"]})
+    chosen = options(moved, streaming=True)
+    assert between(chosen, start, follow(chosen, start)) == [b"later"]

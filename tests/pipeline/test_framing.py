@@ -1,0 +1,103 @@
+"""Chunks to rows, against the plain way: one record after the other."""
+
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.pipeline.source import framing
+from brokers.pipeline.source.framing import NotRecords
+from brokers.pipeline.source.origin import Chunk
+from brokers.pipeline.source.spans import Span
+from shared.storage import format
+from shared.storage.format import Mark
+
+PAYLOADS = st.lists(st.one_of(st.binary(max_size=20), st.just(b"same"), st.binary(max_size=300)), min_size=1)
+PARTS = st.lists(PAYLOADS, min_size=1, max_size=8)
+
+
+def laid(parts: list[list[bytes]], offset: int = 0) -> Chunk:
+    """A chunk with an index entry for each part."""
+    marks, data = [], b""
+    for number, payloads in enumerate(parts):
+        part = b"".join(map(format.record, payloads))
+        marks.append(Mark(offset + len(data), 1000 + number, 0, len(part), len(payloads), 0))
+        data += part
+    return Chunk(offset, data, marks)
+
+
+def bounds(parts: list[list[bytes]], offset: int = 0) -> list[int]:
+    sizes = [format.LENGTH_BYTES + len(payload) for payloads in parts for payload in payloads]
+    return list(accumulate(sizes, initial=offset))
+
+
+@given(PARTS, st.integers(0, 1 << 40))
+def test_rows_are_the_records_with_their_offsets_and_their_entrys_time(
+    parts: list[list[bytes]], offset: int
+) -> None:
+    chunk = laid(parts, offset)
+    batch = framing.rows(Span("here", "orders", 1, offset, chunk.end), chunk)
+    assert batch.schema.equals(framing.SCHEMA)
+    batch.validate(full=True)
+    assert batch["value"].to_pylist() == [payload for payloads in parts for payload in payloads]
+    assert batch["offset"].to_pylist() == bounds(parts, offset)[:-1]
+    times = [(1000 + number) * 1000 for number, payloads in enumerate(parts) for _ in payloads]
+    assert batch["timestamp"].cast("int64").to_pylist() == times
+    assert set(batch["topic"].to_pylist()) == {"orders"}
+
+
+@given(PARTS, st.data())
+def test_what_lies_outside_of_the_span_is_left_out(parts: list[list[bytes]], data: st.DataObject) -> None:
+    chunk = laid(parts, 64)
+    places = bounds(parts, 64)
+    first = data.draw(st.integers(0, len(places) - 1))
+    last = data.draw(st.integers(first, len(places) - 1))
+    batch = framing.rows(Span("here", "orders", 1, places[first], places[last]), chunk)
+    whole = framing.rows(Span("here", "orders", 1, 0, 1 << 40), chunk)
+    assert batch.equals(whole.slice(first, last - first))
+
+
+@given(PARTS)
+def test_every_way_of_finding_the_starts_finds_the_same(parts: list[list[bytes]]) -> None:
+    chunk = laid(parts)
+    expected = bounds(parts)
+    lengths, counts = [m.length for m in chunk.marks], [m.records for m in chunk.marks]
+    assert framing._walked(chunk.data).tolist() == expected
+    assert framing._stepped(chunk.data, lengths, counts).tolist() == expected
+    if (equal := framing._equal_sized(chunk.data)) is not None:
+        assert equal.tolist() == expected
+    assert framing.starts(chunk.data, lengths, counts).tolist() == expected
+
+
+@given(PARTS, st.data())
+def test_other_bytes_are_never_taken_for_so_many_records(
+    parts: list[list[bytes]], data: st.DataObject
+) -> None:
+    chunk = laid(parts)
+    lengths, counts = [m.length for m in chunk.marks], [m.records for m in chunk.marks]
+    field = data.draw(st.sampled_from(bounds(parts)[:-1])) + data.draw(st.integers(0, 3))
+    bit = data.draw(st.integers(0, 7))
+    damaged = bytearray(chunk.data)
+    damaged[field] ^= 1 << bit
+    for find in (framing.starts, framing._stepped):
+        try:
+            found = find(damaged, lengths, counts)
+        except NotRecords:
+            continue
+        # A flipped length may lead to other whole records, as many, as long: only a CRC tells those.
+        at = found.tolist()
+        assert len(at) == sum(counts) + 1
+        assert at[-1] == len(damaged)
+        assert all(a + 4 + format.length_at(damaged, a)[0] == b for a, b in pairwise(at))
+
+
+@pytest.mark.parametrize("count", [1, 40, 3000])
+def test_records_of_one_size_are_proven_by_their_length_fields(count: int) -> None:
+    data = format.record(b"x" * 96) * count
+    found = framing._equal_sized(data)
+    assert found is not None
+    assert found.tolist() == list(range(0, 100 * count + 1, 100))
+    flipped = bytearray(data)
+    flipped[-97] ^= 1
+    assert count == 1 or framing._equal_sized(flipped) is None
