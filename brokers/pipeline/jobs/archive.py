@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -175,7 +175,8 @@ def _rounds(
                 yield from archiver.once() if once else archiver.follow()
         finally:
             if before is None:
-                spark.stop()
+                with suppress(Exception):  # its JVM may be what has ended
+                    spark.stop()
 
 
 @contextmanager
