@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
@@ -42,6 +42,7 @@ KEYS = 1000
 """Different keys in the records, which are grouped by them."""
 KEY_LETTERS = 7
 PIECE_BYTES = 1 << 20
+_VISIBLE_SECONDS = 60.0
 
 
 @attrs.frozen
@@ -194,6 +195,7 @@ def prepared(
         server = Server(*bound["logmq"])
         for size, count in records.items():
             _write(server, lines(folder, size), f"records-{size}", size, count)
+            _wait_visible(folder / "data", f"records-{size}", count * (size + 4))
         spark.dataSource.register(_tuple_source())
         yield Ground(spark, folder, server, records, rounds)
 
@@ -219,6 +221,22 @@ def _write(server: "Server", file: Path, topic: str, size: int, count: int) -> N
             writer.write(Piece(topic, header + header.join(some), len(some)), "bench", number)
             out.write(b"\n".join(some) + b"\n")
         writer.finish()
+
+
+def _wait_visible(data: Path, topic: str, end: int) -> None:
+    """Until readers of the files see all of it: the newest index entry is written a moment later."""
+    from brokers.pipeline.source.options import parse
+    from brokers.pipeline.source.places import open_place
+
+    options = parse({"path": str(data), "subscribe": topic})
+    give_up = perf_counter() + _VISIBLE_SECONDS
+    while perf_counter() < give_up:
+        with closing(open_place(options, str(data))) as place:
+            spot = place.spots(options.topics).get(topic)
+            if spot is not None and spot.end >= end:
+                return
+        sleep(0.05)
+    raise Refusal(f"{topic} was written, and is not in its index")
 
 
 # -- the cases of the source

@@ -26,6 +26,9 @@ Master = Annotated[str, Parameter(help="Where Spark runs: local[*], or a cluster
 _QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 Compression = Literal["zstd", "snappy", "lz4", "none"]
 
+_OURS = ("path", "servers", "namespace", "subscribe", "assign", "starting", "ending", "max", "min", "failon")
+"""What the names of those options of the source begin with that have flags here, or make no sense."""
+
 
 def archive(
     folder: Annotated[Path, Parameter(help="The archive's folder; every executor has to reach it there.")],
@@ -47,6 +50,10 @@ def archive(
         bool,
         Parameter(help="Go on where records were lost before.", negative="", show_default=False),
     ] = False,
+    option: Annotated[
+        tuple[str, ...],
+        Parameter(help="Of the source, KEY=VALUE (tls=true, verifyCrc=false); repeatable.", negative=""),
+    ] = (),
     master: Master = "local[*]",
     conf: Annotated[
         tuple[str, ...], Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="")
@@ -64,8 +71,12 @@ def archive(
 
     if bool(path) == bool(servers):
         raise UsageError("--path", "give either data folders (--path) or --servers")
-    config = _QUIET | dict(_setting(each) for each in conf)
+    config = _QUIET | dict(_pair("--conf", each) for each in conf)
     options = _options(path, servers, topics, pattern, namespace, allow_loss)
+    for key, value in (_pair("--option", each) for each in option):
+        if key.lower().startswith(_OURS):
+            raise UsageError("--option", f"{key} is the archive's own business")
+        options[key] = value
     feed = Feed(parse(options))
     if once:
         _require_topics(feed)
@@ -147,10 +158,10 @@ def _settings(
     )
 
 
-def _setting(text: str) -> tuple[str, str]:
+def _pair(flag: str, text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise UsageError("--conf", f"{text!r} is not KEY=VALUE")
+        raise UsageError(flag, f"{text!r} is not KEY=VALUE")
     return key, value
 
 

@@ -10,7 +10,7 @@ from brokers.pipeline.archive.files import LocalFiles
 from brokers.pipeline.archive.folder import ArchiveFolder
 from brokers.pipeline.jobs.archive import archive, archived, failure
 from brokers.render import Outcome
-from shared.errors import BrokerError, UsageError
+from shared.errors import BrokerError, ConfigError, UsageError
 from tests.pipeline.archive.model import Archiver
 from tests.support.folders import fill
 from tests.support.server import run
@@ -39,8 +39,10 @@ def test_it_wants_one_kind_of_place_and_settings_that_are_some(tmp_path: Path) -
         ({}, "either data folders"),
         ({"path": ("x",), "servers": "y"}, "either data folders"),
         ({"path": (str(tmp_path),), "conf": ("spark.executor.memory",)}, "not KEY=VALUE"),
+        ({"path": (str(tmp_path),), "option": ("startingOffsets=latest",)}, "the archive's own business"),
+        ({"path": (str(tmp_path),), "option": ("verifyCrk=true",)}, "did you mean verifyCrc"),
     ):
-        with pytest.raises(UsageError, match=text):
+        with pytest.raises((UsageError, ConfigError), match=text):
             archive(tmp_path / "archive", **more)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,111 @@
+"""How an archive that follows meets what fails, without Spark: the stand-ins do no work."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from brokers.errors import Refusal
+from brokers.pipeline.archive.folder import ArchiveFolder
+from brokers.pipeline.archive.job import Archiver, Settings
+from brokers.pipeline.archive.manifest import Manifest
+from tests.support.fake_disk import FakeDisk, Operation
+
+QUICK = Settings(trigger_seconds=0.0)
+
+
+@attrs.define
+class Spark:
+    """A context that lives, or does not."""
+
+    lives: bool = True
+
+    @property
+    def sparkContext(self) -> Any:  # noqa: N802 - Spark's name
+        return self
+
+    def statusTracker(self) -> Any:  # noqa: N802
+        return self
+
+    def getActiveJobsIds(self) -> list[int]:  # noqa: N802
+        if not self.lives:
+            raise ConnectionRefusedError("no JVM")
+        return []
+
+
+@attrs.define
+class Feed:
+    """A place that cannot be reached so many times, and is empty then."""
+
+    failures: int
+
+    @contextmanager
+    def look(self) -> Iterator[Any]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("not reached")
+        yield self
+
+    def extents(self, known: Manifest) -> list[Any]:
+        return []
+
+    def is_another(self, *_: object) -> bool:
+        return False
+
+
+def archiver(
+    feed: Feed, spark: Spark | None = None, settings: Settings = QUICK
+) -> tuple[Archiver, list[str]]:
+    warned: list[str] = []
+    folder = ArchiveFolder(FakeDisk(), "logmq")
+    folder.recover()
+    made = Archiver(spark or Spark(), feed, folder, Path("unused"), settings, warn=warned.append)  # type: ignore[arg-type]
+    return made, warned
+
+
+def test_a_place_that_comes_back_is_asked_again() -> None:
+    feed = Feed(3)
+    job, warned = archiver(feed)
+    rounds = itertools.count()
+
+    @contextmanager
+    def look() -> Iterator[Any]:
+        if next(rounds) == 5:
+            job.stop.set()
+        with Feed.look(feed) as found:
+            yield found
+
+    job.feed = attrs.make_class("Watched", {"look": attrs.field(default=look)})()  # type: ignore[assignment]
+    assert list(job.follow()) == []
+    assert warned == ["not reached"] * 3
+
+
+def test_one_that_stays_away_ends_it() -> None:
+    job, warned = archiver(Feed(1 << 30), settings=attrs.evolve(QUICK, patience_seconds=0.0))
+    with pytest.raises(OSError, match="not reached"):
+        list(job.follow())
+    assert len(warned) <= 1
+
+
+def test_a_jvm_that_has_ended_ends_it_at_once() -> None:
+    job, warned = archiver(Feed(1 << 30), Spark(lives=False))
+    with pytest.raises(OSError, match="not reached"):
+        list(job.follow())
+    assert warned == []
+
+
+def test_a_commit_that_failed_ends_it_since_only_the_next_start_can_tell_what_it_did() -> None:
+    job, _ = archiver(Feed(0))
+
+    def full(operation: Operation) -> None:
+        raise OSError(28, "No space left on device")
+
+    disk = job.folder.files
+    assert isinstance(disk, FakeDisk)
+    disk.before = full
+    with pytest.raises(Refusal, match=r"commit 1 failed.*No space left"):
+        job._commit(attrs.evolve(job.folder.manifest, version=1))
