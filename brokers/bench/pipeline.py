@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -245,22 +246,23 @@ def _wait_visible(data: Path, topic: str, end: int) -> None:
 def count(ground: Ground) -> Iterator[Row]:
     """How many records there are: nothing but the way from disk to Spark."""
     for size in ground.records:
-        ways = {"tuples": ground.tuples(size).count, "text": ground.text(size).count}
-        yield from ground.compare("count", size, ground.ours(size).count, ways)
+        yield from _compare(
+            ground, "count", size, counting, ground.ours, tuples=ground.tuples, text=ground.text
+        )
 
 
 def group(ground: Ground) -> Iterator[Row]:
     """How many there are of each key, which stands in the payload."""
     for size in ground.records:
-        ways = {"tuples": _grouping(ground.tuples(size)), "text": _grouping(ground.text(size))}
-        yield from ground.compare("group", size, _grouping(ground.ours(size)), ways)
+        yield from _compare(
+            ground, "group", size, grouping, ground.ours, tuples=ground.tuples, text=ground.text
+        )
 
 
 def served(ground: Ground) -> Iterator[Row]:
     """Counting over TCP, beside counting in the folder."""
     for size in ground.records:
-        ways = {"folder": ground.ours(size).count}
-        yield from ground.compare("served", size, ground.served(size).count, ways)
+        yield from _compare(ground, "served", size, counting, ground.served, folder=ground.ours)
 
 
 CASES: Mapping[Mode, Callable[[Ground], Iterator[Any]]] = {
@@ -272,9 +274,29 @@ CASES: Mapping[Mode, Callable[[Ground], Iterator[Any]]] = {
 }
 
 
-def _grouping(frame: "DataFrame") -> Callable[[], int]:
+Way = Callable[[int], "DataFrame"]
+"""The records of a size, read in some way."""
+Work = Callable[["DataFrame"], int]
+"""What is done with them; it returns how many records it has seen."""
+
+
+def _compare(ground: Ground, mode: str, size: int, work: Work, ours: Way, **others: Way) -> Iterator[Row]:
+    """The same work over what several ways read. A new frame each time: Spark keeps an old one's shuffles."""
+    ways = {name: partial(_anew, work, way, size) for name, way in others.items()}
+    return ground.compare(mode, size, partial(_anew, work, ours, size), ways)
+
+
+def _anew(work: Work, way: Way, size: int) -> int:
+    return work(way(size))
+
+
+def counting(frame: "DataFrame") -> int:
+    return frame.count()
+
+
+def grouping(frame: "DataFrame") -> int:
     keys = frame.selectExpr(f"substring(value, 1, {KEY_LETTERS}) AS key").groupBy("key").count()
-    return lambda: sum(row["count"] for row in keys.collect())
+    return sum(row["count"] for row in keys.collect())
 
 
 # -- the baseline: a source as it is usually written

@@ -26,7 +26,7 @@ from brokers.pipeline.source import sink_options
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.packing import Packer, Piece
 from brokers.pipeline.source.sink_options import SinkOptions
-from brokers.pipeline.source.writing import REMEMBERED, Writer
+from brokers.pipeline.source.writing import REMEMBERED, NotWritten, Writer
 from shared.errors import BrokerError, ConfigError
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> Done:
         context = _task()
-        name = self._options.writer or f"spark-{context.getLocalProperty(_QUERY_ID)}"
-        epoch = context.getLocalProperty(_BATCH_ID)
-        assert epoch is not None, "a stream's task knows its batch"
-        return _write(self._options, name, int(epoch), iterator)
+        query, epoch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        if query is None or epoch is None:  # a name that is not this query's alone would lose rows
+            raise NotWritten("Spark does not tell the sink which query and batch this is")
+        return _write(self._options, self._options.writer or f"spark-{query}", int(epoch), iterator)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         _commit(self._options, batchId, messages)
