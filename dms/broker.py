@@ -44,6 +44,8 @@ class Broker:
         self.settings = settings
         self.log = log
         self._store = store
+        self.durable = store if namespace is not None else None
+        """What a session has to keep pace with."""
         self._namespace = namespace
         self._table = table
         self.times = times or Times()
@@ -76,10 +78,6 @@ class Broker:
     @property
     def disk_failed(self) -> StoreError | None:
         return self.store.read_only if self.persistent else None
-
-    @property
-    def congested(self) -> bool:
-        return self.persistent and self.store.congested
 
     def settle(self) -> None:
         """Have what was changed outside of a round made durable."""
@@ -193,7 +191,7 @@ class Broker:
                     heappush(source.returned, seq)
 
         one.moved(undo)
-        other.came(letters, size, offset)
+        other.came(letters, size, offset, first)
         target.added(len(letters))
 
     # -- deliveries

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dms import runs
 from dms.messages import Out
@@ -17,6 +17,8 @@ from shared.storage.store import Ticket
 if TYPE_CHECKING:
     from dms.broker import Broker
 
+ACKS_BEYOND_CREDITS = 2
+"""One for the commit under way, one for the next, and a consumer of one credit need not wait for the disk."""
 _NOBODY = b"\xff\xff\xff"  # begins no payload that may be one
 
 
@@ -45,7 +47,8 @@ class Consuming(Pacing):
         self.waiting = 0
         self.queue: Queue | None = None
         self.queue_name = _NOBODY
-        self._acking: deque[tuple[Ticket, int]] = deque()
+        self._acking: deque[list[Any]] = deque()
+        """Tickets that ACKs wait for, each with how many."""
         self._unanswered = 0
         self._credits = 0
         self._later: deque[tuple[Queue, Wait]] = deque()
@@ -55,7 +58,7 @@ class Consuming(Pacing):
     def consume(self, ids: Sequence[int]) -> None:
         """CONSUMEs of `queue`.
 
-        Where more ACKs wait for the disk than the connection has ever used credits (and one), they line up
+        Where more ACKs wait for the disk than the connection has ever used credits (and two), they line up
         only when some of those are answered: else the answers would fall ever further behind.
         """
         queue = self.queue
@@ -65,20 +68,40 @@ class Consuming(Pacing):
             for message_id in ids:
                 self.refuse(message_id, refusal)
             return
-        deadline = self.connection.now + self.broker.settings.consume_seconds
+        wait = Wait(self, ids, self.connection.now + self.broker.settings.consume_seconds)
         self.waiting += len(ids)
-        wait = Wait(self, ids, deadline)
         self.waits.append(wait)
-        self._credits = max(self._credits, self.waiting + len(self.held))
-        if self._unanswered > self._credits + 1 or self._later:
+        credits = self.waiting + len(self.held)
+        if credits > self._credits:
+            self._credits = credits
+        if self._later or self._is_behind():
+            if not self._later:
+                self._acking[0][0].when_done(self.connection.guarded(self._answered))
             self._later.append((queue, wait))
         else:
             queue.line_up(wait)
         if self.waits:
             if self.broker.draining:
                 self.expire_waits(math.inf)
-            else:
+            elif self.waits[0].deadline < self._wake:
                 self._wake_by(self.waits[0].deadline)
+
+    def is_next(self) -> bool:
+        """Whether a CONSUME of this connection may be served before it waits."""
+        if self.waits:
+            return False
+        if len(self.held) >= self._credits:
+            self._credits = len(self.held) + 1
+        return not self._is_behind()
+
+    def _is_behind(self) -> bool:
+        """Whether so many ACKs wait for the disk that no CONSUME behind them lines up."""
+        if self._unanswered <= self._credits + ACKS_BEYOND_CREDITS:
+            return False
+        acking = self._acking
+        while acking and acking[0][0].done:
+            self._unanswered -= acking.popleft()[1]
+        return self._unanswered > self._credits + ACKS_BEYOND_CREDITS
 
     def ack(self, ids: Sequence[int], packed: bytes | bytearray | None = None) -> None:
         """ACKs without a name."""
@@ -91,40 +114,44 @@ class Consuming(Pacing):
         else:
             self._ack(queue, ids, outs, packed)
 
-    def _answering(self, ticket: Ticket) -> None:
-        self.connection.cork()
-
     def _answered(self, ticket: Ticket) -> None:
         """ACKs are answered; CONSUMEs behind them line up."""
-        self._unanswered -= self._acking.popleft()[1]
         later = self._later
-        while later and self._unanswered <= self._credits + 1:
+        while later and not self._is_behind():
             queue, wait = later.popleft()
             if wait.left and queue.deleted:
                 self.end_wait(wait, Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
             elif wait.left:
                 queue.line_up(wait)
-        self.connection.uncork()
+        if later:
+            self._acking[0][0].when_done(self.connection.guarded(self._answered))
 
     # -- what queues tell
 
     def deliver(self, wait: Wait, queue: Queue, seq: int, bodies: Sequence[bytes]) -> None:
         """Messages that nobody had before, in a row from `seq` on, for the first CONSUMEs that wait."""
         count = len(bodies)
-        first = self.broker.take_ids(count)
         if count == 1:
-            self.held[first] = queue, seq, bodies[0], 1
+            self.push(self.hand((queue, seq, bodies[0], 1)))
         else:
+            first = self.broker.take_ids(count)
             outs = zip(repeat(queue), range(seq, seq + count), bodies, repeat(1), strict=False)
             self.held.update(zip(range(first, first + count), outs, strict=True))
-        self.push(runs.deliveries(first, bodies))
+            self.push(runs.deliveries(first, bodies))
+            self.broker.counts.delivered += count
         self._served(wait, count)
+
+    def hand(self, out: Out) -> bytes:
+        """Hold one more delivery; returns what tells the peer so."""
+        broker = self.broker
+        message_id = broker.take_ids(1)
+        self.held[message_id] = out
+        broker.counts.delivered += 1
+        return runs.delivery(message_id, out[2])
 
     def deliver_again(self, wait: Wait, out: Out) -> None:
         """One that has come back."""
-        first = self.broker.take_ids(1)
-        self.held[first] = out
-        self.push(runs.deliveries(first, (out[2],)))
+        self.push(self.hand(out))
         self._served(wait, 1)
 
     def hold_again(self, ids: Sequence[int], outs: Sequence[Out]) -> None:
@@ -173,7 +200,7 @@ class Consuming(Pacing):
 
     # -- what the session uses
 
-    def _may_want(self, count: int) -> bool:
+    def may_want(self, count: int) -> bool:
         """Whether so many CONSUMEs of `queue` are in order, and need no closer look."""
         queue = self.queue
         return (
@@ -226,21 +253,25 @@ class Consuming(Pacing):
         if ticket is None:
             self.say(reply)
         else:
-            acking = self._acking
-            if acking and acking[-1][0] is ticket:
-                self.owe(ticket, reply, len(ids))
-                acking[-1] = ticket, acking[-1][1] + len(ids)
-            else:
-                ticket.when_done(self._answering)  # this goes out together: the answers, and
-                self.owe(ticket, reply, len(ids))
-                acking.append((ticket, len(ids)))
-                ticket.when_done(self._answered)  # what the CONSUMEs behind them bring
-            self._unanswered += len(ids)
+            self.owe_acked(ticket, reply, len(ids))
+
+    def owe_acked(self, ticket: Ticket, reply: bytes, count: int) -> None:
+        """The answers to so many ACKs, once the disk has them."""
+        self.owe(ticket, reply, count)
+        acking = self._acking
+        if acking:
+            if acking[-1][0] is ticket:
+                acking[-1][1] += count
+                self._unanswered += count
+                return
+            if acking[0][0].done:
+                self._unanswered -= acking.popleft()[1]
+        acking.append([ticket, count])
+        self._unanswered += count
 
     def _served(self, wait: Wait, count: int) -> None:
         wait.at += count
         self.waiting -= count
-        self.broker.counts.delivered += count
         if wait.at == len(wait.ids):
             self.waits.popleft()
             if not self.waits:

@@ -169,7 +169,7 @@ def import_into(broker: Broker, name: str, file: Dmsq, *, once: bool = False) ->
     except StoreError as error:
         raise refusal_for(error) from None
     if file.bodies:
-        keeper.came(file.bodies, size, offset)
+        keeper.came(file.bodies, size, offset, queue.tail)
         broker.counts.produced += len(file.bodies)
         queue.added(len(file.bodies))
     return queue, ticket

@@ -1,7 +1,8 @@
 """What makes a queue durable: its log of operations, one record for each change.
 
 Theory of operation. What changes a queue is appended to its log at once and counts when its ticket is done;
-a message is shown to consumers when the log's visible end has passed it. Messages that came are found again
+a message is shown to consumers when the log's visible end has passed it. What comes and what is acknowledged
+is gathered round by round (`dms.gathering`). Messages that came are found again
 at `homes`, places in the log a few dozen KiB apart; what the queue does not keep in memory is read back from
 there in batches, in order, skipping what has gone. That a message was delivered, or came back, need not be
 durable by itself: such notes go along with the next record, or after a moment.
@@ -12,6 +13,7 @@ begin is dropped, and no single old message pins the disk.
 """
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from dms import records, runs
+from dms.gathering import Acks, Gathering
 from dms.messages import Letter, Out
 from dms.queue import BODY_OVERHEAD_BYTES, Queue
 from dms.records import Kept, Kind, NotOurs, Reason, Run
@@ -60,7 +63,7 @@ class _Coming:
 
 
 class _Going:
-    """Acknowledgements (or moves) that wait for the disk, and how to undo them."""
+    """What wait for the disk to have gone (acknowledged, moved), and how to undo it."""
 
     __slots__ = ("end", "undo")
 
@@ -85,12 +88,18 @@ class Keeper:
         self.snapshot_at = 0
         """Where the last snapshot begins; replay starts there."""
         self.snapshot_end = 0
+        self._snapshot_floor = log.first
+        """What the last snapshot drops once it is durable, though it may not be so yet."""
+        self._snapshot_bytes = 0
         self._kept_bytes = 0
         self._coming: deque[_Coming] = deque()
         self._going: deque[_Going] = deque()
         self.overflow: list[tuple[Sequence[bytes], int]] = []
         """What came since the disk has failed and has to wait until what is cold before it is read back."""
+        self.gathered = Gathering(self)
         self._notes: list[tuple[Kind, Reason, list[Any]]] = []
+        self._newest: list[int] | None = None
+        """The run of deliveries that is the newest note: first sequence, number."""
         self._notes_awaited = False
         self._fetching = False
         log.watchers.add(self._moved)
@@ -100,40 +109,52 @@ class Keeper:
 
     def enqueue(self, bodies: Sequence[bytes], size: int) -> Ticket | None:
         """Messages come; None: the disk has failed, and they live in memory. Raises Refusal."""
-        first = self.queue.tail
-        record, count = self._with_notes(self.coming(bodies, first))
-        appended = self.append(record, count)
-        if appended is None:
+        if isinstance(bodies[0], Letter):
+            first = self.queue.tail
+            appended = self.append(*self._with_notes(self.coming(bodies, first)))
+            if appended is None:
+                return None
+            self.came(bodies, size, appended[0], first)
+            return appended[1]
+        try:
+            return self.gathered.came(bodies, size)
+        except StoreError as error:
+            self._refuse_or_detach(error)
             return None
-        offset, ticket = appended
-        self.came(bodies, size, offset)
-        return ticket
 
     def coming(self, bodies: Sequence[bytes], first: int) -> bytes:
-        """The record that says so."""
+        """The record that says so, to be appended now."""
+        self.gathered.write()
+        return self.record_of(bodies, first)
+
+    def record_of(self, bodies: Sequence[bytes], first: int) -> bytes:
         if isinstance(bodies[0], Letter):
             kind, body = Kind.LETTERS, records.letters(bodies)  # type: ignore[arg-type]
         else:
             kind, body = Kind.ENQUEUED, runs.records(bodies)
         return self._pack(kind, len(bodies), first, body)
 
-    def came(self, bodies: Sequence[bytes], size: int, offset: int) -> None:
+    def came(self, bodies: Sequence[bytes], size: int, offset: int, first: int) -> None:
         """They stand in the log from `offset` on, and wait to be seen."""
-        self._coming.append(_Coming(self.log.end, offset, self.queue.tail, bodies, size))
+        self._coming.append(_Coming(self.log.end, offset, first, bodies, size))
 
     def ack(self, session: "Consuming", ids: Sequence[int], outs: Sequence[Out]) -> Ticket | None:
-        """Messages go. Raises Refusal."""
-        record, count = self._with_notes(self._runs(Kind.ACKED, records.to_runs([out[1] for out in outs])))
-        appended = self.append(record, count, reserved=True)
-        if appended is None:
+        """Messages go; None: the disk has failed, and the queue is in memory. Raises Refusal."""
+        try:
+            return self.gathered.acked(session, ids, outs)
+        except StoreError as error:
+            self._refuse_or_detach(error)
             return None
 
+    def went(self, acks: Sequence[Acks]) -> None:
+        """It stands in the log that these have gone."""
+
         def undo() -> None:
-            self.queue.held_again(len(outs))
-            session.hold_again(ids, outs)
+            for session, ids, outs in acks:
+                self.queue.held_again(len(outs))
+                session.connection.attempt(session.hold_again, ids, outs)
 
         self._going.append(_Going(self.log.end, undo))
-        return appended[1]
 
     def gone(self, those: Sequence[tuple[int, int]], reason: str | Reason) -> Ticket | None:
         """Messages go, nobody has acknowledged them. Raises Refusal."""
@@ -148,6 +169,7 @@ class Keeper:
 
     def moving(self, seqs: Sequence[int], reason: str, target: str) -> tuple[bytes, int]:
         """The records that say that messages move to another queue, for `Store.append_all`."""
+        self.gathered.write()
         those = records.to_runs(seqs)
         body = records.pack_runs(those) + target.encode()
         return self._with_notes(self._pack(Kind.MOVED, len(those), 0, body, records.REASONS[reason]))
@@ -158,11 +180,13 @@ class Keeper:
 
     def delivered(self, seq: int, count: int) -> None:
         """Note it."""
-        entries = self._entries(Kind.DELIVERED, Reason.NONE)
-        if entries and sum(entries[-1]) == seq:
-            entries[-1] = Run(entries[-1].first, entries[-1].length + count)
+        newest = self._newest
+        if newest is not None and newest[0] + newest[1] == seq:
+            newest[1] += count
         else:
-            entries.append(Run(seq, count))
+            entries = self._entries(Kind.DELIVERED, Reason.NONE)
+            self._newest = [seq, count]
+            entries.append(self._newest)
 
     def returned(self, seqs: Sequence[int], *, nacked: bool) -> None:
         """Note it."""
@@ -182,6 +206,7 @@ class Keeper:
 
     def _entries(self, kind: Kind, reason: Reason) -> list[Any]:
         """Where to note something of that kind."""
+        self._newest = None
         notes = self._notes
         if not notes or notes[-1][:2] != (kind, reason) or len(notes[-1][2]) >= NOTES_MAX:
             if len(notes) >= NOTES_MAX or self.detached:
@@ -194,19 +219,26 @@ class Keeper:
 
     def _with_notes(self, record: bytes, count: int = 1) -> tuple[bytes, int]:
         """A record (or `count` of them) behind those of what was noted before it."""
-        notes = self._notes
-        if not notes:
-            return record, count
-        self._notes = []
+        notes, noted = self.take_notes()
+        return notes + record, noted + count
+
+    def take_notes(self, bytes_max: float = math.inf) -> tuple[bytes, int]:
+        """Records of what is noted, to be appended now; none where they have more bytes than that."""
+        if not self._notes:
+            return b"", 0
         parts = []
-        for kind, reason, entries in notes:
+        for kind, reason, entries in self._notes:
             if kind is Kind.DELIVERED:
-                parts.append(self._runs(kind, entries))
+                parts.append(self.runs_record(kind, entries))
             elif entries:
                 parts.append(self._pack(kind, len(entries), 0, records.pack_returned(entries), reason))
-        return b"".join((*parts, record)), count + len(parts)
+        packed = b"".join(parts)
+        if len(packed) > bytes_max:
+            return b"", 0
+        self._notes, self._newest = [], None
+        return packed, len(parts)
 
-    def _runs(self, kind: Kind, those: Sequence[Run]) -> bytes:
+    def runs_record(self, kind: Kind, those: Sequence[Sequence[int]]) -> bytes:
         if len(those) == 1:
             first, length = those[0]
             return records.pack_run(kind, first, length, *self.broker.times.stamp())
@@ -218,20 +250,24 @@ class Keeper:
 
     def append(self, data: bytes, count: int, *, reserved: bool = False) -> tuple[int, Ticket] | None:
         """Append; None: the disk has failed and the queue is detached. Raises Refusal."""
+        self.gathered.write()
         try:
             return self.log.append(data, count, reserved)
-        except StoreReadOnly as error:
-            if self.broker.best_effort:
-                self.detach(error)
-                return None
-            raise refusal_for(error) from None
         except StoreError as error:
+            self._refuse_or_detach(error)
+            return None
+
+    def _refuse_or_detach(self, error: StoreError) -> None:
+        """The store takes nothing: go on in memory, where that is wanted. Raises Refusal."""
+        if isinstance(error, StoreReadOnly) and self.broker.best_effort:
+            self.detach(error)
+        else:
             raise refusal_for(error) from None
 
     def detach(self, error: StoreError) -> None:
         """Go on in memory."""
         self.detached = True
-        self._notes.clear()
+        self._notes, self._newest = [], None
         self.broker.unkept(str(error))
 
     # -- what the log tells
@@ -288,6 +324,7 @@ class Keeper:
             for go in reversed(going):
                 go.undo()
         self.snapshot_end = min(self.snapshot_end, log.end)
+        self._snapshot_floor = min(self._snapshot_floor, log.first)
         if self.queue.waiting:
             self.queue.give()
 
@@ -372,15 +409,17 @@ class Keeper:
         if self.detached:
             return False
         least = max(SNAPSHOT_BYTES, 4 * self._kept_bytes)
-        return self.log.end - self.snapshot_end >= least or (
-            self.log.end - self.log.first >= least and self.home - self.log.first >= least
-        )
+        if self.log.end - self.snapshot_end >= least:
+            return True
+        left = self.home - max(self._snapshot_floor, self.log.first)
+        return left >= least + self._snapshot_bytes  # a snapshot is no reason for another
 
     def snapshot(self) -> None:
         """Write one, and drop what no longer counts."""
         queue, broker = self.queue, self.broker
         times = broker.times
         now = times.now_ms()
+        self.gathered.write()
         # What is noted rests on what was before it: opening begins behind the notes.
         notes, noted = self._with_notes(b"", 0)
         offset = self.log.end + len(notes)
@@ -409,9 +448,10 @@ class Keeper:
         except StoreError:
             return  # it can wait
         self.snapshot_end = self.log.end
+        self._snapshot_bytes = len(data)
         if row_home == offset:  # the row is empty: it will begin behind the snapshot
             row_home = self.log.end
-        floor = min(offset, row_home)
+        floor = self._snapshot_floor = min(offset, row_home)
         broker.counts.snapshots += 1
 
         def done(ticket: Ticket) -> None:

@@ -40,10 +40,10 @@ class Pacing:
 
     def say(self, reply: bytes) -> None:
         """An answer, in its turn."""
-        if self._out is None or self.replies.owed:
+        if self.replies.owed:
             self.replies.say(reply)
         else:
-            self._out.append(reply)
+            self.push(reply)
 
     def push(self, frames: bytes) -> None:
         """Something that has no turn."""
@@ -76,17 +76,17 @@ class Pacing:
         """Hold input back until `go` is called with the same reason."""
         self._stops |= reason
 
-    def _is_crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         """Stop where answers pile up."""
         outbox = self.connection.outbox
         if outbox.size > outbox.bound:
             self._stops |= STOP_OUTBOX
         if self.replies.full:
             self._stops |= STOP_OWED
-        broker = self.broker
-        if broker.congested and not self._stops & STOP_STORE:
+        store = self.broker.durable
+        if store is not None and store.congested and not self._stops & STOP_STORE:
             self._stops |= STOP_STORE
-            broker.store.when_uncongested(self._uncongested)
+            store.when_uncongested(self.connection.guarded(self._uncongested))
         return self._stops != 0
 
     def _let_others(self) -> None:

@@ -50,6 +50,11 @@ class Wait:
     def left(self) -> int:
         return len(self.ids) - self.at
 
+    def crashed(self, error: Exception) -> None:
+        """Its session did, on another's time or the store's: this wait ends, and this connection."""
+        self.at = len(self.ids)
+        self.session.connection.crashed(error)
+
 
 class Queue:
     """One queue, from its creation to its end."""
@@ -183,7 +188,11 @@ class Queue:
                 self.broker.counts.redelivered += 1
                 if self.keeper is not None:
                     self.keeper.delivered(seq, 1)
-                wait.session.deliver_again(wait, (self, seq, body, deliveries + 1))
+                out: Out = self, seq, body, deliveries + 1
+                try:
+                    wait.session.deliver_again(wait, out)
+                except Exception as error:
+                    self._not_taken(wait, (out,), error)
                 continue
             ready = len(bodies)
             if self.released < self.head + ready:
@@ -195,7 +204,33 @@ class Queue:
                         continue
                 return
             taken = self._take(min(ready, want))
-            wait.session.deliver(wait, self, self.head - len(taken), taken)
+            seq = self.head - len(taken)
+            try:
+                wait.session.deliver(wait, self, seq, taken)
+            except Exception as error:
+                outs = [(self, at, body, 1) for at, body in enumerate(taken, start=seq)]
+                self._not_taken(wait, outs, error)
+
+    def _not_taken(self, wait: Wait, outs: Sequence[Out], error: Exception) -> None:
+        """A session crashed over a delivery: what it does not hold, and so will not give back, comes back."""
+        wait.crashed(error)
+        held = {out[1] for out in wait.session.held.values() if out[0] is self}
+        self.put_back([out for out in outs if out[1] not in held], nacked=False)
+
+    def take_next(self) -> bytes | None:
+        """The first of the row, now held by somebody, if it is ready and nothing and nobody is before it."""
+        bodies, seq = self.bodies, self.head
+        if not bodies or self.waiting or self.returned or seq >= self.released:
+            return None
+        keeper = self.keeper
+        if keeper is not None:
+            if keeper.damaged is not None:
+                return None
+            keeper.delivered(seq, 1)
+        self.heat(-(self.hot_bytes // len(bodies)))
+        self.head = seq + 1
+        self.held += 1
+        return bodies.popleft()
 
     def _take(self, count: int) -> list[bytes]:
         """The front of the row, now held by somebody."""
@@ -283,4 +318,7 @@ class Queue:
         self.waiting.clear()
         for wait in waiting:
             if wait.left:
-                wait.session.end_wait(wait, refusal)
+                try:
+                    wait.session.end_wait(wait, refusal)
+                except Exception as error:
+                    wait.crashed(error)

@@ -15,6 +15,7 @@ HEAD = struct.Struct(">IBBHIQQQ")
 """Record length; kind, version, reason, count, age (ms), time (Unix ms), sequence."""
 _LENGTH_BYTES = 4
 _RUN = struct.Struct(">QI")
+RUN_BYTES = _RUN.size
 _ONE_RUN = struct.Struct(">IBBHIQQQQI")
 """Both of these."""
 _RETURNED = struct.Struct(">QIQ")
@@ -139,7 +140,7 @@ def letter_of(about: bytes, body: bytes) -> Letter:
     return Letter.of(body, known["origin"], known["reason"], known["deliveries"])
 
 
-def pack_runs(those: Iterable[Run]) -> bytes:
+def pack_runs(those: Iterable[Iterable[int]]) -> bytes:
     return b"".join(_RUN.pack(first, count) for first, count in those)
 
 

@@ -25,7 +25,8 @@ def word(type_: Type, status: int = 0) -> int:
     return type_ << 24 | VERSION << 16 | status
 
 
-_DELIVER = word(Type.DELIVER) << 32
+_DELIVER_WORD = word(Type.DELIVER)
+_DELIVER = _DELIVER_WORD << 32
 
 
 def head(type_: Type, length: int = 0, status: int = 0) -> bytes:
@@ -104,12 +105,14 @@ def answered(replies: bytes) -> tuple[int, ...]:
     return ids(replies, 0, HEADER_BYTES, len(replies) // HEADER_BYTES)
 
 
+def delivery(message_id: int, body: bytes) -> bytes:
+    """A DELIVER frame."""
+    return WORDS.pack(MAGIC, len(body), _DELIVER_WORD, message_id) + body
+
+
 def deliveries(first_id: int, bodies: Sequence[bytes]) -> bytes:
     """A DELIVER frame for each body, the ids counted up from `first_id`."""
     first = _DELIVER + first_id
-    if len(bodies) == 1:
-        body = bodies[0]
-        return _HALVES.pack(MAGIC << 32 | len(body), first) + body
     lengths: Iterable[int] = map((MAGIC << 32).__add__, map(len, bodies))
     heads = map(_HALVES.pack, lengths, range(first, first + len(bodies)))
     return b"".join(chain.from_iterable(zip(heads, bodies, strict=True)))

@@ -13,7 +13,7 @@ are to have their turn. What was read but not applied stays in `_data`.
 import math
 from typing import TYPE_CHECKING
 
-from dms import requests, runs
+from dms import requests, runs, straight
 from dms.consuming import Consuming
 from dms.pacing import STOP_OTHERS
 from dms.producing import Producing
@@ -78,6 +78,10 @@ class Session(Consuming):
     # -- the driver's calls
 
     def receive(self, data: bytes) -> None:
+        if self.state is State.OPEN and not self._data and not self._stops and straight.taken(self, data):
+            if self.is_crowded():
+                self.connection.pause_reading()
+            return
         if self.state is State.CLOSING:
             return  # too late: only what was owed before still goes out
         if self._data:
@@ -191,7 +195,7 @@ class Session(Consuming):
                 stop = at + HEADER_BYTES + length
                 if magic == MAGIC and length <= PAYLOAD_BYTES_MAX and stop <= end:
                     if what == _ACK and not length:
-                        if not acks and (count := runs.by_turns(data, at, name)) and self._may_want(count):
+                        if not acks and (count := runs.by_turns(data, at, name)) and self.may_want(count):
                             at = self._by_turns(data, at, count, size)
                             continue
                         acks.append(message_id)
@@ -201,7 +205,7 @@ class Session(Consuming):
                         what == _CONSUME
                         and length == size
                         and data.startswith(name, at + HEADER_BYTES)
-                        and self._may_want(len(wants) + 1)
+                        and self.may_want(len(wants) + 1)
                     ):
                         wants.append(message_id)
                         at = stop
@@ -218,7 +222,7 @@ class Session(Consuming):
                             name, size = self.queue_name, len(self.queue_name)
                             whole = self.state is State.OPEN
                             slow += 1
-                        if self._is_crowded():
+                        if self.is_crowded():
                             break
                         if slow >= REQUESTS_PER_ROUND:
                             self._let_others()
@@ -236,7 +240,7 @@ class Session(Consuming):
             self._let_others()
         if acks or wants:
             self._both(acks, wants)
-            self._is_crowded()
+            self.is_crowded()
         return at
 
     def _request(self, type_: int, message_id: int, payload: bytes) -> None:

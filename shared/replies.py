@@ -65,7 +65,7 @@ class _Owed:
     ticket.
     """
 
-    __slots__ = ("counts", "parts", "ready", "replies", "size", "ticket")
+    __slots__ = ("counts", "parts", "plain", "ready", "replies", "size", "ticket")
 
     def __init__(self, replies: "Replies", ticket: "Ticket", reply: bytes, count: int) -> None:
         self.replies = replies
@@ -73,6 +73,7 @@ class _Owed:
         self.parts: list[Part] = [reply]
         self.counts = [count]
         self.size = len(reply)
+        self.plain = True  # no file among them
         self.ready = False
 
     def __call__(self, ticket: "Ticket") -> None:
@@ -256,6 +257,8 @@ class Replies:
         if isinstance(reply, bytes):
             entry.size += len(reply)
             self.owed_bytes += len(reply)
+        elif type(entry) is _Owed:
+            entry.plain = False
         self._check_full()
 
     def _resolved(self, held: Held) -> None:
@@ -279,6 +282,10 @@ class Replies:
         """Write what is ready at the front."""
         entries = self._entries
         if not entries or self._advancing:  # what resolves inside `on_turn` is picked up by the loop below
+            return
+        first = entries[0]
+        if len(entries) == 1 and type(first) is _Owed and first.ready and first.plain:
+            self._advance_plainly(first)
             return
         self._advancing = True
         gathered: list[bytes] = []
@@ -306,6 +313,16 @@ class Replies:
         finally:
             self._advancing = False
         self._after(entries)
+
+    def _advance_plainly(self, only: _Owed) -> None:
+        """The same where all that is owed are answers from memory to one commit, as nearly always."""
+        assert self._entries is not None
+        self._entries.clear()
+        self.owed_bytes -= only.size
+        parts: Sequence[bytes] = only.parts  # type: ignore[assignment]
+        self._connection.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        if self.full or self._when_empty:
+            self._after(self._entries)
 
     def _send(self, gathered: list[bytes]) -> None:
         if gathered:

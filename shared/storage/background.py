@@ -6,8 +6,8 @@ from typing import Any
 import trio
 
 from shared.errors import StoreClosed
-from shared.storage.commit import call
 from shared.storage.files import FileGone
+from shared.storage.rounds import call
 
 Background = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 """Run blocking work elsewhere and hand its result, or the exception it raised, to the callback."""

@@ -1,204 +1,27 @@
-"""Commits: what appenders filled, and the one piece of blocking work that makes it durable.
+"""Commits: the one piece of blocking work that makes durable what appenders filled.
 
-A `Round` is what piles up while the last commit is under way: the runs of records of every log that was
-appended to, and changes of the catalog. It becomes one batch of the journal, all or nothing. A `Commit` takes
-some rounds through the disk, in a thread or inline, and holds the outcome; the `Committer` then shows it to
-the world. So everything here that blocks touches no shared state, and everything that is shared is changed in
-the trio thread.
+A `Commit` takes some rounds (`shared.storage.rounds`) through the disk, in a thread or inline, and holds the
+outcome; the `Committer` then shows it to the world. So everything here that blocks touches no shared state,
+and everything that is shared is changed in the trio thread.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from enum import IntEnum
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import attrs
-import structlog
 
-from shared.errors import StoreError
 from shared.storage import index, marks
 from shared.storage.clock import Clock
 from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles
-from shared.storage.format import (
-    BATCH_HEADER_BYTES,
-    BATCH_PAYLOAD_MAX,
-    ENTRY_HEADER_BYTES,
-    Kind,
-    pack_entry,
-)
+from shared.storage.format import BATCH_HEADER_BYTES, ENTRY_HEADER_BYTES, Kind, pack_entry
 from shared.storage.journal import Journal, PoisonError, write_all
 from shared.storage.log import UNKNOWN, Log
+from shared.storage.rounds import Round, Run
 from shared.storage.work import Work
-
-logger = structlog.stdlib.get_logger("brokers.storage")
 
 _MANY_RUNS = 65
 """So many runs are more than one commit in the trio thread has."""
 _APPEND = int(Kind.APPEND)  # looking a member up in its enum takes as long as packing the entry
-
-
-class Ticket:
-    """Says when what was appended counts; shared by everybody who appended in one round in one mode.
-
-    `error` is None where it is durable, as far as its mode asks.
-    """
-
-    __slots__ = ("_callbacks", "done", "error")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.error: StoreError | None = None
-        self._callbacks: list[Callable[[Ticket], None]] | None = None
-
-    def when_done(self, callback: "Callable[[Ticket], None]") -> None:
-        """Call it exactly once, in the trio thread; at once if it is done. It must not raise."""
-        if self.done:
-            callback(self)
-        elif self._callbacks is None:
-            self._callbacks = [callback]
-        else:
-            self._callbacks.append(callback)
-
-    def resolve(self, error: StoreError | None) -> "Sequence[Callable[[Ticket], None]]":
-        """It is done; returns whom to tell."""
-        self.done = True
-        self.error = error
-        callbacks, self._callbacks = self._callbacks, None
-        return callbacks or ()
-
-
-def call(callback: Callable[..., None], *arguments: Any) -> None:
-    """One waiter's bug must not keep the others from being told."""
-    try:
-        callback(*arguments)
-    except Exception:
-        logger.exception("a waiter failed", waiter=repr(callback))
-
-
-class Mode(IntEnum):
-    """What a ticket waits for."""
-
-    SYNCED = 0
-    WRITTEN = 1
-    DIRECT = 2
-
-
-_SYNCED, _DIRECT = Mode.SYNCED, Mode.DIRECT
-_MODES = {"always": Mode.SYNCED, "interval": Mode.WRITTEN, "none": Mode.DIRECT}
-
-
-def mode_of(log: Log) -> Mode:
-    return _MODES[log.mode.mode]
-
-
-class Run:
-    """The records of one log in one round, in order, from `offset` on."""
-
-    __slots__ = ("chunks", "counts", "end", "journaled", "log", "offset", "round", "ticket", "written")
-
-    def __init__(self, log: Log, round_: "Round", ticket: Ticket, journaled: bool) -> None:
-        self.log = log
-        self.round = round_
-        self.offset = self.end = log.end
-        self.chunks: list[bytes] = []
-        self.counts: list[int] = []
-        self.ticket = ticket
-        self.journaled = journaled
-        self.written: memoryview | None = None  # its records, as they stand in the batch
-
-
-@attrs.define(eq=False)
-class Change:
-    """A change of the catalog: CREATE, DELETE, FIRST or MODE. `before`: what FIRST or MODE replaced."""
-
-    kind: Kind
-    log: Log
-    offset: int = 0
-    body: bytes = b""
-    before: object = None
-
-
-class Registry(Protocol):
-    """What keeps the catalog: told of each change that is durable, or was taken back."""
-
-    def changed(self, change: Change) -> None: ...
-
-    def undone(self, change: Change) -> None: ...
-
-    def remember(self, log: Log, offset: int, chunks: list[bytes]) -> None:
-        """New records are visible and somebody watches."""
-
-
-class Round:
-    """What becomes one batch. `room`: bytes that still fit."""
-
-    __slots__ = (
-        "background",
-        "changes",
-        "interval_seconds",
-        "payload_bytes_max",
-        "room",
-        "runs",
-        "sealed",
-        "sync",
-        "tickets",
-    )
-
-    def __init__(self, size: int = 0) -> None:
-        self.room = self.payload_bytes_max = max(BATCH_PAYLOAD_MAX, size)
-        self.runs: dict[Log, Run] = {}
-        self.changes: list[Change] = []
-        self.tickets: list[Ticket | None] = [None, None, None]
-        self.sync = False
-        self.sealed = False
-        self.background = False  # it holds what nobody waits for
-        self.interval_seconds = math.inf  # by when it must be synced if nobody waits for that
-
-    @property
-    def bytes(self) -> int:
-        return self.payload_bytes_max - self.room
-
-    def ticket(self, mode: Mode) -> Ticket:
-        ticket = self.tickets[mode]
-        if ticket is None:
-            ticket = self.tickets[mode] = Ticket()
-        if mode is _SYNCED:
-            self.sync = True
-        return ticket
-
-    def run_of(self, log: Log, mode: Mode) -> Run:
-        """The log's run, made if it is not there. The stricter of the modes it is asked for counts."""
-        run = self.runs.get(log)
-        if run is None:
-            run = self.runs[log] = Run(log, self, self.ticket(mode), mode is not _DIRECT)
-            self.room -= ENTRY_HEADER_BYTES
-        else:
-            run.ticket = self.ticket(mode)
-            if mode is not _DIRECT:
-                run.journaled = True
-        if log.background:
-            self.background = True
-        if log.mode.mode == "interval":
-            self.interval_seconds = min(self.interval_seconds, log.mode.seconds)
-        return run
-
-    def seal(self) -> None:
-        """Nothing more is added: it is full, or on its way to the disk."""
-        if not self.sealed:
-            self.sealed = True
-            for log, run in self.runs.items():
-                log.run = None
-                run.end = log.end
-
-    def let_go(self) -> None:
-        """It is over, and its bytes are not needed again. Runs and their round refer to each other: without
-        this they would stay until the garbage collector comes by, which for a few large objects is seldom."""
-        self.runs.clear()
-
-    def add(self, change: Change) -> None:
-        self.changes.append(change)
-        self.room -= ENTRY_HEADER_BYTES + len(change.body)
 
 
 @attrs.define(eq=False)
@@ -284,6 +107,8 @@ class Commit:
         self.disk.sync_folder("")
 
     def _write(self, round_: Round) -> None:
+        if round_.broken is not None:
+            raise PoisonError("what was promised to a batch is not in it") from round_.broken
         parts: list[bytes] = []
         size = 0
         entries = 0

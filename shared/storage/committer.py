@@ -18,13 +18,14 @@ import trio
 
 from shared.errors import LogDeleted, StoreClosed, StoreError, StoreFull, StoreReadOnly
 from shared.storage.clock import Clock
-from shared.storage.commit import Change, Commit, Mode, Registry, Round, Run, Ticket, call, mode_of
+from shared.storage.commit import Commit
 from shared.storage.counts import CommitCounts
 from shared.storage.disk import Disk
 from shared.storage.files import OpenFiles, describe, refusal
 from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, Kind
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log
+from shared.storage.rounds import Change, Mode, Registry, Round, Run, Ticket, call, mode_of
 from shared.storage.settings import StorageSettings
 from shared.storage.work import Work
 
@@ -65,7 +66,6 @@ class Committer:
         """Called after each commit: a checkpoint may be due."""
 
         self.counts = CommitCounts()
-
         self._disk = disk
         self._files = files
         self._clock = clock

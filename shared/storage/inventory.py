@@ -8,13 +8,13 @@ from shared.errors import StoreError, StoreFull
 from shared.storage import catalog
 from shared.storage.catalog import Catalog, LogLine
 from shared.storage.clock import Clock
-from shared.storage.commit import Change, Mode, Ticket, call, mode_of
 from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import OpenFiles
 from shared.storage.format import Kind
 from shared.storage.log import Log
 from shared.storage.reading import Reader
+from shared.storage.rounds import Change, Mode, Ticket, call, mode_of
 from shared.storage.settings import Durability, Retention
 
 logger = structlog.stdlib.get_logger("brokers.storage")

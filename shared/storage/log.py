@@ -10,9 +10,9 @@ from shared.storage.format import Mark
 from shared.storage.settings import Durability, Retention
 
 if TYPE_CHECKING:
-    from shared.storage.commit import Run, Ticket
     from shared.storage.committer import Committer
     from shared.storage.reading import Reader
+    from shared.storage.rounds import Run, Ticket
 
 UNKNOWN = -1
 
@@ -158,6 +158,21 @@ class Log:
         if self.fold is not None:
             self.fold(offset, records)
         return offset, run.ticket
+
+    def gather(self, size: int, complete: Callable[[], None], reserved: bool = False) -> "Run":
+        """Promise records to the round that is being filled, in place of an append for each of many changes.
+
+        `complete` is called once nothing more comes into that round, and adds what was gathered (`Run.add`).
+        The run's ticket is that of what is gathered from now on, for as long as `run` is this one. Room is
+        kept for `size` bytes; whoever gathers more takes it from `run.round.room`, and gives back what was
+        kept before adding. `reserved`, and what is raised: as for `append`.
+        """
+        run = self.run
+        if run is None or size > run.round.room:
+            run = self._committer.begin(self, size, reserved)
+        run.round.room -= size
+        run.round.gathering.append(complete)
+        return run
 
     def drop_below(self, offset: int) -> "Ticket":
         """Drop the records below `offset`, a record's start or the end; it is durable with the ticket.

@@ -22,7 +22,6 @@ from shared.storage import snapshot
 from shared.storage.background import BackgroundReads
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.clock import Clock, SystemClock
-from shared.storage.commit import Ticket
 from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import OpenFiles
@@ -36,12 +35,13 @@ from shared.storage.os_disk import OsDisk
 from shared.storage.reading import Reader
 from shared.storage.recovery import Recovered, recover
 from shared.storage.retention import RetentionKeeper
+from shared.storage.rounds import Run, Ticket
 from shared.storage.scrub import Scrub
 from shared.storage.settings import Durability, Retention, StorageSettings
 from shared.storage.snapshot import LogSnapshot
 from shared.storage.space import SpaceWatch
 
-__all__ = ["Durability", "Log", "Namespace", "Retention", "Store", "StoreStatistics", "Ticket"]
+__all__ = ["Durability", "Log", "Namespace", "Retention", "Run", "Store", "StoreStatistics", "Ticket"]
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 

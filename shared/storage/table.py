@@ -17,10 +17,10 @@ from typing import Self
 import trio
 
 from shared.errors import CorruptRecord, StoreError
-from shared.storage.commit import Ticket
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.inventory import KEEP_ALL, Namespace
 from shared.storage.log import Log
+from shared.storage.rounds import Ticket
 
 _HEAD = struct.Struct(">IBH")
 _PUT = 1

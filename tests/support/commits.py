@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.errors import StoreError
-from shared.storage.commit import Ticket
 from shared.storage.log import Log
+from shared.storage.rounds import Ticket
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import ALWAYS

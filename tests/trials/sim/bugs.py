@@ -12,10 +12,11 @@ import attrs
 from logmq.groups import Groups
 from shared.storage import format, recovery, replay
 from shared.storage.checkpoint import Checkpointer
-from shared.storage.commit import Commit, Ticket
+from shared.storage.commit import Commit
 from shared.storage.committer import Committer
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log
+from shared.storage.rounds import Ticket
 from tests.trials.sim import dms_bugs
 from tests.trials.sim.disk import FaultyDisk
 from tests.trials.sim.run import Verdict, play

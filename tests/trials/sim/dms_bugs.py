@@ -6,7 +6,7 @@ from dms.keeper import Keeper
 from dms.opening import Replay
 from dms.queue import Queue
 from dms.session import Session
-from shared.storage.commit import Ticket
+from shared.storage.rounds import Ticket
 
 Change = tuple[Any, str, Any]
 

@@ -1,0 +1,132 @@
+"""What a round changes in a queue is a few records, and nothing of it counts before they are safe."""
+
+from collections import Counter
+
+import pytest
+import trio
+
+from dms import gathering, keeper, records, wire
+from dms.keeper import Keeper
+from dms.opening import read
+from dms.records import Kind
+from dms.wire import Status, Type
+from tests.dms.world import Peer, World, statuses
+
+NAME = wire.pack_name("q")
+
+
+def produce(body: bytes) -> bytes:
+    return wire.pack(Type.PRODUCE, 1, NAME + body)
+
+
+def together(world: World, *reads: tuple[Peer, bytes]) -> None:
+    """One round: the driver serves them all, then comes the commit."""
+    for peer, data in reads:
+        peer.session.receive(data)
+    world.settle()
+
+
+def kinds(world: World) -> Counter[str]:
+    queue = world.broker.queues[b"q"]
+    assert queue.keeper is not None
+    log = queue.keeper.log
+
+    async def look() -> bytes:
+        return await read(log, log.first, 1 << 20) if log.visible > log.first else b""
+
+    return Counter(Kind(record.kind).name for record in records.unpack(trio.run(look)))
+
+
+def test_a_round_of_many_connections_is_one_record_of_each_kind() -> None:
+    world = World()
+    peers = [world.connect() for _ in range(6)]
+    peers[0].create("q")
+    together(world, *((peer, produce(b"%d" % number)) for number, peer in enumerate(peers)))
+    assert kinds(world) == {"ENQUEUED": 1}
+    assert [statuses(peer.take()) for peer in peers] == [[Status.OK]] * 6
+    held = [peer.consume("q")[0] for peer in peers]
+    assert [body for _, body in held] == [b"%d" % number for number in range(6)]
+    before = kinds(world)
+    acks = [wire.pack(Type.ACK, number) for number, _ in held]
+    together(world, *zip(peers, acks, strict=True), (peers[0], produce(b"late")))
+    assert kinds(world) - before <= Counter(ENQUEUED=1, DELIVERED=1, ACKED=1)
+    assert [frame[:1] for peer in peers for frame in peer.take()].count((Type.ACK_OK,)) == 6
+    world.kill()
+    assert [body for _, body in world.connect().consume("q", 2)] == [b"late"]
+
+
+def test_nothing_is_answered_where_the_records_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    peer, other = world.connect(), world.connect()
+    peer.create("q")
+    peer.produce("q", b"a")
+    ((held, _),) = peer.consume("q")
+
+    def broken(those: object) -> bytes:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(gathering, "to_runs", broken)
+    together(world, (other, produce(b"b")), (peer, wire.pack(Type.ACK, held)))
+    assert statuses(other.take()) == statuses(peer.take()) == [Status.INTERNAL]
+    assert world.store.read_only is not None
+    monkeypatch.undo()
+    world.kill()
+    assert [body for _, body in world.connect().consume("q", 2)] == [b"a"]
+
+
+def test_what_rests_on_what_is_gathered_is_written_behind_it() -> None:
+    world = World()
+    peer, other = world.connect(), world.connect()
+    peer.create("q")
+    peer.produce("q", b"a", b"b", b"c")
+    (first, _), (second, _) = peer.consume("q", 2)
+    keep = world.broker.queues[b"q"].keeper
+    assert keep is not None
+    other.session.receive(produce(b"d"))
+    peer.session.receive(wire.pack(Type.ACK, second))
+    keep.snapshot()
+    other.session.receive(produce(b"e"))
+    peer.session.receive(wire.pack(Type.ACK, first))
+    world.settle()
+    for _ in range(2):
+        assert world.depths() == {"q": 3}
+        world.kill()
+    assert [body for _, body in world.connect().consume("q", 4)] == [b"c", b"d", b"e"]
+
+
+def test_a_full_batch_takes_what_was_gathered_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.storage.rounds.BATCH_PAYLOAD_MAX", 16_000)
+    world = World()
+    peers = [world.connect() for _ in range(20)]
+    peers[0].create("q")
+    together(world, *((peer, produce(b"%04d" % place * 500)) for place, peer in enumerate(peers)))
+    assert [statuses(peer.take()) for peer in peers] == [[Status.OK]] * 20
+    assert 2 <= kinds(world)["ENQUEUED"] <= 5
+    world.kill()
+    peer = world.connect()
+    found = [body[:4] for _ in range(20) for _, body in peer.consume("q")]
+    assert found == [b"%04d" % place for place in range(20)]
+
+
+def test_a_snapshot_is_no_reason_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 1)
+    made = 0
+    snapshot = Keeper.snapshot
+
+    def counted(self: Keeper) -> None:
+        nonlocal made
+        made += 1
+        assert made < 100, "one snapshot after the other"
+        snapshot(self)
+
+    monkeypatch.setattr(Keeper, "snapshot", counted)
+    world = World()
+    peer = world.connect()
+    peer.create("q")
+    for _ in range(3):
+        peer.produce("q", b"a")
+        ((held, _),) = peer.consume("q")
+        peer.ack(held)
+        for _ in range(5):
+            world.settle()
+    assert 3 <= made <= 12

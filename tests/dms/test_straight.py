@@ -1,0 +1,90 @@
+"""The straight way says what the general way says, and the reads that it is for do go along it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dms import straight, wire
+from dms.session import Session
+from dms.settings import DmsSettings
+from dms.wire import Type
+from tests.dms.world import Peer, World
+
+NAME = wire.pack_name("q")
+OTHER = wire.pack_name("r")
+
+
+def produce(number: int, name: bytes = NAME, body: bytes = b"body") -> bytes:
+    return wire.pack(Type.PRODUCE, number, name + body)
+
+
+def turn(held: int, number: int, name: bytes = NAME) -> bytes:
+    return wire.pack(Type.ACK, held) + wire.pack(Type.CONSUME, number, name)
+
+
+def first_id(number: int) -> int:
+    return wire.DELIVERY_ID_BIT + number
+
+
+READS = st.one_of(
+    st.builds(produce, st.integers(0, 9), st.sampled_from([NAME, OTHER, b"", b"\0", b"\0\0", b"\0\1s"])),
+    st.builds(turn, st.integers(0, 8).map(first_id), st.integers(0, 9), st.sampled_from([NAME, OTHER])),
+    st.builds(lambda name: wire.pack(Type.CONSUME, 5, name), st.sampled_from([NAME, OTHER])),
+    st.builds(lambda held: wire.pack(Type.NACK, first_id(held)), st.integers(0, 8)),
+    st.builds(lambda held: wire.pack(Type.ACK, first_id(held)), st.integers(0, 8)),
+    st.builds(lambda name: wire.pack(Type.DELETE_QUEUE, 6, name), st.just(OTHER)),
+    st.sampled_from(
+        [
+            produce(1)[:-1],
+            produce(1) + b"\xde",
+            produce(1) * 2,
+            b"".join((produce(1), turn(first_id(0), 2))),
+            wire.pack(Type.PRODUCE, 3, NAME + bytes(5000)),
+            wire.pack(Type.PRODUCE, 3, NAME, version=2),
+            wire.pack(Type.PRODUCE, 3, NAME + b"x", status=4),
+            turn(first_id(0), 2)[:-1],
+            b"\xde\xad",
+        ]
+    ),
+)
+
+
+@pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
+@given(st.lists(st.tuples(st.integers(0, 1), READS), max_size=16))
+def test_both_ways_say_the_same(persist: bool, reads: list[tuple[int, bytes]]) -> None:
+    assert said(persist, reads) == said(persist, reads, straight_way=False)
+
+
+def said(persist: bool, reads: list[tuple[int, bytes]], *, straight_way: bool = True) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        if not straight_way:
+            patch.setattr(straight, "taken", lambda session, data: False)
+        world = World(DmsSettings(persist=persist, depth=5))
+        peers = [world.connect(), world.connect()]
+        for name in "qr":
+            peers[0].create(name)
+        found = []
+        for place, data in reads:
+            peers[place].send(data)
+            found.append([peer.take() for peer in peers])
+        peers[0].lose()
+        found.append([peers[1].take()])
+        return found, world.depths(), world.broker.counts.produced, world.broker.counts.delivered
+
+
+def test_what_a_closed_loop_sends_goes_the_straight_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(DmsSettings(persist=False))
+    producer, consumer = world.connect(), world.connect()
+    producer.create("q")
+    consumer.send(wire.pack(Type.CONSUME, 1, NAME))
+    monkeypatch.delattr(Session, "_apply")
+    for number in range(3):
+        exchange(producer, produce(number), (Type.PRODUCE_OK, number))
+        exchange(consumer, b"", (Type.DELIVER, first_id(number)))
+        exchange(consumer, turn(first_id(number), 2), (Type.ACK_OK, first_id(number)))
+
+
+def exchange(peer: Peer, data: bytes, reply: tuple[Type, int]) -> None:
+    if data:
+        peer.send(data)
+    assert [(frame[0], frame[3]) for frame in peer.take()] == [reply]
