@@ -72,11 +72,16 @@ def opened(path: Path, origin: str) -> Iterator["ArchiveFolder"]:
 
 def newest(files: Files) -> Manifest | None:
     """The newest manifest that is whole; None where nothing was committed. Raises ArchiveDamaged."""
-    for version in sorted(_versions(files), reverse=True):
+    while True:
         try:
-            data = read_whole(files, names.manifest(version))
-        except FileNotFoundError:  # a newer one has replaced it meanwhile
+            return _newest(files)
+        except FileNotFoundError:  # commits were made meanwhile, and old versions removed
             continue
+
+
+def _newest(files: Files) -> Manifest | None:
+    for version in sorted(_versions(files), reverse=True):
+        data = read_whole(files, names.manifest(version))
         found = manifests.unpack(data)
         if found is not None:
             return found

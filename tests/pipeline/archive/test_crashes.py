@@ -162,6 +162,25 @@ def test_a_damaged_manifest_is_no_reason_to_archive_anything_twice() -> None:
     assert disk.contents() == before
 
 
+def test_a_reader_that_is_overtaken_by_commits_looks_again() -> None:
+    disk = FakeDisk()
+    Archiver(disk, run=1).go()
+    folder = ArchiveFolder(disk, "logmq")
+    folder.recover()
+    before = folder.manifest.version
+
+    def overtake(operation: Operation) -> None:
+        disk.before = None
+        for _ in range(3):
+            folder.commit(folder.manifest._next(0, folder.manifest.logs, (), (), ()))
+        raise FileNotFoundError(operation.path)
+
+    disk.before = overtake
+    found = folders.newest(disk)
+    assert found is not None
+    assert found.version == before + 3
+
+
 def test_an_archive_of_another_namespace_or_of_a_later_format_is_refused() -> None:
     disk = FakeDisk()
     archiver = Archiver(disk, run=1)
