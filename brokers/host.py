@@ -82,6 +82,8 @@ class Host:
                 await self._serve(store, recording, listener, task_status)
         finally:
             control.remove(folder)
+            if self._recording is not None:
+                self._recording.flush()
             # Whatever ended us: what was written is synced, and the lock released. Only the disk may keep us.
             with trio.CancelScope(shield=True):
                 await store.close()

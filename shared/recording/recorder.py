@@ -2,7 +2,8 @@
 
 Theory of operation. A connection, or whatever else messages come from, has a `Track`: the head of its blocks
 is made once. What a read brought is one `record`: a head and the bytes as they came are one record of the
-log, appended as any other is, so it is in the next batch of the journal that all share. Nobody waits for it.
+log, appended as any other is, so it is in the next batch of the journal that all share. Nobody waits for it:
+small blocks are held for a moment, since a commit costs as much for one of them as for a thousand.
 
 A recorder must never hurt its protocol. What cannot be written, since the disk is full or behind, the store
 is read-only or retention has not made room, is left out: counted, logged (not more often than now and then),
@@ -28,6 +29,10 @@ NAMESPACE = "recorded"
 """The folder of all recorded logs; each has its protocol's name."""
 TELL_SECONDS = 10.0
 """A recorder that leaves things out says so at once, and then not more often."""
+HELD_BYTES = 256 * 1024
+HELD_SECONDS = 0.02
+"""Small blocks wait until they are so many bytes together, or the first has waited so long."""
+SMALL_BYTES = 32 * 1024
 RETAIN_SECONDS = 1.0
 """Retention looks so often where a log has outgrown it; the store's own rhythm may be slower."""
 
@@ -56,13 +61,14 @@ class Recording:
     ) -> None:
         self._store = store
         self._grown = trio.Event()
+        self._holding = trio.Event()
         self._recorders: dict[str, Recorder] = {}
         if settings.protocols or (store.folder is not None and (store.folder / NAMESPACE).is_dir()):
             # Also what an earlier run recorded goes in its time.
             namespace = store.namespace(NAMESPACE, settings.durability, retention=settings.retention)
             for name in settings.protocols:
                 self._recorders[name] = Recorder(
-                    store, namespace, name, settings, log.bind(protocol=name), self._grew, wall_us, monotonic
+                    store, namespace, name, settings, log.bind(protocol=name), self, wall_us, monotonic
                 )
 
     def of(self, protocol: str) -> "Recorder | None":
@@ -70,7 +76,26 @@ class Recording:
         return self._recorders.get(protocol)
 
     async def run(self) -> None:
-        """Have retention look as soon as a log has grown too large, until cancelled."""
+        """Write what is held in its time, and have retention look as soon as a log has grown too large; until
+        cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write)
+            nursery.start_soon(self._retain)
+
+    def flush(self) -> None:
+        """Append what is held; somebody has to settle."""
+        for recorder in self._recorders.values():
+            recorder.flush()
+
+    async def _write(self) -> None:
+        while True:
+            await self._holding.wait()
+            await trio.sleep(HELD_SECONDS)
+            self._holding = trio.Event()
+            self.flush()
+            self._store.settle()
+
+    async def _retain(self) -> None:
         while True:
             await self._grown.wait()
             await self._store.retain()
@@ -81,7 +106,10 @@ class Recording:
         for recorder in self._recorders.values():
             yield from recorder.samples()
 
-    def _grew(self) -> None:
+    def holds(self) -> None:
+        self._holding.set()
+
+    def grew(self) -> None:
         self._grown.set()
 
 
@@ -95,7 +123,7 @@ class Recorder:
         protocol: str,
         settings: RecordSettings,
         log: structlog.stdlib.BoundLogger,
-        grew: Callable[[], None],
+        recording: Recording,
         wall_us: Callable[[], int],
         monotonic: Callable[[], float],
     ) -> None:
@@ -105,7 +133,7 @@ class Recorder:
         self._name = protocol
         self._settings = settings
         self._report = log
-        self._grew = grew
+        self._recording = recording
         self._wall_us = wall_us
         self._monotonic = monotonic
         self._log: Log | None = None
@@ -115,6 +143,8 @@ class Recorder:
         self._retain_above = settings.retention_bytes + settings.retention_bytes // 8
         self._stop_above = 2 * settings.retention_bytes
         self._round: _Round | None = None
+        self._held: list[bytes] = []
+        self._held_bytes = self._held_messages = self._held_frames_bytes = 0
         self._tail = blocks.pack_tail(self.protocol, b"", b"")
         # Counted since the start:
         self.messages = 0
@@ -151,9 +181,9 @@ class Recorder:
     # What tracks and rounds call.
 
     def put(self, codec: int, tail: bytes, messages: int, frames: Buffer) -> None:
-        """Append a block, or leave it out. Never raises for what a disk or a store does."""
+        """Take a block, or leave it out. Never raises for what a disk or a store does."""
         if self._store.scarce:  # others still publish, and shall for long
-            self.leave_out("space", messages, len(frames))
+            self._pass_over("space", messages, len(frames))
             return
         log = self._log
         if log is None or log.deleted:  # it is not there, or making it failed
@@ -162,20 +192,39 @@ class Recorder:
                 return
         pending = log.end - log.visible
         if pending and pending + len(frames) > self._pending_max:
-            self.leave_out("behind", messages, len(frames))
+            self._pass_over("behind", messages, len(frames))
             return
         kept = log.end - log.first
         if kept > self._retain_above:
-            self._grew()
+            self._recording.grew()
             if kept > self._stop_above:
-                self.leave_out("retention", messages, len(frames))
+                self._pass_over("retention", messages, len(frames))
                 return
+        block = blocks.pack_record(codec, self._wall_us(), messages, tail, frames)
+        held = self._held
+        held.append(block)
+        self._held_bytes += len(block)
+        self._held_messages += messages
+        self._held_frames_bytes += len(frames)
+        if len(block) > SMALL_BYTES or self._held_bytes > HELD_BYTES:
+            self.flush()
+        elif len(held) == 1:
+            self._recording.holds()
+
+    def flush(self) -> None:
+        """Append what is held."""
+        held, log = self._held, self._log
+        if not held or log is None:
+            return
+        messages, frames_bytes = self._held_messages, self._held_frames_bytes
+        self._held = []
+        self._held_bytes = self._held_messages = self._held_frames_bytes = 0
         try:
             if self._gap_messages:
                 self._mark_gap(log)
-            self._append(log, codec, tail, messages, frames)
+            self._append(log, held, messages, frames_bytes)
         except StoreError as error:
-            self.leave_out("store", messages, len(frames), str(error))
+            self.leave_out("store", messages, frames_bytes, str(error))
 
     def written(self, done: "_Round", error: StoreError | None) -> None:
         """What was appended in a round is on its way no more."""
@@ -189,6 +238,11 @@ class Recorder:
             self._gap_messages += done.gap_messages
             self._gap_bytes += done.gap_bytes
             self.leave_out("store", done.messages, done.frames_bytes, str(error))
+
+    def _pass_over(self, reason: str, messages: int, size: int) -> None:
+        """Leave a block out; what came before it is written before its gap."""
+        self.flush()
+        self.leave_out(reason, messages, size)
 
     def leave_out(self, reason: str, messages: int, size: int, why: str = "") -> None:
         self.left_out[reason] = self.left_out.get(reason, 0) + messages
@@ -207,24 +261,23 @@ class Recorder:
             )
             self._untold = 0
 
-    def _append(self, log: Log, codec: int, tail: bytes, messages: int, frames: Buffer) -> "_Round":
-        block = blocks.pack_record(codec, self._wall_us(), messages, tail, frames)
-        _, ticket = log.append(block, 1)
+    def _append(self, log: Log, records: list[bytes], messages: int, frames_bytes: int) -> "_Round":
+        data = records[0] if len(records) == 1 else b"".join(records)
+        _, ticket = log.append(data, len(records))
         round_ = self._round
         if round_ is None or round_.ticket is not ticket:
             round_ = self._round = _Round(self, ticket)
             ticket.when_done(round_)
         round_.messages += messages
-        round_.bytes += len(block)
-        round_.frames_bytes += len(frames)
-        round_.blocks += 1
+        round_.bytes += len(data)
+        round_.frames_bytes += frames_bytes
+        round_.blocks += len(records)
         return round_
 
     def _mark_gap(self, log: Log) -> None:
         messages, size = min(self._gap_messages, blocks.MESSAGES_MAX), self._gap_bytes
-        round_ = self._append(log, GAP, self._tail, messages, blocks.GAP_BYTES.pack(size))
-        round_.messages -= messages
-        round_.frames_bytes -= blocks.GAP_BYTES.size
+        gap = blocks.pack_record(GAP, self._wall_us(), messages, self._tail, blocks.GAP_BYTES.pack(size))
+        round_ = self._append(log, [gap], 0, 0)
         round_.gap_messages += messages
         round_.gap_bytes += size
         self._gap_messages -= messages  # what is above a block's bound goes into the next

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from shared.recording.blocks import Block, unpack
-from shared.recording.recorder import TELL_SECONDS, Recorder, Recording
+from shared.recording.recorder import HELD_BYTES, HELD_SECONDS, SMALL_BYTES, TELL_SECONDS, Recorder, Recording
 from shared.recording.settings import MIB, RecordSettings
 from shared.storage.store import Store
 from tests.support.commits import fail, journal_write
@@ -35,6 +35,10 @@ class World:
         assert found is not None
         self.recorder: Recorder = found
 
+    def settle(self) -> None:
+        self.recording.flush()
+        self.store.settle()
+
     async def blocks(self) -> list[tuple[Block, bytes]]:
         """What stands in the log."""
         log = self.store.namespace("recorded", SETTINGS.durability).logs["echo"]
@@ -59,7 +63,7 @@ async def test_a_block_has_all_that_a_reader_needs() -> None:
     track = here.recorder.track(3, name=b"news", source=b"127.0.0.1:5")
     track.record(2, memoryview(b"frames that are sent")[:6])
     here.recorder.track(7).record(1, b"")
-    here.store.settle()
+    here.settle()
     assert await here.blocks() == [
         (Block(3, TIME_US, 2, b"echo", b"news", b"127.0.0.1:5", 38), b"frames"),
         (Block(7, TIME_US, 1, b"echo", b"", b"", 23), b""),
@@ -78,12 +82,12 @@ async def test_nothing_is_recorded_unless_the_settings_say_so() -> None:
 async def test_what_was_written_is_there_after_kill_9_and_goes_on() -> None:
     here = await world()
     here.recorder.track(1).record(1, b"one")
-    here.store.settle()
+    here.settle()
     assert here.value("messages") == 1
     store, disk = await reopen(here.store, here.disk)
     again = World(disk, store, attrs.evolve(SETTINGS, durability=NONE))
     again.recorder.track(1).record(1, b"two")
-    store.settle()
+    again.settle()
     assert [data for _, data in await again.blocks()] == [b"one", b"two"]
     assert store.namespace("recorded", NONE).logs["echo"].mode == NONE
 
@@ -92,14 +96,16 @@ async def test_a_full_disk_leaves_out_and_says_so_then_the_log_has_a_gap() -> No
     here = await world()
     track = here.recorder.track(1)
     track.record(1, b"before")
-    here.store.settle()
+    here.settle()
     here.store._committer.set_full(True)
     with capture_logs() as logged:
         for _ in range(3):
             track.record(5, bytes(100))
+            here.settle()
             here.seconds += 1
         here.seconds += TELL_SECONDS
         track.record(5, bytes(100))
+        here.settle()
     assert [(line["log_level"], line["reason"], line["messages"]) for line in logged] == [
         ("warning", "store", 5),
         ("warning", "store", 15),
@@ -107,7 +113,7 @@ async def test_a_full_disk_leaves_out_and_says_so_then_the_log_has_a_gap() -> No
     here.store._committer.set_full(False)
     track.record(1, b"after")
     track.record(1, b"later")
-    here.store.settle()
+    here.settle()
     assert [(head.codec, head.messages, data) for head, data in await here.blocks()] == [
         (1, 1, b"before"),
         (0, 20, (400).to_bytes(8, "big")),
@@ -124,10 +130,11 @@ async def test_a_gap_of_more_than_one_block_can_say_is_two() -> None:
     here.store._committer.set_full(True)
     for _ in range(3):
         here.recorder.track(1).record(1 << 31, b"lost")
+        here.settle()
     here.store._committer.set_full(False)
     for _ in range(2):
         here.recorder.track(1).record(1, b"kept")
-    here.store.settle()
+        here.settle()
     found = [(head.codec, head.messages) for head, _ in await here.blocks()]
     assert found == [(0, (1 << 32) - 1), (1, 1), (0, (1 << 31) + 1), (1, 1)]
 
@@ -147,7 +154,7 @@ async def test_recording_stops_long_before_publishing_does() -> None:
     disk.free = 201 * MIB
     here.store._space.look()
     track.record(1, b"kept")
-    here.store.settle()
+    here.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
 
 
@@ -155,9 +162,10 @@ async def test_no_space_for_a_new_log_is_no_end_either() -> None:
     here = await world()
     here.store._committer.set_full(True)
     here.recorder.track(1).record(2, b"lost")
+    here.settle()
     here.store._committer.set_full(False)
     here.recorder.track(1).record(1, b"kept")
-    here.store.settle()
+    here.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(0, 2), (1, 1)]
 
 
@@ -165,16 +173,16 @@ async def test_a_write_that_fails_counts_as_left_out_and_makes_a_gap() -> None:
     here = await world()
     track = here.recorder.track(1)
     track.record(1, b"before")
-    here.store.settle()
+    here.settle()
     fail(here.disk, errno.EIO, journal_write, times=1)
     track.record(3, b"lost!")
     track.record(4, b"lost!")
-    here.store.settle()
+    here.settle()
     assert here.value("messages") == 1
     assert here.value("left_out_messages", reason="store") == 7
     assert here.value("left_out_bytes") == 10
     track.record(1, b"after")
-    here.store.settle()
+    here.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 7), (1, 1)]
 
 
@@ -183,12 +191,13 @@ async def test_a_gap_that_was_not_written_is_marked_by_the_next() -> None:
     track = here.recorder.track(1)
     here.store._committer.set_full(True)
     track.record(3, b"lost!")
+    here.settle()
     here.store._committer.set_full(False)
     fail(here.disk, errno.EIO, journal_write, times=1)
     track.record(4, b"lost!")
-    here.store.settle()
+    here.settle()
     track.record(1, b"after")
-    here.store.settle()
+    here.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(0, 7), (1, 1)]
     assert here.value("left_out_messages", reason="store") == 7
 
@@ -197,13 +206,13 @@ async def test_a_poisoned_store_hurts_nobody() -> None:
     here = await world()
     track = here.recorder.track(1)
     track.record(1, b"before")
-    here.store.settle()
+    here.settle()
     fail(here.disk, errno.EIO, lambda operation: operation.kind == "sync")
     here.store._committer.sync_written()
     assert here.store.read_only is not None
     for _ in range(3):
         track.record(2, b"lost")
-        here.store.settle()
+        here.settle()
     assert here.value("left_out_messages", reason="store") == 6
 
 
@@ -211,11 +220,11 @@ async def test_what_waits_for_the_disk_has_a_bound_beside_one_block() -> None:
     here = await world(attrs.evolve(SETTINGS, pending_bytes_max=1000))
     track = here.recorder.track(1)
     for _ in range(3):
-        track.record(1, bytes(5000))
+        track.record(1, bytes(SMALL_BYTES))
     assert here.value("left_out_messages", reason="behind") == 2
-    here.store.settle()
+    here.settle()
     track.record(1, b"x")
-    here.store.settle()
+    here.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
 
 
@@ -226,7 +235,7 @@ async def test_retention_bounds_what_is_kept_and_is_asked_in_time(autojump_clock
         nursery.start_soon(here.recording.run)
         for number in range(60):
             track.record(1, number.to_bytes(4, "big") + bytes(100_000))
-            here.store.settle()
+            here.settle()
             await trio.sleep(0.25)
         nursery.cancel_scope.cancel()
     log = here.store.namespace("recorded", SETTINGS.durability).logs["echo"]
@@ -242,7 +251,36 @@ async def test_without_retention_in_time_it_stops_at_twice_the_bound() -> None:
     track = here.recorder.track(1)
     for _ in range(30):
         track.record(1, bytes(100_000))
-        here.store.settle()
+        here.settle()
     log = here.store.namespace("recorded", SETTINGS.durability).logs["echo"]
     assert 2 * MIB < log.end <= 2 * MIB + 200_000
     assert here.value("left_out_messages", reason="retention") == 30 - here.value("messages")
+
+
+async def test_small_blocks_wait_for_each_other_and_not_for_long(autojump_clock: MockClock) -> None:
+    here = await world()
+    track = here.recorder.track(1)
+    async with running(here.store), trio.open_nursery() as nursery:
+        nursery.start_soon(here.recording.run)
+        track.record(1, b"first")
+        here.settle()
+        commits = here.store.statistics().commits
+        for _ in range(10):
+            track.record(1, b"small")
+            here.store.settle()
+        await trio.sleep(2 * HELD_SECONDS)
+        assert here.value("messages") == 11
+        assert here.store.statistics().commits == commits + 1
+        nursery.cancel_scope.cancel()
+    assert [data for _, data in await here.blocks()] == [b"first"] + [b"small"] * 10
+
+
+async def test_order_is_kept_whatever_the_sizes() -> None:
+    here = await world()
+    track = here.recorder.track(1)
+    sizes = [1, SMALL_BYTES, 2, 3, SMALL_BYTES, *[1000] * (HELD_BYTES // 1000), 4]
+    for size in sizes:
+        track.record(1, bytes(size))
+    here.settle()
+    assert [len(data) for _, data in await here.blocks()] == sizes
+    assert here.value("messages") == len(sizes)
