@@ -41,7 +41,7 @@ class Row(deque[Message]):
     __slots__ = ()
 
     def put_back(self, messages: list[Message]) -> None:
-        if not self or messages[-1].number < self[0].number:
+        if not (self and messages) or messages[-1].number < self[0].number:
             self.extendleft(reversed(messages))
             return
         merged = list(merge(messages, self, key=_number))
@@ -95,7 +95,7 @@ class Priorities:
         for priority, those in of.items():
             self._rows[priority].put_back(those)
         self._count += len(messages)
-        self._top = max(self._top, *of)
+        self._top = max([self._top, *of])
 
     def first_number(self) -> int:
         return min(row[0].number for row in self._rows if row)

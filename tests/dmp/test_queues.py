@@ -1,12 +1,13 @@
 """A queue without a wire: order, turns, acknowledgements, time, limits, and what a restart brings back."""
 
 import pytest
+from pamqp import encode
 
 from dmp.arguments import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
-from tests.dmp.world import PERSISTENT, Taker, World
+from tests.dmp.world import PERSISTENT, Taker, World, head
 
 
 def declared(world: World, name: bytes = b"q", **arguments: object) -> Queue:
@@ -294,3 +295,65 @@ async def test_a_queue_whose_takers_are_full_does_not_ask_them_at_every_message(
     queue.add_consumer(late := Taker())
     world.publish(b"", b"q", b"z")
     assert len(late.bodies) == 101
+
+
+async def test_what_has_expired_is_never_delivered_though_one_before_it_lives_on() -> None:
+    world = await World.open()
+    queue = world.wiring.declare_queue(b"q", QueueKind(), world.owner)[0]
+    for expiration, body in ((b"", b"1"), (b"1000", b"2"), (b"9000", b"3"), (b"1000", b"4")):
+        properties = b"\x01\x00" + bytes((len(expiration),)) + expiration if expiration else b"\0\0"
+        world.publish(b"", b"q", body, properties=properties)
+    world.advance(2)
+    assert queue.depth == 4
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    queue.deal()
+    assert taker.bodies == [b"1", b"3"]
+    assert (queue.unacked, queue.depth, queue.ready_bytes) == (2, 0, 0)
+    assert world.broker.counts.expired == 2
+    queue.settle(taker.messages)
+    assert world.broker.memory.held_bytes == 0
+
+
+async def test_priorities_hold_over_a_restart_and_for_what_comes_back() -> None:
+    world = await World.open()
+    table = encode.field_table({"x-max-priority": 9})
+    kind = QueueKind(durable=True, table=table, arguments=QueueArguments.read({"x-max-priority": 9}))
+    world.wiring.declare_queue(b"q", kind, world.owner)
+    for priority in (1, 9, 4, 9):
+        world.publish(b"", b"q", b"%d" % priority, properties=b"\x18\x00\x02" + bytes((priority,)))
+    world.settle()
+    world = await world.again()
+    queue = world.broker.queues[b"q"]
+    first = queue.get(no_ack=False)
+    assert first is not None
+    queue.requeue([first])
+    assert bodies(queue) == [b"9", b"9", b"4", b"1"]
+
+
+async def test_a_full_queue_that_rejects_has_room_for_what_a_consumer_takes() -> None:
+    world = await World.open()
+    arguments = QueueArguments(messages_max=2, rejects=True)
+    queue = world.wiring.declare_queue(b"q", QueueKind(arguments=arguments), world.owner)[0]
+    taker = Taker(room=3)
+    queue.add_consumer(taker)
+    world.broker.publish(head(b"q", 1), [queue], [b"%d" % number for number in range(9)])
+    assert taker.bodies == [b"0", b"1", b"2"]
+    assert bodies(queue) == [b"3", b"4"]
+    assert world.broker.counts.dropped_full == 4
+
+
+async def test_a_full_queue_by_bytes_rejects_too_and_takes_no_dead_letters() -> None:
+    world = await World.open()
+    full = QueueArguments(bytes_max=10, rejects=True)
+    queue = world.wiring.declare_queue(b"full", QueueKind(arguments=full), world.owner)[0]
+    dying = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"full")
+    source = world.wiring.declare_queue(b"q", QueueKind(arguments=dying), world.owner)[0]
+    world.publish(b"", b"full", b"12345", b"123456", b"1234")
+    assert bodies(queue) == [b"12345", b"1234"]
+    world.publish(b"", b"q", b"12")
+    message = source.get(no_ack=False)
+    assert message is not None
+    source.reject([message])
+    assert queue.depth == 2
+    assert world.broker.counts.dead_letters_lost == 1
