@@ -48,10 +48,17 @@ class QueueLog:
 
     def keep(self, messages: Sequence[Message]) -> None:
         """They are on the disk, and in memory. Those that have no record are not looked at."""
+        live = self._live
+        head: Head | None = None
+        size = total = 0
         for message in messages:
             if message.offset >= 0:
-                self._live[message.number] = message
-                self._live_bytes += put_bytes(message.head)
+                live[message.number] = message
+                if message.head is not head:
+                    head = message.head
+                    size = put_bytes(head)
+                total += size
+        self._live_bytes += total
 
     def keep_cold(self, messages: Sequence[Message]) -> None:
         """They are on the disk alone."""
