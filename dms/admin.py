@@ -11,12 +11,12 @@ from dms.broker import Broker
 from dms.dmsq_file import SUFFIX, Writer, import_into, read
 from dms.errors import QueueNotFound
 from dms.messages import Letter
-from dms.opening import read as read_log
 from dms.queue import Queue
 from dms.records import Kind, Reason
 from dms.wire import Refusal, Status, malformed
 from shared.errors import BrokerError, StoreError
 from shared.plug import Verb
+from shared.storage.log import read_records
 
 PEEK_MAX = 1000
 READ_BYTES = 1 << 20
@@ -198,7 +198,7 @@ class Admin:
         seq = head + len(row)
         while seq < end and queue.keeper is not None:
             try:
-                data = await read_log(queue.keeper.log, home, READ_BYTES)
+                data = await read_records(queue.keeper.log, home, READ_BYTES)
             except StoreError as error:
                 raise Refusal(Status.INTERNAL, str(error)) from None
             if not data:

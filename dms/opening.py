@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import trio
-
 from dms import records
 from dms.broker import MINE_KEY, Broker
 from dms.keeper import HOME_BYTES, Keeper
@@ -15,6 +13,7 @@ from dms.settings import DmsSettings
 from dms.times import Times
 from shared.errors import StoreError
 from shared.plug import Context
+from shared.storage.log import read_records
 from shared.storage.store import Log, Retention
 from shared.storage.table import Table
 
@@ -135,7 +134,7 @@ async def open_keeper(queue: Queue, log: Log, snapshot: int) -> None:
     offset = max(snapshot, log.first)
     start = offset
     while offset < log.visible:
-        data = await read(log, offset, READ_BYTES)
+        data = await read_records(log, offset, READ_BYTES)
         replay.apply(data, offset)
         offset += len(data)
     keeper = Keeper(queue, log)
@@ -158,7 +157,7 @@ async def _find_bodies(replay: Replay, log: Log, offset: int) -> None:
     """Those of what was delivered and is not gone, and which no snapshot has kept."""
     missing = replay.out.keys() - replay.bodies.keys()
     while missing and offset < log.visible:
-        data = await read(log, offset, READ_BYTES)
+        data = await read_records(log, offset, READ_BYTES)
         for record in records.unpack(data):
             if record.kind in (Kind.ENQUEUED, Kind.LETTERS):
                 last = record.seq + record.entries
@@ -200,19 +199,3 @@ def _restore_times(queue: Queue, replay: Replay) -> None:
     if mortality is not None:
         mortality.later = heap_of([*mortality.later, *later])
         mortality.arm()
-
-
-async def read(log: Log, offset: int, bytes_max: int) -> bytes:
-    """Whole records. Raises StoreError."""
-    found: list[bytes | StoreError] = []
-    ready = trio.Event()
-
-    def done(result: bytes | StoreError) -> None:
-        found.append(result)
-        ready.set()
-
-    log.read(offset, bytes_max, done)
-    await ready.wait()
-    if isinstance(found[0], StoreError):
-        raise found[0]
-    return found[0]

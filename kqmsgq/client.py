@@ -18,13 +18,13 @@ together. A cancelled send may have left half an event behind, and so closes the
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Self
 
 import trio
 
 from kqmsgq import wire
 from kqmsgq.wire import Message
 from shared.net.dial import Address, Disconnected
+from shared.net.pushed import Receiver
 from shared.net.sender import Sender
 
 __all__ = ["Consumer", "Disconnected", "Message", "Producer", "open_consumer", "open_producer"]
@@ -32,7 +32,6 @@ __all__ = ["Consumer", "Disconnected", "Message", "Producer", "open_consumer", "
 PORT = 8000
 NAME_BYTES_MAX = 4096
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-RECEIVE_BYTES = 256 * 1024
 
 
 class Producer:
@@ -54,61 +53,34 @@ class Producer:
         await self._sender.finish()
 
 
-class Consumer:
+class Consumer(Receiver[Message]):
     """The receiving side; made by `open_consumer`. It is an async iterator over messages.
 
     Read on: a consumer that does not loses its oldest messages, or its connection, as the server is set.
     """
 
     def __init__(self, stream: trio.abc.Stream, name_bytes_max: int, message_bytes_max: int) -> None:
-        self._stream = stream
-        self._sender = Sender(stream)
+        super().__init__(stream)
         self._limits = name_bytes_max, message_bytes_max
-        self._data = bytearray()
-        self._messages: list[Message] = []  # in reverse: the next is last
 
     async def subscribe(self, *queues: str | bytes) -> None:
         """Ask for queues' messages, those that come from now on."""
-        await self._sender.send(b"".join(wire.subscribe(_named(queue)) for queue in queues))
+        await self._send(b"".join(wire.subscribe(_named(queue)) for queue in queues))
 
     async def subscribe_all(self) -> None:
         """Ask for the messages of all queues, those to come included."""
-        await self._sender.send(wire.subscribe())
+        await self._send(wire.subscribe())
 
     async def unsubscribe(self, *queues: str | bytes) -> None:
         """End subscriptions; messages on their way still come. `subscribe_all` goes on."""
-        await self._sender.send(b"".join(wire.unsubscribe(_named(queue)) for queue in queues))
+        await self._send(b"".join(wire.unsubscribe(_named(queue)) for queue in queues))
 
     async def unsubscribe_all(self) -> None:
         """End every subscription, also that to all queues."""
-        await self._sender.send(wire.unsubscribe())
+        await self._send(wire.unsubscribe())
 
-    async def batch(self) -> list[Message]:
-        """All messages that are here; waits for one. Raises Disconnected, RemoteProtocolError."""
-        if self._messages:
-            found = self._messages[::-1]
-            self._messages = []
-            return found
-        while True:
-            found, end = wire.take_messages(self._data, *self._limits)
-            del self._data[:end]
-            if found:
-                return found
-            try:
-                received = await self._stream.receive_some(RECEIVE_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
-            if not received:
-                raise Disconnected("the server closed the connection")
-            self._data += received
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        if not self._messages:
-            self._messages = (await self.batch())[::-1]
-        return self._messages.pop()
+    def _take(self, data: bytearray) -> tuple[list[Message], int]:
+        return wire.take_messages(data, *self._limits)
 
 
 @asynccontextmanager
@@ -151,7 +123,7 @@ async def open_consumer(
     stream = await Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ").open()
     try:
         consumer = Consumer(stream, name_bytes_max, message_bytes_max)
-        await consumer._sender.send(wire.CONSUME)
+        await consumer._send(wire.CONSUME)
         yield consumer
     finally:
         await trio.aclose_forcefully(stream)

@@ -16,18 +16,17 @@ client id is subscribed to; who comes back by that id need not subscribe again.
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Self
 
 import trio
 
 from pubsub import wire
 from pubsub.wire import Command, Kind, Message
 from shared.net.dial import Address, Disconnected
+from shared.net.pushed import Receiver
 
 __all__ = ["Disconnected", "Kind", "Message", "Publisher", "Subscriber", "open_publisher", "open_subscriber"]
 
 PORT = 7070
-RECEIVE_BYTES = 256 * 1024
 
 
 class Publisher:
@@ -49,18 +48,12 @@ class Publisher:
             await self._socket.send(each)
 
 
-class Subscriber:
+class Subscriber(Receiver[Message]):
     """The receiving side; made by `open_subscriber`. It is an async iterator over messages.
 
     Read on: a subscriber that does not loses its oldest messages, or its connection, as the server is set.
     A cancelled send may have left half a command behind, and so closes the connection.
     """
-
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self._stream = stream
-        self._sending = trio.Lock()
-        self._data = bytearray()
-        self._messages: list[Message] = []  # in reverse: the next is last
 
     async def subscribe(self, *topics: str | bytes, keep: bool = False) -> None:
         """Ask for what matches from now on; `keep`: also for what comes while this client is away."""
@@ -77,42 +70,8 @@ class Subscriber:
         """Say goodbye; the server closes. Subscriptions stay."""
         await self._send(wire.encode_command(Command.DISCONNECT))
 
-    async def batch(self) -> list[Message]:
-        """All messages that are here; waits for one. Raises Disconnected."""
-        if self._messages:
-            found = self._messages[::-1]
-            self._messages = []
-            return found
-        while True:
-            found, end = wire.take_frames(self._data)
-            del self._data[:end]
-            if found:
-                return found
-            try:
-                received = await self._stream.receive_some(RECEIVE_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
-            if not received:
-                raise Disconnected("the server closed the connection")
-            self._data += received
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        if not self._messages:
-            self._messages = (await self.batch())[::-1]
-        return self._messages.pop()
-
-    async def _send(self, data: bytes) -> None:
-        async with self._sending:
-            try:
-                await self._stream.send_all(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
-            except trio.Cancelled:
-                await trio.aclose_forcefully(self._stream)
-                raise
+    def _take(self, data: bytearray) -> tuple[list[Message], int]:
+        return wire.take_frames(data)
 
 
 @asynccontextmanager

@@ -15,7 +15,8 @@ from shared.errors import ConfigError, StoreError
 from shared.metrics import Sample
 from shared.net.connection import Connection
 from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
-from shared.storage.store import Log, Namespace
+from shared.storage.log import read_records
+from shared.storage.store import Namespace
 from shared.storage.table import Table
 
 NAMESPACE = "pubsub"
@@ -46,7 +47,7 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
     if kept is not None:
         offset = kept.first
         while offset < kept.visible:
-            records = await _read(kept, offset)
+            records = await read_records(kept, offset, READ_BYTES)
             sessions.kept.restore(records, sessions.clients)
             offset += len(records)
     return PubsubService(context, settings, sessions, namespace)
@@ -164,19 +165,3 @@ class PubsubService:
         if not self.sessions.forget(client.encode()):
             raise ConfigError("client", f"there is no session of {client!r}, or it is connected")
         return {"client": client, "forgotten": True}
-
-
-async def _read(log: Log, offset: int) -> bytes:
-    """Whole records from `offset` on. Raises StoreError."""
-    found: list[bytes | StoreError] = []
-    ready = trio.Event()
-
-    def done(result: bytes | StoreError) -> None:
-        found.append(result)
-        ready.set()
-
-    log.read(offset, READ_BYTES, done)
-    await ready.wait()
-    if isinstance(found[0], StoreError):
-        raise found[0]
-    return found[0]

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import trio
+
 from shared.errors import LogDeleted, StoreError
 from shared.net.outbox import FileRange
 from shared.storage.files import LogFile
@@ -212,3 +214,19 @@ class Log:
         if self.deleted:
             raise LogDeleted
         return self._reader.seek(self, unix_ms)
+
+
+async def read_records(log: Log, offset: int, bytes_max: int) -> bytes:
+    """`Log.read`, awaited: whole records from `offset` on. Raises StoreError."""
+    found: list[bytes | StoreError] = []
+    ready = trio.Event()
+
+    def done(result: bytes | StoreError) -> None:
+        found.append(result)
+        ready.set()
+
+    log.read(offset, bytes_max, done)
+    await ready.wait()
+    if isinstance(found[0], StoreError):
+        raise found[0]
+    return found[0]

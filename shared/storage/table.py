@@ -14,12 +14,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Self
 
-import trio
-
 from shared.errors import CorruptRecord, StoreError
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.inventory import KEEP_ALL, Namespace
-from shared.storage.log import Log
+from shared.storage.log import Log, read_records
 from shared.storage.rounds import Ticket
 
 _HEAD = struct.Struct(">IBH")
@@ -55,7 +53,7 @@ class Table:
         table = cls(log)
         offset = log.first
         while offset < log.visible:
-            data = await _read(log, offset)
+            data = await read_records(log, offset, _READ_BYTES)
             table._apply(data, offset, undoable=False)
             offset += len(data)
         log.fold = table._fold
@@ -167,18 +165,3 @@ def _record(op: int, key: bytes, value: bytes) -> bytes:
     if len(key) > KEY_BYTES_MAX:
         raise ValueError(f"a key of {len(key)} bytes, at most {KEY_BYTES_MAX}")
     return _HEAD.pack(_HEAD.size - LENGTH_BYTES + len(key) + len(value), op, len(key)) + key + value
-
-
-async def _read(log: Log, offset: int) -> bytes:
-    found: list[bytes | StoreError] = []
-    ready = trio.Event()
-
-    def done(result: bytes | StoreError) -> None:
-        found.append(result)
-        ready.set()
-
-    log.read(offset, _READ_BYTES, done)
-    await ready.wait()
-    if isinstance(found[0], StoreError):
-        raise found[0]
-    return found[0]

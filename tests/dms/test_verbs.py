@@ -13,7 +13,7 @@ import pytest
 from brokers.cli import run as run_here
 from brokers.errors import ExitCode
 from tests.support.dms_spec import Refused, SpecClient
-from tests.support.server import Server, run
+from tests.support.server import Server, run, until
 
 VERBS = (
     *("serve", "produce", "consume", "create", "delete", "list", "stress"),
@@ -219,7 +219,8 @@ def test_dead_letters_are_driven_back_to_where_they_came_from(dms: Command, serv
     with SpecClient(server.address("dms")) as client:
         for _ in range(2):
             client.nack(client.consume("mortal")[0])
-        assert (client.queues()["mortal"], client.queues()["dead"]) == (0, 2)
+        # A NACK is answered at once; the move is there when it is on disk.
+        until(lambda: (client.queues()["mortal"], client.queues()["dead"]) == (0, 2))
         assert rows(dms("redrive", "dead", "--json")[1]) == [{"queue": "dead", "moved": 2, "left": 0}]
         assert [client.consume("mortal")[1] for _ in range(2)] == [b"one", b"two"]
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ _FILES_KEPT_BACK = 1000
 """Of the limit of files: the server keeps 500 back, and has some of its own."""
 _MIB = 1024 * 1024
 _P99_MILLISECONDS_MAX = 50.0
+_PATIENCE_SECONDS = 60.0
 _LAST_WORDS_SECONDS = 30.0
 """For a server that is ending, with thousands of connections to close."""
 _DATAGRAM = datagram(b"flood/1", Kind.STRING, b"x" * 100)
@@ -101,6 +103,10 @@ class ServerEndedError(Exception):
     """The server ended, or closed a connection, in the middle of it; the text is what it said."""
 
 
+class NoProgressError(Exception):
+    """What is to happen does not."""
+
+
 def trial(place: Path, subscribers: int, rate: float, seconds: float) -> Outcome:
     """One flood on a fresh server, whose folder is `place`. Raises ServerEndedError."""
     (place / "brokers.toml").write_text('[logmq]\ndurability = "interval:50ms"\n')
@@ -109,7 +115,7 @@ def trial(place: Path, subscribers: int, rate: float, seconds: float) -> Outcome
     with server:
         try:
             return _flooded(server, subscribers, rate, seconds)
-        except (ConnectionError, Refusal) as error:
+        except (ConnectionError, Refusal, NoProgressError) as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = server.wait(_LAST_WORDS_SECONDS)
                 raise ServerEndedError(f"{error}; the server ended with {code}:\n{_tail(server)}") from error
@@ -119,8 +125,8 @@ def trial(place: Path, subscribers: int, rate: float, seconds: float) -> Outcome
 def _flooded(server: TrialServer, subscribers: int, rate: float, seconds: float) -> Outcome:
     address, data = server.address("pubsub"), server.data
     with _idle(address, subscribers), subscribed(address):
-        until(lambda: counter(data, "pubsub_connected") == subscribers + 1)
-        until(lambda: counter(data, "pubsub_subscriptions") == subscribers + 1)
+        _wait_for(data, "pubsub_connected", subscribers + 1)
+        _wait_for(data, "pubsub_subscriptions", subscribers + 1)
         before = _ask(server, seconds / 2)
         dropped_before = _machine_drops()
         with _memory(server.pid) as seen:
@@ -144,6 +150,18 @@ def _flooded(server: TrialServer, subscribers: int, rate: float, seconds: float)
         seen[0],
         max(seen) - seen[0],
     )
+
+
+def _wait_for(data: Path, name: str, count: int) -> None:
+    """A busy machine may take minutes; but not without getting on. Raises NoProgressError."""
+    seen, since = -1, time.monotonic()
+    while (now := counter(data, name)) != count:
+        if now != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() > since + _PATIENCE_SECONDS:
+            closed = counter(data, "net_closed_total")
+            raise NoProgressError(f"{name} stays at {now:,} of {count:,}; {closed:,} connections were closed")
+        time.sleep(0.1)
 
 
 def _machine_drops() -> int:
