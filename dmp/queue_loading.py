@@ -7,17 +7,16 @@ what is below, and of as many more as there is room for.
 
 from array import array
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import attrs
-import trio
 
 from dmp.cold import Left
 from dmp.message import Message
 from dmp.queue_log import QueueLog
 from dmp.queue_records import MessageReader, Op, number_in, numbers_in, places, put_bytes
-from shared.errors import CorruptRecord, StoreError
-from shared.storage.store import Log
+from shared.errors import CorruptRecord
+from shared.storage.log import Log, read_records
 
 _READ_BYTES = 1 << 20
 
@@ -115,25 +114,9 @@ async def _blocks(log: Log) -> AsyncIterator[tuple[bytes, int]]:
     """The log's records, and where they stand. Raises StoreError."""
     offset = log.first
     while offset < log.visible:
-        data = await _read(log, offset)
+        data = await read_records(log, offset, _READ_BYTES)
         yield data, offset
         offset += len(data)
-
-
-async def _read(log: Log, offset: int) -> bytes:
-    found: list[bytes | StoreError] = []
-    ready = trio.Event()
-
-    def done(result: bytes | StoreError) -> None:
-        found.append(result)
-        ready.set()
-
-    reading: Callable[[int, int, Callable[[bytes | StoreError], None]], None] = log.read
-    reading(offset, _READ_BYTES, done)
-    await ready.wait()
-    if isinstance(found[0], StoreError):
-        raise found[0]
-    return found[0]
 
 
 def _number(message: Message) -> int:
