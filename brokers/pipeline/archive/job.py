@@ -25,18 +25,22 @@ from brokers.pipeline.archive.writer import Work, Written
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LARGE_BYTES = 512 << 20
+"""Of a log: a Parquet file of a hundred megabytes or more, and some seconds of work."""
+
 
 @attrs.frozen
 class Settings:
     """How rounds are made.
 
-    `patience_seconds`: so long it goes on asking where rounds fail, when it follows.
-    `round_bytes`: what a round reads at most. `task_bytes`: less is not worth a task of its own. `ripe`: when
-    fresh files are settled; `kept_seconds`: how long they stay for readers that began before.
+    `round_bytes`: what a round reads at most; where it is not set, enough for a large file from every task at
+    once. `task_bytes`: less is not worth a task of its own. `ripe`: when fresh files are settled;
+    `kept_seconds`: how long they stay for readers that began before. `patience_seconds`: so long an archive
+    that follows goes on asking where rounds fail.
     """
 
     trigger_seconds: float = 1.0
-    round_bytes: int = 1 << 30
+    round_bytes: int | None = None
     task_bytes: int = 4 << 20
     ripe: Ripe = Ripe(file_bytes=128 << 20, files=600, seconds=300.0)  # noqa: RUF009
     kept_seconds: float = 600.0
@@ -128,7 +132,8 @@ class Archiver:
         if not wanted:
             return None
         there = _bytes(wanted)
-        wanted = plan.limited(wanted, self.settings.round_bytes, look.cuts)
+        tasks = self.spark.sparkContext.defaultParallelism
+        wanted = plan.limited(wanted, self.settings.round_bytes or tasks * _LARGE_BYTES, look.cuts)
         following = now.advance(plan.spans(wanted, self._written(wanted, look.cuts)), _now_ms(), direct_bytes)
         self._commit(following)
         return Round(
