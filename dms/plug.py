@@ -17,5 +17,6 @@ plug = Plug(
     open=open_service,
     verbs="dms.verbs:app",
     tables="dms.tables:TABLES",
+    replays="dms.replay:target",
     unrecorded="its queues' logs tell each message's life already",
 )

@@ -17,5 +17,6 @@ plug = Plug(
     open=open_service,
     verbs="logmq.verbs:app",
     tables="logmq.tables:TABLES",
+    replays="logmq.replay:target",
     unrecorded="its topics are logs already",
 )

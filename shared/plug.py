@@ -114,7 +114,8 @@ class Plug:
     flags to it.
 
     `tables`: `"module:attribute"` of the `shared.tables.Table`s that the records of its logs are, imported by
-    the pipeline alone. `unrecorded`: why nothing of it is recorded; None: its service uses
+    the pipeline alone. `replays`: the same of a `shared.replaying.Opener`, where messages of the past can be
+    sent again. `unrecorded`: why nothing of it is recorded; None: its service uses
     `Context.recorder`.
     """
 
@@ -124,6 +125,7 @@ class Plug:
     open: Callable[[Context, Any], Awaitable[Service]]
     verbs: str
     tables: str | None = None
+    replays: str | None = None
     unrecorded: str | None = "it has nothing that can be recorded"
 
 

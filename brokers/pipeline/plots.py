@@ -216,7 +216,7 @@ def _panels(count: int, inches_high: float) -> "tuple[Figure, list[Axes]]":
 
 
 def _by_time(axes: "Axes", starts: Sequence[datetime]) -> None:
-    locator = dates.AutoDateLocator(maxticks=9)  # type: ignore[no-untyped-call]
+    locator = dates.AutoDateLocator(minticks=3, maxticks=9)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))

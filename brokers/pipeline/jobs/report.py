@@ -237,8 +237,8 @@ def _faults(figures: Figures) -> Section:
     count = sum(row["records"] for row in figures.faults)
     return Section(
         "What could not be read",
-        "Records that are not what their log should hold.",
-        "They are left out of everything above.",
+        "Records that are not what their log should hold. They are left out of everything above.",
+        "",
         f"{count:,} records, by log and reason:",
         None,
         figures.faults,

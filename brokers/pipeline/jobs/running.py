@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brokers.pipeline.session import session
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOK_SECONDS = 0.2
-_QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+_LOGGING = Path(__file__).parent / "log4j2.properties"
+_QUIET = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING}",
+}
 """Spark's own bar and warnings would stand between our lines."""
 
 

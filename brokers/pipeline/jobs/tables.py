@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
 from brokers import plugs
+from brokers.errors import ExitCode
 from shared.errors import BrokerError
 from shared.storage.os_disk import OsDisk
 from shared.storage.tools.view import check_format
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 class NoTable(BrokerError):
     """No protocol has a table of that name."""
+
+    exit_code: ClassVar[int] = ExitCode.MISSING
 
 
 @attrs.frozen

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from shared.errors import UsageError
-from shared.options import Json, flag
+from shared.options import Ca, Json, Tls, flag
 from shared.tables import KEPT, LIVES, PLACES, VALUE, VOLUMES
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ _REPORT_EXAMPLES = """Examples:
     brokers pipeline report data
     brokers pipeline report data --to page --window '10 minutes'"""
 
+_REPLAY_EXAMPLES = """Examples:
+
+    brokers pipeline replay data orders --name orders-again
+    brokers pipeline replay archive orders --port 8081 --rate 1000
+    brokers pipeline replay data orders --protocol dms --name jobs --speed 10"""
+
 _DECODE_EXAMPLES = """Examples:
 
     brokers pipeline decode data lives --limit 5
@@ -71,6 +77,7 @@ def add_commands(app: App) -> None:
     app.command(lag, help_epilogue=_LAG_EXAMPLES)
     app.command(anomaly, help_epilogue=_ANOMALY_EXAMPLES)
     app.command(report, help_epilogue=_REPORT_EXAMPLES)
+    app.command(replay, help_epilogue=_REPLAY_EXAMPLES)
 
 
 def tables(*, json: Json = False) -> Rows:
@@ -268,6 +275,69 @@ def report(
         found = figures(spark, path, each_window)
     files = job.write(found, str(path), to, datetime.now(UTC))
     return [{"file": file, "bytes": file.stat().st_size} for file in files]
+
+
+def replay(
+    path: Annotated[Path, Parameter(help="A data folder, or an archive.")],
+    topic: str,
+    /,
+    *,
+    protocol: Annotated[str, Parameter(help="What the server that gets them speaks.")] = "logmq",
+    name: Annotated[
+        str | None, Parameter(help="The topic or queue there; else named as here.", show_default=False)
+    ] = None,
+    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1",
+    port: Annotated[int | None, Parameter(help="Its port, if not the usual.", show_default=False)] = None,
+    tls: Tls = False,
+    ca: Ca = None,
+    rate: Annotated[float | None, Parameter(help="So many a second.", show_default=False)] = None,
+    speed: Annotated[
+        float | None, Parameter(help="As they came, so many times as fast; 1: as then.", show_default=False)
+    ] = None,
+    progress: Annotated[
+        Path | None, Parameter(help="Where it is noted how far it is; else NAME.replay.", show_default=False)
+    ] = None,
+    master: Master = "local[*]",
+    json: Json = False,
+) -> Any:
+    """Send the records of a topic again, in order, to a topic or a queue.
+
+    A replay that was killed goes on where it was when the same command is given
+    again. Each record is then in a topic once; in a queue those of one batch may
+    be twice. Without --rate and --speed it is as fast as the server takes them.
+    """
+    import math
+
+    import trio
+
+    from brokers import plugs
+    from brokers.errors import Refusal
+    from brokers.pipeline.jobs import replay as job
+    from brokers.pipeline.jobs.running import spark_for
+    from shared.net.dial import tls_context
+    from shared.progress import counting
+    from shared.replaying import target_of
+
+    for flag_, number in (("--rate", rate), ("--speed", speed)):
+        if number is not None and not 0 < number < math.inf:
+            raise UsageError(flag_, "it is above 0")
+    there = topic if name is None else name
+    opener = target_of(plugs.load(protocol))
+    if opener is None:
+        raise Refusal(f"nothing can be replayed to a server of {protocol}")
+    of = {"path": str(path.absolute()), "topic": topic, "protocol": protocol, "name": there}
+    noted = job.Progress(progress or Path(f"{there}.replay"), of | {"host": host, "port": port})
+    pace = job.Pace(rate or math.inf, speed or math.inf)
+    context = tls_context(wanted=tls, ca=ca, certificate=None, key=None)
+
+    with spark_for(f"replay {topic}", master) as spark, counting("messages") as told:
+        frame = job.frame_of(spark, path, topic, noted)
+
+        async def run() -> Any:
+            async with opener(host, port, context) as target:
+                return await job.replay(job.records_of(frame), there, target, noted, pace, told)
+
+        return trio.run(run)
 
 
 def followed(

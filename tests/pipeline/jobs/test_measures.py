@@ -66,20 +66,6 @@ def test_throughput_adds_up_what_came_in_each_window(spark: "SparkSession") -> N
     ] == rows
 
 
-def test_throughput_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> None:
-    rows = rows_of(throughput.throughput(tables.volumes(spark, passed, offered(VOLUMES)), "1 hour"))
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows:
-        sums[row["name"]][0] += row["messages"]
-        sums[row["name"]][1] += row["bytes"]
-    assert sums.pop("jobs")[0] == 20
-    assert sums.pop("dead")[0] == 3
-    assert sums == {
-        "orders": [len(ORDERS), sum(map(len, ORDERS))],
-        "bills": [len(BILLS), sum(map(len, BILLS))],
-    }
-
-
 def rank(values: list[int], percent: float) -> int:
     return sorted(values)[max(math.ceil(percent / 100 * len(values)), 1) - 1]
 

@@ -1,0 +1,26 @@
+"""Topics as the target of a replay: by BATCH, so that each message is written once."""
+
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from logmq.client import PORT, Client, connect
+
+
+class Topics:
+    """A LogMQ server."""
+
+    once_each = True
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def send(self, name: str, writer: str, seq: int, messages: Sequence[bytes]) -> None:
+        await self._client.batch(name, writer, seq, messages)
+
+
+@asynccontextmanager
+async def target(host: str, port: int | None, ssl_context: ssl.SSLContext | None) -> AsyncIterator[Topics]:
+    """Raises ConnectionRefusedError where nobody answers."""
+    async with connect(host, PORT if port is None else port, ssl_context=ssl_context) as client:
+        yield Topics(client)

@@ -1,0 +1,139 @@
+"""The page: everything in it is shown as text, every picture is drawn, and an empty folder makes one too."""
+
+import datetime
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from brokers.pipeline import plots
+from brokers.pipeline.jobs import report
+from brokers.pipeline.jobs.figures import Figures, window_for
+from tests.pipeline.jobs.test_measures import START
+
+PNG = b"\x89PNG\r\n"
+NASTY = '<script>alert("x")</script>$\\frac{1}$\x1b[31m\u202e漢_'
+MINUTE = datetime.timedelta(minutes=1)
+
+
+def filled(name: str) -> Figures:
+    """Something of everything, under that name."""
+    by_minute = [
+        {
+            "start": START + number * MINUTE,
+            "protocol": "logmq",
+            "name": each,
+            "messages": 60 * number,
+            "bytes": 600 * number,
+            "messages_per_second": float(number),
+        }
+        for each in (name, *(f"other {other}" for other in range(12)))
+        for number in range(5)
+    ]
+    band: dict[str, Any] = {
+        "protocol": "logmq",
+        "name": name,
+        "measure": "value",
+        "usual": 5.0,
+        "low": 4.0,
+        "high": 6.0,
+    }
+    bands = [
+        band | {"start": START + number * MINUTE, "value": value, "distance": value - 5, "outside": value > 6}
+        for number, value in enumerate((5.0, 5.5, 9.0))
+    ]
+    ranks = {"p50_ms": 0, "p90_ms": 70, "p99_ms": 9000, "max_ms": 90_000_000}
+    reader = {
+        "protocol": "logmq",
+        "reader": name,
+        "name": name,
+        "messages": 7,
+        "bytes": 7000,
+        "seconds": None,
+    }
+    return Figures(
+        window="1 minute",
+        totals=[
+            {
+                "protocol": "logmq",
+                "name": name,
+                "messages": 600,
+                "bytes": 6000,
+                "first": START,
+                "last": START + 4 * MINUTE,
+            }
+        ],
+        throughput=by_minute,
+        latency=[{"protocol": "dms", "name": name, "measure": "in_queue_ms", "messages": 9, **ranks}],
+        outcomes={name: {"acknowledged": 5, "expired": 1}},
+        lag=[reader],
+        anomalies=[row for row in bands if row["outside"]],
+        bands=bands,
+        faults=[{"log": name, "fault": "kind 9", "records": 3}],
+    )
+
+
+def test_a_page_shows_names_and_never_obeys_them(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of characters that the font does not have
+        files = report.write(filled(NASTY), NASTY, tmp_path, START)
+    page = files[0].read_text()
+    assert "<script" not in page
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert "&lt;script&gt;" in page
+    pictures = [file.read_bytes() for file in files[1:]]
+    assert len(pictures) == len(re.findall(r"data:image/png;base64,", page)) == 5
+    assert all(picture.startswith(PNG) for picture in pictures)
+    assert not re.search(r"(src|href)=\"(?!data:image/png|#)", page)  # it needs nothing else
+
+
+def test_each_picture_comes_with_words(tmp_path: Path) -> None:
+    page = report.write(filled("orders"), "data", tmp_path, START)[0].read_text()
+    assert page.count("How to read it.") == page.count("<img ") == page.count(' alt="') == 5
+    assert "600 messages (6 kB) to 1 name, from 2026-11-21 12:00:00 to 2026-11-21 12:04:00." in page
+    assert "half of the messages stayed 0 ms or longer" in page
+    assert "The slowest message of all stayed 1.04 d in orders." in page
+    assert "9, above its band of 4 to 6." in page
+    assert "Of 6 messages 5 (83.3 %) were acknowledged, and 1 (16.7 %) failed or grew too old." in page
+
+
+def test_nothing_makes_a_page_too(tmp_path: Path) -> None:
+    empty = attrs.evolve(
+        filled("x"),
+        totals=[],
+        throughput=[],
+        latency=[],
+        outcomes={},
+        lag=[],
+        anomalies=[],
+        bands=[],
+        faults=[],
+    )
+    (page,) = report.write(empty, "data", tmp_path, START)
+    assert "Nothing did." in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "window"),
+    [(0, "1 second"), (299, "1 second"), (301, "10 seconds"), (86_400, "10 minutes"), (9e8, "1 day")],
+)
+def test_the_window_lets_all_time_be_a_few_hundred_points(seconds: float, window: str) -> None:
+    assert window_for([{"first": START, "last": START + datetime.timedelta(seconds=seconds)}]) == window
+    assert window_for([]) == "1 second"
+
+
+def test_lengths_of_time_are_in_the_unit_that_fits() -> None:
+    lengths = (0, 12, 999, 1500, 90_000, 7_200_000, 1e9)
+    assert [plots.span(ms) for ms in lengths] == [
+        "0 ms",
+        "12 ms",
+        "999 ms",
+        "1.5 s",
+        "1.5 min",
+        "2 h",
+        "11.6 d",
+    ]

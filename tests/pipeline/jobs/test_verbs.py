@@ -1,0 +1,106 @@
+"""The verbs' ends: rows, exit codes, what is said of a failure, the progress bar."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from brokers.pipeline.jobs import running, verbs
+from brokers.pipeline.jobs.running import JobFailed, said, spark_for
+from shared.errors import UsageError
+from tests.pipeline.jobs.conftest import ORDERS, READ
+from tests.support.server import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TRACE = """An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "worker.py", line 1, in main
+    process()
+brokers.pipeline.source.origin.DataLoss: orders in data: offsets 0 to 7 are lost (failOnDataLoss is true)
+
+\tat org.apache.spark.api.python.BasePythonRunner(PythonRunner.scala:1)
+"""
+
+
+def test_every_verb_gives_rows(spark: "SparkSession", passed: Path, tmp_path: Path) -> None:
+    messages: Counter[str] = Counter()
+    for row in verbs.throughput(passed, protocol="logmq"):
+        messages[row["name"]] += row["messages"]
+    assert messages == {"orders": 500, "bills": 40}
+    behind = {(row.reader, row.name): row.messages for row in verbs.lag(passed)}
+    assert behind["billing", "orders"] == len(ORDERS) - READ
+    assert verbs.anomaly(passed, protocol="dms", window="1 second") == []
+    written = verbs.decode(passed, "lives", to=tmp_path / "lives")
+    assert written["rows"] == spark.read.parquet(str(tmp_path / "lives")).count() == 23
+    with pytest.raises(JobFailed, match="already exists"):
+        verbs.decode(passed, "lives", to=tmp_path / "lives")
+
+
+def test_the_report_of_what_a_server_wrote(spark: "SparkSession", passed: Path, tmp_path: Path) -> None:
+    files = [row["file"].name for row in verbs.report(passed, to=tmp_path / "page")]
+    assert files == ["report.html", "throughput.png", "latency.png", "outcomes.png", "lag.png"]
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "563 messages" in page
+    assert f"billing is behind most, by {len(ORDERS) - READ} messages" in page
+    assert "5 (21.7 %) were acknowledged, and 3 (13 %) failed" in page
+
+
+def test_tables_are_listed_without_spark() -> None:
+    done = run("pipeline", "tables", "--json")
+    assert done.returncode == 0
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {("dms", "lives"), ("logmq", "volumes"), ("pubsub", "readings")} <= {
+        (row["protocol"], row["table"]) for row in rows
+    }
+
+
+def test_what_cannot_be_done_is_one_line_and_a_code(passed: Path, tmp_path: Path) -> None:
+    for arguments, code, text in (
+        (["throughput", str(tmp_path)], 73, "not a data folder"),
+        (["decode", str(passed), "live"], 66, "no protocol has a table live"),
+    ):
+        done = run("pipeline", *arguments)
+        assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
+        assert text in done.stderr
+    for wrong in ("fortnight", "0 seconds"):
+        with pytest.raises(UsageError, match="--window"):
+            verbs.throughput(passed, window=wrong)
+
+
+def test_a_failure_is_what_the_innermost_error_said() -> None:
+    assert said(TRACE) == "orders in data: offsets 0 to 7 are lost (failOnDataLoss is true)"
+    assert (
+        said("[PATH_NOT_FOUND] Path does not exist: x.\n  at org.apache")
+        == "[PATH_NOT_FOUND] Path does not exist: x."
+    )
+    assert said("") == "Spark failed and does not say why"
+
+
+def test_a_session_that_was_there_stays_and_its_errors_are_told(spark: "SparkSession") -> None:
+    with spark_for("test", "local[2]") as same:
+        assert same is spark
+    with pytest.raises(JobFailed, match="PATH_NOT_FOUND"), spark_for("test", "local[2]"):
+        spark.read.parquet("/nowhere/at/all")
+    assert spark.range(1).count() == 1
+
+
+def test_the_bar_counts_tasks(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+    from contextlib import contextmanager
+
+    updates = []
+
+    @contextmanager
+    def bar(what: str, total: int | None) -> object:
+        yield lambda done, total: updates.append((done, total))
+
+    monkeypatch.setattr(running, "progress", bar)
+    monkeypatch.setattr(running, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(running.sys.stderr, "isatty", lambda: True)
+    with running.watched(spark, "test"):
+        while not any(total for _, total in updates):
+            spark.range(100_000, numPartitions=4).selectExpr("sum(hash(id))").collect()
+    assert all(done <= (total or 0) for done, total in updates)
