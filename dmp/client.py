@@ -19,7 +19,6 @@ send may have left half a message behind, and so closes the connection.
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
 
 import trio
 from pamqp import commands
@@ -30,6 +29,7 @@ from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import Message, Options
 from shared.net.dial import Address, Disconnected
+from shared.net.pushed import Receiver
 from shared.net.sender import Sender
 
 __all__ = ["Disconnected", "Feed", "Message", "Refused", "Returned", "Sink", "open_feed", "open_sink"]
@@ -79,7 +79,7 @@ class Sink:
         await self._sender.finish()
 
 
-class Feed:
+class Feed(Receiver[Message]):
     """The reading side; made by `open_feed`. It is an async iterator over messages.
 
     `queue`: its name. What the client does not read waits in the server; when the connection closes, all that
@@ -87,32 +87,12 @@ class Feed:
     """
 
     def __init__(self, stream: trio.abc.Stream, queue: str, data: bytes) -> None:
+        super().__init__(stream)
         self.queue = queue
-        self._stream = stream
-        self._data = data
-        self._messages: list[Message] = []  # in reverse: the next is last
+        self._data += data
 
-    async def batch(self) -> list[Message]:
-        """All messages that are here; waits for one. Raises Disconnected, RemoteProtocolError."""
-        if self._messages:
-            found = self._messages[::-1]
-            self._messages = []
-            return found
-        while True:
-            found, end = wire.take_messages(self._data)
-            self._data = self._data[end:]
-            if found:
-                return found
-            received = await _receive(self._stream)
-            self._data += received
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        if not self._messages:
-            self._messages = (await self.batch())[::-1]
-        return self._messages.pop()
+    def _take(self, data: bytearray) -> tuple[list[Message], int]:
+        return wire.take_messages(bytes(data))
 
 
 @asynccontextmanager
