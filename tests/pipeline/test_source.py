@@ -79,3 +79,12 @@ def test_a_stream_follows_a_log_and_goes_on_where_it_was(spark: "SparkSession", 
     assert len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]"))) == 1 + 4
     got = rows(spark.read.parquet(str(tmp_path / "out")))
     assert got == expected("orders", ORDERS[:1000])[100:]
+
+
+def test_columns_that_are_not_asked_for_are_not_read(spark: "SparkSession", folder: Path) -> None:
+    reader = spark.read.format("logmq").option("subscribe", "orders")
+    frame = reader.schema("offset bigint, topic string").load(str(folder))
+    assert frame.dtypes == [("offset", "bigint"), ("topic", "string")]
+    assert frame.orderBy("offset").tail(1)[0] == (expected("orders", ORDERS)[-1][1], "orders")
+    with pytest.raises(Exception, match="schema: the source has these columns"):
+        reader.schema("offset string").load(str(folder)).count()

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
 from brokers.pipeline.source import positions, rows, sink, spans, stream
+from brokers.pipeline.source.framing import SCHEMA
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
@@ -46,12 +47,10 @@ class LogmqDataSource(DataSource):
         return COLUMNS
 
     def reader(self, schema: StructType) -> "BatchReader":
-        _check(schema)
-        return BatchReader(parse(self._given, streaming=False))
+        return BatchReader(parse(self._given, streaming=False), _columns(schema))
 
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
-        _check(schema)
-        return StreamReader(parse(self._given, streaming=True))
+        return StreamReader(parse(self._given, streaming=True), _columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> sink.BatchWriter:
         return sink.BatchWriter(sink.checked(self._given, schema, overwrite, streaming=False))
@@ -71,8 +70,9 @@ class Share(InputPartition):
 class BatchReader(DataSourceReader):
     """One read of what is there now."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
         self._options = options
+        self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -92,14 +92,15 @@ class BatchReader(DataSourceReader):
         return shares(options, found)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(self._options, partition)
+        return read(self._options, partition, self._columns)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of batches, each from where the last one ended. See `stream.py` for its offsets."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
         self._options = options
+        self._columns = columns
         self._target: stream.Target | None = None
 
     def initialOffset(self) -> stream.Offset:  # noqa: N802 - as all of these
@@ -127,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return shares(self._options, stream.spans(self._options, start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(self._options, partition)
+        return read(self._options, partition, self._columns)
 
 
 def shares(options: Options, found: Sequence[Span]) -> list[InputPartition]:
@@ -143,11 +144,16 @@ def shares(options: Options, found: Sequence[Span]) -> list[InputPartition]:
         return [Share(share) for share in spans.shares(found, options.min_partitions, cut)]
 
 
-def read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read(options: Options, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """In the executor: the rows of a task. A read of nothing has one task all the same, which is no Share."""
-    return rows.read(options, partition.spans) if isinstance(partition, Share) else iter(())
+    return rows.read(options, partition.spans, columns) if isinstance(partition, Share) else iter(())
 
 
-def _check(schema: StructType) -> None:
-    if schema != COLUMNS:
-        raise ConfigError("schema", f"the source has one schema: {COLUMNS.simpleString()}")
+def _columns(schema: StructType) -> list[str]:
+    """The columns that are read: all, or those of a schema that the user gave, which may be fewer."""
+    known = {field.name: field.dataType for field in COLUMNS}
+    if not schema.names or any(known.get(field.name) != field.dataType for field in schema):
+        raise ConfigError(
+            "schema", f"the source has these columns, or some of them: {COLUMNS.simpleString()}"
+        )
+    return list(schema.names)

@@ -113,8 +113,8 @@ def payloads(chunk: Buffer, begins: Starts) -> pa.BinaryArray:
     return laid.take(pa.array(np.arange(1, 2 * records, 2, dtype=np.int32)))
 
 
-def rows(span: Span, chunk: Chunk) -> pa.RecordBatch:
-    """A chunk's records that are in the span, as rows of `SCHEMA`. Raises NotRecords.
+def rows(span: Span, chunk: Chunk, columns: Sequence[str] = SCHEMA.names) -> pa.RecordBatch:
+    """A chunk's records that are in the span, as rows of some columns of `SCHEMA`. Raises NotRecords.
 
     A record's time is its index entry's: when the first record of some 200 ms or 64 KiB was written.
     """
@@ -125,13 +125,18 @@ def rows(span: Span, chunk: Chunk) -> pa.RecordBatch:
         first, last = np.searchsorted(begins, [low, high])
         edges = np.clip(np.cumsum([0, *counts]), first, last)
         begins, counts = begins[first : last + 1], np.diff(edges).tolist()
-    times = np.array([mark.first_ms * 1000 for mark in chunk.marks], np.int64)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.repeat(pa.scalar(span.topic), len(begins) - 1),
-            pa.array(begins[:-1].astype(np.int64) + chunk.offset),
-            pa.array(np.repeat(times, counts)).cast(_TIME),
-            payloads(chunk.data, begins),
-        ],
-        schema=SCHEMA,
-    )
+
+    def column(name: str) -> pa.Array:
+        match name:
+            case "topic":
+                return pa.repeat(pa.scalar(span.topic), len(begins) - 1)
+            case "offset":
+                return pa.array(begins[:-1].astype(np.int64) + chunk.offset)
+            case "timestamp":
+                times = np.array([mark.first_ms * 1000 for mark in chunk.marks], np.int64)
+                return pa.array(np.repeat(times, counts)).cast(_TIME)
+            case _:
+                return payloads(chunk.data, begins)
+
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    return pa.RecordBatch.from_arrays([column(name) for name in columns], schema=schema)

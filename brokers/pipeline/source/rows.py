@@ -21,15 +21,17 @@ def rules(options: Options) -> Policy:
     return policy(options, lambda text: print(f"brokers: {text}", file=sys.stderr))
 
 
-def read(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
-    """The spans' records, as rows of `framing.SCHEMA`. Raises DataLoss by the rules, and OSError."""
+def read(
+    options: Options, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
+) -> Iterator[pa.RecordBatch]:
+    """The spans' records, as rows of columns of `framing.SCHEMA`. Raises DataLoss by the rules, OSError."""
     kept = rules(options)
     for source, those in groupby(spans, attrgetter("source")):
         with closing(open_place(options, source)) as place:
             for span in those:
                 for chunk in place.chunks(span, kept):
                     try:
-                        yield framing.rows(span, chunk)
+                        yield framing.rows(span, chunk, columns)
                     except NotRecords as error:
                         where = f"{span.topic} in {source}: offsets {chunk.offset} to {chunk.end}"
                         kept.lose(f"{where} are lost: {error}")
