@@ -3,7 +3,7 @@
 Theory of operation. A connection, or whatever else messages come from, has a `Track`: the head of its blocks
 is made once. What a read brought is one `record`: a head and the bytes as they came are one record of the
 log, appended as any other is, so it is in the next batch of the journal that all share. Nobody waits for it:
-small blocks are held for a moment, since a commit costs as much for one of them as for a thousand.
+blocks are held for a moment, since a commit costs the loop as much for one of them as for a thousand.
 
 A recorder must never hurt its protocol. What cannot be written, since the disk is full or behind, the store
 is read-only or retention has not made room, is left out: counted, logged (not more often than now and then),
@@ -29,10 +29,11 @@ NAMESPACE = "recorded"
 """The folder of all recorded logs; each has its protocol's name."""
 TELL_SECONDS = 10.0
 """A recorder that leaves things out says so at once, and then not more often."""
-HELD_BYTES = 256 * 1024
+HELD_BYTES = 1024 * 1024
 HELD_SECONDS = 0.02
-"""Small blocks wait until they are so many bytes together, or the first has waited so long."""
+"""Blocks wait until they are so many bytes together, or the first has waited so long."""
 SMALL_BYTES = 32 * 1024
+"""Blocks that are smaller on average are joined before they are appended."""
 RETAIN_SECONDS = 1.0
 """Retention looks so often where a log has outgrown it; the store's own rhythm may be slower."""
 
@@ -143,8 +144,9 @@ class Recorder:
         self._retain_above = settings.retention_bytes + settings.retention_bytes // 8
         self._stop_above = 2 * settings.retention_bytes
         self._round: _Round | None = None
-        self._held: list[bytes] = []
-        self._held_bytes = self._held_messages = self._held_frames_bytes = 0
+        self._held: list[tuple[bytes, int, int, int]] = []
+        """Records, how many, the messages in them, the bytes of their frames."""
+        self._held_bytes = 0
         self._tail = blocks.pack_tail(self.protocol, b"", b"")
         # Counted since the start:
         self.messages = 0
@@ -201,14 +203,11 @@ class Recorder:
                 self._pass_over("retention", messages, len(frames))
                 return
         block = blocks.pack_record(codec, self._wall_us(), messages, tail, frames)
-        held = self._held
-        held.append(block)
+        self._held.append((block, 1, messages, len(frames)))
         self._held_bytes += len(block)
-        self._held_messages += messages
-        self._held_frames_bytes += len(frames)
-        if len(block) > SMALL_BYTES or self._held_bytes > HELD_BYTES:
+        if self._held_bytes >= HELD_BYTES:
             self.flush()
-        elif len(held) == 1:
+        elif len(self._held) == 1:
             self._recording.holds()
 
     def flush(self) -> None:
@@ -216,15 +215,18 @@ class Recorder:
         held, log = self._held, self._log
         if not held or log is None:
             return
-        messages, frames_bytes = self._held_messages, self._held_frames_bytes
+        if len(held) > 1 and self._held_bytes < SMALL_BYTES * len(held):
+            records, counts, messages, sizes = zip(*held, strict=True)
+            held = [(b"".join(records), sum(counts), sum(messages), sum(sizes))]
         self._held = []
-        self._held_bytes = self._held_messages = self._held_frames_bytes = 0
-        try:
-            if self._gap_messages:
-                self._mark_gap(log)
-            self._append(log, held, messages, frames_bytes)
-        except StoreError as error:
-            self.leave_out("store", messages, frames_bytes, str(error))
+        self._held_bytes = 0
+        for part in held:
+            try:
+                if self._gap_messages:
+                    self._mark_gap(log)
+                self._append(log, *part)
+            except StoreError as error:
+                self.leave_out("store", part[2], part[3], str(error))
 
     def written(self, done: "_Round", error: StoreError | None) -> None:
         """What was appended in a round is on its way no more."""
@@ -261,23 +263,22 @@ class Recorder:
             )
             self._untold = 0
 
-    def _append(self, log: Log, records: list[bytes], messages: int, frames_bytes: int) -> "_Round":
-        data = records[0] if len(records) == 1 else b"".join(records)
-        _, ticket = log.append(data, len(records))
+    def _append(self, log: Log, records: bytes, count: int, messages: int, frames_bytes: int) -> "_Round":
+        _, ticket = log.append(records, count)
         round_ = self._round
         if round_ is None or round_.ticket is not ticket:
             round_ = self._round = _Round(self, ticket)
             ticket.when_done(round_)
+        round_.blocks += count
+        round_.bytes += len(records)
         round_.messages += messages
-        round_.bytes += len(data)
         round_.frames_bytes += frames_bytes
-        round_.blocks += len(records)
         return round_
 
     def _mark_gap(self, log: Log) -> None:
         messages, size = min(self._gap_messages, blocks.MESSAGES_MAX), self._gap_bytes
         gap = blocks.pack_record(GAP, self._wall_us(), messages, self._tail, blocks.GAP_BYTES.pack(size))
-        round_ = self._append(log, [gap], 0, 0)
+        round_ = self._append(log, gap, 1, 0, 0)
         round_.gap_messages += messages
         round_.gap_bytes += size
         self._gap_messages -= messages  # what is above a block's bound goes into the next

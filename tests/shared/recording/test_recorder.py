@@ -220,7 +220,7 @@ async def test_what_waits_for_the_disk_has_a_bound_beside_one_block() -> None:
     here = await world(attrs.evolve(SETTINGS, pending_bytes_max=1000))
     track = here.recorder.track(1)
     for _ in range(3):
-        track.record(1, bytes(SMALL_BYTES))
+        track.record(1, bytes(HELD_BYTES))
     assert here.value("left_out_messages", reason="behind") == 2
     here.settle()
     track.record(1, b"x")
