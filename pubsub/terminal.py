@@ -4,6 +4,7 @@ It starts at once and does little, so it is a plain loop over two descriptors, w
 quarter of its start would be spent on importing that.
 """
 
+import errno
 import os
 import select
 import socket
@@ -34,7 +35,10 @@ class Terminal:
         sock.sendall(wire.encode_id(client_id.encode()))
 
     def lines(self, stdin: int) -> Iterator[bytes]:
-        """Each with its end, as they come. The end of standard input is no `exit`: messages still come."""
+        """Each with its end, as they come. The end of standard input is no `exit`: messages still come.
+
+        Raises ConnectionRefusedError where the server closes: it ends, or the id is connected already.
+        """
         sources = [self._socket.fileno(), stdin]
         while not self._over:
             ready, _, _ = select.select(sources, (), ())
@@ -74,9 +78,8 @@ class Terminal:
         except ConnectionResetError:
             data = b""
         if not data:
-            _complain("the server closed the connection")
-            self._over = True
-            return
+            # As a command ends whose server is not there: a script can tell it from `exit`.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the server closed the connection")
         self._frames += data
         messages, end = wire.take_frames(self._frames)
         self._frames = self._frames[end:]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from brokers.errors import ExitCode
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, take_frames
 from tests.support.server import Server, run, until
 
@@ -149,6 +150,9 @@ def test_the_subscriber_and_the_publisher_of_the_command_line(server: Server, tm
             )
             sent = run("pubsub", "publish", "--from", str(file), "--rate", "1000", "--port", str(port))
             assert (sent.returncode, sent.stdout.split()[1]) == (0, "4")
+            twice = run("pubsub", "subscriber", "A", host, str(port))
+            assert (twice.returncode, twice.stdout) == (ExitCode.UNAVAILABLE, "")
+            assert "the server closed the connection" in twice.stderr
             seen = [process.stdout.readline().decode().rstrip("\n") for _ in range(4)]
             assert [line.partition(" - ")[2] for line in seen] == [
                 "a/1 - INT - -7",

@@ -1,6 +1,6 @@
 """Pub/sub without sockets: sessions over connections that the test reads by hand, datagrams put in frames."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -11,7 +11,7 @@ from pubsub.sessions import Changed, Sessions
 from pubsub.settings import PubsubSettings
 from pubsub.wire import Command, Kind, Message, datagram, encode_command, encode_id, take_frames
 from shared.checks import MemoryConnection
-from shared.errors import RemoteProtocolError
+from tests.support.hand_peer import HandPeer
 
 LOG = structlog.stdlib.get_logger("test")
 
@@ -61,35 +61,13 @@ def framed(data: bytes, sender: bytes) -> bytes:
     return bytes(frame)
 
 
-class Peer:
-    """A subscriber's end, driven by hand. `fault`: why the server has closed it."""
+class Peer(HandPeer):
+    """A subscriber's end, driven by hand."""
+
+    session: Session
 
     def __init__(self, world: World, connection: MemoryConnection) -> None:
-        self.connection = connection
-        self.session = Session(connection, world.sessions)
-        self.fault: RemoteProtocolError | None = None
-
-    def send(self, *reads: bytes) -> None:
-        """Each is one read of the server."""
-        for data in reads:
-            if data and not self.closed:
-                self._call(lambda data=data: self.session.receive(data))  # type: ignore[misc]
-
-    def close_input(self) -> None:
-        self.session.receive_eof()
-
-    def lose(self) -> None:
-        self.connection.closed = True
-        self.session.connection_lost()
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass, deadline by deadline."""
-        end = self.connection.now + seconds
-        while self.connection.deadline <= end:
-            self.connection.now = max(self.connection.now, self.connection.deadline)
-            self.connection.wake_at(float("inf"))
-            self._call(lambda: self.session.on_deadline(self.connection.now))
-        self.connection.now = end
+        super().__init__(connection, Session(connection, world.sessions))
 
     def messages(self) -> list[Message]:
         """All that has come since the last call; whole frames, and nothing behind them."""
@@ -100,16 +78,3 @@ class Peer:
 
     def topics(self) -> list[bytes]:
         return [message.topic for message in self.messages()]
-
-    @property
-    def closed(self) -> bool:
-        return self.connection.finished or self.connection.closed
-
-    def _call(self, call: Callable[[], None]) -> None:
-        """As the driver does it."""
-        try:
-            call()
-        except RemoteProtocolError as error:
-            self.fault = error
-            self.connection.write(error.reply)
-            self.connection.finish()
