@@ -17,6 +17,7 @@ from shared.errors import ConfigError, StoreFormat
 from shared.storage import format
 from shared.storage.format import MARK_BYTES, Flag
 from shared.storage.index import mark_position
+from shared.storage.settings import Retention
 from tests.support.folders import ALWAYS, add, fill, flip, open_folder
 
 RECORDS = [b"%06d" % n + b"." * (n * 7 % 400) for n in range(3000)]
@@ -360,3 +361,33 @@ def test_a_stream_goes_on_where_its_folder_was_moved(folder: Path) -> None:
     fill(moved, {ORDERS: [b"later"]})
     chosen = options(moved, streaming=True)
     assert between(chosen, start, follow(chosen, start)) == [b"later"]
+
+
+@pytest.mark.parametrize("verify", ["true", "false"])
+def test_retention_that_overtakes_a_read_is_told_from_damage(tmp_path: Path, verify: str) -> None:
+    data = tmp_path / "data"
+
+    async def run() -> None:
+        store = await open_folder(data)
+        try:
+            for start in range(0, 3000, 100):
+                add(store, *ORDERS, RECORDS[start : start + 100])
+            await store._marking.flush()
+            planned = whole(data)
+            log = store.namespace("logmq", ALWAYS).logs["orders"]
+            log.retention = Retention(bytes_max=200_000)
+            await store.retain()
+            assert values(options(data), planned) == RECORDS  # it is still there
+            await store.retain()
+            assert log.first > 0
+            with pytest.raises(
+                DataLoss, match=rf"retention dropped it \(the first kept offset is {log.first}"
+            ):
+                values(options(data, verifyCrc=verify), planned)
+            kept = values(options(data, verifyCrc=verify, failOnDataLoss="false"), planned)
+            assert kept == RECORDS[-len(kept) :]
+            assert values(options(data), whole(data)) == kept
+        finally:
+            store.abandon()
+
+    trio.run(run)

@@ -10,12 +10,26 @@ from tests.support.folders import fill
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
 
 Read = Callable[..., "DataFrame"]
 
 
 def rows(frame: "DataFrame") -> list[tuple[Any, ...]]:
     return [(row.topic, row.offset, bytes(row.value)) for row in frame.orderBy("topic", "offset").collect()]
+
+
+def ended(writer: "DataStreamWriter") -> None:
+    """Run a stream to its end. Spark gives a Python process 10 s to start, which a busy machine may not."""
+    from pyspark.errors import StreamingQueryException
+
+    for attempts_left in reversed(range(10)):
+        try:
+            writer.start().awaitTermination()
+            return
+        except StreamingQueryException as error:
+            if "failed to connect back" not in str(error) or not attempts_left:
+                raise
 
 
 def expected(topic: str, payloads: list[bytes]) -> list[tuple[Any, ...]]:
@@ -64,14 +78,13 @@ def test_a_stream_follows_a_log_and_goes_on_where_it_was(spark: "SparkSession", 
 
     def run(**options: str) -> None:
         frame = spark.readStream.format("logmq").options(subscribe="orders", **options).load(str(data))
-        query = (
+        writer = (
             frame.writeStream.format("parquet")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .option("path", str(tmp_path / "out"))
             .trigger(availableNow=True)
-            .start()
         )
-        query.awaitTermination()
+        ended(writer)
 
     run(startingOffsets="latest")
     fill(data, {("logmq", "orders"): ORDERS[100:1000]})

@@ -6,6 +6,8 @@ how far each goes is in its index (STORAGE.md: readers of the files stop behind 
 journal is read in doubtful cases only: it moves on under a reader, and may be long.
 """
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -70,6 +72,14 @@ class Folder:
         finally:
             self.disk.close(fd)
 
+    def _is_hole(self, file: str, offset: int) -> bool:
+        """Whether space was given back there; False where the file system does not tell."""
+        try:
+            with self._log(file) as fd:
+                return os.lseek(fd, offset, os.SEEK_DATA) > offset
+        except OSError as error:
+            return error.errno == errno.ENXIO  # a hole up to the file's end
+
     def _id(self, file: str, log_id: int) -> int:
         with self._index(file, log_id) as index:
             return index.log_id
@@ -119,6 +129,10 @@ class Folder:
         if oldest is not None:
             first = max(first, oldest.offset)
         end = max(newest.end if newest else 0, first)
+        if first < end and self._is_hole(line.file, first):
+            # Retention was here since the catalog was written: the journal knows.
+            kept = self.first_kept(log_id)
+            first = first if kept is None else min(max(first, kept), end)
         return LogSpot(self.source, line.name, log_id, first, end, line.file)
 
     def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
