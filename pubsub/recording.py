@@ -35,23 +35,20 @@ class FrameTrack:
             frames, lengths = _messages(frames, lengths)
         if messages:
             sizes = pack(f">{messages}H", *lengths)
-            self._track.record(messages, sizes + self._cut(frames, lengths))
+            self._track.record(messages, b"".join((sizes, *self._cut(frames, lengths))))
 
-    def _cut(self, frames: bytes, lengths: Sequence[int]) -> bytes:
-        shortest, longest = min(lengths), max(lengths)
-        if shortest == longest:
-            shape = len(lengths), shortest
+    def _cut(self, frames: bytes, lengths: Sequence[int]) -> Sequence[bytes]:
+        if lengths.count(lengths[0]) == len(lengths):
+            shape = len(lengths), lengths[0]
             cut = self._cuts.get(shape)
             if cut is None:
                 if len(self._cuts) >= CUTS_MAX:
                     self._cuts.clear()
-                size = BEFORE_BYTES + shortest
+                size = BEFORE_BYTES + lengths[0]
                 cut = self._cuts[shape] = Struct(f"{size}s{FRAME_BYTES - size}x" * len(lengths))
-            return b"".join(cut.unpack(frames))
+            return cut.unpack(frames)
         starts = range(0, len(frames), FRAME_BYTES)
-        return b"".join(
-            [frames[at : at + BEFORE_BYTES + length] for at, length in zip(starts, lengths, strict=True)]
-        )
+        return [frames[at : at + BEFORE_BYTES + length] for at, length in zip(starts, lengths, strict=True)]
 
 
 def _messages(frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
