@@ -77,7 +77,7 @@ def bind_tcp(host: str, port: int, settings: NetSettings, *, pushes: bool = Fals
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            for level, option, value in connection_options(settings, pushes=pushes):
+            for level, option, value in connection_options(settings, address, pushes=pushes):
                 sock.setsockopt(level, option, value)
             sock.bind((address, port))
             sock.listen(settings.backlog)
@@ -98,9 +98,22 @@ def resolve(host: str, port: int, kind: int) -> list[tuple[int, str]]:
     return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
 
 
-def connection_options(settings: NetSettings, *, pushes: bool) -> Iterator[tuple[int, int, int]]:
-    """Options of a connection, `(level, option, value)`. On Linux a listening socket hands them down."""
+def connection_options(settings: NetSettings, host: str, *, pushes: bool) -> Iterator[tuple[int, int, int]]:
+    """Options of a connection to a socket bound to `host` (numeric), `(level, option, value)`.
+
+    On Linux a listening socket hands them down. Who can only be on this machine is not asked whether he is
+    still there: the system tells when a process ends. And to ask is not harmless: the probes of connections
+    that were made together go out together, and loopback drops what is above net.core.netdev_max_backlog
+    (1000), so that of thousands of living idle peers hundreds would be given up.
+    """
     yield socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    if not is_loopback(host):
+        yield from _keepalive(settings)
+    if hasattr(socket, "TCP_USER_TIMEOUT") and not pushes:
+        yield socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(settings.user_timeout_seconds * 1000)
+
+
+def _keepalive(settings: NetSettings) -> Iterator[tuple[int, int, int]]:
     yield socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
     idle = max(1, round(settings.keepalive_seconds))
     option = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)
@@ -109,8 +122,6 @@ def connection_options(settings: NetSettings, *, pushes: bool) -> Iterator[tuple
     if hasattr(socket, "TCP_KEEPINTVL"):
         yield socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, idle // 3)
         yield socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3
-    if hasattr(socket, "TCP_USER_TIMEOUT") and not pushes:
-        yield socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(settings.user_timeout_seconds * 1000)
 
 
 INHERITS_OPTIONS = sys.platform == "linux"
@@ -142,8 +153,11 @@ class Acceptor:
         self._admission = admission
         self._counters = counters
         self._log = log
-        self._options = () if INHERITS_OPTIONS else tuple(connection_options(settings, pushes=pushes))
         self._is_unix = listening.family == socket.AF_UNIX
+        self._options: tuple[tuple[int, int, int], ...] = ()
+        if not INHERITS_OPTIONS and not self._is_unix:
+            host = listening.getsockname()[0]
+            self._options = tuple(connection_options(settings, host, pushes=pushes))
         self._spare_fd = _open_spare()
         self._refusals_unlogged = 0
         self._logged_at = -LOG_SECONDS

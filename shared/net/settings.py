@@ -36,7 +36,8 @@ class NetSettings:
     flush_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """A finished connection whose peer takes nothing of what is left for so long is closed."""
     keepalive_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
-    """Silence after which TCP asks whether the peer is still there; then three times at a third of it."""
+    """Silence after which TCP asks whether the peer is still there; then three times at a third of it. Not
+    where a listener is bound to loopback."""
     user_timeout_seconds: float = attrs.field(default=15.0, validator=validators.gt(0))
     """Sent data unacknowledged for so long: the peer is gone."""
     driver: Literal["auto", "stream"] = "auto"

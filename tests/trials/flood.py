@@ -21,6 +21,7 @@ from pathlib import Path
 
 import attrs
 
+from brokers import control
 from brokers.bench.datagrams import flood
 from brokers.bench.load import Measured, Talk, lines, run
 from brokers.bench.net import raise_file_limit
@@ -159,8 +160,9 @@ def _wait_for(data: Path, name: str, count: int) -> None:
         if now != seen:
             seen, since = now, time.monotonic()
         elif time.monotonic() > since + _PATIENCE_SECONDS:
-            closed = counter(data, "net_closed_total")
-            raise NoProgressError(f"{name} stays at {now:,} of {count:,}; {closed:,} connections were closed")
+            said = str(control.request(data, "GET", "/metrics")).splitlines()
+            closed = [line for line in said if line.startswith("brokers_net_closed_total")]
+            raise NoProgressError("\n".join((f"{name} stays at {now:,} of {count:,}", *closed)))
         time.sleep(0.1)
 
 
