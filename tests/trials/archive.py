@@ -83,18 +83,21 @@ class ArchiverProcess:
                     continue
         return [pid for pid in found if pid != self.process.pid]
 
-    def kill(self, kind: str) -> None:
-        """SIGKILL; what is left of it then gets the time to notice, and is gone when this returns."""
-        if kind == "both":
-            os.killpg(self.process.pid, signal.SIGKILL)
-        elif kind == "driver":
+    def kill(self, kind: str) -> str:
+        """SIGKILL. Where what was meant is not there yet, all of it; returns what was killed."""
+        if kind == "driver":
             self.process.kill()
-        else:
-            for pid in self.below("java" if kind == "jvm" else "pyspark.daemon"):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            return kind
+        meant = [] if kind == "both" else self.below("java" if kind == "jvm" else "pyspark.daemon")
+        if not meant:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            return "both"
+        for pid in meant:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        return kind
 
     def end(self) -> int:
         """However it goes on after that, it ends, and nothing of it stays. Its exit code."""
@@ -161,7 +164,7 @@ class Trial:
             else:
                 archiver.wait_commits(self.source.randint(1, 8))
                 time.sleep(self.source.uniform(0, 0.5))
-            archiver.kill(kind)
+            kind = archiver.kill(kind)
             if kind == "worker":  # it goes on, or says that it cannot
                 time.sleep(self.source.uniform(0, 1))
                 archiver.kill("both")

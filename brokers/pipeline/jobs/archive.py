@@ -179,7 +179,8 @@ def _rounds(
     folder = folder.absolute()
     with opened(folder, feed.origin) as place:
         before = SparkSession.getActiveSession()
-        spark = session(master, name=f"brokers archive {folder}", config=config)
+        with _said_plainly():
+            spark = session(master, name=f"brokers archive {folder}", config=config)
         try:
             archiver = Archiver(spark, feed, place, folder, settings, warn=_warn)
             with _until_told(archiver), _said_plainly():
@@ -208,12 +209,13 @@ def _until_told(archiver: "Archiver") -> Iterator[None]:
 def _said_plainly() -> Iterator[None]:
     """What failed in an executor is one line, as if it had failed here."""
     from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     try:
         yield
     except BrokerError:
         raise
-    except (Py4JError, OSError) as error:
+    except (Py4JError, PySparkException, OSError) as error:
         raise Refusal(failure(str(error))) from error
 
 
