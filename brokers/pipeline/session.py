@@ -56,7 +56,8 @@ def session(
     if running is None:
         java.use()
         _workers_find_us(master)
-    settings = _DEFAULTS | (_LOCAL if _is_local(master) else {}) | dict(config or {})
+    progress = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
+    settings = _DEFAULTS | progress | (_LOCAL if _is_local(master) else {}) | dict(config or {})
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in settings.items():
         if running is None or key.startswith("spark.sql."):

@@ -1,0 +1,34 @@
+"""What a session ships to executors that have nothing of ours."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+
+from brokers.pipeline.session import _is_local, _zip
+
+
+def test_the_zip_file_is_all_of_ours_that_an_executor_needs() -> None:
+    """Imported by a Python that has the libraries, and no way to this package but the zip file."""
+    packed = str(_zip())
+    program = (
+        "import brokers.pipeline.source.data_source as source, logmq, shared;"
+        "print(*(each.__file__ for each in (source, logmq, shared)), sep='\\n')"
+    )
+    path = os.pathsep.join([packed, sysconfig.get_path("platlib"), sysconfig.get_path("purelib")])
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=os.sep,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith(packed) for line in done.stdout.splitlines())
+
+
+def test_only_this_machines_own_workers_are_local() -> None:
+    assert _is_local("local")
+    assert _is_local("local[2]")
+    assert not _is_local("spark://somewhere:7077")
+    assert not _is_local("local-cluster[2,1,1024]")
