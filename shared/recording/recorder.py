@@ -30,7 +30,7 @@ NAMESPACE = "recorded"
 TELL_SECONDS = 10.0
 """A recorder that leaves things out says so at once, and then not more often."""
 HELD_BYTES = 1024 * 1024
-HELD_SECONDS = 0.02
+HELD_SECONDS = 0.05
 """Blocks wait until they are so many bytes together, or the first has waited so long."""
 SMALL_BYTES = 32 * 1024
 """Blocks that are smaller on average are joined before they are appended."""
