@@ -56,6 +56,10 @@ def test_what_lies_outside_of_the_span_is_left_out(parts: list[list[bytes]], dat
     batch = framing.rows(Span("here", "orders", 1, places[first], places[last]), chunk)
     whole = framing.rows(Span("here", "orders", 1, 0, 1 << 40), chunk)
     assert batch.equals(whole.slice(first, last - first))
+    some = framing.rows(Span("here", "orders", 1, places[first], places[last]), chunk, ["timestamp", "topic"])
+    assert some.equals(batch.select(["timestamp", "topic"]))
+    all_of_them = framing.rows(Span("here", "orders", 1, 0, 1 << 40), chunk, ["timestamp"])
+    assert all_of_them.equals(whole.select(["timestamp"]))
 
 
 @given(PARTS)

@@ -119,9 +119,13 @@ def rows(span: Span, chunk: Chunk, columns: Sequence[str] = SCHEMA.names) -> pa.
     A record's time is its index entry's: when the first record of some 200 ms or 64 KiB was written.
     """
     counts = [mark.records for mark in chunk.marks]
-    begins = starts(chunk.data, [mark.length for mark in chunk.marks], counts)
     low, high = span.start - chunk.offset, span.stop - chunk.offset
-    if low > 0 or high < len(chunk.data):
+    whole = low <= 0 and high >= len(chunk.data)
+    if whole and not {"offset", "value"} & set(columns):  # where each record stands is of no interest then
+        begins = np.zeros(sum(counts) + 1, np.int32)
+    else:
+        begins = starts(chunk.data, [mark.length for mark in chunk.marks], counts)
+    if not whole:
         first, last = np.searchsorted(begins, [low, high])
         edges = np.clip(np.cumsum([0, *counts]), first, last)
         begins, counts = begins[first : last + 1], np.diff(edges).tolist()
