@@ -7,9 +7,9 @@ import trio
 
 from dms import gathering, keeper, records, wire
 from dms.keeper import Keeper
-from dms.opening import read
 from dms.records import Kind
 from dms.wire import Status, Type
+from shared.storage.log import read_records
 from tests.dms.world import Peer, World, statuses
 
 NAME = wire.pack_name("q")
@@ -32,7 +32,7 @@ def kinds(world: World) -> Counter[str]:
     log = queue.keeper.log
 
     async def look() -> bytes:
-        return await read(log, log.first, 1 << 20) if log.visible > log.first else b""
+        return await read_records(log, log.first, 1 << 20) if log.visible > log.first else b""
 
     return Counter(Kind(record.kind).name for record in records.unpack(trio.run(look)))
 
