@@ -22,10 +22,12 @@ def test_no_flag_is_no_tls_and_any_file_implies_it(tmp_path: Path) -> None:
     assert tls_context(wanted=False, ca=authority, certificate=ours, key=None) is not None
 
 
-@pytest.mark.parametrize("flag", ["ca", "certificate", "key"])
-def test_a_file_that_is_not_there_is_named_with_its_flag(tmp_path: Path, flag: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "flag"), [("ca", "ca"), ("certificate", "certificate"), ("key", "key-file")]
+)
+def test_a_file_that_is_not_there_is_named_with_its_flag(tmp_path: Path, file: str, flag: str) -> None:
     with pytest.raises(UsageError, match=f"^--{flag}: cannot read {tmp_path}/nowhere: No such file"):
-        tls_context(wanted=True, **{**NOTHING, flag: tmp_path / "nowhere"})
+        tls_context(wanted=True, **{**NOTHING, file: tmp_path / "nowhere"})
 
 
 @pytest.mark.parametrize("flag", ["ca", "certificate"])
