@@ -91,10 +91,18 @@ def bands(
 
     hour = [fn.hour("start")] if by_hour else []
     before = Window.partitionBy(*_SERIES, *hour).orderBy("start").rowsBetween(-history, -1)
-    known = series.withColumn("before", fn.array_sort(fn.collect_list("value").over(before)))
-    known = known.withColumn("usual", fn.when(fn.size("before") >= least, _median("before")))
-    away = fn.transform("before", lambda each: fn.abs(each - fn.col("usual")))
-    known = known.withColumn("away", fn.array_sort(away))
+    # Columns of windows stay columns: any other would be written out wherever it is named, in an array's
+    # every element.
+    known = series.withColumns(
+        {
+            "before": fn.collect_list("value").over(before),
+            "middle": fn.percentile("value", 0.5).over(before),
+            "points": fn.count("value").over(before),
+        }
+    )
+    known = known.withColumn("usual", fn.when(fn.col("points") >= least, fn.col("middle")))
+    away = fn.array_sort(fn.transform("before", lambda each: fn.abs(each - fn.col("middle"))))
+    known = known.withColumn("away", away)
     is_count = fn.col("measure") != "value"
     least_spread = fn.when(is_count, fn.sqrt(fn.greatest("usual", fn.lit(1.0)))).otherwise(
         fn.greatest(fn.abs("usual") * _VALUE_SPREAD_LEAST, fn.lit(1e-9))
