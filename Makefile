@@ -21,7 +21,7 @@ pipeline: $(VENV)/.spark
 	@exec $(BIN)/python -m brokers pipeline $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -195,7 +195,11 @@ class Session(Consuming):
                 stop = at + HEADER_BYTES + length
                 if magic == MAGIC and length <= PAYLOAD_BYTES_MAX and stop <= end:
                     if what == _ACK and not length:
-                        if not acks and (count := runs.by_turns(data, at, name)) and self.may_want(count):
+                        count = 0 if acks else runs.by_turns(data, at, name)
+                        if count and self.may_want(len(wants) + count):
+                            if wants:  # those came before
+                                self._both(acks, wants)
+                                wants = []
                             at = self._by_turns(data, at, count, size)
                             continue
                         acks.append(message_id)

@@ -72,6 +72,20 @@ def test_input_cut_anywhere_is_answered_the_same(frames: list[bytes], pick: obje
     assert cut.connection.finished == whole.connection.finished
 
 
+def test_a_consume_cut_off_its_ack_keeps_its_place_and_is_counted() -> None:
+    turns = b"".join(
+        wire.pack(Type.ACK, wire.DELIVERY_ID_BIT + n) + wire.pack(Type.CONSUME, n, NAMES[0])
+        for n in range(13)
+    )
+    _, peer = world()
+    peer.send(turns[: 4 * 35 + 16])  # four of them, and the ACK of a fifth
+    peer.send(turns[4 * 35 + 16 :])
+    refused = [(status, number) for _, _, status, number, _ in peer.take() if number <= 13]
+    assert refused == [(Status.INTERNAL, 12)]
+    waiting = [n for wait in peer.session.waits for n in wait.ids[wait.at :]]
+    assert waiting == list(range(12))
+
+
 def in_order(frames: list[wire.Frame]) -> list[wire.Frame]:
     """All but what is pushed."""
     return [frame for frame in frames if frame[0] != Type.DELIVER]

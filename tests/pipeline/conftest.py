@@ -1,4 +1,4 @@
-"""One Spark session for all of pytest: starting one takes longer than most tests."""
+"""One Spark session for all of pytest, and one worker for it: starting one takes longer than most tests."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 CONFIG = {
     "spark.driver.memory": "1g",
+    # What runs for a minute is not worth the better compiler, nor a collector with threads.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.streaming.metricsEnabled": "false",
