@@ -102,7 +102,12 @@ class Admin:
                 await self._pause()
         finally:
             for seq in stay:
-                heappush(queue.returned, seq)
+                if queue.mortality is not None:
+                    queue.mortality.returned(seq, queue.back[seq][1], nacked=False)
+                else:
+                    heappush(queue.returned, seq)
+            if queue.mortality is not None:
+                queue.mortality.bury()
             if queue.waiting and not queue.deleted:
                 queue.give()
         return {"queue": queue.text, "moved": moved, "left": len(stay)}

@@ -434,7 +434,7 @@ class Keeper:
             "tail": queue.tail,
             "home": row_home,
             "expired": later.expired if later else 0,
-            "released": queue.released if later and queue.options.delay_ms else 0,
+            "released": later.released if later and queue.options.delay_ms else 0,
             "lives": list(later.lives) if later else [],
             "delays": list(later.delays) if later else [],
         }

@@ -21,6 +21,8 @@ TRY_AGAIN_MS = 1000
 """A dead message whose queue is full or missing is held back for so long, then tried again."""
 BACK_MAX = 10_000
 """Dead messages of the row are taken out of it while fewer than this are back: those are in memory."""
+DEAD_AT_ONCE = 500
+"""So many are taken out of the row before others have their turn, and so many move in one entry."""
 
 EXPIRED, EXHAUSTED = "ttl", "max_deliveries"
 
@@ -37,14 +39,15 @@ class Mortality:
         self.lives: deque[Mark] = deque()
         self.delays: deque[Mark] = deque()
         self.expired = 0
-        """Below this sequence all are past their time."""
+        """Below this sequence all are past their time. Until the row begins there, nothing of it goes out."""
+        self.released = queue.head if options.delay_ms else queue.released
+        """Below this sequence no delay holds any more."""
         self.later: list[tuple[int, int]] = []
         """A heap of (due, sequence): what is in `back` and may not go out yet."""
         self._dead: list[tuple[int, str]] = []
         self._ttl_ms = options.ttl_ms
         self._delay_ms = options.delay_ms
-        if self._delay_ms:
-            queue.released = queue.head
+        self._gate()
 
     # -- what the queue tells
 
@@ -64,7 +67,9 @@ class Mortality:
                 if upto > tail:
                     marks[number] = due, tail
         self.expired = min(self.expired, tail)
-        self.queue.released = min(self.queue.released, tail) if self._delay_ms else self.queue.released
+        if self._delay_ms:
+            self.released = min(self.released, tail)
+        self._gate()
 
     def returned(self, seq: int, deliveries: int, *, nacked: bool) -> None:
         """A message is in `back`: it may go out, or later, or it is dead."""
@@ -88,17 +93,22 @@ class Mortality:
         if self.expired > self.queue.head:
             self._expire()
             self.bury()
+            self.arm()
 
     def forget(self) -> None:
         """All that nobody held is gone."""
         self.later.clear()
         self._dead.clear()
+        self._gate()
 
     # -- time
 
     @property
     def due(self) -> int | None:
         """When something is to be done, in age milliseconds."""
+        queue = self.queue
+        if self.expired > queue.head and queue.bodies and len(queue.back) < BACK_MAX:
+            return queue.broker.times.now_ms()  # more of the row is dead
         firsts = [marks[0][0] for marks in (self.lives, self.delays, self.later) if marks]
         return min(firsts, default=None)
 
@@ -110,11 +120,12 @@ class Mortality:
     def on_time(self, now: int) -> None:
         queue = self.queue
         while self.delays and self.delays[0][0] <= now:
-            queue.released = self.delays.popleft()[1]
+            self.released = self.delays.popleft()[1]
         while self.lives and self.lives[0][0] <= now:
             self.expired = self.lives.popleft()[1]
         if self.expired:
             self._expire()
+        self._gate()
         while self.later and self.later[0][0] <= now:
             _, seq = heappop(self.later)
             if seq in queue.back:
@@ -124,14 +135,19 @@ class Mortality:
         if queue.waiting:
             queue.give()
 
-    def remaining(self, age_ms: int, marks: Iterable[Mark]) -> list[tuple[int, int]]:
-        """Marks as time left, for a snapshot."""
-        return [(max(due - age_ms, 0), upto) for due, upto in marks]
+    def _gate(self) -> None:
+        """Let out of the row what may go out."""
+        queue = self.queue
+        queue.released = 0 if self.expired > queue.head else self.released
 
     # -- death
 
     def _expire(self) -> None:
-        """Take what is past its time out of the row and out of what could go out next."""
+        """Take what is past its time out of what could go out next, and of the row's front."""
+        self._take_expired()
+        self._gate()
+
+    def _take_expired(self) -> None:
         queue = self.queue
         while queue.returned and queue.returned[0] < self.expired:
             self._dead.append((heappop(queue.returned), EXPIRED))
@@ -141,14 +157,14 @@ class Mortality:
         if not queue.options.dead_letter:
             self._drop_row(count)
             return
-        while count and queue.bodies and len(queue.back) < BACK_MAX:
+        room = min(count, len(queue.bodies), BACK_MAX - len(queue.back), DEAD_AT_ONCE)
+        for _ in range(room):
             size = len(queue.bodies)
             queue.heat(-(queue.hot_bytes // size))
             queue.back[queue.head] = queue.bodies.popleft(), 0
             self._dead.append((queue.head, EXPIRED))
             queue.head += 1
-            count -= 1
-        if count and not queue.bodies and queue.keeper is not None:
+        if count > room and not queue.bodies and queue.keeper is not None:
             queue.keeper.fetch()
 
     def _drop_row(self, count: int) -> None:
@@ -179,9 +195,9 @@ class Mortality:
             return
         dead, self._dead = self._dead, []
         for reason in (EXPIRED, EXHAUSTED):
-            seqs = [seq for seq, why in dead if why == reason and seq in self.queue.back]
-            if seqs:
-                self._bury(sorted(seqs), reason)
+            seqs = sorted(seq for seq, why in dead if why == reason and seq in self.queue.back)
+            for start in range(0, len(seqs), DEAD_AT_ONCE):
+                self._bury(seqs[start : start + DEAD_AT_ONCE], reason)
 
     def _bury(self, seqs: list[int], reason: str) -> None:
         queue, broker = self.queue, self.queue.broker

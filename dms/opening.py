@@ -181,7 +181,7 @@ def _restore_times(queue: Queue, replay: Replay) -> None:
         mortality.lives.extend((due, upto) for due, upto in state.get("lives", ()))
         mortality.delays.extend((due, upto) for due, upto in state.get("delays", ()))
         if options.delay_ms:
-            queue.released = state.get("released", 1)
+            mortality.released = state.get("released", 1)
         for age_ms, upto in replay.came:
             if options.ttl_ms:
                 mortality.lives.append((age_ms + options.ttl_ms, upto))

@@ -90,6 +90,30 @@ def test_what_expires_in_the_row_moves_too(world: World) -> None:
     assert bodies(peer, "dead", 20) == [b"%d" % n for n in range(20)]
 
 
+@pytest.mark.parametrize("room", [1000, 30, 2])
+def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_room(
+    world: World, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dms.mortality.BACK_MAX", 20)
+    monkeypatch.setattr("dms.mortality.DEAD_AT_ONCE", 7)
+    peer = world.connect()
+    peer.create("dead", b'{"depth":%d}' % room)
+    peer.create("orders", b'{"ttl_ms":5000,"dead_letter":"dead"}')
+    peer.produce("orders", *(b"%d" % n for n in range(60)))
+    world.advance(6)
+    assert peer.consume("orders", 3) == []
+    assert world.depths() == {"orders": 60 - min(room, 60), "dead": min(room, 60)}
+    assert len(world.broker.queues[b"orders"].back) <= 20
+    came = deliveries([*peer.produce("orders", b"new"), *peer.take()])
+    assert [body for _, body in came] == ([b"new"] if room > 60 else [])
+    world.advance(30)
+    if room <= 60:
+        taken = bodies(world.connect(), "dead", room)
+        world.advance(3)
+        taken += bodies(world.connect(), "dead", room)
+        assert len(set(taken)) == 2 * room
+
+
 @pytest.mark.parametrize("missing", [False, True])
 def test_where_the_dead_have_no_place_they_are_held_back_and_tried_again(world: World, missing: bool) -> None:
     peer = world.connect()
