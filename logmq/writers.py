@@ -3,7 +3,8 @@
 Of each writer to a topic the newest `WINDOW` batches are remembered, each in the slot `seq % WINDOW`, as a
 record of a table that is appended in one piece with the batch's data: after a crash both are there or
 neither. A batch whose slot holds its own seq was written already, and gets the answer it got then; one whose
-slot holds a higher seq is too old to tell, and is refused rather than written twice.
+slot holds a higher seq is too old to tell, and is refused rather than written twice. So seqs may leave
+numbers out: what was written is in its slot, or something newer is.
 
 At most `writers_max` writers are remembered; a new one beyond that takes the place of the one that has been
 silent longest, whose repetitions would then be written as new. After a restart nobody has spoken yet, and

@@ -66,6 +66,20 @@ def test_the_newest_batches_are_remembered_and_older_ones_refused() -> None:
     assert peer.world.log("t").end == end
 
 
+def test_numbers_may_be_left_out() -> None:
+    """What was written is answered or refused, whatever lies between; only the same slot forgets."""
+    peer = World().connect()
+    seqs = [3, 40, 41, 500, 10 * WINDOW + 7, 1 << 60]
+    assert len({seq % WINDOW for seq in seqs}) == len(seqs)
+    answers = peer.ask(b"".join(batch(seq) for seq in seqs))
+    end = peer.world.log("t").end
+    assert peer.ask(b"".join(batch(seq) for seq in seqs)) == answers
+    assert peer.world.log("t").end == end
+    assert peer.ask(batch(3 + 5 * WINDOW)).startswith(b"OK ")
+    assert peer.ask(batch(3)).startswith(b"ERR LIMIT seq 3 of writer w is too old to tell")
+    assert peer.ask(batch(40)) == b"OK 7\n"
+
+
 def test_the_longest_silent_writer_is_forgotten_for_a_new_one() -> None:
     world = World(LogmqSettings(writers_max=3))
     peer = world.connect()
