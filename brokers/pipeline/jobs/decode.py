@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from brokers.pipeline.jobs import tables
 from brokers.pipeline.jobs.tables import NoTable, Offered
+from brokers.pipeline.jobs.where import Where, union
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -15,13 +16,19 @@ CHECKPOINT = "_checkpoint"
 """In the folder that a continuous decode writes to; Spark's readers pass over names that begin like that."""
 
 
-def decode(spark: "SparkSession", path: Path, chosen: Sequence[Offered]) -> "DataFrame":
+def decode(spark: "SparkSession", where: Where, chosen: Sequence[Offered]) -> "DataFrame":
     """The rows of tables of one name, whole."""
-    return tables.union(tables.rows(spark, path, each) for each in chosen)
+    return union(tables.rows(spark, where, each) for each in chosen)
 
 
-def following(spark: "SparkSession", path: Path, chosen: Sequence[Offered]) -> "DataFrame":
-    """The same as a stream. Raises NoTable for one that is gathered from rows which are never all there."""
+def following(spark: "SparkSession", where: Where, chosen: Sequence[Offered]) -> "DataFrame":
+    """The same as a stream. Raises NoTable as `check_followed` does."""
+    check_followed(chosen)
+    return union(tables.decoded(spark, where, each, stream=True) for each in chosen)
+
+
+def check_followed(chosen: Sequence[Offered]) -> None:
+    """Raises NoTable for one that is gathered from rows which are never all there."""
     for each in chosen:
         if each.table.gather is not None:
             others = tables.offered(protocol=each.protocol)
@@ -30,7 +37,6 @@ def following(spark: "SparkSession", path: Path, chosen: Sequence[Offered]) -> "
                 f"{each.protocol} {each.table.name} is gathered from all that is there, and not followed; "
                 f"of {each.protocol} these can: {can or 'none'}"
             )
-    return tables.union(tables.decoded(spark, path, each, stream=True) for each in chosen)
 
 
 def write(rows: "DataFrame", to: Path, *, overwrite: bool = False) -> None:

@@ -1,7 +1,6 @@
 """What a report tells of, as small rows: Spark adds up, and no more comes back than a page can show."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -9,7 +8,8 @@ import attrs
 from brokers.pipeline.jobs import anomaly, lag, latency, tables, throughput
 from brokers.pipeline.jobs.decode import decode
 from brokers.pipeline.jobs.streaming import rows_of
-from shared.tables import KEPT, LIVES, PLACES, VALUE, VOLUMES
+from brokers.pipeline.jobs.where import Where
+from shared.tables import LIVES, VALUE, VOLUMES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,15 +47,15 @@ class Figures:
     faults: Sequence[Row]
 
 
-def figures(spark: "SparkSession", path: Path, window: str | None = None) -> Figures:
-    """Read a data folder. `window`: None to choose one in which all of the time is a few hundred points."""
-    volumes = tables.volumes(spark, path, tables.offered(VOLUMES)).persist()
+def figures(spark: "SparkSession", where: Where, window: str | None = None) -> Figures:
+    """Read one data folder. `window`: None to choose one in which all of the time is a few hundred points."""
+    volumes = tables.volumes(spark, where, tables.offered(VOLUMES)).persist()
     try:
         totals = rows_of(_totals(volumes))
         window = window or window_for(totals)
         series = anomaly.rates(volumes, window)
         for each in tables.with_column(VALUE):
-            series = series.unionByName(anomaly.values(tables.decoded(spark, path, each), window))
+            series = series.unionByName(anomaly.values(tables.decoded(spark, where, each), window))
         banded = anomaly.bands(series).persist()
         try:
             outside = rows_of(anomaly.anomalies(banded))
@@ -68,7 +68,7 @@ def figures(spark: "SparkSession", path: Path, window: str | None = None) -> Fig
         faults = rows_of(_faults(volumes))
     finally:
         volumes.unpersist()
-    lives = union_of(spark, path, LIVES).persist()
+    lives = union_of(spark, where, LIVES).persist()
     try:
         waits = rows_of(latency.latency(lives))
         outcomes = rows_of(lives.groupBy("name", "outcome").count())
@@ -79,25 +79,23 @@ def figures(spark: "SparkSession", path: Path, window: str | None = None) -> Fig
     for row in outcomes:
         counts.setdefault(row["name"], {})[row["outcome"]] = row["count"]
     kept = sorted(counts, key=lambda name: -sum(counts[name].values()))[:BARS_MAX]
-    places = rows_of(lag.newest(union_of(spark, path, PLACES)))
-    waiting = rows_of(lag.waiting(union_of(spark, path, KEPT)))
-    behind = sorted(lag.lag(path, places, waiting), key=lambda row: -row.messages)
+    behind = sorted(lag.of_folders(spark, where), key=lambda row: -row["messages"])
     return Figures(
         window=window,
         totals=totals,
         throughput=over_time,
         latency=[row for row in waits if row["name"] in largest and row["name"] in kept],
         outcomes={name: counts[name] for name in kept},
-        lag=[attrs.asdict(row) for row in behind[:BARS_MAX]],
+        lag=behind[:BARS_MAX],
         anomalies=outside,
         bands=bands,
         faults=faults,
     )
 
 
-def union_of(spark: "SparkSession", path: Path, name: str) -> "DataFrame":
+def union_of(spark: "SparkSession", where: Where, name: str) -> "DataFrame":
     """The tables of one name of all protocols."""
-    return decode(spark, path, tables.offered(name))
+    return decode(spark, where, tables.offered(name))
 
 
 def window_for(totals: Sequence[Row]) -> str:

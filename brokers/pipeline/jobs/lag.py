@@ -3,21 +3,33 @@
 Where everybody is, the tables in the data folder say; how far that is from the end, the logs' indexes, so
 that a reader that is a terabyte behind costs no terabyte to tell. Of a running broker the newest 200 ms may
 be missing, and what is kept for sessions is in its memory: the folder has it after a clean stop.
+
+Servers are asked for the places of groups that are named, and for marks; of sessions the wire says nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from brokers.pipeline.jobs import tables
+from brokers.pipeline.jobs.decode import decode
+from brokers.pipeline.jobs.streaming import rows_of
+from brokers.pipeline.jobs.where import BROKER, SERVED, Where
+from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source.groups import Behind, behind
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import LogSpot
+from shared.tables import KEPT, PLACES
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+
+Rows = list[dict[str, Any]]
 
 
 @attrs.frozen
@@ -37,6 +49,53 @@ class Lag:
     bytes: int
     lost_bytes: int | None
     seconds: float | None
+
+
+def of_folders(spark: "SparkSession", where: Where) -> Rows:
+    """Everybody that the folders tell of. Raises StoreFormat, OSError."""
+    found = {}
+    for folder in where.folders:
+        only = Where((folder,), None, where.options)
+        places = rows_of(newest(decode(spark, only, tables.offered(PLACES))))
+        kept = [rows_of(waiting(decode(spark, only, [each]))) for each in tables.offered_if_any(KEPT)]
+        found[str(folder)] = lag(folder, places, [row for some in kept for row in some])
+    return _told_apart(found)
+
+
+def of_servers(where: Where, groups: Sequence[str]) -> Rows:
+    """Those groups. Raises OSError that names a server which does not answer."""
+    options = where.parsed()
+    return _told_apart(
+        {
+            source: [_of_group(each) for each in behind(Server.parse(source), options.reach, groups)]
+            for source in options.sources
+        }
+    )
+
+
+def _told_apart(found: Mapping[str, list[Lag]]) -> Rows:
+    """The rows of each broker; with its name, where there are several."""
+    apart = len(found) > 1
+    return [
+        ({BROKER: source} if apart else {}) | attrs.asdict(row)
+        for source, rows in found.items()
+        for row in sorted(rows, key=lambda row: (row.protocol, row.reader, row.name))
+    ]
+
+
+def _of_group(each: Behind) -> Lag:
+    spot = each.spot
+    return Lag(
+        SERVED,
+        each.group,
+        spot.name,
+        each.position,
+        spot.end,
+        each.messages,
+        max(spot.end - max(each.position, spot.first), 0),
+        max(spot.first - each.position, 0),
+        (each.newest_ms - each.oldest_ms) / 1000,
+    )
 
 
 def newest(places: "DataFrame") -> "DataFrame":

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from brokers.pipeline.jobs.where import by as names_of
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -24,12 +26,13 @@ def latency(lives: "DataFrame", window: str | None = None) -> "DataFrame":
     measures = fn.explode(
         fn.array(*(fn.struct(fn.lit(name).alias("measure"), fn.col(name).alias("ms")) for name in MEASURES))
     )
+    names = names_of(lives, "protocol", "name")
     ranks = [each / 100 for each in PERCENTILES]
     return (
-        lives.select(*(["produced"] if by else []), "protocol", "name", measures.alias("life"))
+        lives.select(*(["produced"] if by else []), *names, measures.alias("life"))
         .select("*", "life.*")
         .where(fn.col("ms").isNotNull())
-        .groupBy(*by, "protocol", "name", "measure")
+        .groupBy(*by, *names, "measure")
         .agg(
             fn.count("ms").alias("messages"),
             fn.percentile_approx("ms", ranks, _ACCURACY).alias("ranks"),
@@ -37,12 +40,11 @@ def latency(lives: "DataFrame", window: str | None = None) -> "DataFrame":
         )
         .select(
             *start,
-            "protocol",
-            "name",
+            *names,
             "measure",
             "messages",
             *(fn.col("ranks")[place].alias(f"p{each:g}_ms") for place, each in enumerate(PERCENTILES)),
             "max_ms",
         )
-        .orderBy(*(["start"] if start else []), "protocol", "name", "measure")
+        .orderBy(*(["start"] if start else []), *names, "measure")
     )

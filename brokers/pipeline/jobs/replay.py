@@ -1,9 +1,10 @@
-"""Back into a broker: the records of one log, in their order, from a data folder or an archive.
+"""Back into a broker: the records of topics, each topic's in their order, from logs or an archive.
 
 Theory of operation. Records go out in batches, one at a time. Before a batch is sent, a small file says which
-one it is: its number, its first record, and how many. A replay that was killed begins with that batch again,
-the same records under the same number. A target that knows batches again (`once_each`) then has each record
-once; any other has those of one batch twice at most, and none is missing.
+one it is: its number, where each log stood before it, and how many of each log's records it has. A replay
+that was killed begins with that batch again, the same records under the same number. A target that knows
+batches again (`once_each`) then has each record once; any other has those of one batch twice at most, and
+none is missing. That they are the same records is checked (CRC): retention may have taken some meanwhile.
 
 What there is to replay is fixed when a replay begins: a log may grow meanwhile, even by what is replayed.
 """
@@ -12,63 +13,63 @@ import json
 import math
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from contextlib import aclosing, closing
-from itertools import islice
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import attrs
 import trio
 
-from brokers.pipeline.jobs.tables import check_folder
-from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.options import Topics
+from brokers.pipeline.jobs.replay_from import Extents, Sent, topic_of
 from shared.errors import BrokerError, UsageError
 from shared.replaying import Target
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from shared.storage.format import LENGTH_BYTES
 
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 512 << 10
+BATCH_TOPICS = 100
+"""Each is a writer to a server that remembers the 1024 that have spoken last."""
 BATCHES_A_SECOND = 20
 """At a rate batches are so small that there are about so many."""
-
-
-class Sent(NamedTuple):
-    """A record to send: its place, when it was written (seconds), and itself."""
-
-    offset: int
-    time: float
-    value: bytes
 
 
 class OutOfOrder(BrokerError):
     """Records do not come as they stand in the log: nothing more is sent."""
 
 
+class OtherRecords(BrokerError):
+    """The batch that was begun cannot be sent again: its records are not there any more."""
+
+
 @attrs.frozen
 class Place:
-    """A batch: its number, the offset of its first record, and how many it has.
+    """A batch: its number, where each log stood before it, and what it has of which log (count, CRC).
 
-    `of`: which replay. `until`: where it ends: an end in a data folder, the last record of an archive.
+    `of`: which replay. `until`: up to where each log is replayed.
     """
 
     of: Mapping[str, Any]
     writer: str
+    at: Mapping[str, int]
+    until: Mapping[str, int]
     seq: int = 0
-    offset: int = 0
-    messages: int = 0
-    until: int | None = None
+    batch: Mapping[str, Sequence[int]] = {}
     done: bool = False
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """What is left of each log."""
+        return {log: (at, self.until[log]) for log, at in self.at.items() if at < self.until[log]}
 
 
 @attrs.frozen
 class Replayed:
     """What was sent, by this run."""
 
-    name: str
+    topics: int
     messages: int
     bytes: int
     resumed: bool
@@ -81,12 +82,12 @@ class Progress:
         self._file = file
         self._of = json.loads(json.dumps(of))
 
-    def load(self) -> Place:
-        """Where to go on, or a new replay's begin. Raises UsageError for a file of another replay."""
+    def load(self) -> Place | None:
+        """Where to go on; None for a replay that has not begun. Raises UsageError for another's file."""
         try:
             found = Place(**json.loads(self._file.read_bytes()))
         except FileNotFoundError:
-            return Place(self._of, f"replay-{secrets.token_hex(8)}")
+            return None
         except (ValueError, TypeError):
             raise UsageError("--progress", f"{self._file} is no replay's") from None
         if found.of != self._of:
@@ -94,6 +95,17 @@ class Progress:
                 "--progress", f"{self._file} is of another replay; give this one a file of its own"
             )
         return found
+
+    def begin(self, extents: Extents) -> Place:
+        """Note what a new replay is to send."""
+        place = Place(
+            self._of,
+            f"replay-{secrets.token_hex(8)}",
+            {log: first for log, (first, _) in extents.items()},
+            {log: end for log, (_, end) in extents.items()},
+        )
+        self.save(place)
+        return place
 
     def save(self, place: Place) -> None:
         """Durable when it returns."""
@@ -131,32 +143,83 @@ class Pace:
 
 async def replay(
     records: Iterable[Sent],
-    name: str,
     target: Target,
+    place: Place,
     progress: Progress,
     pace: Pace = Pace(),
+    *,
+    named: Callable[[str], str] = lambda topic: topic,
     told: Callable[[int, int], None] = lambda messages, size: None,
 ) -> Replayed:
-    """Send records, in order, from where the progress file says on. `told`: how much so far."""
-    place = progress.load()
+    """Send the records that are left at `place`, noting how far it is. `told`: how much so far.
+
+    `named`: what a topic is called at the target.
+    """
+    topics = len({topic_of(log) for log in place.until})
     if place.done:
-        return Replayed(name, 0, 0, resumed=True)
+        return Replayed(topics, 0, 0, resumed=True)
     resumed = place.seq > 0
     messages = size = 0
-    source = iter(_in_order(records, place.offset if resumed else 0))
+    source = _in_order(records)
+
+    async def send(batch: Sequence[Sent]) -> None:
+        nonlocal messages, size
+        bodies: dict[str, list[bytes]] = {}
+        for record in batch:
+            bodies.setdefault(named(record.topic), []).append(record.value)
+        for name, those in bodies.items():
+            await target.send(name, place.writer, place.seq, those)
+        messages, size = messages + len(batch), size + sum(len(record.value) for record in batch)
+        told(messages, size)
+
+    last: Sequence[Sent] = ()
     if resumed:
-        again = list(islice(source, place.messages))
-        await target.send(name, place.writer, place.seq, [record.value for record in again])
-        messages, size = len(again), sum(len(record.value) for record in again)
+        last, source = _begun(source, place)
+        await send(last)
     async with aclosing(_batches(source, pace)) as batches:
         async for batch in batches:
-            place = attrs.evolve(place, seq=place.seq + 1, offset=batch[0].offset, messages=len(batch))
+            at = {**place.at, **_behind(last)}
+            place = attrs.evolve(place, seq=place.seq + 1, at=at, batch=_contents(batch))
             progress.save(place)
-            await target.send(name, place.writer, place.seq, [record.value for record in batch])
-            messages, size = messages + len(batch), size + sum(len(record.value) for record in batch)
-            told(messages, size)
-    progress.save(attrs.evolve(place, done=True))
-    return Replayed(name, messages, size, resumed)
+            await send(batch)
+            last = batch
+    progress.save(attrs.evolve(place, at={**place.at, **_behind(last)}, batch={}, done=True))
+    return Replayed(topics, messages, size, resumed)
+
+
+def _behind(batch: Sequence[Sent]) -> dict[str, int]:
+    """Where each of its logs goes on."""
+    return {record.log: record.offset + LENGTH_BYTES + len(record.value) for record in batch}
+
+
+def _contents(batch: Sequence[Sent]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for record in batch:
+        count, crc = found.get(record.log, (0, 0))
+        found[record.log] = [count + 1, zlib.crc32(record.value, crc)]
+    return found
+
+
+def _begun(records: Iterator[Sent], place: Place) -> tuple[Sequence[Sent], Iterator[Sent]]:
+    """The records of the batch that was begun, and the others. Raises OtherRecords."""
+    left = {log: count for log, (count, _) in place.batch.items()}
+    batch: list[Sent] = []
+    others: list[Sent] = []  # where a crash of the server moved its newest index entries, and so times
+    while any(left.values()):
+        record = next(records, None)
+        if record is None:
+            break
+        if left.get(record.log, 0):
+            left[record.log] -= 1
+            batch.append(record)
+        else:
+            others.append(record)
+    if _contents(batch) != {log: list(contents) for log, contents in place.batch.items()}:
+        raise OtherRecords(
+            f"batch {place.seq} was begun and cannot be sent again: its records are not there any "
+            "more, or are others. Whether the target has them nobody can tell; a new --progress begins anew"
+        )
+    return batch, chain(others, records)
 
 
 async def _batches(records: Iterator[Sent], pace: Pace) -> AsyncGenerator[list[Sent]]:
@@ -164,88 +227,29 @@ async def _batches(records: Iterator[Sent], pace: Pace) -> AsyncGenerator[list[S
     begin = trio.current_time()
     first = None
     batch: list[Sent] = []
+    topics: set[str] = set()
     size = 0
     for number, record in enumerate(records):
         first = record.time if first is None else first
         due = begin + pace.due(number, record.time - first)
         full = len(batch) >= pace.batch_messages or size + len(record.value) > BATCH_BYTES
+        full = full or len(topics | {record.log}) > BATCH_TOPICS
         if batch and (full or due > trio.current_time()):
             yield batch
-            batch, size = [], 0
+            batch, topics, size = [], set(), 0
         if due > trio.current_time():
             await trio.sleep_until(due)
         batch.append(record)
+        topics.add(record.log)
         size += len(record.value)
     if batch:
         yield batch
 
 
-def _in_order(records: Iterable[Sent], start: int) -> Iterator[Sent]:
-    last = -1
+def _in_order(records: Iterable[Sent]) -> Iterator[Sent]:
+    last: dict[str, int] = {}
     for record in records:
-        if record.offset <= last:
-            raise OutOfOrder(f"offset {record.offset} comes behind {last}")
-        last = record.offset
-        if record.offset >= start:
-            yield record
-
-
-# -- what is replayed
-
-
-def from_folder(spark: "SparkSession", path: Path, topic: str, start: int, end: int) -> "DataFrame":
-    """The records of a topic in a data folder from `start` up to `end`, offsets."""
-    reader = spark.read.format("logmq").option("subscribe", topic)
-    reader = reader.option("startingOffsets", json.dumps({topic: start}))
-    return reader.option("endingOffsets", json.dumps({topic: end})).load(str(path))
-
-
-def end_of(path: Path, topic: str) -> tuple[int, int]:
-    """The first and the end offset of a topic in a data folder. Raises UsageError where it has none."""
-    with closing(Folder(str(path), "logmq")) as folder:
-        spots = folder.spots(Topics(names=(topic,)))
-    if topic not in spots:
-        raise UsageError("TOPIC", f"there is no topic {topic} in {path}")
-    return spots[topic].first, spots[topic].end
-
-
-def frame_of(spark: "SparkSession", path: Path, topic: str, progress: Progress) -> "DataFrame":
-    """What is to be replayed, from a data folder or an archive; its end is fixed when a replay begins."""
-    place = progress.load()
-    if not (path / "FORMAT").exists():
-        frame = from_archive(spark, path, topic)
-        if place.until is None:
-            (row,) = frame.selectExpr("max(offset) AS last").collect()
-            progress.save(attrs.evolve(place, until=-1 if row["last"] is None else row["last"]))
-        return frame.where(f"offset <= {progress.load().until} AND offset >= {place.offset}").orderBy(
-            "offset"
-        )
-    check_folder(path)
-    if place.until is None:
-        first, end = end_of(path, topic)
-        place = attrs.evolve(place, offset=first, until=end)
-        progress.save(place)
-    return from_folder(spark, path, topic, place.offset, place.until or 0)
-
-
-def from_archive(spark: "SparkSession", path: Path, topic: str) -> "DataFrame":
-    """The records of a topic in an archive. Raises UsageError where it had several logs."""
-    from brokers.pipeline.archive.reading import read
-
-    frame = read(spark, path).where(f"topic = '{_quoted(topic)}'")
-    logs = [row["log"] for row in frame.select("log").distinct().limit(2).collect()]
-    if len(logs) > 1:
-        raise UsageError(
-            "TOPIC", f"{topic} was deleted and made again: its offsets are those of several logs"
-        )
-    return frame
-
-
-def records_of(frame: "DataFrame") -> Iterator[Sent]:
-    """Rows as they come from Spark, a partition after the other."""
-    for row in frame.selectExpr("offset", "unix_micros(timestamp) AS us", "value").toLocalIterator():
-        yield Sent(row["offset"], row["us"] / 1e6, bytes(row["value"]))
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")
+        if record.offset <= last.get(record.log, -1):
+            raise OutOfOrder(f"{record.topic}: offset {record.offset} comes behind {last[record.log]}")
+        last[record.log] = record.offset
+        yield record

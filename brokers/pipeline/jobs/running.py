@@ -3,28 +3,20 @@
 import re
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from brokers.pipeline.quiet import of_a_verb
 from brokers.pipeline.session import session
 from brokers.render import progress
-from shared.errors import BrokerError
+from shared.errors import BrokerError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOK_SECONDS = 0.2
-_LOGGING = Path(__file__).parent / "log4j2.properties"
-_QUIET = {
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING}",
-}
-"""Spark's own bar and warnings would stand between our lines."""
-
-
+_MASTER = re.compile(r"local(\[(\*|\d+)(,\d+)?\])?|(spark|k8s)://\S+|yarn")
 _RAISED = re.compile(r"^(?:pyspark\.errors\.exceptions\.\S+: )?(?:\w+\.)+(\w+): (.+)$", re.MULTILINE)
 """The line of a traceback in which Python says what was raised."""
 
@@ -34,28 +26,41 @@ class JobFailed(BrokerError):
 
 
 @contextmanager
-def spark_for(what: str, master: str) -> Iterator["SparkSession"]:
+def spark_for(what: str, master: str, config: Mapping[str, str] | None = None) -> Iterator["SparkSession"]:
     """A session for one verb, ended behind it; on a terminal a bar shows how far its tasks are.
 
-    One that was there before stays. Raises NoSpark, NoJava, and JobFailed for whatever Spark raises.
+    One that was there before stays. Raises UsageError for a master that is none, NoSpark, NoJava, and
+    JobFailed for whatever Spark raises.
     """
+    from brokers.pipeline import java
     from brokers.pipeline.session import require_spark
 
+    check_master(master)
     require_spark()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     before = SparkSession.getActiveSession()
-    spark = session(master, name=f"brokers {what}", config=_QUIET)
     try:
-        with watched(spark, what):
-            yield spark
+        if before is None:
+            java.use(vector=False)
+        spark = session(master, name=f"brokers {what}", config=of_a_verb({}) if config is None else config)
+        try:
+            with watched(spark, what):
+                yield spark
+        finally:
+            if before is None:
+                with suppress(Exception):  # its JVM may be what has ended
+                    spark.stop()
     except (PySparkException, Py4JError) as error:
         raise JobFailed(said(str(error))) from error
-    finally:
-        if before is None:
-            spark.stop()
+
+
+def check_master(master: str) -> None:
+    """Raises UsageError. Spark would end with two stack traces."""
+    if not _MASTER.fullmatch(master):
+        raise UsageError("--master", f"not local, local[4], local[*] or spark://host:port: {master!r}")
 
 
 def said(text: str) -> str:

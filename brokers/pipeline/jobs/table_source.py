@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from brokers.pipeline.jobs.tables import offered
+from brokers.pipeline.jobs.where import SERVED
 from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader
 from brokers.pipeline.source.options import Options, parse
 from shared.errors import ConfigError
@@ -38,7 +39,13 @@ class TableDataSource(LogmqDataSource):
             raise ConfigError(_OWN, "say which, as in dms.events; `brokers pipeline tables` lists them")
         (found,) = offered(name, protocol)
         self._table = found.table
-        super().__init__(given | {"namespace": self._table.namespace, "subscribepattern": self._table.logs})
+        logs = {"subscribepattern": self._table.logs}
+        if "servers" not in given:
+            logs["namespace"] = self._table.namespace
+        elif self._table.namespace != SERVED:
+            text = f"only the logs of {SERVED} are served; {found.protocol}.{name} needs a path"
+            raise ConfigError("servers", text)
+        super().__init__(given | logs)
 
     @classmethod
     def name(cls) -> str:

@@ -1,16 +1,14 @@
 """The tables that installed protocols have, found by entry point, and reading them with Spark."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
 from brokers import plugs
 from brokers.errors import ExitCode
+from brokers.pipeline.jobs.where import SERVED, Where, union
 from shared.errors import BrokerError
-from shared.storage.os_disk import OsDisk
-from shared.storage.tools.view import check_format
 from shared.tables import Table, tables_of
 
 if TYPE_CHECKING:
@@ -55,43 +53,51 @@ def with_column(column: str, protocol: str | None = None) -> Sequence[Offered]:
     return [each for each in offered_if_any(None, protocol) if column in each.table.schema.names]
 
 
-def check_folder(path: Path) -> None:
-    """Raises StoreFormat where it is no data folder that we can read, and OSError where it is none at all.
+def only_served(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:
+    """Those that can be read there: of servers, what is made of topics. Raises NoTable where none is left."""
+    if where.servers is None:
+        return chosen
+    found = [each for each in chosen if each.table.namespace == SERVED]
+    if not found:
+        tables = ", ".join(f"{each.protocol} {each.table.name}" for each in chosen)
+        of_topics = [each for each in offered() if each.table.namespace == SERVED]
+        there = ", ".join(f"{each.protocol} {each.table.name}" for each in of_topics)
+        raise NoTable(
+            f"a server does not give what {tables} is made of: read the broker's data folder. "
+            f"With --servers there are: {there}"
+        )
+    return found
 
-    Spark would say so too, later and at length.
-    """
-    disk = OsDisk(path, create=False, read_only=True)
-    try:
-        check_format(disk)
-    finally:
-        disk.release()
+
+def decoded(spark: "SparkSession", where: Where, each: Offered, *, stream: bool = False) -> "DataFrame":
+    """What the records are as rows, one by one; as they come, if `stream`."""
+    return where.per_source(lambda options: _loaded(spark, options, each, stream=stream))
 
 
-def decoded(spark: "SparkSession", path: Path, each: Offered, *, stream: bool = False) -> "DataFrame":
-    """What the records of a data folder are as rows, one by one; as they come, if `stream`."""
+def rows(spark: "SparkSession", where: Where, each: Offered) -> "DataFrame":
+    """The table: gathered where it has to be, of each broker by itself."""
+
+    def whole(options: Mapping[str, str]) -> "DataFrame":
+        found = _loaded(spark, options, each)
+        return found if each.table.gather is None else each.table.gather(found)
+
+    return where.per_source(whole)
+
+
+def volumes(
+    spark: "SparkSession", where: Where, chosen: Sequence[Offered], *, stream: bool = False
+) -> "DataFrame":
+    """What is decoded of tables of that kind, of several protocols: rows to be added up."""
+    return union(decoded(spark, where, each, stream=stream) for each in chosen)
+
+
+def _loaded(
+    spark: "SparkSession", options: Mapping[str, str], each: Offered, *, stream: bool = False
+) -> "DataFrame":
     from brokers.pipeline.jobs.table_source import FORMAT, TableDataSource
 
     spark.dataSource.register(TableDataSource)
     reader = spark.readStream.option("startingOffsets", "earliest") if stream else spark.read
-    return reader.format(FORMAT).option("table", f"{each.protocol}.{each.table.name}").load(str(path))
-
-
-def rows(spark: "SparkSession", path: Path, each: Offered) -> "DataFrame":
-    """The table: gathered where it has to be."""
-    found = decoded(spark, path, each)
-    return found if each.table.gather is None else each.table.gather(found)
-
-
-def union(frames: Iterable["DataFrame"]) -> "DataFrame":
-    """All rows of several tables of one kind, which may differ in their other columns."""
-    first, *others = frames
-    for other in others:
-        first = first.unionByName(other, allowMissingColumns=True)
-    return first
-
-
-def volumes(
-    spark: "SparkSession", path: Path, chosen: Sequence[Offered], *, stream: bool = False
-) -> "DataFrame":
-    """What is decoded of tables of that kind, of several protocols: rows to be added up."""
-    return union(decoded(spark, path, each, stream=stream) for each in chosen)
+    return (
+        reader.format(FORMAT).option("table", f"{each.protocol}.{each.table.name}").options(**options).load()
+    )

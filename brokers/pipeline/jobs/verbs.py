@@ -1,5 +1,6 @@
 """The verbs of the jobs that read what is there: each opens a session, calls its job, and gives the rows."""
 
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -7,21 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from brokers.pipeline.jobs.where import Folders, Reading, by, where
 from shared.errors import UsageError
 from shared.options import Ca, Json, Tls, flag
-from shared.tables import KEPT, LIVES, PLACES, VALUE, VOLUMES
+from shared.tables import LIVES, VALUE, VOLUMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Master = Annotated[
-    str, Parameter(help="Where Spark runs: local[*], or a cluster's spark://host:port.", show_default=True)
-]
-
-DataFolder = Annotated[Path, Parameter(help="A data folder; a broker may run on it.")]
 Window = Annotated[str, Parameter(help="How long a window is: '1 minute', '30 seconds'.")]
 Protocol = Annotated[str | None, Parameter(help="Only this protocol's.", show_default=False)]
 Rows = Sequence[Mapping[str, Any]]
+READING = Reading()
 
 _TABLES_EXAMPLES = """Examples:
 
@@ -35,6 +33,7 @@ _LATENCY_EXAMPLES = """Examples:
 _LAG_EXAMPLES = """Examples:
 
     brokers pipeline lag data
+    brokers pipeline lag --servers 127.0.0.1:8080 --groups billing,audit
     brokers pipeline lag data --json | jq 'select(.messages > 1000)'"""
 
 _REPORT_EXAMPLES = """Examples:
@@ -45,7 +44,8 @@ _REPORT_EXAMPLES = """Examples:
 _REPLAY_EXAMPLES = """Examples:
 
     brokers pipeline replay data orders --name orders-again
-    brokers pipeline replay archive orders --port 8081 --rate 1000
+    brokers pipeline replay archive --pattern 'orders.*' --port 8081 --rate 1000
+    brokers pipeline replay --servers 10.0.0.1:8080 orders bills --prefix again-
     brokers pipeline replay data orders --protocol dms --name jobs --speed 10"""
 
 _DECODE_EXAMPLES = """Examples:
@@ -53,12 +53,13 @@ _DECODE_EXAMPLES = """Examples:
     brokers pipeline decode data lives --limit 5
     brokers pipeline decode data lives --to lives.parquet
     brokers pipeline decode data events --follow --json | jq .event
-    brokers pipeline decode data volumes --protocol logmq"""
+    brokers pipeline decode --servers 10.0.0.1,10.0.0.2 volumes"""
 
 _THROUGHPUT_EXAMPLES = """Examples:
 
     brokers pipeline throughput data
-    brokers pipeline throughput data --window '10 seconds' --json
+    brokers pipeline throughput /srv/one /srv/two --window '10 seconds' --json
+    brokers pipeline throughput --servers 127.0.0.1:8080
     brokers pipeline throughput data --follow --window '10 seconds'"""
 
 _ANOMALY_EXAMPLES = """Examples:
@@ -97,16 +98,13 @@ def tables(*, json: Json = False) -> Rows:
 
 
 def decode(
-    path: DataFolder,
-    table: str,
-    /,
-    *,
+    *words: Annotated[str, Parameter(help="Data folders, or --servers, and at last the table.")],
     protocol: Protocol = None,
     to: Annotated[Path | None, Parameter(help="Write Parquet there instead of showing rows.")] = None,
     overwrite: Annotated[bool, flag("Replace what is there.")] = False,
     follow: Annotated[bool, flag("Go on with what comes, until interrupted.")] = False,
     limit: Annotated[int, Parameter(help="Show so many rows at most; 0: all.")] = 20,
-    master: Master = "local[*]",
+    reading: Reading = READING,
     json: Json = False,
 ) -> Any:
     """Show a table of what is in the logs, or write it as Parquet.
@@ -116,38 +114,48 @@ def decode(
     from brokers.pipeline.jobs import decode as job
     from brokers.pipeline.jobs.running import spark_for
     from brokers.pipeline.jobs.streaming import rows_as_they_come, rows_of
-    from brokers.pipeline.jobs.tables import check_folder, offered
+    from brokers.pipeline.jobs.tables import offered, only_served
 
-    check_folder(path)
-    chosen = offered(table, protocol)
-    if follow and to is None:
-        return followed(
-            master, f"decode {table}", lambda spark: rows_as_they_come(job.following(spark, path, chosen))
-        )
-    with spark_for(f"decode {table}", master) as spark:
+    if not words:
+        raise UsageError("TABLE", "say which; `brokers pipeline tables` lists them")
+    if limit < 0:
+        raise UsageError("--limit", "it is 0 (all) or more")
+    *folders, table = words
+    there = where([Path(folder) for folder in folders], reading, bounded=not follow)
+    chosen = only_served(offered(table, protocol), there)
+    what = f"decode {table}"
+    if follow:
+        job.check_followed(chosen)
+        if to is None:
+
+            def rows(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
+                return rows_as_they_come(job.following(spark, there, chosen))
+
+            return followed(what, reading, rows)
+    elif to is not None and to.exists() and not overwrite:
+        raise UsageError("--to", f"{to} is there already; --overwrite replaces it")
+    with spark_for(what, reading.master, reading.config) as spark:
         if follow and to is not None:
-            query = job.write_on(job.following(spark, path, chosen), to)
+            query = job.write_on(job.following(spark, there, chosen), to)
             try:
                 query.awaitTermination()
             finally:
                 query.stop()
             return None
-        rows = job.decode(spark, path, chosen)
+        found = job.decode(spark, there, chosen)
         if to is None:
-            return rows_of(rows.limit(limit) if limit else rows)
-        job.write(rows, to, overwrite=overwrite)
+            return rows_of(found.limit(limit) if limit else found)
+        job.write(found, to, overwrite=overwrite)
         return {"table": table, "to": to, "rows": spark.read.parquet(str(to)).count()}
 
 
 def throughput(
-    path: DataFolder,
-    /,
-    *,
+    *path: Folders,
     protocol: Protocol = None,
     window: Window = "1 minute",
     follow: Annotated[bool, flag("Go on with what comes, until interrupted.")] = False,
     late: Annotated[str, Parameter(help="With --follow: how late a message may be.")] = "10 seconds",
-    master: Master = "local[*]",
+    reading: Reading = READING,
     json: Json = False,
 ) -> Any:
     """How much went through: messages and bytes by protocol, name and window."""
@@ -157,30 +165,28 @@ def throughput(
     from brokers.pipeline.jobs.streaming import rows_as_they_come, rows_of
     from brokers.pipeline.jobs.windows import length
 
-    tables.check_folder(path)
-    chosen = tables.offered(VOLUMES, protocol)
     each_window, lateness = length(window, "--window"), length(late, "--late")
+    there = where(path, reading, bounded=not follow)
+    chosen = tables.only_served(tables.offered(VOLUMES, protocol), there)
     if follow:
 
         def rows(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
-            volumes = tables.volumes(spark, path, chosen, stream=True)
+            volumes = tables.volumes(spark, there, chosen, stream=True)
             return rows_as_they_come(job.throughput(volumes, each_window, lateness))
 
-        return followed(master, "throughput", rows)
-    with spark_for("throughput", master) as spark:
-        found = job.throughput(tables.volumes(spark, path, chosen), each_window)
-        return rows_of(found.orderBy("start", *job.BY))
+        return followed("throughput", reading, rows)
+    with spark_for("throughput", reading.master, reading.config) as spark:
+        found = job.throughput(tables.volumes(spark, there, chosen), each_window)
+        return rows_of(found.orderBy("start", *by(found, "protocol", "name")))
 
 
 def latency(
-    path: DataFolder,
-    /,
-    *,
+    *path: Folders,
     protocol: Protocol = None,
     window: Annotated[
         str | None, Parameter(help="By when messages came, too: '1 hour'.", show_default=False)
     ] = None,
-    master: Master = "local[*]",
+    reading: Reading = READING,
     json: Json = False,
 ) -> Rows:
     """Percentiles of the time that messages wait for delivery, and stay in their queue."""
@@ -191,39 +197,50 @@ def latency(
     from brokers.pipeline.jobs.streaming import rows_of
     from brokers.pipeline.jobs.windows import length
 
-    tables.check_folder(path)
-    chosen = tables.offered(LIVES, protocol)
     each_window = None if window is None else length(window, "--window")
-    with spark_for("latency", master) as spark:
-        return rows_of(job.latency(rows(spark, path, chosen), each_window))
+    there = where(path, reading)
+    chosen = tables.only_served(tables.offered(LIVES, protocol), there)
+    with spark_for("latency", reading.master, reading.config) as spark:
+        return rows_of(job.latency(rows(spark, there, chosen), each_window))
 
 
-def lag(path: DataFolder, /, *, master: Master = "local[*]", json: Json = False) -> Sequence[Any]:
+def lag(
+    *path: Folders,
+    groups: Annotated[
+        str | None, Parameter(help="With --servers: whose, with commas between.", show_default=False)
+    ] = None,
+    reading: Reading = READING,
+    json: Json = False,
+) -> Rows:
     """How far groups and sessions are behind."""
     from brokers.pipeline.jobs import lag as job
-    from brokers.pipeline.jobs import tables
-    from brokers.pipeline.jobs.decode import decode as rows
     from brokers.pipeline.jobs.running import spark_for
-    from brokers.pipeline.jobs.streaming import rows_of
+    from brokers.pipeline.source.groups import parse_groups
 
-    tables.check_folder(path)
-    with spark_for("lag", master) as spark:
-        places = rows_of(job.newest(rows(spark, path, tables.offered(PLACES))))
-        kept = [rows_of(job.waiting(rows(spark, path, [each]))) for each in tables.offered_if_any(KEPT)]
-        return job.lag(path, places, [row for some in kept for row in some])
+    there = where(path, reading, bounded=False)
+    if there.servers is None:
+        if groups is not None:
+            raise UsageError("--groups", "a data folder knows its groups; only --servers takes this")
+        with spark_for("lag", reading.master, reading.config) as spark:
+            return job.of_folders(spark, there)
+    if groups is None:
+        text = "say which: servers do not list their groups, nor any sessions (a data folder has both)"
+        raise UsageError("--groups", text)
+    try:
+        return job.of_servers(there, parse_groups(groups))
+    except ValueError as error:
+        raise UsageError("--groups", str(error)) from None
 
 
 def anomaly(
-    path: DataFolder,
-    /,
-    *,
+    *path: Folders,
     protocol: Protocol = None,
     window: Window = "1 minute",
     history: Annotated[int, Parameter(help="How many windows before one say what is usual.")] = 60,
     tolerance: Annotated[float, Parameter(help="How many spreads the band is wide, to each side.")] = 6.0,
     by_hour: Annotated[bool, flag("Compare with the same hour of the days before.")] = False,
     every: Annotated[bool, flag("Show every window with its band, not only those outside.", "--all")] = False,
-    master: Master = "local[*]",
+    reading: Reading = READING,
     json: Json = False,
 ) -> Rows:
     """Rates and values that leave their usual band, and the band."""
@@ -233,60 +250,66 @@ def anomaly(
     from brokers.pipeline.jobs.streaming import rows_of
     from brokers.pipeline.jobs.windows import length
 
-    tables.check_folder(path)
     each_window = length(window, "--window")
-    if history < 1 or tolerance <= 0:
+    if history < 1 or not tolerance > 0:
         raise UsageError("--history and --tolerance", "they are above 0")
-    with spark_for("anomaly", master) as spark:
-        series = job.rates(tables.volumes(spark, path, tables.offered(VOLUMES, protocol)), each_window)
-        for each in tables.with_column(VALUE, protocol):
-            series = series.unionByName(job.values(tables.decoded(spark, path, each), each_window))
+    there = where(path, reading)
+    chosen = tables.only_served(tables.offered(VOLUMES, protocol), there)
+    measured = tables.with_column(VALUE, protocol) if there.servers is None else []
+    with spark_for("anomaly", reading.master, reading.config) as spark:
+        series = job.rates(tables.volumes(spark, there, chosen), each_window)
+        for each in measured:
+            series = series.unionByName(job.values(tables.decoded(spark, there, each), each_window))
         least = min(job.LEAST, history)
         banded = job.bands(series, history=history, least=least, tolerance=tolerance, by_hour=by_hour)
-        return rows_of(
-            banded.orderBy("protocol", "name", "measure", "start") if every else job.anomalies(banded)
-        )
+        if every:
+            return rows_of(banded.orderBy(*by(banded, "protocol", "name", "measure", "start")))
+        return rows_of(job.anomalies(banded))
 
 
 def report(
-    path: DataFolder,
+    path: Annotated[Path | None, Parameter(help="A data folder; a broker may run on it.")] = None,
     /,
     *,
     to: Annotated[Path, Parameter(help="The folder for report.html and its pictures.")] = Path("report"),
     window: Annotated[
         str | None, Parameter(help="How long a point is: '1 minute'; else as fits.", show_default=False)
     ] = None,
-    master: Master = "local[*]",
+    reading: Reading = READING,
     json: Json = False,
 ) -> Rows:
     """Write a page with pictures of all this, for readers who need not know Spark."""
     from datetime import UTC, datetime
 
-    from brokers.pipeline.jobs import tables
     from brokers.pipeline.jobs.running import spark_for
     from brokers.pipeline.jobs.windows import length
 
-    tables.check_folder(path)
+    if reading.servers is not None or path is None:
+        text = "a report tells of queues and sessions too, which a data folder has and no server gives"
+        raise UsageError("--servers" if reading.servers is not None else "PATH", text)
     each_window = None if window is None else length(window, "--window")
-    with spark_for("report", master) as spark:
+    there = where([path], reading)
+    to.mkdir(parents=True, exist_ok=True)
+    with spark_for("report", reading.master, reading.config) as spark:
         from brokers.pipeline.jobs import report as job
         from brokers.pipeline.jobs.figures import figures
 
-        found = figures(spark, path, each_window)
+        found = figures(spark, there, each_window)
     files = job.write(found, str(path), to, datetime.now(UTC))
     return [{"file": file, "bytes": file.stat().st_size} for file in files]
 
 
 def replay(
-    path: Annotated[Path, Parameter(help="A data folder, or an archive.")],
-    topic: str,
-    /,
-    *,
+    *words: Annotated[str, Parameter(help="A data folder, an archive, or --servers; then topics.")],
+    pattern: Annotated[
+        str | None, Parameter(help="Topics whose whole name matches.", show_default=False)
+    ] = None,
     protocol: Annotated[str, Parameter(help="What the server that gets them speaks.")] = "logmq",
     name: Annotated[
-        str | None, Parameter(help="The topic or queue there; else named as here.", show_default=False)
+        str | None, Parameter(help="Of one topic: its name, or the queue's, there.", show_default=False)
     ] = None,
-    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1",
+    prefix: Annotated[str, Parameter(help="Put before every topic's name there.", show_default=False)] = "",
+    host: Annotated[str, Parameter(help="The address of the server that gets them.")] = "127.0.0.1",
     port: Annotated[int | None, Parameter(help="Its port, if not the usual.", show_default=False)] = None,
     tls: Tls = False,
     ca: Ca = None,
@@ -297,14 +320,15 @@ def replay(
     progress: Annotated[
         Path | None, Parameter(help="Where it is noted how far it is; else NAME.replay.", show_default=False)
     ] = None,
-    master: Master = "local[*]",
+    reading: Reading = READING,
     json: Json = False,
 ) -> Any:
-    """Send the records of a topic again, in order, to a topic or a queue.
+    """Send the records of topics again, each topic's in order, to topics or queues.
 
     A replay that was killed goes on where it was when the same command is given
     again. Each record is then in a topic once; in a queue those of one batch may
-    be twice. Without --rate and --speed it is as fast as the server takes them.
+    be twice. Without --rate and --speed it is as fast as the server takes them;
+    several topics are mixed as their records came.
     """
     import math
 
@@ -313,6 +337,7 @@ def replay(
     from brokers import plugs
     from brokers.errors import Refusal
     from brokers.pipeline.jobs import replay as job
+    from brokers.pipeline.jobs import replay_from
     from brokers.pipeline.jobs.running import spark_for
     from shared.net.dial import tls_context
     from shared.progress import counting
@@ -321,30 +346,59 @@ def replay(
     for flag_, number in (("--rate", rate), ("--speed", speed)):
         if number is not None and not 0 < number < math.inf:
             raise UsageError(flag_, "it is above 0")
-    there = topic if name is None else name
     opener = target_of(plugs.load(protocol))
     if opener is None:
         raise Refusal(f"nothing can be replayed to a server of {protocol}")
-    of = {"path": str(path.absolute()), "topic": topic, "protocol": protocol, "name": there}
-    noted = job.Progress(progress or Path(f"{there}.replay"), of | {"host": host, "port": port})
-    pace = job.Pace(rate or math.inf, speed or math.inf)
     context = tls_context(wanted=tls, ca=ca, certificate=None, key=None)
+    source, names = replay_from.opened(words, reading)
+    topics = replay_from.topics_of(names, pattern)
+    if name is not None and len(topics.names) != 1:
+        raise UsageError("--name", "is of one topic; --prefix is for several")
+    to = name or prefix + (topics.names[0] if len(topics.names) == 1 else "topics")
+    of = {
+        "from": reading.servers or str(Path(words[0]).absolute()),
+        "topics": pattern or list(topics.names),
+        "to": [protocol, host, port, name, prefix],
+    }
+    noted = job.Progress(progress or Path(f"{to}.replay"), of)
+    place = noted.load()
+    trio.run(_answers, opener, host, port, context)  # before a minute is spent on Spark
+    if place is None:
+        place = noted.begin(source.extents(topics))
 
-    with spark_for(f"replay {topic}", master) as spark, counting("messages") as told:
-        frame = job.frame_of(spark, path, topic, noted)
+    def named(topic: str) -> str:
+        return name or prefix + topic
+
+    def records(spark: "SparkSession") -> Any:
+        if not place.ranges:
+            return ()
+        frame = source.frame(spark, place.ranges)
+        return replay_from.records_of(frame, one_log=len(place.ranges) == 1)
+
+    what = f"replay {', '.join(topics.names) or pattern}"
+    with spark_for(what, reading.master, reading.config) as spark, counting("messages") as told:
 
         async def run() -> Any:
             async with opener(host, port, context) as target:
-                return await job.replay(job.records_of(frame), there, target, noted, pace, told)
+                return await job.replay(records(spark), target, place, noted, pace, named=named, told=told)
 
+        pace = job.Pace(rate or math.inf, speed or math.inf)
         return trio.run(run)
 
 
+async def _answers(opener: Any, *address: Any) -> None:
+    """Raises ConnectionRefusedError where nobody does."""
+    async with opener(*address):
+        pass
+
+
 def followed(
-    master: str, what: str, rows: "Callable[[SparkSession], Generator[Mapping[str, Any]]]"
+    what: str, reading: Reading, rows: "Callable[[SparkSession], Generator[Mapping[str, Any]]]"
 ) -> Generator[Mapping[str, Any]]:
     """Rows as they come, until interrupted; the session ends with them."""
     from brokers.pipeline.jobs.running import spark_for
 
-    with spark_for(what, master) as spark, closing(rows(spark)) as found:
-        yield from found
+    with spark_for(what, reading.master, reading.config) as spark, closing(rows(spark)) as found:
+        for row in found:
+            yield row
+            sys.stdout.flush()  # somebody may be waiting behind a pipe

@@ -12,6 +12,7 @@ import pytest
 from brokers.pipeline.jobs import decode, lag, latency, tables, throughput
 from brokers.pipeline.jobs.streaming import rows_as_they_come, rows_of
 from brokers.pipeline.jobs.tables import offered
+from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.jobs.windows import length
 from shared.errors import UsageError
 from shared.storage.tools.logs import RecordRow, log_dump
@@ -102,7 +103,7 @@ def test_latency_percentiles_are_those_of_the_sorted_times(spark: "SparkSession"
 
 
 def test_latency_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> None:
-    rows = rows_of(latency.latency(decode.decode(spark, passed, offered(LIVES))))
+    rows = rows_of(latency.latency(decode.decode(spark, Where((passed,)), offered(LIVES))))
     lives = told.lives(records_of(passed, "dms", "jobs"))
     for measure in latency.MEASURES:
         values = [life[measure] for life in lives.values() if life[measure] is not None]
@@ -111,7 +112,7 @@ def test_latency_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> 
 
 
 def test_lag_is_what_lies_between_a_commit_and_the_end(spark: "SparkSession", passed: Path) -> None:
-    places = rows_of(lag.newest(decode.decode(spark, passed, offered(PLACES, "logmq"))))
+    places = rows_of(lag.newest(decode.decode(spark, Where((passed,)), offered(PLACES, "logmq"))))
     rows = {(row.reader, row.name): row for row in lag.lag(passed, places, [])}
     assert set(rows) == {("billing", "orders"), ("billing", "bills"), ("audit", "orders")}  # `old` is deleted
     unread = ORDERS[READ:]
@@ -153,7 +154,7 @@ def test_a_window_is_a_length_of_time(text: str) -> None:
 
 
 def test_throughput_follows_a_stream(spark: "SparkSession", passed: Path) -> None:
-    stream = tables.volumes(spark, passed, offered(VOLUMES, "logmq"), stream=True)
+    stream = tables.volumes(spark, Where((passed,)), offered(VOLUMES, "logmq"), stream=True)
     # What ends with what is there closes no window: each change of one is looked at instead.
     rows = list(
         rows_as_they_come(throughput.throughput(stream, "1 hour", "5 seconds"), once=True, mode="update")

@@ -2,20 +2,25 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 import trio
 
 from brokers.pipeline.jobs import replay as job
 from brokers.pipeline.jobs import verbs
-from brokers.pipeline.jobs.replay import OutOfOrder, Pace, Place, Progress, Sent
+from brokers.pipeline.jobs.archive import archive
+from brokers.pipeline.jobs.replay import OtherRecords, OutOfOrder, Pace, Place, Progress
+from brokers.pipeline.jobs.replay_from import FromLogs, Sent
+from brokers.pipeline.jobs.where import Reading, Where
+from brokers.pipeline.source.options import Topics
 from shared.errors import UsageError
 from shared.storage.tools.logs import RecordRow, log_dump
-from tests.pipeline.jobs.conftest import BILLS, READ
+from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
 from tests.support.server import Server
 
 if TYPE_CHECKING:
@@ -29,13 +34,13 @@ class Killed(Exception):
 
 
 class Broker:
-    """What a server has. `once_each`: as BATCH does, the newest batch of a writer is known again."""
+    """What a server has. `once_each`: as BATCH does, a writer's newest batch to a topic is known again."""
 
     def __init__(self, chance: random.Random, *, once_each: bool, deaths: float) -> None:
         self.once_each = once_each
-        self.messages: list[bytes] = []
+        self.messages: dict[str, list[bytes]] = {}
         self.sizes: list[int] = []
-        self._last: tuple[str, int] | None = None
+        self._last: dict[tuple[str, str], int] = {}
         self._chance = chance
         self._deaths = deaths
 
@@ -45,10 +50,11 @@ class Broker:
 
     async def send(self, name: str, writer: str, seq: int, messages: Sequence[bytes]) -> None:
         self.dies()
-        if not (self.once_each and self._last == (writer, seq)):
-            assert self._last is None or seq in (self._last[1], self._last[1] + 1)
-            self._last = writer, seq
-            self.messages += messages
+        last = self._last.get((name, writer), 0)
+        assert seq >= last
+        if not (self.once_each and last == seq):
+            self._last[name, writer] = seq
+            self.messages.setdefault(name, []).extend(messages)
             self.sizes.append(len(messages))
         self.dies()
 
@@ -64,37 +70,91 @@ class Mortal(Progress):
         self.dies()
 
 
-RECORDS = [Sent(7 * number, number / 10, b"%d" % number * (number % 9)) for number in range(5000)]
+def logs(*sizes: int) -> list[Sent]:
+    """Records of several logs, `sizes` each, as they came: no two of one log share a time."""
+    found = []
+    for number, size in enumerate(sizes):
+        offset = 0
+        for at in range(size):
+            value = b"%d" % at * (at % 9)
+            found.append(Sent(f"there topic{number}", offset, at / 10 + number / 97, value))
+            offset += 4 + len(value)
+    return sorted(found, key=lambda record: record.time)
+
+
+def begun(progress: Progress, records: Sequence[Sent]) -> Place:
+    """Where a replay of these records is."""
+    extents = {record.log: (0, record.offset + 1) for record in records}
+    return progress.load() or progress.begin(extents)
+
+
+def run(records: Sequence[Sent], broker: Broker, progress: Progress) -> job.Replayed:
+    place = begun(progress, records)
+    left = [record for record in records if record.offset >= place.at[record.log]]
+    return trio.run(job.replay, left, broker, place, progress)
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("sizes", [(5000,), (1500, 1, 900, 40)])
 @pytest.mark.parametrize("once_each", [True, False])
-def test_nothing_is_lost_however_often_it_dies(seed: int, once_each: bool, tmp_path: Path) -> None:
+def test_nothing_is_lost_however_often_it_dies(
+    seed: int, once_each: bool, sizes: Sequence[int], tmp_path: Path
+) -> None:
+    records = logs(*sizes)
     broker = Broker(random.Random(seed), once_each=once_each, deaths=0.3)
     deaths = 0
     while True:
         progress = Mortal(tmp_path / "progress", OF)
         progress.dies = broker.dies  # type: ignore[method-assign]
         try:
-            trio.run(job.replay, RECORDS, "orders", broker, progress)
+            run(records, broker, progress)
             break
         except Killed:
             deaths += 1
     assert deaths
-    expected = [record.value for record in RECORDS]
-    if once_each:
-        assert broker.messages == expected
-    else:
-        found = iter(broker.messages)
-        assert all(value in found for value in expected)  # in order, with some twice
-        assert len(broker.messages) <= len(expected) + (deaths + 1) * job.BATCH_MESSAGES
-    done = trio.run(job.replay, RECORDS, "orders", broker, Progress(tmp_path / "progress", OF))
+    for number, size in enumerate(sizes):
+        expected = [record.value for record in records if record.topic == f"topic{number}"]
+        assert len(expected) == size
+        got = broker.messages[f"topic{number}"]
+        if once_each:
+            assert got == expected
+        else:
+            found = iter(got)
+            assert all(value in found for value in expected)  # in order, with some twice
+            assert len(got) <= size + (deaths + 1) * job.BATCH_MESSAGES
+    done = run(records, broker, Progress(tmp_path / "progress", OF))
     assert (done.messages, done.resumed) == (0, True)
+
+
+def test_a_batch_that_was_begun_is_the_same_or_none(tmp_path: Path) -> None:
+    """Another order of the logs is no other batch; other records are, and nothing is sent then."""
+    records = logs(700, 700)
+    broker = Broker(random.Random(), once_each=True, deaths=0)
+    progress = Progress(tmp_path / "progress", OF)
+    place = begun(progress, records)
+    first, second = records[: job.BATCH_MESSAGES], records[job.BATCH_MESSAGES :]
+    progress.save(attrs.evolve(place, seq=1, batch=job._contents(first)))
+    other = [record._replace(value=b"other") if record is first[5] else record for record in records]
+    with pytest.raises(OtherRecords):
+        run(other, broker, progress)
+    with pytest.raises(OtherRecords):
+        run(first[:-1], broker, progress)
+    assert broker.messages == {}
+    run([*sorted(first), *second], broker, progress)
+    for topic, messages in broker.messages.items():
+        assert messages == [record.value for record in records if record.topic == topic]
+
+
+def test_a_batch_has_no_more_topics_than_a_server_remembers_writers_of(tmp_path: Path) -> None:
+    broker = Broker(random.Random(), once_each=True, deaths=0)
+    done = run(logs(*[2] * 450), broker, Progress(tmp_path / "progress", OF))
+    assert (done.topics, done.messages) == (450, 900)
+    assert json.loads((tmp_path / "progress").read_text())["seq"] >= 900 / (2 * job.BATCH_TOPICS)
 
 
 def test_another_replays_file_is_not_used(tmp_path: Path) -> None:
     file = tmp_path / "progress"
-    Progress(file, OF).save(Place(OF, "w", 1))
+    Progress(file, OF).begin({"there orders": (0, 7)})
     with pytest.raises(UsageError, match="another replay"):
         Progress(file, {"topic": "bills"}).load()
     file.write_text("[]")
@@ -104,8 +164,9 @@ def test_another_replays_file_is_not_used(tmp_path: Path) -> None:
 
 def test_records_out_of_order_end_it(tmp_path: Path) -> None:
     broker = Broker(random.Random(), once_each=True, deaths=0)
+    one, other = logs(2)
     with pytest.raises(OutOfOrder):
-        trio.run(job.replay, [RECORDS[1], RECORDS[0]], "orders", broker, Progress(tmp_path / "p", OF))
+        run([other, one], broker, Progress(tmp_path / "p", OF))
 
 
 @pytest.mark.parametrize(
@@ -116,10 +177,11 @@ async def test_the_pace_is_kept(
     pace: Pace, seconds: float, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = Broker(random.Random(), once_each=True, deaths=0)
+    records, progress = logs(100), Progress(tmp_path / "progress", OF)
     begin = trio.current_time()
-    await job.replay(RECORDS[:100], "orders", broker, Progress(tmp_path / "progress", OF), pace)
+    await job.replay(records, broker, begun(progress, records), progress, pace)
     assert trio.current_time() - begin == pytest.approx(seconds)
-    assert broker.messages == [record.value for record in RECORDS[:100]]
+    assert broker.messages == {"topic0": [record.value for record in records]}
     assert max(broker.sizes) <= max(pace.batch_messages, 1)
 
 
@@ -131,25 +193,74 @@ def test_a_topic_goes_again_into_a_topic_and_into_a_queue(
             host, port = server.address(protocol)
             if protocol == "dms":
                 _create(host, port, name)
-            for _ in range(2):  # the second finds that it is done
-                with suppress(FileNotFoundError):
-                    found = verbs.replay(
-                        passed,
-                        "bills",
-                        protocol=protocol,
-                        name=name,
-                        host=host,
-                        port=port,
-                        progress=tmp_path / f"{name}.progress",
-                    )
+            file = tmp_path / f"{name}.progress"
+            to = {"protocol": protocol, "name": name, "host": host, "port": port, "progress": file}
+            assert verbs.replay(str(passed), "bills", **to).messages == len(BILLS)
+            found = verbs.replay(str(passed), "bills", **to)
             assert (found.messages, found.resumed) == (0, True)
+        with pytest.raises(UsageError, match="no topic nothing"):
+            verbs.replay(
+                str(passed), "nothing", host=host, port=port, protocol="dms", progress=tmp_path / "x"
+            )
         assert server.stop() == 0
-    rows = [row for row in log_dump(tmp_path / "data", "logmq", "again") if isinstance(row, RecordRow)]
-    assert [row.payload for row in rows] == BILLS
-    assert json.loads((tmp_path / "again.progress").read_text())["messages"] == len(BILLS)
-    with pytest.raises(UsageError, match="no topic nothing"):
-        verbs.replay(passed, "nothing", progress=tmp_path / "other")
+    assert written(tmp_path, "again") == BILLS
+
+
+def test_topics_go_again_from_logs_servers_and_an_archive(
+    spark: "SparkSession", passed: Path, tmp_path: Path
+) -> None:
+    """All topics of a folder into a server, from there into others, and from an archive of both."""
+    copied = shutil.copytree(passed, tmp_path / "copied" / "data").parent
+    with Server(copied, "--enable", "logmq") as first, Server(tmp_path, "--enable", "logmq") as server:
+        host, port = server.address("logmq")
+        served = Reading(servers=":".join(map(str, first.address("logmq"))))
+        to = {"pattern": "orders|bills", "host": host, "port": port}
+        runs: list[tuple[str, tuple[str, ...], Reading]] = [
+            ("folder-", (str(passed),), Reading()),
+            ("server-", (), served),
+        ]
+        for prefix, words, reading in runs:
+            done = verbs.replay(
+                *words, **to, prefix=prefix, reading=reading, progress=tmp_path / f"{prefix}noted"
+            )
+            assert (done.topics, done.messages) == (2, len(ORDERS) + len(BILLS))
+        both = f"{served.servers},{host}:{port}"
+        list(archive(tmp_path / "archive", servers=both, pattern="orders|server-.*", once=True, json=True))
+        done = verbs.replay(
+            str(tmp_path / "archive"),
+            "orders",
+            "server-bills",
+            prefix="archive-",
+            host=host,
+            port=port,
+            progress=tmp_path / "archive.noted",
+        )
+        assert (done.topics, done.messages) == (2, len(ORDERS) + len(BILLS))
+        assert server.stop() == 0
+    for prefix in ("folder-", "server-", "archive-"):
+        assert written(tmp_path, f"{prefix}orders") == ORDERS
+    for name in ("folder-bills", "server-bills", "archive-server-bills"):
+        assert written(tmp_path, name) == BILLS
+
+
+def test_a_replay_says_what_it_needs(passed: Path, tmp_path: Path) -> None:
+    for words, more, text in (
+        ((), {}, "PATH"),
+        ((str(passed),), {}, "say which topics"),
+        ((str(passed), "orders"), {"pattern": "x"}, "say which topics"),
+        ((str(passed),), {"pattern": "("}, "not a regular expression"),
+        ((str(passed), "a", "b"), {"name": "c"}, "--name: is of one topic"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            verbs.replay(*words, **more)
+    with pytest.raises(UsageError, match=r"no topic in .* matches"):
+        FromLogs(Where((passed,))).extents(Topics(pattern="nothing"))
     assert READ  # the folder is the other tests' too
+
+
+def written(folder: Path, topic: str) -> list[bytes]:
+    rows = log_dump(folder / "data", "logmq", topic)
+    return [row.payload for row in rows if isinstance(row, RecordRow)]
 
 
 def _create(host: str, port: int, name: str) -> None:

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from brokers.pipeline.jobs import decode as job
-from brokers.pipeline.jobs import tables
 from brokers.pipeline.jobs.streaming import rows_of
 from brokers.pipeline.jobs.tables import NoTable, offered
+from brokers.pipeline.jobs.where import Where, check_folder
 from dms import events
 from dms.lives import lives
 from shared.errors import StoreFormat
@@ -54,7 +54,7 @@ def test_a_life_is_what_the_records_tell_one_by_one(spark: "SparkSession") -> No
 
 
 def test_lives_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> None:
-    found = by_message(rows_of(job.decode(spark, passed, offered(LIVES))))
+    found = by_message(rows_of(job.decode(spark, Where((passed,)), offered(LIVES))))
     those = [record for queue in ("jobs", "dead") for record in records_of(passed, "dms", queue)]
     assert found == told.lives(those)
     outcomes = Counter((queue, life["outcome"]) for (queue, _), life in found.items())
@@ -69,7 +69,7 @@ def test_lives_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> No
 
 
 def test_volumes_count_every_protocols_messages(spark: "SparkSession", passed: Path) -> None:
-    rows = rows_of(job.decode(spark, passed, offered(VOLUMES)))
+    rows = rows_of(job.decode(spark, Where((passed,)), offered(VOLUMES)))
     sums: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
         assert row["fault"] is None
@@ -90,7 +90,7 @@ def test_volumes_count_every_protocols_messages(spark: "SparkSession", passed: P
 def test_parquet_holds_the_table_and_is_not_replaced_unasked(
     spark: "SparkSession", passed: Path, tmp_path: Path
 ) -> None:
-    rows = job.decode(spark, passed, offered("events", "dms"))
+    rows = job.decode(spark, Where((passed,)), offered("events", "dms"))
     job.write(rows, tmp_path / "events")
     back = rows_of(spark.read.parquet(str(tmp_path / "events")).orderBy("log", "offset", "seq"))
     assert back == rows_of(rows.orderBy("log", "offset", "seq"))
@@ -107,11 +107,15 @@ def test_a_sessions_own_time_zone_and_strings_do_not_matter(spark: "SparkSession
         "spark.sql.execution.arrow.useLargeVarTypes": "true",
     }
     before = {key: spark.conf.get(key) for key in keys}
-    expected = rows_of(job.decode(spark, passed, offered("events", "dms")).orderBy("log", "offset", "seq"))
+    expected = rows_of(
+        job.decode(spark, Where((passed,)), offered("events", "dms")).orderBy("log", "offset", "seq")
+    )
     for key, value in keys.items():
         spark.conf.set(key, value)
     try:
-        found = rows_of(job.decode(spark, passed, offered("events", "dms")).orderBy("log", "offset", "seq"))
+        found = rows_of(
+            job.decode(spark, Where((passed,)), offered("events", "dms")).orderBy("log", "offset", "seq")
+        )
         assert found == expected
     finally:
         for key, old in before.items():
@@ -122,14 +126,14 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(NoTable, match="dms lives"):
         offered("live")
     with pytest.raises(StoreFormat, match="not a data folder"):
-        tables.check_folder(tmp_path)
+        check_folder(tmp_path)
     with pytest.raises(OSError, match="nowhere"):
-        tables.check_folder(tmp_path / "nowhere")
+        check_folder(tmp_path / "nowhere")
 
 
 def test_what_is_gathered_from_all_is_not_followed(spark: "SparkSession", passed: Path) -> None:
     with pytest.raises(NoTable, match="of dms these can: events"):
-        job.following(spark, passed, offered(LIVES))
+        job.following(spark, Where((passed,)), offered(LIVES))
 
 
 def test_a_followed_table_is_written_once_each_over_a_restart(
@@ -137,8 +141,8 @@ def test_a_followed_table_is_written_once_each_over_a_restart(
 ) -> None:
     to = tmp_path / "events"
     for _ in range(2):
-        query = job.write_on(job.following(spark, passed, offered("events", "dms")), to, once=True)
+        query = job.write_on(job.following(spark, Where((passed,)), offered("events", "dms")), to, once=True)
         query.awaitTermination()
     order = ("log", "offset", "seq")
-    expected = rows_of(job.decode(spark, passed, offered("events", "dms")).orderBy(*order))
+    expected = rows_of(job.decode(spark, Where((passed,)), offered("events", "dms")).orderBy(*order))
     assert rows_of(spark.read.parquet(str(to)).orderBy(*order)) == expected

@@ -31,13 +31,13 @@ def test_every_verb_gives_rows(spark: "SparkSession", passed: Path, tmp_path: Pa
     for row in verbs.throughput(passed, protocol="logmq"):
         messages[row["name"]] += row["messages"]
     assert messages == {"orders": 500, "bills": 40}
-    behind = {(row.reader, row.name): row.messages for row in verbs.lag(passed)}
+    behind = {(row["reader"], row["name"]): row["messages"] for row in verbs.lag(passed)}
     assert behind["billing", "orders"] == len(ORDERS) - READ
     assert verbs.anomaly(passed, protocol="dms", window="1 second") == []
-    written = verbs.decode(passed, "lives", to=tmp_path / "lives")
+    written = verbs.decode(str(passed), "lives", to=tmp_path / "lives")
     assert written["rows"] == spark.read.parquet(str(tmp_path / "lives")).count() == 23
-    with pytest.raises(JobFailed, match="already exists"):
-        verbs.decode(passed, "lives", to=tmp_path / "lives")
+    with pytest.raises(UsageError, match="there already"):
+        verbs.decode(str(passed), "lives", to=tmp_path / "lives")
 
 
 def test_the_report_of_what_a_server_wrote(spark: "SparkSession", passed: Path, tmp_path: Path) -> None:
@@ -62,6 +62,10 @@ def test_what_cannot_be_done_is_one_line_and_a_code(passed: Path, tmp_path: Path
     for arguments, code, text in (
         (["throughput", str(tmp_path)], 73, "not a data folder"),
         (["decode", str(passed), "live"], 66, "no protocol has a table live"),
+        (["decode", str(passed), "lives", "--follow"], 66, "of dms these can: events"),
+        (["throughput", str(passed), "--master", "spark:7077"], 2, "--master: not local"),
+        (["throughput", str(passed), "--option", "verifyCRC=perhaps"], 78, "verifyCrc: not true or false"),
+        (["report", "--servers", "127.0.0.1:1"], 2, "which a data folder has and no server gives"),
     ):
         done = run("pipeline", *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr

@@ -1,0 +1,160 @@
+"""What a job reads: data folders, or LogMQ servers, one or several, each looked at before Spark is started.
+
+Over the wire there are the records of LogMQ's topics and nothing else: other protocols' logs, and what a
+broker keeps about its readers, are in its data folder alone. Rows of several places are told apart by a
+column `broker` in front, which rows of one place do not have.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import attrs
+from cyclopts import Parameter
+
+from brokers.pipeline.quiet import of_a_verb
+from shared.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from brokers.pipeline.source.options import Options
+
+SERVED = "logmq"
+"""The namespace whose logs a server gives: the source's own, unless an option says another."""
+
+BROKER = "broker"
+"""The column that says which folder or server a row is of, where there are several."""
+
+_OURS = ("path", "paths", "servers", "namespace", "subscribe", "subscribepattern", "assign")
+_BOUNDS = ("starting", "ending", "max")
+
+Folders = Annotated[Path, Parameter(help="Data folders; brokers may run on them.")]
+
+
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class Reading:
+    """The options of every verb that reads: where from, and with which Spark."""
+
+    servers: Annotated[
+        str | None,
+        Parameter(help="LogMQ servers instead of a folder: host:port,host:port.", show_default=False),
+    ] = None
+    option: Annotated[
+        tuple[str, ...],
+        Parameter(help="Of the source, KEY=VALUE (tlsCa=ca.pem, verifyCrc=false); repeatable.", negative=""),
+    ] = ()
+    master: Annotated[str, Parameter(help="Where Spark runs: local[*], or spark://host:port.")] = "local[*]"
+    conf: Annotated[
+        tuple[str, ...], Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="")
+    ] = ()
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """Spark's settings. Raises UsageError."""
+        return of_a_verb(dict(pair("--conf", each) for each in self.conf))
+
+
+@attrs.frozen
+class Where:
+    """Folders, or servers; `options` are the source's others."""
+
+    folders: tuple[Path, ...] = ()
+    servers: str | None = None
+    options: Mapping[str, str] = {}
+
+    @property
+    def sources(self) -> Sequence[str]:
+        if self.servers is not None:
+            return self.parsed().sources
+        return tuple(map(str, self.folders))
+
+    def parsed(self, **more: str) -> "Options":
+        """The source's options for all of it; `more` in its spelling. Raises ConfigError."""
+        import json
+
+        from brokers.pipeline.source.options import parse
+
+        place = (
+            {"servers": self.servers} if self.servers else {"paths": json.dumps(list(map(str, self.folders)))}
+        )
+        return parse({"subscribePattern": ".*", **self.options, **place, **more})
+
+    def options_of(self, source: str) -> dict[str, str]:
+        """The source's options for one of `sources`."""
+        return {**self.options, "servers" if self.servers is not None else "path": source}
+
+    def per_source(self, frame_of: Callable[[Mapping[str, str]], "DataFrame"]) -> "DataFrame":
+        """What `frame_of` makes of each place's options, as one; told apart where there are several."""
+        frames = {source: frame_of(self.options_of(source)) for source in self.sources}
+        if len(frames) == 1:
+            return next(iter(frames.values()))
+        from pyspark.sql import functions as fn
+
+        return union(frame.select(fn.lit(source).alias(BROKER), "*") for source, frame in frames.items())
+
+
+def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool = True) -> Where:
+    """What is to be read, and it is there.
+
+    `bounded`: options that say from where to where are taken. Raises UsageError, ConfigError, StoreFormat
+    where something is no data folder that we can read, and OSError where it is none at all or no server
+    answers. Spark would say so too, later and at length.
+    """
+    if bool(paths) == (reading.servers is not None):
+        raise UsageError("PATH", "give either data folders or --servers")
+    options = dict(pair("--option", each) for each in reading.option)
+    for key in options:
+        lower = key.lower()
+        if lower in _OURS or (lower.startswith(_BOUNDS) and not bounded):
+            raise UsageError("--option", f"{key} is this command's own business")
+    twice = [path for number, path in enumerate(paths) if path in paths[:number]]
+    if twice:
+        raise UsageError("PATH", f"{twice[0]} is named twice")
+    found = Where(tuple(paths), reading.servers, options)
+    parsed = found.parsed()
+    for path in paths:
+        check_folder(path)
+    if reading.servers is not None:
+        from brokers.pipeline.source.options import Topics
+        from brokers.pipeline.source.places import open_place
+
+        for source in parsed.sources:
+            with closing(open_place(parsed, source)) as place:
+                place.spots(Topics(pattern=".*"))
+    return found
+
+
+def check_folder(path: Path) -> None:
+    """Raises StoreFormat, OSError."""
+    from shared.storage.os_disk import OsDisk
+    from shared.storage.tools.view import check_format
+
+    disk = OsDisk(path, create=False, read_only=True)
+    try:
+        check_format(disk)
+    finally:
+        disk.release()
+
+
+def pair(flag: str, text: str) -> tuple[str, str]:
+    """KEY=VALUE. Raises UsageError."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise UsageError(flag, f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def union(frames: Iterable["DataFrame"]) -> "DataFrame":
+    """All rows of several frames of one kind, which may differ in their other columns."""
+    first, *others = frames
+    for other in others:
+        first = first.unionByName(other, allowMissingColumns=True)
+    return first
+
+
+def by(frame: "DataFrame", *columns: str) -> list[str]:
+    """Columns to group by: these, and in front of them which broker's, where rows say it."""
+    return [BROKER, *columns] if BROKER in frame.columns else list(columns)

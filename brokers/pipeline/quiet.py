@@ -1,0 +1,31 @@
+"""What a session's JVM says on standard error: no greetings, and warnings, or nothing below an error.
+
+Spark greets with a profile that it has not got, a level that it sets, a host's name, a library that is not
+there: nothing that whoever starts a job can do anything about. `log4j2.properties` leaves those out.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+LOGGING = Path(__file__).parent / "log4j2.properties"
+_OPTIONS = "spark.driver.extraJavaOptions"
+
+
+def settings(
+    config: Mapping[str, str], level: str = "warn", environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Spark's settings with the logging put in; of Java's options given in `config` none is lost.
+
+    `level`: the least that is said, `warn` or `error`. Who has a log4j2 file of his own keeps it: his option
+    comes behind ours, and a SPARK_CONF_DIR is left alone.
+    """
+    if "SPARK_CONF_DIR" in environ:
+        return dict(config)
+    ours = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} -Dbrokers.log.level={level}"
+    return {**config, _OPTIONS: f"{ours} {config.get(_OPTIONS, '')}".strip()}
+
+
+def of_a_verb(config: Mapping[str, str]) -> dict[str, str]:
+    """For a verb, which says itself, in one line, what went wrong."""
+    return settings({"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR", **config}, "error")

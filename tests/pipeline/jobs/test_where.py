@@ -1,0 +1,118 @@
+"""What jobs read: several places told apart, servers as far as the wire goes, and refusals before Spark."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from brokers.pipeline.jobs import verbs
+from brokers.pipeline.jobs.tables import NoTable, offered, only_served
+from brokers.pipeline.jobs.where import Reading, Where, where
+from shared.errors import ConfigError, StoreFormat, UsageError
+from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
+from tests.support.server import Server, speak
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def servers(passed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """One that serves what passed, and one that has other records under the same name."""
+    copied = shutil.copytree(passed, tmp_path_factory.mktemp("copied") / "data").parent
+    with (
+        Server(copied, "--enable", "logmq") as first,
+        Server(tmp_path_factory.mktemp("other"), "--enable", "logmq") as other,
+    ):
+        speak(other.address("logmq"), b"PRODUCE orders a\nPRODUCE orders bb\nCOMMIT audit orders 5\n")
+        yield tuple(":".join(map(str, each.address("logmq"))) for each in (first, other))  # type: ignore[misc]
+
+
+def messages(rows: list[dict[str, Any]]) -> Counter[Any]:
+    found: Counter[Any] = Counter()
+    for row in rows:
+        found[row.get("broker"), row["name"]] += row["messages"]
+    return found
+
+
+def test_jobs_read_servers_and_tell_several_apart(spark: "SparkSession", servers: tuple[str, str]) -> None:
+    first, other = servers
+    both = Reading(servers=",".join(servers))
+    expected = {(first, "orders"): len(ORDERS), (first, "bills"): len(BILLS), (other, "orders"): 2}
+    assert messages(verbs.throughput(reading=both)) == expected
+    assert messages(verbs.decode("volumes", reading=both)) == expected
+    assert messages(verbs.throughput(reading=Reading(servers=other))) == {(None, "orders"): 2}
+    rows = verbs.anomaly(window="1 second", every=True, reading=both)
+    assert all(row["broker"] in servers for row in rows)
+
+
+def test_folders_with_the_same_queues_are_told_apart(
+    spark: "SparkSession", passed: Path, tmp_path: Path
+) -> None:
+    """Gathered tables too: messages of the same number in queues of the same name are different ones."""
+    copied = shutil.copytree(passed, tmp_path / "copied")
+    lives = verbs.decode(str(passed), str(copied), "lives", limit=0)
+    assert Counter(row["broker"] for row in lives) == {str(passed): 23, str(copied): 23}
+    found = verbs.latency(passed, copied)
+    assert {row["broker"] for row in found} == {str(passed), str(copied)}
+    behind = {
+        (row["broker"], row["reader"], row["name"]): row["messages"] for row in verbs.lag(passed, copied)
+    }
+    assert behind[str(copied), "billing", "orders"] == len(ORDERS) - READ
+    assert len(behind) == 6
+
+
+def test_groups_of_servers_are_behind_as_the_folder_has_it(
+    spark: "SparkSession", passed: Path, servers: tuple[str, str]
+) -> None:
+    """From the marks and without Spark; times are at their grain."""
+    expected = [row | {"seconds": 0} for row in verbs.lag(passed)]
+    found = verbs.lag(groups="billing, audit", reading=Reading(servers=servers[0]))
+    assert [row | {"seconds": 0} for row in found] == expected
+    both = verbs.lag(groups="audit", reading=Reading(servers=",".join(servers)))
+    assert [(row["broker"], row["messages"], row["bytes"]) for row in both] == [
+        (servers[0], 0, 0),
+        (servers[1], 1, 6),
+    ]
+
+
+def test_what_servers_do_not_give_is_said(servers: tuple[str, str]) -> None:
+    reading = Reading(servers=servers[0])
+    with pytest.raises(NoTable, match=r"does not give what dms lives is made of.*logmq volumes"):
+        verbs.decode("lives", reading=reading)
+    with pytest.raises(NoTable, match="dms lives"):
+        verbs.latency(reading=reading)
+    with pytest.raises(UsageError, match="do not list their groups"):
+        verbs.lag(reading=reading)
+    with pytest.raises(UsageError, match="no_group"):
+        verbs.lag(groups="no_group!", reading=reading)
+    with pytest.raises(UsageError, match="no server gives"):
+        verbs.report(reading=reading)
+    chosen = only_served(offered("volumes"), Where(servers="x"))
+    assert [each.protocol for each in chosen] == ["logmq"]
+
+
+def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="either data folders or --servers"):
+        where([])
+    with pytest.raises(UsageError, match="either data folders or --servers"):
+        where([passed], Reading(servers="127.0.0.1:1"))
+    with pytest.raises(UsageError, match="named twice"):
+        where([passed, passed])
+    with pytest.raises(StoreFormat, match="not a data folder"):
+        where([passed, tmp_path])
+    for option, error, text in (
+        ("verifyCrc", UsageError, "not KEY=VALUE"),
+        ("namespace=dms", UsageError, "own business"),
+        ("verifyCrcs=true", ConfigError, "did you mean verifyCrc"),
+    ):
+        with pytest.raises(error, match=text):
+            where([passed], Reading(option=(option,)))
+    with pytest.raises(UsageError, match="own business"):
+        where([passed], Reading(option=("startingOffsets=latest",)), bounded=False)
+    away = Reading(servers="127.0.0.1:1", option=("retryTimeoutMs=1",))
+    with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.1:1"):
+        where([], away)
