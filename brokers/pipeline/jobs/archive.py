@@ -71,6 +71,13 @@ def archive(
     from brokers.pipeline.archive.feed import Feed
     from brokers.pipeline.source.options import parse
 
+    for flag, number, least in (
+        ("--trigger", trigger, 0.01),
+        ("--settle-seconds", settle_seconds, 0),
+        ("--settle-bytes", settle_bytes, 1),
+    ):
+        if not number >= least:
+            raise UsageError(flag, f"it is {least} at least")
     if bool(path) == bool(servers):
         raise UsageError("--path", "give either data folders (--path) or --servers")
     check_master(master)

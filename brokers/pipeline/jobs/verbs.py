@@ -362,9 +362,9 @@ def replay(
     }
     noted = job.Progress(progress or Path(f"{to}.replay"), of)
     place = noted.load()
+    extents = {} if place is not None else source.extents(topics)
     trio.run(_answers, opener, host, port, context)  # before a minute is spent on Spark
-    if place is None:
-        place = noted.begin(source.extents(topics))
+    place = place or noted.begin(extents)
 
     def named(topic: str) -> str:
         return name or prefix + topic
