@@ -20,10 +20,11 @@ def settings(
     `level`: the least that is said, `warn` or `error`. Who has a log4j2 file of his own keeps it: his option
     comes behind ours, and a SPARK_CONF_DIR is left alone.
     """
-    if "SPARK_CONF_DIR" in environ:
+    given = config.get(_OPTIONS, "")
+    if "SPARK_CONF_DIR" in environ or LOGGING.as_uri() in given:
         return dict(config)
     ours = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} -Dbrokers.log.level={level}"
-    return {**config, _OPTIONS: f"{ours} {config.get(_OPTIONS, '')}".strip()}
+    return {**config, _OPTIONS: f"{ours} {given}".strip()}
 
 
 def of_a_verb(config: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,11 @@ def test_javas_options_of_the_user_stand_behind_ours() -> None:
     assert quiet.LOGGING.exists()
 
 
+def test_it_is_put_in_once() -> None:
+    once = quiet.settings({"a": "b"}, "error", environ={})
+    assert quiet.settings(once, environ={}) == once
+
+
 def test_a_configuration_of_the_users_own_is_left_alone() -> None:
     assert quiet.settings({"a": "b"}, environ={"SPARK_CONF_DIR": "/etc/spark"}) == {"a": "b"}
 

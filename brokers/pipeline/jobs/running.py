@@ -1,10 +1,12 @@
 """What every job's verb needs: a quiet session, and a progress bar on a terminal while Spark works."""
 
+import logging
 import re
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from brokers.pipeline.quiet import of_a_verb
@@ -47,7 +49,7 @@ def spark_for(what: str, master: str, config: Mapping[str, str] | None = None) -
             java.use(vector=False)
         spark = session(master, name=f"brokers {what}", config=of_a_verb({}) if config is None else config)
         try:
-            with watched(spark, what):
+            with interruptible() if before is None else nullcontext(), watched(spark, what):
                 yield spark
         finally:
             if before is None:
@@ -55,6 +57,32 @@ def spark_for(what: str, master: str, config: Mapping[str, str] | None = None) -
                     spark.stop()
     except (PySparkException, Py4JError) as error:
         raise JobFailed(said(str(error))) from error
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGINT be a KeyboardInterrupt and nothing else, whatever fails for it on the way out.
+
+    PySpark's own handler asks the JVM to cancel its jobs, in the midst of what else is being asked of it, and
+    so ends in stack traces.
+    """
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        logging.disable()  # Py4J's, of connections that are cut off
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if interrupted:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def check_master(master: str) -> None:

@@ -3,6 +3,8 @@
 import json
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +23,11 @@ from brokers.pipeline.source.options import Topics
 from shared.errors import UsageError
 from shared.storage.tools.logs import RecordRow, log_dump
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
-from tests.support.server import Server
+from tests.pipeline.jobs.replaying import OF, SIZES, logs
+from tests.support.server import Server, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-OF = {"topic": "orders"}
 
 
 class Killed(Exception):
@@ -68,18 +69,6 @@ class Mortal(Progress):
         self.dies()
         super().save(place)
         self.dies()
-
-
-def logs(*sizes: int) -> list[Sent]:
-    """Records of several logs, `sizes` each, as they came: no two of one log share a time."""
-    found = []
-    for number, size in enumerate(sizes):
-        offset = 0
-        for at in range(size):
-            value = b"%d" % at * (at % 9)
-            found.append(Sent(f"there topic{number}", offset, at / 10 + number / 97, value))
-            offset += 4 + len(value)
-    return sorted(found, key=lambda record: record.time)
 
 
 def begun(progress: Progress, records: Sequence[Sent]) -> Place:
@@ -124,6 +113,34 @@ def test_nothing_is_lost_however_often_it_dies(
             assert len(got) <= size + (deaths + 1) * job.BATCH_MESSAGES
     done = run(records, broker, Progress(tmp_path / "progress", OF))
     assert (done.messages, done.resumed) == (0, True)
+
+
+def test_a_process_that_is_killed_and_started_again_writes_each_record_once(tmp_path: Path) -> None:
+    """The real thing, kill -9 and a real server, but for Spark (`make trial-replay` has that too)."""
+    file, chance = tmp_path / "progress", random.Random(5)
+    with Server(tmp_path, "--enable", "logmq") as server:
+        command = [sys.executable, "-m", "tests.pipeline.jobs.replaying"]
+        command += [*map(str, server.address("logmq")), str(file)]
+
+        def is_done(batches: int) -> bool:
+            goal = _seq(file) + batches
+            process = subprocess.Popen(command)
+            until(lambda: process.poll() is not None or _seq(file) >= goal)
+            process.kill()
+            return process.wait() == 0
+
+        kills = 0
+        while not is_done(chance.randint(1, 2)):
+            kills += 1
+        assert kills
+        assert server.stop() == 0
+    for number in range(len(SIZES)):
+        topic = f"topic{number}"
+        assert written(tmp_path, topic) == [record.value for record in logs(*SIZES) if record.topic == topic]
+
+
+def _seq(file: Path) -> int:
+    return int(json.loads(file.read_text())["seq"]) if file.exists() else 0
 
 
 def test_a_batch_that_was_begun_is_the_same_or_none(tmp_path: Path) -> None:

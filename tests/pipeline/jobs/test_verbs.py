@@ -1,6 +1,10 @@
 """The verbs' ends: rows, exit codes, what is said of a failure, the progress bar."""
 
 import json
+import logging
+import os
+import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,6 +94,29 @@ def test_a_session_that_was_there_stays_and_its_errors_are_told(spark: "SparkSes
     with pytest.raises(JobFailed, match="PATH_NOT_FOUND"), spark_for("test", "local[2]"):
         spark.read.parquet("/nowhere/at/all")
     assert spark.range(1).count() == 1
+
+
+def test_ctrl_c_is_an_interrupt_whatever_fails_for_it() -> None:
+    """In the midst of a question to the JVM it makes others fail, and Py4J log that at length."""
+
+    def asking() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            while True:
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            raise RuntimeError("reentrant call") from None
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt), running.interruptible():
+            asking()
+        assert not logging.getLogger().isEnabledFor(logging.CRITICAL)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(RuntimeError), running.interruptible():
+        raise RuntimeError("not interrupted")
 
 
 def test_the_bar_counts_tasks(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:

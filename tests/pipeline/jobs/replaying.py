@@ -1,0 +1,38 @@
+"""A process that replays records which it makes itself, without Spark: one to kill."""
+
+import sys
+from pathlib import Path
+
+import trio
+
+from brokers.pipeline.jobs import replay as job
+from brokers.pipeline.jobs.replay import Pace, Progress
+from brokers.pipeline.jobs.replay_from import Sent
+from logmq.replay import target
+
+OF = {"topic": "orders"}
+SIZES = (1500, 1, 1000)
+
+
+def logs(*sizes: int) -> list[Sent]:
+    """Records of several logs, `sizes` each, as they came: no two of one log share a time."""
+    found = []
+    for number, size in enumerate(sizes):
+        offset = 0
+        for at in range(size):
+            value = b"%d" % at * (at % 9)
+            found.append(Sent(f"there topic{number}", offset, at / 10 + number / 97, value))
+            offset += 4 + len(value)
+    return sorted(found, key=lambda record: record.time)
+
+
+async def main(host: str, port: int, file: Path) -> None:
+    progress, records = Progress(file, OF), logs(*SIZES)
+    place = progress.load() or progress.begin({record.log: (0, record.offset + 1) for record in records})
+    left = [record for record in records if record.offset >= place.at[record.log]]
+    async with target(host, port, None) as server:
+        await job.replay(left, server, place, progress, Pace(rate=500.0 * job.BATCHES_A_SECOND))
+
+
+if __name__ == "__main__":
+    trio.run(main, sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
