@@ -50,7 +50,7 @@ def session(
     require_spark()
     from pyspark.sql import SparkSession
 
-    from brokers.pipeline import java
+    from brokers.pipeline import java, quiet
 
     running = SparkSession.getActiveSession()
     if running is None:
@@ -58,6 +58,7 @@ def session(
         _workers_find_us(master)
     progress = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     settings = _DEFAULTS | progress | (_LOCAL if _is_local(master) else {}) | dict(config or {})
+    settings = quiet.settings(settings)
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in settings.items():
         if running is None or key.startswith("spark.sql."):
