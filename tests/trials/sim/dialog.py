@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 import attrs
-import trio
 
 from tests.trials.sim.model import LENGTH_BYTES, Record
-from tests.trials.sim.network import Wire
+from tests.trials.sim.talk import Talk
 from tests.trials.sim.visitor import Gone
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import BrokenPromise
 
 
 @attrs.frozen
@@ -19,37 +18,8 @@ class Refused:
     text: str
 
 
-class Dialog:
+class Dialog(Talk):
     """Lines and bodies over a wire. Raises Gone when the connection ends, BrokenPromise on nonsense."""
-
-    def __init__(self, world: World, wire: Wire, who: str) -> None:
-        self._world = world
-        self.wire = wire
-        self._who = who
-        self._buffer = bytearray()
-
-    async def send(self, data: bytes) -> None:
-        shown = data if len(data) <= 80 else data[:60] + b"..." + data[-20:]
-        self._world.say(f"{self._who} > {len(data)}: {shown!r}")
-        try:
-            await self.wire.client.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise Gone from None
-
-    async def half_close(self) -> None:
-        try:
-            await self.wire.client.send_eof()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise Gone from None
-
-    async def _more(self) -> None:
-        try:
-            data = await self.wire.client.receive_some(65536)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise Gone from None
-        if not data:
-            raise Gone
-        self._buffer += data
 
     async def line(self) -> bytes:
         end = self._buffer.find(b"\n")

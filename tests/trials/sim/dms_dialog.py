@@ -2,11 +2,9 @@
 
 import struct
 
-import trio
-
-from tests.trials.sim.network import Wire
+from tests.trials.sim.talk import Talk
 from tests.trials.sim.visitor import Gone
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import BrokenPromise
 
 HEADER = struct.Struct(">IIBBHI")
 MAGIC = 0xDEADBEEF
@@ -31,38 +29,13 @@ def named(queue: str, rest: bytes = b"") -> bytes:
     return len(queue.encode()).to_bytes(2, "big") + queue.encode() + rest
 
 
-class DmsDialog:
+class DmsDialog(Talk):
     """Frames over a wire. Raises Gone when the connection ends, BrokenPromise on nonsense."""
-
-    def __init__(self, world: World, wire: Wire, who: str) -> None:
-        self._world = world
-        self.wire = wire
-        self._who = who
-        self._buffer = bytearray()
-
-    async def send(self, data: bytes, what: str) -> None:
-        self._world.say(f"{self._who} > {len(data)}: {what}")
-        try:
-            await self.wire.client.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise Gone from None
-
-    async def half_close(self) -> None:
-        try:
-            await self.wire.client.send_eof()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise Gone from None
 
     async def frame(self) -> Frame:
         """The next one. Who is cancelled while waiting for it has taken nothing of it."""
         while (end := self._end()) is None:
-            try:
-                data = await self.wire.client.receive_some(65536)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                raise Gone from None
-            if not data:
-                raise Gone
-            self._buffer += data
+            await self._more()
         _, _, type_, _, status, message_id = HEADER.unpack_from(self._buffer)
         payload = bytes(self._buffer[HEADER.size : end])
         del self._buffer[:end]
