@@ -170,12 +170,14 @@ class Admin:
 
     def _describe(self, queue: Queue) -> dict[str, Any]:
         keeper, mortality = queue.keeper, queue.mortality
+        shown = queue.end - queue.head
+        held_up = shown - min(max(queue.released - queue.head, 0), shown)
         row: dict[str, Any] = {
             "queue": queue.text,
             "depth": queue.depth,
-            "ready": queue.end - queue.head + len(queue.returned),
+            "ready": shown - held_up + len(queue.returned),
             "held": queue.held,
-            "delayed": len(mortality.later) if mortality is not None else 0,
+            "delayed": held_up + (len(mortality.later) if mortality is not None else 0),
             "waiting": sum(wait.left for wait in queue.waiting),
             "in_memory": len(queue.bodies) + len(queue.back),
             "durability": "memory" if keeper is None or keeper.detached else str(keeper.log.mode),
@@ -220,10 +222,10 @@ class Admin:
     async def _warm(self, queue: Queue) -> None:
         """Have the front of the row in memory."""
         assert queue.keeper is not None
-        queue.keeper.fetch()
+        queue.keeper.reading.fetch()
         while queue.cold and not queue.bodies and queue.keeper.damaged is None and not queue.deleted:
             await self._pause()
-            queue.keeper.fetch()
+            queue.keeper.reading.fetch()
 
     async def _pause(self) -> None:
         await self._broker.store.aside(_nothing)

@@ -18,26 +18,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from dms import records, runs
 from dms.gathering import Acks, Gathering
 from dms.messages import Letter, Out
-from dms.queue import BODY_OVERHEAD_BYTES, Queue
-from dms.records import Kept, Kind, NotOurs, Reason, Run
+from dms.queue import Queue
+from dms.reading import Reading
+from dms.records import Kept, Kind, Reason, Run
 from dms.wire import Refusal, refusal_for
-from shared.errors import LogDeleted, StoreError, StoreReadOnly
+from shared.errors import StoreError, StoreReadOnly
 from shared.storage.store import Log, Ticket
 
 if TYPE_CHECKING:
     from dms.consuming import Consuming
 
-logger = structlog.stdlib.get_logger("brokers.dms")
-
 HOME_BYTES = 64 << 10
 """From one known place in the log to the next."""
-FETCH_BYTES = 256 << 10
-"""Read back at once."""
 HOT_LEAST_BYTES = 16 << 10
 """Every queue may keep so much in memory, whatever the others do."""
 SNAPSHOT_BYTES = 8 << 20
@@ -101,7 +96,7 @@ class Keeper:
         self._newest: list[int] | None = None
         """The run of deliveries that is the newest note: first sequence, number."""
         self._notes_awaited = False
-        self._fetching = False
+        self.reading = Reading(self)
         log.watchers.add(self._moved)
         log.rolled_back = self._rolled_back
 
@@ -298,8 +293,7 @@ class Keeper:
             if self.broker.hot_bytes < self.broker.settings.hot_bytes or queue.hot_bytes < HOT_LEAST_BYTES:
                 if queue.head == queue.end:
                     self.homes.clear()
-                if not self.homes or come.offset - self.homes[-1][1] >= HOME_BYTES:
-                    self.homes.append((come.first, come.offset))
+                self.found_at(come.first, come.offset)
                 queue.show(come.bodies, come.size)
                 return
             self.cold_offset = come.offset
@@ -307,6 +301,11 @@ class Keeper:
                 self.homes.clear()
             self.homes.append((come.first, come.offset))
         queue.end = come.first + len(come.bodies)
+
+    def found_at(self, first: int, offset: int) -> None:
+        """Where messages of the row are, from `first` on; kept where that is far from the last."""
+        if not self.homes or offset - self.homes[-1][1] >= HOME_BYTES:
+            self.homes.append((first, offset))
 
     def _rolled_back(self, log: Log) -> None:
         """What was appended and is not visible was not written after all."""
@@ -327,71 +326,6 @@ class Keeper:
         self._snapshot_floor = min(self._snapshot_floor, log.first)
         if self.queue.waiting:
             self.queue.give()
-
-    # -- reading back
-
-    def fetch(self) -> None:
-        """Read more of the row into memory; the queue gives on when it is there."""
-        if self._fetching or self.damaged is not None or self.queue.deleted:
-            return
-        self._fetching = True
-        self.broker.counts.fetches += 1
-        inside = True
-
-        def done(data: bytes | StoreError) -> None:
-            self._fetching = False
-            if self.queue.deleted:
-                return
-            if isinstance(data, StoreError):
-                self._cannot_read(data)
-                return
-            try:
-                self._fetched(data)
-            except (NotOurs, ValueError, KeyError) as error:
-                self._cannot_read(StoreError(f"a record that cannot be read: {error}"))
-                return
-            while self.overflow and not self.queue.cold:
-                overflow, self.overflow = self.overflow, []
-                for bodies, size in overflow:
-                    self.queue.show(bodies, size)
-            if self.queue.mortality is not None:
-                self.queue.mortality.shown()
-            if not inside:
-                if self.queue.waiting:
-                    self.queue.give()
-            elif not self.queue.bodies and self.queue.cold and data:
-                again.append(True)
-
-        again = [True]
-        while again:  # what was read may all have gone already
-            again.clear()
-            self._fetching = True
-            self.log.read(self.cold_offset, FETCH_BYTES, done)
-        inside = False
-
-    def _fetched(self, data: bytes) -> None:
-        queue = self.queue
-        start = self.cold_offset
-        at = 0
-        for record in records.unpack(data):
-            hot_end = queue.head + len(queue.bodies)
-            if record.kind in (Kind.ENQUEUED, Kind.LETTERS) and record.seq + record.entries > hot_end:
-                bodies = records.messages_in(data, record)[max(hot_end - record.seq, 0) :]
-                if not queue.bodies:
-                    self.homes.clear()
-                if not self.homes or start + at - self.homes[-1][1] >= HOME_BYTES:
-                    self.homes.append((record.seq, start + at))
-                queue.bodies.extend(bodies)
-                queue.heat(sum(map(len, bodies)) + BODY_OVERHEAD_BYTES * len(bodies))
-            at = record.end
-        self.cold_offset = start + len(data)
-
-    def _cannot_read(self, error: StoreError) -> None:
-        if isinstance(error, LogDeleted):
-            return
-        self.damaged = error
-        logger.error("a queue's messages cannot be read", queue=self.queue.text, reason=str(error))
-        self.queue.end_waits(refusal_for(error))
 
     # -- snapshots
 

@@ -79,8 +79,8 @@ class Mortality:
         elif seq < self.expired:
             self._dead.append((seq, EXPIRED))
         elif nacked and options.retry_ms:
-            due = self.queue.broker.times.now_ms() + options.retry_delay_ms(deliveries)
-            self.put_off(seq, due)
+            now = self.queue.broker.times.now_ms()
+            self.put_off(seq, due_at(now, options.retry_delay_ms(deliveries)))
         else:
             heappush(self.queue.returned, seq)
 
@@ -165,7 +165,7 @@ class Mortality:
             self._dead.append((queue.head, EXPIRED))
             queue.head += 1
         if count > room and not queue.bodies and queue.keeper is not None:
-            queue.keeper.fetch()
+            queue.keeper.reading.fetch()
 
     def _drop_row(self, count: int) -> None:
         queue = self.queue
@@ -227,10 +227,15 @@ class Mortality:
                 self.put_off(seq, due)
 
 
+def due_at(now: int, after_ms: int) -> int:
+    """When it is due: not before its time, though the age that is `now` may be nearly a millisecond more."""
+    return now + after_ms + 1
+
+
 def _mark(marks: deque[Mark], now: int, after_ms: int, tail: int) -> None:
     """Messages up to `tail` are due `after_ms` from now; those of nearly the same time share a mark."""
     grain = after_ms // 1000
-    due = now + after_ms + grain
+    due = due_at(now, after_ms) + grain
     if marks and due - marks[-1][0] <= grain and marks[-1][0] > now:
         marks[-1] = marks[-1][0], tail
     else:

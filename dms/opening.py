@@ -6,7 +6,7 @@ from typing import Any
 from dms import records
 from dms.broker import MINE_KEY, Broker
 from dms.keeper import HOME_BYTES, Keeper
-from dms.mortality import heap_of
+from dms.mortality import due_at, heap_of
 from dms.queue import Queue
 from dms.records import Kind, NotOurs, Record, Run
 from dms.settings import DmsSettings
@@ -184,9 +184,9 @@ def _restore_times(queue: Queue, replay: Replay) -> None:
             mortality.released = state.get("released", 1)
         for age_ms, upto in replay.came:
             if options.ttl_ms:
-                mortality.lives.append((age_ms + options.ttl_ms, upto))
+                mortality.lives.append((due_at(age_ms, options.ttl_ms), upto))
             if options.delay_ms:
-                mortality.delays.append((age_ms + options.delay_ms, upto))
+                mortality.delays.append((due_at(age_ms, options.delay_ms), upto))
     later: list[tuple[int, int]] = []
     for seq, (deliveries, due) in sorted(replay.out.items()):
         queue.back[seq] = replay.bodies[seq], deliveries

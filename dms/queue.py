@@ -199,7 +199,7 @@ class Queue:
                 ready = self.released - self.head
             if ready <= 0:
                 if self.keeper is not None and not bodies and self.cold and self.released > self.head:
-                    self.keeper.fetch()  # which may have brought some at once
+                    self.keeper.reading.fetch()  # which may have brought some at once
                     if bodies:
                         continue
                 return

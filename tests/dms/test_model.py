@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dms import keeper, wire
+from dms import keeper, reading, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from tests.dms.world import Peer, World, deliveries, statuses
@@ -266,7 +266,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few messages are many."""
     monkeypatch.setattr(keeper, "HOT_LEAST_BYTES", 0)
     monkeypatch.setattr(keeper, "HOME_BYTES", 200)
-    monkeypatch.setattr(keeper, "FETCH_BYTES", 500)
+    monkeypatch.setattr(reading, "FETCH_BYTES", 500)
     monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 1500)
 
 
