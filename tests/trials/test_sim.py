@@ -7,7 +7,7 @@ from tests.trials.sim.run import play
 
 TEMPERS = (
     *("queues", "queues that answer", "queues that are read", "queues with snapshots"),
-    *("queues that need no sync", "one worker"),
+    *("queues that need no sync", "one worker", "queues of mortals"),
 )
 
 
@@ -23,7 +23,11 @@ def test_a_seed_settles_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    "bug", ["dms-produce-before-sync", "dms-snapshot-forgets-older", "dms-nack-loses-place"]
+    "bug",
+    [
+        *("dms-produce-before-sync", "dms-snapshot-forgets-older", "dms-nack-loses-place"),
+        *("dms-dead-left-behind", "dms-times-run-on", "dms-nack-costs-no-time", "dms-tries-never-end"),
+    ],
 )
 def test_a_planted_bug_is_found(bug: str) -> None:
     verdict, _ = find(BUGS[bug])

@@ -312,4 +312,38 @@ BUGS: dict[str, Bug] = {
         dms_bugs.replay_forgets_acks_out_of_order,
         "queues that answer",
     ),
+    "dms-dead-move-in-two-entries": Bug(
+        "the dead leave their queue in one entry of the journal, and come in another",
+        dms_bugs.the_dead_move_in_two_entries,
+        "queues of mortals",
+        seeds_max=300,
+    ),
+    "dms-dead-left-behind": Bug(
+        "the record that the dead have left is forgotten",
+        dms_bugs.the_dead_are_left_behind,
+        "queues of mortals",
+    ),
+    "dms-restart-ends-delays": Bug(
+        "after a restart nothing is delayed any more", dms_bugs.a_restart_ends_all_delays, "queues of mortals"
+    ),
+    "dms-restart-begins-times-anew": Bug(
+        "a restart gives lifetimes and delays in full again",
+        dms_bugs.a_restart_begins_times_anew,
+        "queues of mortals",
+    ),
+    "dms-times-run-on": Bug(
+        "a restart takes 60 ms off everything", dms_bugs.times_go_on_while_nothing_runs, "queues of mortals"
+    ),
+    "dms-expired-goes-out": Bug(
+        "what is past its lifetime is delivered", dms_bugs.what_is_past_its_time_goes_out, "queues of mortals"
+    ),
+    "dms-nack-costs-no-time": Bug(
+        "a NACK delays nothing", dms_bugs.a_nack_costs_no_time, "queues of mortals"
+    ),
+    "dms-tries-never-end": Bug("deliveries are not counted", dms_bugs.tries_never_end, "queues of mortals"),
+    "dms-reads-twice": Bug(
+        "what is cold is read again while it is being read",
+        dms_bugs.two_reads_are_under_way,
+        "queues of mortals",
+    ),
 }

@@ -2,10 +2,15 @@
 
 from typing import Any
 
+from dms import opening
+from dms.broker import Broker
 from dms.keeper import Keeper
+from dms.mortality import Mortality
 from dms.opening import Replay
 from dms.queue import Queue
+from dms.reading import Reading
 from dms.session import Session
+from dms.times import Times
 from shared.storage.rounds import Ticket
 
 Change = tuple[Any, str, Any]
@@ -81,3 +86,87 @@ def replay_forgets_acks_out_of_order() -> list[Change]:
             gone(self, run)
 
     return [(Replay, "_gone", only_the_front)]
+
+
+def the_dead_move_in_two_entries() -> list[Change]:
+    def move_bit_by_bit(
+        self: Broker, source: Queue, target: Queue, seqs: Any, letters: Any, reason: str
+    ) -> None:
+        assert source.keeper is not None
+        left = source.keeper.append(*source.keeper.moving(seqs, reason, target.text), reserved=True)
+        assert left is not None
+        left[1].when_done(lambda done: target.produce(letters, sum(map(len, letters))) and None)
+
+    return [(Broker, "move", move_bit_by_bit)]
+
+
+def the_dead_are_left_behind() -> list[Change]:
+    def copy_only(self: Broker, source: Queue, target: Queue, seqs: Any, letters: Any, reason: str) -> None:
+        target.produce(letters, sum(map(len, letters)))
+
+    return [(Broker, "move", copy_only)]
+
+
+def a_restart_ends_all_delays() -> list[Change]:
+    restore = opening._restore_times
+
+    def released(queue: Queue, replay: Replay) -> None:
+        restore(queue, replay)
+        if queue.mortality is not None:
+            queue.mortality.delays.clear()
+            queue.mortality.released = queue.tail
+
+    return [(opening, "_restore_times", released)]
+
+
+def a_restart_begins_times_anew() -> list[Change]:
+    restore = opening._restore_times
+
+    def renewed(queue: Queue, replay: Replay) -> None:
+        replay.came = [(queue.broker.times.now_ms(), upto) for _, upto in replay.came]
+        restore(queue, replay)
+
+    return [(opening, "_restore_times", renewed)]
+
+
+def times_go_on_while_nothing_runs() -> list[Change]:
+    not_before = Times.not_before
+    return [(Times, "not_before", lambda self, age_ms: not_before(self, age_ms + 60))]
+
+
+def what_is_past_its_time_goes_out() -> list[Change]:
+    on_time = Mortality.on_time
+
+    def delays_only(self: Mortality, now: int) -> None:
+        self.lives.clear()
+        on_time(self, now)
+
+    return [(Mortality, "on_time", delays_only)]
+
+
+def a_nack_costs_no_time() -> list[Change]:
+    returned = Mortality.returned
+
+    def returned_at_once(self: Mortality, seq: int, deliveries: int, *, nacked: bool) -> None:
+        returned(self, seq, deliveries, nacked=False)
+
+    return [(Mortality, "returned", returned_at_once)]
+
+
+def tries_never_end() -> list[Change]:
+    returned = Mortality.returned
+
+    def returned_for_the_first_time(self: Mortality, seq: int, deliveries: int, *, nacked: bool) -> None:
+        returned(self, seq, 1, nacked=nacked)
+
+    return [(Mortality, "returned", returned_for_the_first_time)]
+
+
+def two_reads_are_under_way() -> list[Change]:
+    takes_more = Reading._takes_more
+
+    def as_if_none_were(self: Reading, data: Any) -> bool:
+        self._fetching = False
+        return takes_more(self, data)
+
+    return [(Reading, "_takes_more", as_if_none_were)]

@@ -8,6 +8,7 @@ import trio
 
 from tests.trials.sim import dms_dialog as dms
 from tests.trials.sim.dms_dialog import DmsDialog, named, pack
+from tests.trials.sim.dms_fates import ASKED, DEAD, FATES
 from tests.trials.sim.dms_model import Consumer, DmsModel, Message, Request
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.tempers import Temper
@@ -50,6 +51,8 @@ class DmsClient(Visitor):
         self._model = model
         self._number = number
         self._queues = queues
+        self._targets = [name for name in queues if name != DEAD]
+        self._mortal = [name for name in queues if name == DEAD or name in FATES]
         self._made = 0
         self._ids = 1
         self._episodes: dict[str, Callable[[DmsDialog], Awaitable[None]]] = {
@@ -95,7 +98,8 @@ class DmsClient(Visitor):
         begun = self._world.tick()
         request = self._model.creates(queue, dialog.wire)
         message_id = self._id()
-        await dialog.send(pack(dms.CREATE, message_id, named(queue)), f"CREATE {queue}")
+        options = ASKED[queue].json if queue in ASKED else b""
+        await dialog.send(pack(dms.CREATE, message_id, named(queue, options)), f"CREATE {queue} {options!r}")
         status, payload = await dialog.answer(dms.CREATE, message_id)
         if not status:
             self._model.done(request)
@@ -108,6 +112,9 @@ class DmsClient(Visitor):
     async def _delete(self, dialog: DmsDialog) -> None:
         """DELETE, and making it again."""
         queue = self._chance.choice(self._queues)
+        if queue in self._mortal:
+            await self._create(dialog, queue)
+            return
         begun = self._world.tick()
         request = self._model.deletes(queue, dialog.wire)
         message_id = self._id()
@@ -134,14 +141,14 @@ class DmsClient(Visitor):
 
     async def _produce(self, dialog: DmsDialog) -> None:
         """Pipelined PRODUCEs, to one or several queues; a queue that is missing is made."""
-        queue = self._chance.choice(self._queues)
+        queue = self._chance.choice(self._targets)
         for _ in range(self._chance.randint(1, 3)):
             messages: list[Message] = []
             requests: list[bytes] = []
             first = self._ids + 1
             for _ in range(self._chance.choice((1, 1, 2, 5, 12))):
                 if self._chance.random() < 0.1:
-                    queue = self._chance.choice(self._queues)
+                    queue = self._chance.choice(self._targets)
                 body = self._body()
                 requests.append(pack(dms.PRODUCE, self._id(), named(queue, body)))
                 messages.append(self._model.sends(queue, body, dialog.wire))
@@ -180,7 +187,7 @@ class DmsClient(Visitor):
             asked = b""
             while len(line.consumes) < min(credits_, left):
                 message_id = self._id()
-                line.consumes[message_id] = self._model.asks()
+                line.consumes[message_id] = self._model.asks(queue)
                 asked += pack(dms.CONSUME, message_id, named(queue))
             if asked:
                 await dialog.send(asked, f"CONSUME {queue}")
@@ -235,6 +242,7 @@ class DmsClient(Visitor):
         return b""
 
     def _not_delivered(self, line: Line, status: int, payload: bytes, begun: int) -> None:
+        self._model.was_not_delivered(line.queue)
         match status:
             case dms.MISSING:
                 self._model.is_missing(line.queue, begun, line.consumer.wire)

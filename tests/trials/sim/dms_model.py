@@ -5,7 +5,8 @@ request is an interval: from the tick at which it was sent (`begun`) to that of 
 which the server was through with its connection (`over`). What does not overlap has an order.
 
 What is promised: an acknowledged PRODUCE stays until an ACK was sent for it; an acknowledged ACK is never
-undone; nobody gets what somebody else holds; and of what is ready the oldest goes out first.
+undone; nobody gets what somebody else holds; and of what is ready the oldest goes out first. What time and
+tries do to messages is judged in dms_fates.py.
 """
 
 import math
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
+from tests.trials.sim.dms_fates import FATES, Course, Fates
 from tests.trials.sim.network import Wire
 from tests.trials.sim.world import BrokenPromise, World
 
@@ -49,6 +51,7 @@ class Message(Request):
     held_since: int = 0
     gone: float = math.inf
     """The tick of a look at the whole queue that did not find it."""
+    course: Course = attrs.Factory(Course)
 
     def __str__(self) -> str:
         return f"{self.body[:24]!r} in {self.queue}"
@@ -81,6 +84,7 @@ class DmsModel:
     def __init__(self, world: World, names: Iterable[str]) -> None:
         self._world = world
         self.queues = {name: Queue(name) for name in names}
+        self.fates = Fates(world)
         self.sent = self.acknowledged = self.records_checked = 0
 
     # -- queues
@@ -103,6 +107,7 @@ class DmsModel:
         request.acknowledged = True
         if isinstance(request, Message):
             self.acknowledged += 1
+            self.fates.stored(request.queue, request.begun)
         self._world.on_answer()
 
     def refused(self, request: Request) -> None:
@@ -144,9 +149,14 @@ class DmsModel:
 
     # -- consuming
 
-    def asks(self) -> int:
+    def asks(self, name: str) -> int:
         """A CONSUME goes out."""
+        self.fates.asked(name)
         return self._world.tick()
+
+    def was_not_delivered(self, name: str) -> None:
+        """It was answered, and not by a message."""
+        self.fates.asked(name, -1)
 
     def consumer(self, name: str, wire: Wire) -> Consumer:
         consumer = Consumer(wire)
@@ -155,14 +165,14 @@ class DmsModel:
 
     def delivered(self, name: str, body: bytes, consumer: Consumer, begun: int) -> Message:
         """A DELIVER answers a CONSUME that was sent at `begun`."""
-        queue = self.queues[name]
-        message = queue.messages.get(body)
+        message = self._of_body(name, body)
         now = self._world.tick()
         self.records_checked += 1
         # What a live connection got it has not lost since: nobody else can have had it after that.
         live = not consumer.leaving and not consumer.wire.server_done.is_set()
         if message is None:
             raise BrokenPromise(f"{name} delivers what nobody sent: {body[:64]!r}")
+        queue = self.queues[message.queue]
         if message.refused:
             raise BrokenPromise(f"{message} was refused, and is delivered")
         if message.gone < begun:
@@ -177,12 +187,22 @@ class DmsModel:
         if held and (message.held_since < begun or (live and holder is not consumer)):
             raise BrokenPromise(f"{message} is delivered while a connection holds it")
         consumer.returning.pop(message, None)
-        self._check_turn(queue, consumer, begun, message)
+        if name == message.queue:
+            self._check_turn(queue, consumer, begun, message)
+        self.fates.delivered(message, name, begun)
         if message.ended == math.inf:
             message.ended = now
             self._world.on_sight()
         message.holder, message.held_since = consumer, now
         return message
+
+    def _of_body(self, name: str, body: bytes) -> Message | None:
+        """What was sent to that queue, or to one whose dead it takes."""
+        froms = (each for each, fate in FATES.items() if each in self.queues and fate.dead_letter == name)
+        for each in (name, *froms):
+            if body in self.queues[each].messages:
+                return self.queues[each].messages[body]
+        return None
 
     def _check_turn(self, queue: Queue, consumer: Consumer, begun: int, got: Message) -> None:
         """Nothing older is ready. Where others may hold it, nobody can tell."""
@@ -195,6 +215,8 @@ class DmsModel:
                 and older.holder is not consumer
                 and older not in consumer.returning
                 and self._certainly_there(older, begun)
+                and not self.fates.may_be_dead(older)
+                and not self.fates.may_wait(older)
                 and _came_before(older, got)
             ):
                 raise BrokenPromise(f"{older} is ready, and {got} is delivered")
@@ -208,11 +230,14 @@ class DmsModel:
         """A NACK goes out."""
         message.holder = None
         consumer.returning[message] = delivery_id
+        self.fates.nacked(message, consumer.wire)
 
     def gave_back(self, message: Message, consumer: Consumer, delivery_id: int) -> None:
         """It is answered; meanwhile the message may have come once more, and gone back again."""
         if consumer.returning.get(message) == delivery_id:
             del consumer.returning[message]
+            if message.course.nack is not None:
+                message.course.nack.answered = True
 
     def was_deleted(self, message: Message) -> None:
         """What was delivered is worth nothing any more: an ACK or NACK was told so."""
@@ -221,8 +246,18 @@ class DmsModel:
 
     # -- after a restart, when nothing else is under way
 
-    def saw_all(self, name: str, found: Sequence[Message] | None, begun: int, wire: Wire) -> None:
-        """All that a queue holds, in the order in which it was delivered; None: there is no such queue."""
+    def saw_all(
+        self,
+        name: str,
+        found: Sequence[Message] | None,
+        begun: int,
+        wire: Wire,
+        dead: Iterable[Message] = (),
+    ) -> None:
+        """All that a queue holds, in the order in which it was delivered; None: there is no such queue.
+
+        `dead`: what was found in the queue that its dead move to.
+        """
         if found is None:
             self.is_missing(name, begun, wire)
             if wire.excused():
@@ -230,7 +265,7 @@ class DmsModel:
         else:
             self.is_there(name, begun)
             self._check_order(found)
-        queue, there = self.queues[name], set(found or ())
+        queue, there = self.queues[name], {*(found or ()), *dead}
         first = min((message.ended for message in found or ()), default=math.inf)
         for message in queue.messages.values():
             if message in there:
@@ -238,14 +273,16 @@ class DmsModel:
                     message.ack.undone = True  # it never came to pass, and never will
                     message.ack = None
                 continue
-            if self._certainly_there(message, begun):
+            drops = name in FATES and not FATES[name].dead_letter and self.fates.may_be_dead(message)
+            if self._certainly_there(message, begun) and not drops:
                 how = "acknowledged" if message.acknowledged else "shown to a consumer"
                 raise BrokenPromise(f"{message} was {how}, and is gone")
-            if message.ended < begun and message.ack is None and message.gone == math.inf:
+            if message.ended < begun and message.ack is None and message.gone == math.inf and not drops:
                 self._check_deleted(queue, message, first)
             if message.over < begun:
                 message.gone = min(message.gone, begun)
-                message.undone = message.ack is None and not self._maybe_deleted_since(queue, message.begun)
+                deleted = self._maybe_deleted_since(queue, message.begun)
+                message.undone = message.ack is None and not drops and not deleted
 
     def _check_deleted(self, queue: Queue, message: Message, first: float) -> None:
         """A deletion takes all that came before it, or nothing."""

@@ -1,12 +1,22 @@
-"""After each start, before anybody else is served: every queue of DMS emptied, and given back, twice."""
+"""After each start, before anybody else is served: every queue of DMS emptied, and given back, twice.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+Where time or a delivery changes what is in a queue, it is looked into by `peek` instead, which takes nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tests.trials.sim import dms_dialog as dms
 from tests.trials.sim.dms_dialog import DmsDialog, named, pack
+from tests.trials.sim.dms_fates import DEAD, FATES
 from tests.trials.sim.dms_model import Consumer, DmsModel, Message
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.world import BrokenPromise, World
+
+PEEKED_MAX = 1000
+
+Call = Callable[..., Awaitable[Any]]
+"""Has an administrative verb of DMS called."""
 
 
 class DmsVerifier:
@@ -19,15 +29,19 @@ class DmsVerifier:
         self._queues = queues
         self._chance = world.source("dms verifier")
 
-    async def verify(self, accept: Callable[[Wire], None]) -> None:
+    async def verify(self, accept: Callable[[Wire], None], call: Call) -> None:
+        self._model.fates.ages.serves(self._world.now())
         wire = self._network.wire_to(accept, "dms", faulty=False)
         dialog = DmsDialog(self._world, wire, "verifier")
         await dialog.shake_hands()
         await dialog.send(pack(dms.LIST, 2), "LIST_QUEUES")
         _, payload = await dialog.answer(dms.LIST, 2)
         depths = dict(_listed(payload))
+        await self._look_at_mortals(call, depths, wire)
         for queue in self._queues:
-            begun = self._model.asks()
+            if queue == DEAD or queue in FATES:
+                continue
+            begun = self._world.tick()
             if queue not in depths:
                 self._model.saw_all(queue, None, begun, wire)
                 continue
@@ -46,7 +60,8 @@ class DmsVerifier:
     async def _take(
         self, dialog: DmsDialog, queue: str, depth: int, consumer: Consumer
     ) -> dict[int, Message]:
-        begun = self._model.asks()
+        begun = self._world.tick()
+        self._model.fates.asked(queue, depth)
         requests = [pack(dms.CONSUME, number, named(queue)) for number in range(1, depth + 1)]
         await dialog.send(b"".join(requests), f"CONSUME {queue} x {depth}")
         held: dict[int, Message] = {}
@@ -60,6 +75,57 @@ class DmsVerifier:
         if len(set(held.values())) < depth:
             raise BrokenPromise(f"{queue} delivers a message twice")
         return held
+
+    async def _look_at_mortals(self, call: Call, depths: Mapping[str, int], wire: Wire) -> None:
+        """Each message is in its queue or with the dead. It may move from here to there while we look."""
+        begun = self._world.tick()
+        mortals = [queue for queue in self._queues if queue in FATES]
+        there = [DEAD, *mortals, DEAD] if mortals else []
+        looks = [await self._peek(call, queue) if queue in depths else [] for queue in there]
+        before, now = ({row["body"] for row in looks[at]} for at in (0, -1)) if looks else (set(), set())
+        dead: dict[str, list[Message]] = {queue: [] for queue in mortals}
+        for row in looks[-1] if looks else ():
+            message = self._found(row["body"], mortals, DEAD)
+            self._model.fates.found_dead(message, row["dead_letter"])
+            dead[message.queue].append(message)
+        if len(now) != sum(map(len, dead.values())):
+            raise BrokenPromise(f"somebody is twice among the dead: {looks[-1]}")
+        if before - now:
+            raise BrokenPromise(f"{before - now} were among the dead, and are not any more")
+        for queue, rows in zip(mortals, looks[1:-1], strict=False):
+            found = [self._found(row["body"], [queue], queue) for row in rows]
+            if twice := [message for message, row in zip(found, rows, strict=True) if row["body"] in before]:
+                raise BrokenPromise(f"{twice[0]} is there, and among the dead")
+            if len(set(found)) < len(found):
+                raise BrokenPromise(f"{queue} has a message twice")
+            listed = found if queue in depths else None
+            self._model.saw_all(queue, listed, begun, wire, dead[queue])
+            if listed and not FATES[queue].dead_letter:
+                await self._check_ready(call, queue, found)
+        if DEAD in self._queues and DEAD not in depths:
+            self._model.is_missing(DEAD, begun, wire)
+
+    async def _check_ready(self, call: Call, queue: str, found: Sequence[Message]) -> None:
+        """What has waited for long enough may go out."""
+        certain = (
+            sum(self._model.fates.is_ready(message) for message in found) if FATES[queue].delay_ms else 0
+        )
+        ((row),) = await call("queues", queue=queue)
+        if row["ready"] < certain:
+            raise BrokenPromise(f"{queue}: {certain} delays are over, and {row['ready']} messages are ready")
+
+    async def _peek(self, call: Call, queue: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = await call("peek", queue=queue, limit=PEEKED_MAX)
+        if len(rows) == PEEKED_MAX:
+            raise AssertionError(f"{queue} is too deep to be looked at")
+        return rows
+
+    def _found(self, body: str, queues: Sequence[str], place: str) -> Message:
+        for queue in queues:
+            message = self._model.queues[queue].messages.get(body.encode())
+            if message is not None:
+                return message
+        raise BrokenPromise(f"{place} has what nobody sent: {body[:64]!r}")
 
     async def _give_back(
         self, dialog: DmsDialog, queue: str, held: Mapping[int, Message], consumer: Consumer

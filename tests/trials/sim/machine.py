@@ -64,6 +64,7 @@ class Machine:
         self._answers = self._sights = 0
         self._faults: Faults | None = None
         self._scope = trio.CancelScope()
+        self._services: dict[str, Service] = {}
         self.operations = 0
         threads.after_turn = self._look
 
@@ -90,6 +91,11 @@ class Machine:
         self.operations += faults.operations
         self._disk = cast(FaultyDisk, self._next())
         return End(self._lossy, min(self._world.now(), faults.failed_seconds), faults.slowest_sync_seconds)
+
+    async def call(self, protocol: str, verb: str, **arguments: Any) -> Any:
+        """An administrative verb of what is served just now."""
+        (found,) = (each for each in self._services[protocol].admin_verbs if each.name == verb)
+        return await found.call(arguments)
 
     def _gave_up(self, faults: Faults, error: BaseException) -> None:
         """The process ended with an error, at its start or its end: for cause only."""
@@ -150,10 +156,11 @@ class Machine:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
             log = structlog.stdlib.get_logger("simulated")
-            services: list[Service] = []
+            self._services.clear()
             for plug, own in self._served:
-                services.append(await plug.open(Context(store, log), own))
-                nursery.start_soon(services[-1].run)
+                service = self._services[plug.name] = await plug.open(Context(store, log), own)
+                nursery.start_soon(service.run)
+            services = list(self._services.values())
             driver = StreamDriver(_rounds(store, log))
             nursery.start_soon(driver.rounds.watch_deadlines)
             await nursery.start(driver.run)

@@ -4,6 +4,7 @@ import gc
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import attrs
 import trio
@@ -119,11 +120,14 @@ class Simulation:
         if "logmq" in self._protocols:
             await self._verifier.verify(accept)
         if "dms" in self._protocols:
-            await self._dms_verifier.verify(accept)
+            await self._dms_verifier.verify(accept, partial(self._machine.call, "dms"))
 
     async def _live(self, life: Life) -> None:
         self._lived += 1
+        ages = self._dms_model.fates.ages
+        ages.begins(self.world.now())
         end = await self._machine.live(life, self._verify)
+        ages.ends(self.world.now())
         self._model.machine_ended(
             lossy=end.lossy, safe_seconds=end.safe_seconds, sync_seconds=end.sync_seconds
         )

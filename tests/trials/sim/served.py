@@ -7,12 +7,16 @@ from typing import Any
 from unittest.mock import patch
 
 import dms.keeper
+import dms.mortality
+import dms.opening
+import dms.reading
 from dms.plug import plug as dms_plug
-from dms.settings import DmsSettings
+from dms.settings import DmsSettings, QueueSettings
 from logmq.plug import plug as logmq_plug
 from logmq.settings import LogmqSettings, TopicSettings
 from shared.plug import Plug
 from shared.storage.settings import Durability
+from tests.trials.sim.dms_fates import SET
 from tests.trials.sim.tempers import Temper
 
 INTERVAL = Durability.parse("interval:50ms")
@@ -36,6 +40,7 @@ def served(chance: random.Random, temper: Temper, protocols: Sequence[str]) -> S
                 consume_seconds=chance.choice((0.05, 0.5)),
                 hot_bytes=chance.choice(temper.hot_bytes),
                 durability=Durability.parse(chance.choice(temper.dms_modes)),
+                queues={f"{name}*": QueueSettings(**fate.options) for name, fate in SET.items()},
             ),
         ),
     }
@@ -44,12 +49,20 @@ def served(chance: random.Random, temper: Temper, protocols: Sequence[str]) -> S
 
 @contextmanager
 def small_queues(snapshot_bytes: int) -> Iterator[None]:
-    """Within it queues have snapshots, and are read back, after far less than they are meant for."""
+    """Within it queues have snapshots, and are read back, after far less than they are meant for.
+
+    What is dead and has no place is tried again after a moment of these short lives.
+    """
     smaller = {
         "SNAPSHOT_BYTES": snapshot_bytes,
         "HOME_BYTES": 500,
-        "FETCH_BYTES": 2000,
         "HOT_LEAST_BYTES": 500,
     }
-    with patch.multiple(dms.keeper, **smaller):
+    sooner = {"TRY_AGAIN_MS": 20, "BACK_MAX": 12, "DEAD_AT_ONCE": 5}
+    with (
+        patch.multiple(dms.keeper, **smaller),
+        patch.multiple(dms.reading, FETCH_BYTES=2000),
+        patch.multiple(dms.opening, HOME_BYTES=smaller["HOME_BYTES"]),
+        patch.multiple(dms.mortality, **sooner),
+    ):
         yield

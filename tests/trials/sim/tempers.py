@@ -224,6 +224,17 @@ TEMPERS = MappingProxyType(
             segment_bytes=(4096,),
             snapshot_bytes=(8_000, 20_000),
         ),
+        # Lifetimes, delays, tries: what they are is in dms_fates.py.
+        "queues of mortals": Temper(
+            protocols=("dms",),
+            queues=("tx", "mx", "d", "rx", "temdrx"),
+            lives=(2, 3, 4),
+            endings=(3, 2, 1),
+            faults=("", "", "", "sync", "full"),
+            stall_seconds=(0.0,),
+            sync_seconds=(0.0, 0.0002, 0.002),
+            dms_episodes=MappingProxyType({"produce": 8, "consume": 8, "delete": 2, "inquire": 0}),
+        ),
         "queues that come and go": Temper(
             protocols=("dms",),
             queues=("a", "ab"),

@@ -57,15 +57,19 @@ class World:
         """Called when a client has had a good answer to what changes something."""
         self.on_sight: Callable[[], None] = lambda: None
         """Called when a client has read what nobody knew yet to be written."""
-        self._ticks = 0
+        self._times = [0.0]
 
     def source(self, purpose: str) -> random.Random:
         """A random source of its own for each purpose, so that one more draw here changes nothing there."""
         return random.Random(f"{self.seed}/{purpose}")
 
     def tick(self) -> int:
-        self._ticks += 1
-        return self._ticks
+        self._times.append(self.now())
+        return len(self._times) - 1
+
+    def time_of(self, tick: int) -> float:
+        """When it was, in virtual seconds."""
+        return self._times[tick]
 
     def now(self) -> float:
         """Virtual seconds; the same as trio.current_time(), but callable from anywhere."""
