@@ -92,7 +92,7 @@ class Consuming(Pacing):
             return False
         if len(self.held) >= self._credits:
             self._credits = len(self.held) + 1
-        return not self._is_behind()
+        return self._unanswered <= self._credits + ACKS_BEYOND_CREDITS or not self._is_behind()
 
     def _is_behind(self) -> bool:
         """Whether so many ACKs wait for the disk that no CONSUME behind them lines up."""
@@ -258,6 +258,7 @@ class Consuming(Pacing):
     def owe_acked(self, ticket: Ticket, reply: bytes, count: int) -> None:
         """The answers to so many ACKs, once the disk has them."""
         self.owe(ticket, reply, count)
+        self.connection.expect()
         acking = self._acking
         if acking:
             if acking[-1][0] is ticket:

@@ -1,6 +1,6 @@
 """The producing side of a connection: PRODUCE frames to messages of a queue, many at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -101,11 +101,15 @@ class Producing:
             at = stop
         for part in parts.values():
             part.add()
-        self._answer_turns(turns, ids)
+        if turns:
+            self._answer_turns(parts.values(), turns, ids)
         return at
 
-    def _answer_turns(self, turns: "list[_Part]", ids: bytearray) -> None:
+    def _answer_turns(self, parts: "Iterable[_Part]", turns: "list[_Part]", ids: bytearray) -> None:
         """In the order of the requests; nearly always all wait for the same."""
+        if len({part.outcome for part in parts}) == 1:
+            self._answer(turns[0].outcome, ids)
+            return
         at = 0
         for outcome, those in groupby(turns, key=_outcome):
             stop = at + 4 * sum(1 for _ in those)

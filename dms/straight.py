@@ -75,7 +75,12 @@ def _took_turn(session: "Session", message_id: int, want_id: int) -> bool:
     """An ACK, and a CONSUME for the next message of the same queue, if that is ready."""
     out = session.held.get(message_id)
     queue = session.queue
-    if out is None or out[0] is not queue or queue.deleted or not session.may_want(1):
+    if (
+        out is None
+        or out[0] is not queue
+        or queue.deleted
+        or session.waiting >= session.broker.settings.credits_max
+    ):
         return False
     try:
         ticket = queue.acked(session, (message_id,), (out,))
@@ -91,9 +96,9 @@ def _took_turn(session: "Session", message_id: int, want_id: int) -> bool:
         reply = b""
     seq = queue.head
     if session.is_next() and (body := queue.take_next()) is not None:
-        session.push(reply + session.hand((queue, seq, body, 1)))
+        session.connection.write(reply + session.hand((queue, seq, body, 1)))
     else:
         if reply:
-            session.push(reply)
+            session.connection.write(reply)
         session.consume((want_id,))
     return True

@@ -190,7 +190,8 @@ class Replies:
         owed = _Owed(self, ticket, reply, count)
         entries.append(owed)
         self.owed_bytes += owed.size
-        self._check_full()
+        if self.owed_bytes > self._bytes_max or len(entries) > self._entries_max:
+            self._check_full()
         ticket.when_done(owed)
 
     def hold(self, on_turn: Callable[[Held], None] | None = None) -> Held:
@@ -285,7 +286,13 @@ class Replies:
             return
         first = entries[0]
         if len(entries) == 1 and type(first) is _Owed and first.ready and first.plain:
-            self._advance_plainly(first)
+            # All that is owed are answers from memory to one commit, as nearly always.
+            entries.clear()
+            self.owed_bytes -= first.size
+            answers: Sequence[bytes] = first.parts  # type: ignore[assignment]
+            self._connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
+            if self.full or self._when_empty:
+                self._after(entries)
             return
         self._advancing = True
         gathered: list[bytes] = []
@@ -313,16 +320,6 @@ class Replies:
         finally:
             self._advancing = False
         self._after(entries)
-
-    def _advance_plainly(self, only: _Owed) -> None:
-        """The same where all that is owed are answers from memory to one commit, as nearly always."""
-        assert self._entries is not None
-        self._entries.clear()
-        self.owed_bytes -= only.size
-        parts: Sequence[bytes] = only.parts  # type: ignore[assignment]
-        self._connection.write(parts[0] if len(parts) == 1 else b"".join(parts))
-        if self.full or self._when_empty:
-            self._after(self._entries)
 
     def _send(self, gathered: list[bytes]) -> None:
         if gathered:

@@ -104,6 +104,9 @@ class Connection:
         elif size > self.outbox.bound:
             self._press()
 
+    def expect(self) -> None:
+        """More will be written when this round ends: what is written until then may go along with it."""
+
     def cork(self) -> None:
         """What is written until `uncork` goes out together. Both in one synchronous stretch."""
 

@@ -9,8 +9,10 @@ remember what an edge told it (`_unread`) until the socket has said that it has 
 What a round leaves undone (a socket with more to read, a file range with more to send) is put in `_again` and
 served in the next round, behind what others have to say by then.
 
-What a commit brings (`after_round`) to many is not sent before the driver has looked who is ready: a peer
-that has gone on meanwhile gets it along with its next answer, in one send instead of two.
+All that one look at epoll brought is one round, though other tasks may have turns in between: so one commit
+(`after_round`) is for many connections. A session that knows of more to come when the round ends says so
+(`Connection.expect`), and all of it is one send. What else a commit brings to many is not sent before the
+driver has looked who is ready: a peer that has gone on meanwhile gets it along with its next answer.
 """
 
 import os
@@ -23,8 +25,10 @@ import trio
 from shared.net.polled import READ_BYTES, PollConnection
 from shared.net.rounds import OpenSession, Rounds
 
-EVENTS_MAX = 64
-"""Sockets served in one round, so that `after_round` and other tasks are never far away."""
+EVENTS_MAX = 128
+"""Sockets served in one round."""
+ROUND_TURNS = 4
+"""Turns that a round may take, so that `after_round` is never far away, however much each socket brings."""
 YIELD_SECONDS = 300e-6
 """Work after which other tasks get a turn; a turn costs about 5 µs."""
 LOOK_WORK = 8 * 1024
@@ -50,6 +54,7 @@ class PollDriver:
         self._again: list[PollConnection] = []
         self._pending: list[tuple[int, int]] = []  # events of a round that took too long
         self._parked = False
+        self._turns = 0  # that the round under way has had
         self._more = memoryview(bytearray(max(1, self.rounds.settings.read_bytes_max - READ_BYTES)))
 
     def add(
@@ -122,17 +127,19 @@ class PollDriver:
 
     def _look(self) -> list[tuple[int, int]]:
         """Who is ready; what waits to be sent to the others goes out, to these it goes with what they get."""
-        events = self._pending
-        if not events:
+        if not self._pending:
             events = self._pending = self._epoll.poll(0, EVENTS_MAX)
-        rounds = self.rounds
-        if rounds.dirty:
-            by_fd = self._by_fd
-            rounds.flush_dirty({by_fd.get(fd) for fd, _ in events} if events else ())
+            rounds = self.rounds
+            if rounds.dirty:
+                by_fd = self._by_fd
+                rounds.flush_dirty({by_fd.get(fd) for fd, _ in events} if events else ())
         return self._pending
 
     def _round(self, events: list[tuple[int, int]], turn_ends: float) -> bool:
-        """Serve what is ready, until the turn ends; what is left comes first in the next round."""
+        """Serve what is ready, until the turn ends; what is left comes first in the next turn.
+
+        True: let other tasks run.
+        """
         self.rounds.begin()
         work = 0
         if self._again:
@@ -160,6 +167,11 @@ class PollDriver:
                 if perf_counter() > turn_ends:
                     break
         self._pending = list(left)
+        self._turns += 1
+        if self._pending and self._turns < ROUND_TURNS:
+            self.rounds.interrupt()
+            return True
+        self._turns = 0
         return self.rounds.end(hold=True)
 
     def _read(self, connection: PollConnection) -> int:
@@ -184,6 +196,11 @@ class PollDriver:
             connection._receive(data)
         except Exception as error:
             self.rounds.failed(connection, error)
+        if connection._expects:
+            connection._expects = False
+            if connection.outbox.size < READ_BYTES:
+                self.rounds.expecting.append(connection)
+                return count
         connection._dirty = False
         if connection.outbox.chunks:
             connection._flush()

@@ -32,6 +32,7 @@ class PollConnection(DrivenConnection):
         "_blocked",
         "_driver",
         "_ending",
+        "_expects",
         "_plain",
         "_receive",
         "_recv",
@@ -54,12 +55,16 @@ class PollConnection(DrivenConnection):
         self._blocked = False  # the socket's buffer is full; an edge will tell
         self._unread = False  # an edge told of input that has not been read to its end
         self._ending = False  # an edge told of the peer's last word, or of an error: read until it shows
+        self._expects = False  # more will be written when the round ends: it need not be sent before
         self._again = False  # waits in the driver's list
         self._shut_writing = False
 
     def pause_reading(self) -> None:
         self._paused = True
         self._plain = False
+
+    def expect(self) -> None:
+        self._expects = self._rounds.in_round
 
     def tcp_info(self) -> bytes | None:
         if self.closed:
@@ -90,13 +95,14 @@ class PollConnection(DrivenConnection):
         chunks = outbox.chunks
         if chunks and not self._blocked:
             try:
-                data = chunks[0]
-                if len(chunks) == 1 and type(data) is bytes:  # as nearly always: one batch, one answer
-                    sent = self._send(data)
+                size = outbox.size
+                if (size <= SMALL_BYTES or len(chunks) == 1) and not outbox.file_bytes:  # as nearly always
+                    sent = self._send(chunks[0] if len(chunks) == 1 else b"".join(chunks))  # type: ignore[arg-type]
                     self._rounds.counters.bytes_out += sent
-                    if sent == len(data):
+                    if sent == size:
                         chunks.clear()
                         outbox.size = 0
+                        outbox.begun = False
                     else:
                         outbox.advance(sent)
                 if chunks:

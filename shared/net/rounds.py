@@ -57,6 +57,8 @@ class Rounds:
         """A driver looks for input soon, and for what was left to be sent: nobody else needs to."""
         self.draining = False
         self.dirty: list[DrivenConnection] = []
+        self.expecting: list[DrivenConnection] = []
+        """They wait for the end of the round with what they have to send."""
         self.connections: set[DrivenConnection] = set()
         self.pushed: set[DrivenConnection] = set()  # those that are sent to unasked
         self._after_round = after_round
@@ -151,6 +153,10 @@ class Rounds:
         self.now = self.time()
         self.in_round = True
 
+    def interrupt(self) -> None:
+        """Other tasks have a turn; then the round goes on, with `begin`."""
+        self.in_round = False
+
     def end(self, *, hold: bool = False) -> bool:
         """Deadlines, output for other connections, `after_round`, farewells. True: let other tasks run.
 
@@ -163,6 +169,8 @@ class Rounds:
         if self.dirty:
             self.flush_dirty()
         yield_now = self._after_round()
+        if self.expecting:
+            self._flush_expecting()
         hold = hold and len(self.dirty) >= HOLD_LEAST
         while (self.dirty and not hold) or self._lost or self._ending:
             self._end_inputs()
@@ -193,6 +201,13 @@ class Rounds:
             if connection in but and not connection.closed:
                 self.dirty.append(connection)
                 continue
+            connection._dirty = False
+            if not connection.closed:
+                connection._flush()
+
+    def _flush_expecting(self) -> None:
+        expecting, self.expecting = self.expecting, []
+        for connection in expecting:
             connection._dirty = False
             if not connection.closed:
                 connection._flush()

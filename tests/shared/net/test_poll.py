@@ -16,8 +16,8 @@ from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
 if sys.platform != "linux":
     pytest.skip("epoll is Linux's", allow_module_level=True)
 
-from shared.net import rounds
-from shared.net.poll import EVENTS_MAX, YIELD_SECONDS
+from shared.net import poll, rounds
+from shared.net.poll import EVENTS_MAX, ROUND_TURNS, YIELD_SECONDS
 
 
 async def test_a_flood_on_one_connection_does_not_starve_another_nor_other_tasks() -> None:
@@ -142,6 +142,81 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
             received += sock.recv(100)
         assert received == b"now later now last "
         assert sends == [b"now ", b"later now ", b"last "]
+
+
+async def test_a_round_is_all_that_was_ready_though_other_tasks_have_turns_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One `after_round` for many; for fewer, where each takes long."""
+    turns = 0
+    turn_of: list[int] = []
+    rounds_of: list[int] = []
+
+    def prepare(session: Recorder) -> None:
+        def take_a_turn(data: bytes) -> None:
+            turn_of.append(turns)
+            until = perf_counter() + YIELD_SECONDS
+            while perf_counter() < until:
+                pass
+
+        session.on_receive = take_a_turn
+
+    def after_round() -> None:
+        if turn_of:
+            rounds_of.append(len(turn_of))
+
+    monkeypatch.setattr(poll, "LOOK_WORK", 0)  # the clock is read after each
+    sessions = Sessions(prepare)
+    async with serving("poll", sessions, after_round=after_round) as served:
+        sockets = []
+        for _ in range(2 * ROUND_TURNS):
+            sockets.append(served.connect_socket())
+            await sessions.next()
+        for sock in sockets:
+            sock.send(b"?")
+        while len(rounds_of) < 2:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+        assert rounds_of == [ROUND_TURNS, 2 * ROUND_TURNS]
+        assert len(set(turn_of)) >= ROUND_TURNS, "no other task had a turn in a round"
+
+
+async def test_what_a_session_expects_at_the_end_of_the_round_goes_along_with_what_it_says_now() -> None:
+    sends: list[bytes] = []
+    expecting: list[Recorder] = []
+
+    def prepare(session: Recorder) -> None:
+        send = session.connection._send  # type: ignore[attr-defined]
+
+        def note(data: bytes) -> int:
+            sends.append(data)
+            return int(send(data))
+
+        session.connection._send = note  # type: ignore[attr-defined]
+
+        def answer(data: bytes) -> None:
+            session.connection.write(b"now ")
+            if data == b"expect":
+                session.connection.expect()
+                expecting.append(session)
+
+        session.on_receive = answer
+
+    def after_round() -> None:
+        while expecting:
+            expecting.pop().connection.write(b"later ")
+
+    sessions = Sessions(prepare)
+    async with serving("poll", sessions, after_round=after_round) as served:
+        client, session = await sessions.join(served)
+        await client.send_all(b"expect")
+        assert await read_all(client, 10) == b"now later "
+        assert sends == [b"now later "]
+        await client.send_all(b"nothing")
+        assert await read_all(client, 4) == b"now "
+        session.connection.expect()  # not in a round: nothing that ends would bring more
+        await client.send_all(b"nothing")
+        assert await read_all(client, 4) == b"now "
 
 
 async def test_a_call_from_outside_wakes_the_parked_driver() -> None:
