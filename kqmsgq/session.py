@@ -170,6 +170,8 @@ class Session:
 
     def _keep(self, rest: bytes, *, begins: bool) -> None:
         """The beginning of an event, whose first byte came just now or, not `begins`, maybe before."""
+        if not begins:
+            self._connection.await_rest()
         if begins or self._begun == math.inf:
             self._begun = self._connection.now
             if not self._waking:

@@ -20,10 +20,11 @@ class MemoryConnection(Connection):
     Between calls the outbox grows as it does towards a peer that does not read, so backpressure shows
     without a socket. `now` is set by the test; `deadline` is what the session asked for with `wake_at`.
     `finished` and `aborted` (the reason) say how the session ended it; `reading` is False while the
-    session, or a full outbox under the wait policy, holds input back.
+    session, or a full outbox under the wait policy, holds input back. `rests_awaited`: how often the session
+    said that it has the beginning of something.
     """
 
-    __slots__ = ("_now", "aborted", "deadline", "finished")
+    __slots__ = ("_now", "aborted", "deadline", "finished", "rests_awaited")
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class MemoryConnection(Connection):
         self.deadline = math.inf
         self.finished = False
         self.aborted: str | None = None
+        self.rests_awaited = 0
 
     @property
     def now(self) -> float:
@@ -86,6 +88,9 @@ class MemoryConnection(Connection):
     def wake_at(self, deadline: float) -> None:
         if not self._mute:
             self.deadline = deadline
+
+    def await_rest(self) -> None:
+        self.rests_awaited += 1
 
     def _press(self) -> None:
         self._apply_policy()

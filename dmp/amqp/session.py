@@ -132,6 +132,8 @@ class Session(Lifetime):
         elif at < len(data):
             self._partial += data[at:]
             self._bytes_needed = self._frame_end(data, at)
+            if not at:
+                self.connection.await_rest()
             self.due(Due.FRAME, self.connection.now + self.broker.settings.frame_seconds)
 
     def _take(self, data: bytes) -> int:

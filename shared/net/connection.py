@@ -162,6 +162,14 @@ class Connection:
         """
         self.held_bytes = size
 
+    def await_rest(self) -> None:
+        """What came is the beginning of something, and there is no answer to it yet.
+
+        Where a peer sends a header and what follows it apart, its system may hold the second back until the
+        first is acknowledged, and ours puts that off for up to 40 ms, to let it go along with an answer. So
+        have it sent now. Not for every piece of what is long: only where nothing else of the input was whole.
+        """
+
     def pay(self) -> int:
         """All backlogs of the process are above their bound and this is the largest: drop half, or close."""
         outbox = self.outbox

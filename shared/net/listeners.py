@@ -104,7 +104,8 @@ def connection_options(settings: NetSettings, host: str, *, pushes: bool) -> Ite
     On Linux a listening socket hands them down. Who can only be on this machine is not asked whether he is
     still there: the system tells when a process ends. And to ask is not harmless: the probes of connections
     that were made together go out together, and loopback drops what is above net.core.netdev_max_backlog
-    (1000), so that of thousands of living idle peers hundreds would be given up.
+    (1000), so that of thousands of living idle peers hundreds would be given up. (Where others may
+    connect too, `Acceptor` tells those on this machine by their own addresses.)
     """
     yield socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
     if not is_loopback(host):
@@ -122,6 +123,15 @@ def _keepalive(settings: NetSettings) -> Iterator[tuple[int, int, int]]:
     if hasattr(socket, "TCP_KEEPINTVL"):
         yield socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, idle // 3)
         yield socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3
+
+
+def acknowledge_now(sock: socket.socket | trio.socket.SocketType) -> None:
+    """Send the acknowledgement that the system puts off (Linux). It is for what came so far, no more."""
+    if hasattr(socket, "TCP_QUICKACK"):
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        except OSError:
+            pass  # a local socket, or one that is gone: the next read tells
 
 
 INHERITS_OPTIONS = sys.platform == "linux"
@@ -158,6 +168,7 @@ class Acceptor:
         if not INHERITS_OPTIONS and not self._is_unix:
             host = listening.getsockname()[0]
             self._options = tuple(connection_options(settings, host, pushes=pushes))
+        self._probes = not self._is_unix and not is_loopback(listening.getsockname()[0])
         self._spare_fd = _open_spare()
         self._refusals_unlogged = 0
         self._logged_at = -LOG_SECONDS
@@ -203,6 +214,8 @@ class Acceptor:
                 sock.setblocking(False)
                 for level, option, value in self._options:
                     sock.setsockopt(level, option, value)
+                if self._probes and is_loopback(host):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
             except OSError:  # macOS: the peer has gone again
                 self._admission.leave(host)
                 sock.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shared.net import liveness
 from shared.net.connection import Session
 from shared.net.driven import RESET_ON_CLOSE, DrivenConnection
+from shared.net.listeners import acknowledge_now
 from shared.net.outbox import FileRange
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class PollConnection(DrivenConnection):
         if self.closed:
             return None
         return self._socket.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, liveness.UNACKED.size)
+
+    def await_rest(self) -> None:
+        if not self.closed:
+            acknowledge_now(self._socket)
 
     def _join(self, session: Session) -> None:
         super()._join(session)

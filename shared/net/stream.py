@@ -11,6 +11,7 @@ import trio
 
 from shared.net import liveness
 from shared.net.driven import RESET_ON_CLOSE, DrivenConnection
+from shared.net.listeners import acknowledge_now
 from shared.net.rounds import OpenSession, Rounds
 from shared.net.tls import TlsStream
 
@@ -39,6 +40,11 @@ class StreamConnection(DrivenConnection):
             return None
         info: bytes = transport.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, liveness.UNACKED.size)
         return info
+
+    def await_rest(self) -> None:
+        transport = self._transport
+        if not self.closed and isinstance(transport, trio.SocketStream):
+            acknowledge_now(transport.socket)
 
     @property
     def _transport(self) -> trio.abc.Stream:

@@ -247,3 +247,15 @@ async def test_names_of_any_kind_are_told_as_they_are() -> None:
     payload = b"\0\x32\0\x0a\0\0" + packed + b"\0" + b"\0\0\0\0"
     peer.send(b"\x01\0\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce")
     assert peer.frames()[0][1].queue == name
+
+
+async def test_the_rest_of_a_frame_that_came_in_pieces_is_awaited() -> None:
+    _, peer = await opened()
+    before = peer.connection.rests_awaited
+    frame = encode(C.Channel.Open(), 7)
+    other = encode(C.Channel.Open(), 8)
+    awaited = []
+    for piece in (frame[:3], frame[3:] + other[:9], other[9:]):
+        peer.send(piece)
+        awaited.append(peer.connection.rests_awaited - before)
+    assert awaited == [1, 1, 1]

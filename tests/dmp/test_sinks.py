@@ -327,3 +327,15 @@ async def test_a_store_that_takes_no_writes_is_an_internal_error() -> None:
     assert said.startswith("541 INTERNAL-ERROR")
     assert ready(queue) == []
     assert world.broker.counts.refused_publishes == 1
+
+
+async def test_the_rest_of_a_message_that_came_in_pieces_is_awaited() -> None:
+    _, app = await opened()
+    sink = app.sink(b"quotes")
+    before = sink.connection.rests_awaited
+    one = packed(b"one")
+    awaited = []
+    for piece in (one[:4], one[4:] + one[:4], one[4:], one):
+        sink.say(piece)
+        awaited.append(sink.connection.rests_awaited - before)
+    assert awaited == [1, 1, 1, 1]

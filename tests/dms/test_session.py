@@ -476,3 +476,14 @@ def test_options_are_what_the_settings_say_unless_asked() -> None:
     world = World(DmsSettings(persist=False, depth=2))
     peer = with_queue(world)
     assert statuses(peer.produce("orders", b"a", b"b", b"c"))[-1] is Status.QUEUE_FULL
+
+
+def test_the_payload_behind_a_header_that_came_alone_is_awaited() -> None:
+    peer = World(DmsSettings(persist=False)).connect()
+    frame = wire.pack(Type.CREATE_QUEUE, 2, wire.pack_name("a"))
+    listing = wire.pack(Type.LIST_QUEUES, 3)
+    awaited = []
+    for piece in (frame[:16], frame[16:], listing, listing + frame[:3], frame[3:]):
+        peer.send(piece)
+        awaited.append(peer.connection.rests_awaited)
+    assert awaited == [1, 1, 1, 1, 1]

@@ -447,3 +447,12 @@ def test_writes_of_different_modes_are_answered_in_order_each_when_its_mode_allo
     world = World(LogmqSettings(topics={"n*": TopicSettings(durability=Durability.parse("none"))}))
     peer = world.connect()
     assert peer.ask(b"PRODUCE t 1\nPRODUCE n 1\nPRODUCE t 2\nPRODUCE n 2\n") == b"OK 0\nOK 0\nOK 5\nOK 5\n"
+
+
+def test_the_rest_of_a_line_and_a_body_that_was_announced_are_awaited() -> None:
+    peer = World().connect()
+    awaited = []
+    for piece in (b"PRODUCE t", b" x\nPING\n", b"PING\nPI", b"NG\n", b"APPEND t 3\n", b"abc", b"PING\n"):
+        peer.send(piece)
+        awaited.append(peer.connection.rests_awaited)
+    assert awaited == [1, 1, 1, 1, 2, 2, 2]

@@ -10,8 +10,11 @@ import structlog
 import trio
 
 from shared.errors import ConfigError
+from shared.net.admission import Admission
+from shared.net.counters import NetCounters
 from shared.net.listeners import (
     INHERITS_OPTIONS,
+    Acceptor,
     CannotListen,
     bind_tcp,
     check_exposure,
@@ -21,7 +24,7 @@ from shared.net.listeners import (
 )
 from shared.net.network import Network
 from shared.net.settings import NetSettings
-from tests.shared.net.served import Sessions, echo, read_all, serving
+from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
 
 SETTINGS = NetSettings()
 
@@ -112,6 +115,58 @@ async def test_accepted_sockets_have_the_options_that_find_dead_peers(kind: str,
                 assert sock.getsockopt(level, option) == expected
 
 
+@pytest.mark.parametrize("kind", ["poll", "stream"])
+@pytest.mark.skipif(
+    not hasattr(socket, "TCP_QUICKACK"), reason="Linux puts acknowledgements off, and has this"
+)
+async def test_a_peer_that_sends_the_beginning_of_something_is_acknowledged_at_once(kind: str) -> None:
+    waits = trio.Event()
+
+    def answer_all_but_headers(session: Recorder) -> None:
+        def received(data: bytes) -> None:
+            if data == b"header":
+                session.connection.await_rest()
+                waits.set()
+            else:
+                session.connection.write(data)
+
+        session.on_receive = received
+
+    sessions = Sessions(answer_all_but_headers)
+    async with serving(kind, sessions) as served:
+        client, session = await sessions.join(served)
+        stream = getattr(session.connection, "stream", None)
+        sock = session.connection._socket if stream is None else stream.socket  # type: ignore[attr-defined]
+        for _ in range(3):
+            await client.send_all(b"whole")
+            assert await client.receive_some() == b"whole"
+        assert not sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK), "it goes along with the answer"
+        await client.send_all(b"header")
+        await waits.wait()
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
+
+
+async def test_who_comes_from_this_machine_is_not_probed_wherever_else_others_may_come_from() -> None:
+    (listening,) = bind_tcp("0.0.0.0", 0, SETTINGS)
+    admit, admitted = trio.open_memory_channel[socket.socket](1)
+    acceptor = Acceptor(
+        listening,
+        lambda sock, peer, host: admit.send_nowait(sock),
+        settings=SETTINGS,
+        admission=Admission(SETTINGS),
+        counters=NetCounters(),
+        log=structlog.stdlib.get_logger("test"),
+        pushes=False,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(acceptor.run)
+        stream = await trio.open_tcp_stream("127.0.0.1", listening.getsockname()[1])
+        with await admitted.receive() as accepted:
+            assert not accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.skipif(not INHERITS_OPTIONS, reason="elsewhere the acceptor sets them")
 @pytest.mark.parametrize(("host", "asked"), [("127.0.0.1", False), ("0.0.0.0", True)])
 def test_who_may_be_far_away_is_asked_whether_he_is_still_there(host: str, asked: bool) -> None:
@@ -148,7 +203,7 @@ import os, resource, sys, socket
 import structlog, trio
 from shared.net.network import Network
 from shared.net.settings import NetSettings
-from tests.shared.net.served import Sessions, echo, read_all
+from tests.shared.net.served import Recorder, Sessions, echo, read_all
 
 async def main(driver):
     network = Network(NetSettings(driver=driver))
