@@ -81,6 +81,7 @@ def findings(*, start: bool = False, environ: Mapping[str, str] = os.environ) ->
     yield python()
     yield from packages()
     yield from javas(environ)
+    yield shell(environ)
     yield memory()
     yield disk()
     yield loopback()
@@ -172,6 +173,14 @@ def launcher(chosen: java.Java, environ: Mapping[str, str]) -> Finding:
 _ANOTHER_JAVA = "set JAVA_HOME to another Java"
 
 
+def shell(environ: Mapping[str, str]) -> Finding:
+    """Spark is started by scripts, for which a small image may have no shell."""
+    found = shutil.which("bash", path=environ.get("PATH"))
+    if found is None:
+        return Finding("bash", State.MISSING, "not on PATH", "Spark's own scripts need it")
+    return Finding("bash", State.OK, found)
+
+
 def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
     """What is free, as the system has it; a container's limit counts too."""
     try:
@@ -229,21 +238,15 @@ def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
 
 def spark() -> Finding:
     """Start one, and let a worker of it import what our source needs."""
+    from brokers.pipeline.jobs.running import spark_for
+
     begun = perf_counter()
     try:
-        from brokers.pipeline.session import session
-
-        found = session("local[1]", name="brokers-doctor")
-        try:
+        with spark_for("doctor", "local[1]") as found:
             found.sparkContext.parallelize([0], 1).map(_worker).collect()
             version = found.version
-        finally:
-            found.stop()
-    except BrokerError as error:
-        return Finding("spark", State.MISSING, str(error), "see the findings above")
-    except Exception as error:  # Py4J's and Spark's own, of which there are many
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        return Finding("spark", State.MISSING, said[0], "what Spark says on standard error tells more")
+    except (BrokerError, ImportError, OSError) as error:
+        return Finding("spark", State.MISSING, str(error), "see the findings above, and standard error")
     return Finding("spark", State.OK, f"{version} started and stopped in {perf_counter() - begun:.1f} s")
 
 

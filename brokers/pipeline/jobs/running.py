@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from brokers.pipeline.quiet import of_a_verb
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.2
 _MASTER = re.compile(r"local(\[(\*|\d+)(,\d+)?\])?|(spark|k8s)://\S+|yarn")
-_RAISED = re.compile(r"^(?:pyspark\.errors\.exceptions\.\S+: )?(?:\w+\.)+(\w+): (.+)$", re.MULTILINE)
-"""The line of a traceback in which Python says what was raised."""
+_TRACEBACK = "Traceback (most recent call last):\n"
+_CLASS = re.compile(r"^(?:\w+\.)*[A-Z]\w*: ")
 
 
 class JobFailed(BrokerError):
@@ -48,11 +48,14 @@ def spark_for(what: str, master: str, config: Mapping[str, str] | None = None) -
         if before is None:
             java.use(vector=False)
         spark = session(master, name=f"brokers {what}", config=of_a_verb({}) if config is None else config)
-        try:
-            with interruptible() if before is None else nullcontext(), watched(spark, what):
-                yield spark
-        finally:
-            if before is None:
+        if before is not None:
+            yield spark
+            return
+        with interruptible():
+            try:
+                with watched(spark, what):
+                    yield spark
+            finally:
                 with suppress(Exception):  # its JVM may be what has ended
                     spark.stop()
     except (PySparkException, Py4JError) as error:
@@ -61,28 +64,29 @@ def spark_for(what: str, master: str, config: Mapping[str, str] | None = None) -
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGINT be a KeyboardInterrupt and nothing else, whatever fails for it on the way out.
+    """Let ctrl-C be a KeyboardInterrupt and nothing else, whatever fails for it on the way out.
 
     PySpark's own handler asks the JVM to cancel its jobs, in the midst of what else is being asked of it, and
-    so ends in stack traces.
+    Py4J logs at length whatever is cut off. (Python's own handler is one that trio knows what to do with.)
     """
-    interrupted = False
-
-    def interrupt(*_: object) -> None:
-        nonlocal interrupted
-        interrupted = True
-        logging.disable()  # Py4J's, of connections that are cut off
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.disable()
     try:
         yield
     except Exception as error:
-        if interrupted:
+        if _was_interrupted(error):
             raise KeyboardInterrupt from error
         raise
     finally:
+        logging.disable(logging.NOTSET)
         signal.signal(signal.SIGINT, before)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether it was raised while a KeyboardInterrupt was on its way."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def check_master(master: str) -> None:
@@ -94,14 +98,15 @@ def check_master(master: str) -> None:
 def said(text: str) -> str:
     """One line of an error of Spark's, whose text may be two stack traces long.
 
-    Where Python in an executor raised something, that is at the end of its traceback; else the first line
-    says it, behind the name of an error class.
+    Where Python in an executor raised something, that is the line behind its traceback's frames; else the
+    first line says it, behind the name of an error class.
     """
-    raised = [found for found in _RAISED.finditer(text) if not found[1].startswith("PySpark")]
-    if raised:
-        return raised[-1][2]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else "Spark failed and does not say why"
+    _, found, rest = text.rpartition(_TRACEBACK)
+    lines = [line for line in (rest if found else text).splitlines() if line.strip()]
+    if found:
+        lines = [line for line in lines if not line[0].isspace()]
+    line = lines[0].strip() if lines else "Spark's JVM has ended"
+    return _CLASS.sub("", line) if found else line
 
 
 @contextmanager

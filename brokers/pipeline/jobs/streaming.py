@@ -26,7 +26,12 @@ def rows_as_they_come(
     left = False
 
     def take(batch: "DataFrame", _: int) -> None:
-        rows = rows_of(batch)
+        try:
+            rows = rows_of(batch)
+        except Exception:
+            if left:  # stopped in the midst of it: Spark would take that for a failure, and say so
+                return
+            raise
         while rows and not left:
             try:
                 batches.put(rows, timeout=LOOK_SECONDS)

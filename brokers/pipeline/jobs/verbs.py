@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from brokers.pipeline.jobs.where import Folders, Reading, by, where
+from brokers.pipeline.session import require_spark
 from shared.errors import UsageError
 from shared.options import Ca, Json, Tls, flag
 from shared.tables import LIVES, VALUE, VOLUMES
@@ -83,6 +84,7 @@ def add_commands(app: App) -> None:
 
 def tables(*, json: Json = False) -> Rows:
     """List what `decode` knows: the tables of every installed protocol."""
+    require_spark()
     from brokers.pipeline.jobs.tables import offered
 
     return [
@@ -111,6 +113,7 @@ def decode(
 
     `brokers pipeline tables` lists what tables there are.
     """
+    require_spark()
     from brokers.pipeline.jobs import decode as job
     from brokers.pipeline.jobs.running import spark_for
     from brokers.pipeline.jobs.streaming import rows_as_they_come, rows_of
@@ -159,6 +162,7 @@ def throughput(
     json: Json = False,
 ) -> Any:
     """How much went through: messages and bytes by protocol, name and window."""
+    require_spark()
     from brokers.pipeline.jobs import tables
     from brokers.pipeline.jobs import throughput as job
     from brokers.pipeline.jobs.running import spark_for
@@ -190,6 +194,7 @@ def latency(
     json: Json = False,
 ) -> Rows:
     """Percentiles of the time that messages wait for delivery, and stay in their queue."""
+    require_spark()
     from brokers.pipeline.jobs import latency as job
     from brokers.pipeline.jobs import tables
     from brokers.pipeline.jobs.decode import decode as rows
@@ -213,6 +218,7 @@ def lag(
     json: Json = False,
 ) -> Rows:
     """How far groups and sessions are behind."""
+    require_spark()
     from brokers.pipeline.jobs import lag as job
     from brokers.pipeline.jobs.running import spark_for
     from brokers.pipeline.source.groups import parse_groups
@@ -244,6 +250,7 @@ def anomaly(
     json: Json = False,
 ) -> Rows:
     """Rates and values that leave their usual band, and the band."""
+    require_spark()
     from brokers.pipeline.jobs import anomaly as job
     from brokers.pipeline.jobs import tables
     from brokers.pipeline.jobs.running import spark_for
@@ -279,6 +286,7 @@ def report(
     json: Json = False,
 ) -> Rows:
     """Write a page with pictures of all this, for readers who need not know Spark."""
+    require_spark("matplotlib")
     from datetime import UTC, datetime
 
     from brokers.pipeline.jobs.running import spark_for
@@ -330,6 +338,7 @@ def replay(
     be twice. Without --rate and --speed it is as fast as the server takes them;
     several topics are mixed as their records came.
     """
+    require_spark()
     import math
 
     import trio

@@ -8,7 +8,8 @@ import pytest
 from brokers.pipeline.archive import names
 from brokers.pipeline.archive.files import LocalFiles
 from brokers.pipeline.archive.folder import ArchiveFolder
-from brokers.pipeline.jobs.archive import archive, archived, failure
+from brokers.pipeline.jobs.archive import archive, archived
+from brokers.pipeline.jobs.running import said
 from brokers.render import Outcome
 from shared.errors import BrokerError, ConfigError, UsageError
 from tests.pipeline.archive.model import Archiver
@@ -29,9 +30,9 @@ brokers.pipeline.source.origin.DataLoss: orders in /data: offsets 1 to 2 are los
 
 
 def test_of_a_failed_task_it_says_the_line_that_matters() -> None:
-    assert failure(SPARK_SAYS) == "orders in /data: offsets 1 to 2 are lost: retention dropped it"
-    assert failure("[Errno 111] Connection refused") == "[Errno 111] Connection refused"
-    assert failure("") == "Spark's JVM has ended"
+    assert said(SPARK_SAYS) == "orders in /data: offsets 1 to 2 are lost: retention dropped it"
+    assert said("[Errno 111] Connection refused") == "[Errno 111] Connection refused"
+    assert said("") == "Spark's JVM has ended"
 
 
 def test_it_wants_one_kind_of_place_and_settings_that_are_some(tmp_path: Path) -> None:

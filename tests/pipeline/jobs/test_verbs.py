@@ -29,6 +29,20 @@ brokers.pipeline.source.origin.DataLoss: orders in data: offsets 0 to 7 are lost
 \tat org.apache.spark.api.python.BasePythonRunner(PythonRunner.scala:1)
 """
 
+CHAINED = """[PYTHON_EXCEPTION] An exception was thrown: Traceback (most recent call last):
+  File "a.py", line 1, in f
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "b.py", line 2, in g
+    import attrs
+ModuleNotFoundError: No module named 'attrs'
+ SQLSTATE: 38000
+\tat org.apache.spark
+"""
+
 
 def test_every_verb_gives_rows(spark: "SparkSession", passed: Path, tmp_path: Path) -> None:
     messages: Counter[str] = Counter()
@@ -85,7 +99,8 @@ def test_a_failure_is_what_the_innermost_error_said() -> None:
         said("[PATH_NOT_FOUND] Path does not exist: x.\n  at org.apache")
         == "[PATH_NOT_FOUND] Path does not exist: x."
     )
-    assert said("") == "Spark failed and does not say why"
+    assert said(CHAINED) == "No module named 'attrs'"
+    assert said("") == "Spark's JVM has ended"
 
 
 def test_a_session_that_was_there_stays_and_its_errors_are_told(spark: "SparkSession") -> None:
@@ -105,15 +120,13 @@ def test_ctrl_c_is_an_interrupt_whatever_fails_for_it() -> None:
             while True:
                 time.sleep(0.01)
         except KeyboardInterrupt:
+            assert not logging.getLogger().isEnabledFor(logging.CRITICAL)
             raise RuntimeError("reentrant call") from None
 
     before = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(KeyboardInterrupt), running.interruptible():
-            asking()
-        assert not logging.getLogger().isEnabledFor(logging.CRITICAL)
-    finally:
-        logging.disable(logging.NOTSET)
+    with pytest.raises(KeyboardInterrupt), running.interruptible():
+        asking()
+    assert logging.getLogger().isEnabledFor(logging.CRITICAL)
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(RuntimeError), running.interruptible():
         raise RuntimeError("not interrupted")
