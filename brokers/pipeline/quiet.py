@@ -17,13 +17,15 @@ def settings(
 ) -> dict[str, str]:
     """Spark's settings with the logging put in; of Java's options given in `config` none is lost.
 
-    `level`: the least that is said, `warn` or `error`. Who has a log4j2 file of his own keeps it: his option
-    comes behind ours, and a SPARK_CONF_DIR is left alone.
+    `level`: the least that is said, `warn` with stack traces or `error` without. Who has a log4j2
+    file of his own keeps it: his option comes behind ours, and a SPARK_CONF_DIR is left alone.
     """
     given = config.get(_OPTIONS, "")
     if "SPARK_CONF_DIR" in environ or LOGGING.as_uri() in given:
         return dict(config)
-    ours = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} -Dbrokers.log.level={level}"
+    traces = "full" if level == "warn" else "none"
+    ours = f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"
+    ours += f" -Dbrokers.log.level={level} -Dbrokers.log.traces={traces}"
     return {**config, _OPTIONS: f"{ours} {given}".strip()}
 
 
