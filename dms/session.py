@@ -78,10 +78,14 @@ class Session(Consuming):
     # -- the driver's calls
 
     def receive(self, data: bytes) -> None:
-        if self.state is State.OPEN and not self._data and not self._stops and straight.taken(self, data):
-            if self.is_crowded():
-                self.connection.pause_reading()
-            return
+        if self.state is State.OPEN and not self._data and not self._stops:
+            done = straight.taken(self, data)
+            if done == len(data):
+                if self.is_crowded():
+                    self.connection.pause_reading()
+                return
+            if done:
+                data = data[done:]
         if self.state is State.CLOSING:
             return  # too late: only what was owed before still goes out
         if self._data:

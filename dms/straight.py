@@ -1,10 +1,11 @@
 """The straight way: what most reads of most clients are, done without a detour.
 
-A consumer with one credit sends an ACK and the CONSUME behind it in one write; a producer that waits for each
-answer sends one PRODUCE. Such a read is one frame or two, so taking it apart in general, and gathering
-neighbours where there are none, costs far more than what it asks. Here it is done where nothing is out of
-the ordinary: the whole read is that, the queue is the one expected, and nobody was before. Else nothing has
-happened, False says so, and `Session` does it in general: there is nothing that only this way can do.
+A consumer with one credit sends an ACK and the CONSUME behind it in one write, a worker the PRODUCE of what
+it made between them; a producer that waits for each answer sends one PRODUCE. Such a read is a frame or
+three, so taking it apart in general, and gathering neighbours where there are none, costs far more than what
+it asks. Here it is done where nothing is out of the ordinary: the whole read is that, the queues are there,
+and nobody was before. What is not done by then `Session` does in general: there is nothing that only this
+way can do.
 """
 
 from typing import TYPE_CHECKING
@@ -20,47 +21,39 @@ _ACK_OK = word(Type.ACK_OK)
 _CONSUME = word(Type.CONSUME)
 _PRODUCE = word(Type.PRODUCE)
 _PRODUCE_OK = word(Type.PRODUCE_OK)
-_TURN_BYTES = 2 * HEADER_BYTES
 _unpack = WORDS.unpack_from
 _pack = WORDS.pack
 assert HEADER.size == WORDS.size == HEADER_BYTES
 
 
-def taken(session: "Session", data: bytes) -> bool:
-    """Whether `data` was one of these, and it is done. The session is open; nothing is left or stopped."""
+def taken(session: "Session", data: bytes) -> int:
+    """How many bytes of `data` are done; 0: none. The session is open; nothing is left or stopped."""
     size = len(data)
     if size < HEADER_BYTES:
-        return False
+        return 0
     magic, length, what, message_id = _unpack(data)
     if magic != MAGIC:
-        return False
+        return 0
     if what == _PRODUCE:
-        return (
-            size == HEADER_BYTES + length
-            and 2 < length <= PAYLOAD_BYTES_MAX
-            and _produced(session, data, message_id)
-        )
-    if what == _ACK and not length and size == _TURN_BYTES + len(session.queue_name):
-        magic, length, what, want_id = _unpack(data, HEADER_BYTES)
-        return (
-            what == _CONSUME
-            and magic == MAGIC
-            and length == size - _TURN_BYTES
-            and data.endswith(session.queue_name)
-            and _took_turn(session, message_id, want_id)
-        )
-    return False
+        done = size == HEADER_BYTES + length and _produced(session, data, 0, size, message_id)
+        return size if done else 0
+    if what == _ACK and not length and size > HEADER_BYTES:
+        return _took_turn(session, data, message_id)
+    return 0
 
 
-def _produced(session: "Session", data: bytes, message_id: int) -> bool:
+def _produced(session: "Session", data: bytes, start: int, stop: int, message_id: int) -> bool:
     """One message for one queue."""
-    start = HEADER_BYTES + 2 + (data[HEADER_BYTES] << 8 | data[HEADER_BYTES + 1])
-    queue = session.broker.queues.get(data[HEADER_BYTES + 2 : start])
-    size = len(data) - start
+    payload = start + HEADER_BYTES
+    if not 2 < stop - payload <= PAYLOAD_BYTES_MAX:
+        return False
+    body = payload + 2 + (data[payload] << 8 | data[payload + 1])
+    queue = session.broker.queues.get(data[payload + 2 : body])
+    size = stop - body
     if queue is None or size < 0 or queue.depth >= queue.options.depth:
         return False
     try:
-        ticket = queue.produce((data[start:],), size)
+        ticket = queue.produce((data[body:stop],), size)
     except Refusal:
         return False  # it is asked again, and refused again
     reply = _pack(MAGIC, 0, _PRODUCE_OK, message_id)
@@ -71,29 +64,44 @@ def _produced(session: "Session", data: bytes, message_id: int) -> bool:
     return True
 
 
-def _took_turn(session: "Session", message_id: int, want_id: int) -> bool:
-    """An ACK, and a CONSUME for the next message of the same queue, if that is ready."""
-    out = session.held.get(message_id)
-    queue = session.queue
+def _took_turn(session: "Session", data: bytes, ack_id: int) -> int:
+    """An ACK, perhaps a PRODUCE, and a CONSUME for the next message of the same queue, if that is ready."""
+    name, queue = session.queue_name, session.queue
+    last = len(data) - HEADER_BYTES - len(name)
+    if last < HEADER_BYTES or not data.endswith(name):
+        return 0
+    magic, length, what, want_id = _unpack(data, last)
+    if what != _CONSUME or magic != MAGIC or length != len(name):
+        return 0
+    made = last > HEADER_BYTES
+    if made:
+        if last < 2 * HEADER_BYTES:
+            return 0
+        magic, length, what, made_id = _unpack(data, HEADER_BYTES)
+        if what != _PRODUCE or magic != MAGIC or length != last - 2 * HEADER_BYTES:
+            return 0
+    out = session.held.get(ack_id)
     if (
         out is None
         or out[0] is not queue
         or queue.deleted
         or session.waiting >= session.broker.settings.credits_max
     ):
-        return False
+        return 0
     try:
-        ticket = queue.acked(session, (message_id,), (out,))
+        ticket = queue.acked(session, (ack_id,), (out,))
     except Refusal:
-        return False
-    del session.held[message_id]
-    reply = _pack(MAGIC, 0, _ACK_OK, message_id)
+        return 0
+    del session.held[ack_id]
+    reply = _pack(MAGIC, 0, _ACK_OK, ack_id)
     if ticket is not None:
         session.owe_acked(ticket, reply, 1)
         reply = b""
-    elif session.replies.owed:
+    elif made or session.replies.owed:
         session.say(reply)
         reply = b""
+    if made and not _produced(session, data, HEADER_BYTES, last, made_id):
+        return HEADER_BYTES
     seq = queue.head
     if session.is_next() and (body := queue.take_next()) is not None:
         session.connection.write(reply + session.hand((queue, seq, body, 1)))
@@ -101,4 +109,4 @@ def _took_turn(session: "Session", message_id: int, want_id: int) -> bool:
         if reply:
             session.connection.write(reply)
         session.consume((want_id,))
-    return True
+    return len(data)

@@ -18,8 +18,8 @@ def produce(number: int, name: bytes = NAME, body: bytes = b"body") -> bytes:
     return wire.pack(Type.PRODUCE, number, name + body)
 
 
-def turn(held: int, number: int, name: bytes = NAME) -> bytes:
-    return wire.pack(Type.ACK, held) + wire.pack(Type.CONSUME, number, name)
+def turn(held: int, number: int, name: bytes = NAME, made: bytes = b"") -> bytes:
+    return wire.pack(Type.ACK, held) + made + wire.pack(Type.CONSUME, number, name)
 
 
 def first_id(number: int) -> int:
@@ -29,6 +29,15 @@ def first_id(number: int) -> int:
 READS = st.one_of(
     st.builds(produce, st.integers(0, 9), st.sampled_from([NAME, OTHER, b"", b"\0", b"\0\0", b"\0\1s"])),
     st.builds(turn, st.integers(0, 8).map(first_id), st.integers(0, 9), st.sampled_from([NAME, OTHER])),
+    st.builds(
+        turn,
+        st.integers(0, 8).map(first_id),
+        st.integers(0, 9),
+        st.sampled_from([NAME, OTHER]),
+        st.sampled_from(
+            [produce(7), produce(7, OTHER), produce(7, b"\0\1s"), produce(7) * 2, b"\xde", produce(7)[:-1]]
+        ),
+    ),
     st.builds(lambda name: wire.pack(Type.CONSUME, 5, name), st.sampled_from([NAME, OTHER])),
     st.builds(lambda held: wire.pack(Type.NACK, first_id(held)), st.integers(0, 8)),
     st.builds(lambda held: wire.pack(Type.ACK, first_id(held)), st.integers(0, 8)),
@@ -58,7 +67,7 @@ def test_both_ways_say_the_same(persist: bool, reads: list[tuple[int, bytes]]) -
 def said(persist: bool, reads: list[tuple[int, bytes]], *, straight_way: bool = True) -> object:
     with pytest.MonkeyPatch.context() as patch:
         if not straight_way:
-            patch.setattr(straight, "taken", lambda session, data: False)
+            patch.setattr(straight, "taken", lambda session, data: 0)
         world = World(DmsSettings(persist=persist, depth=5))
         peers = [world.connect(), world.connect()]
         for name in "qr":
@@ -82,9 +91,13 @@ def test_what_a_closed_loop_sends_goes_the_straight_way(monkeypatch: pytest.Monk
         exchange(producer, produce(number), (Type.PRODUCE_OK, number))
         exchange(consumer, b"", (Type.DELIVER, first_id(number)))
         exchange(consumer, turn(first_id(number), 2), (Type.ACK_OK, first_id(number)))
+    exchange(producer, produce(3), (Type.PRODUCE_OK, 3))
+    exchange(consumer, b"", (Type.DELIVER, first_id(3)))
+    acked, made, came = (Type.ACK_OK, first_id(3)), (Type.PRODUCE_OK, 4), (Type.DELIVER, first_id(4))
+    exchange(consumer, turn(first_id(3), 2, made=produce(4)), acked, made, came)
 
 
-def exchange(peer: Peer, data: bytes, reply: tuple[Type, int]) -> None:
+def exchange(peer: Peer, data: bytes, *replies: tuple[Type, int]) -> None:
     if data:
         peer.send(data)
-    assert [(frame[0], frame[3]) for frame in peer.take()] == [reply]
+    assert [(frame[0], frame[3]) for frame in peer.take()] == [*replies]
