@@ -23,6 +23,8 @@ class ExitCode(enum.IntEnum):
     """The verb needs a running server, and none runs."""
     DATA_FOLDER = 73
     """Locked by another process, not writable, or written by a newer version."""
+    LOST = 74
+    """The connection to a server was lost: what was not answered may or may not have been done."""
     TEMPORARY = 75
     """Nothing is wrong: the same may work later."""
     CONFIGURATION = 78

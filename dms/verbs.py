@@ -33,7 +33,8 @@ app = App(
     name="dms",
     help="Work queues: a message leaves its queue when a consumer acknowledges it.",
     help_epilogue="""Exit codes: 0 done; 1 refused; 2 a mistake on the command line; 66 no such queue;
-69 no server answers; 75 try again later (no message came in time, the queue is full); 130 interrupted.
+69 no server answers; 74 the connection was lost, what was under way may or may
+not have been done; 75 try again later (no message came in time, the queue is full); 130 interrupted.
 
 Examples:
 

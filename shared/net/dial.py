@@ -4,6 +4,7 @@ import errno
 import secrets
 import ssl
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 import trio
@@ -18,9 +19,13 @@ PAUSE_SECONDS = (0.05, 2.0)
 class Disconnected(BrokerError):
     """The connection was lost: what was asked may or may not have been done."""
 
+    exit_code: ClassVar[int | None] = 74
+
 
 class Unreachable(Disconnected):
     """No connection could be made in time, or the client is closed: nothing was asked."""
+
+    exit_code = 69
 
 
 @attrs.frozen

@@ -8,6 +8,7 @@ import pytest
 
 from brokers.errors import ExitCode, exit_code
 from shared.errors import BrokerError
+from shared.net.dial import Disconnected, Unreachable
 from shared.storage.lock import FolderLock
 from tests.brokers.conftest import Run
 from tests.support.echo import install_echo
@@ -138,3 +139,5 @@ def test_an_error_may_say_how_the_command_ends_that_it_ended() -> None:
 
     assert exit_code(NothingCame()) == 75
     assert exit_code(BrokerError()) == ExitCode.FAILED
+    assert exit_code(Disconnected("gone")) == ExitCode.LOST
+    assert exit_code(Unreachable("never there")) == ExitCode.UNAVAILABLE
