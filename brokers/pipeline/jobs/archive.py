@@ -35,7 +35,9 @@ def archive(
     folder: Annotated[Path, Parameter(help="The archive's folder; every executor has to reach it there.")],
     /,
     *,
-    path: Annotated[tuple[str, ...], Parameter(help="A data folder; repeatable.", negative="")] = (),
+    path: Annotated[
+        tuple[str, ...], Parameter(help="A data folder; repeatable.", negative="", show_default=False)
+    ] = (),
     servers: Annotated[str | None, Parameter(help="LogMQ servers, host:port with commas between.")] = None,
     topics: Annotated[str | None, Parameter(help="Topics, with commas between.")] = None,
     pattern: Annotated[str, Parameter(help="Without --topics: those whose whole name matches.")] = ".*",
@@ -53,11 +55,16 @@ def archive(
     ] = False,
     option: Annotated[
         tuple[str, ...],
-        Parameter(help="Of the source, KEY=VALUE (tls=true, verifyCrc=false); repeatable.", negative=""),
+        Parameter(
+            help="Of the source, KEY=VALUE (tls=true, verifyCrc=false); repeatable.",
+            negative="",
+            show_default=False,
+        ),
     ] = (),
     master: Master = "local[*]",
     conf: Annotated[
-        tuple[str, ...], Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="")
+        tuple[str, ...],
+        Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="", show_default=False),
     ] = (),
     json: Json = False,
 ) -> Iterator[Any] | Outcome | Mapping[str, Any]:

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from brokers.pipeline.quiet import of_a_verb
@@ -28,8 +28,10 @@ class JobFailed(BrokerError):
 
 
 @contextmanager
-def spark_for(what: str, master: str, config: Mapping[str, str] | None = None) -> Iterator["SparkSession"]:
-    """A session for one verb, ended behind it; on a terminal a bar shows how far its tasks are.
+def spark_for(
+    what: str, master: str, config: Mapping[str, str] | None = None, *, bar: bool = True
+) -> Iterator["SparkSession"]:
+    """A session for one verb, ended behind it; on a terminal a bar shows how far its tasks are (`bar`).
 
     One that was there before stays. Raises UsageError for a master that is none, NoSpark, NoJava, and
     JobFailed for whatever Spark raises.
@@ -53,7 +55,7 @@ def spark_for(what: str, master: str, config: Mapping[str, str] | None = None) -
             return
         with interruptible():
             try:
-                with watched(spark, what):
+                with watched(spark, what) if bar else nullcontext():
                     yield spark
             finally:
                 with suppress(Exception):  # its JVM may be what has ended

@@ -385,7 +385,8 @@ def replay(
         return replay_from.records_of(frame, one_log=len(place.ranges) == 1)
 
     what = f"replay {', '.join(topics.names) or pattern}"
-    with spark_for(what, reading.master, reading.config) as spark, counting("messages") as told:
+    spark_there = spark_for(what, reading.master, reading.config, bar=False)
+    with spark_there as spark, counting("messages") as told:
 
         async def run() -> Any:
             async with opener(host, port, context) as target:
@@ -407,7 +408,7 @@ def followed(
     """Rows as they come, until interrupted; the session ends with them."""
     from brokers.pipeline.jobs.running import spark_for
 
-    with spark_for(what, reading.master, reading.config) as spark, closing(rows(spark)) as found:
+    with spark_for(what, reading.master, reading.config, bar=False) as spark, closing(rows(spark)) as found:
         for row in found:
             yield row
             sys.stdout.flush()  # somebody may be waiting behind a pipe

@@ -44,11 +44,16 @@ class Reading:
     ] = None
     option: Annotated[
         tuple[str, ...],
-        Parameter(help="Of the source, KEY=VALUE (tlsCa=ca.pem, verifyCrc=false); repeatable.", negative=""),
+        Parameter(
+            help="Of the source, KEY=VALUE (tlsCa=ca.pem, verifyCrc=false); repeatable.",
+            negative="",
+            show_default=False,
+        ),
     ] = ()
     master: Annotated[str, Parameter(help="Where Spark runs: local[*], or spark://host:port.")] = "local[*]"
     conf: Annotated[
-        tuple[str, ...], Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="")
+        tuple[str, ...],
+        Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="", show_default=False),
     ] = ()
 
     @property
