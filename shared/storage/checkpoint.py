@@ -58,6 +58,7 @@ class Checkpointer:
         disk: Disk,
         files: OpenFiles,
         sync_all_logs: int,
+        direct_bytes_max: int,
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
         self.checkpoints = 0
@@ -68,6 +69,7 @@ class Checkpointer:
         self._disk = disk
         self._files = files
         self._sync_all_logs = sync_all_logs
+        self._direct_bytes_max = direct_bytes_max  # more around the journal, and recovery would take long
         self._in_thread = in_thread
         self._limiter = trio.CapacityLimiter(1)
         self._lock = trio.Lock()  # a stock taken while another is on its way would vouch for that one's logs
@@ -79,7 +81,11 @@ class Checkpointer:
     def wake(self) -> None:
         """A commit ended: have a checkpoint if one is due."""
         committer, journal = self._committer, self._journal
-        if journal.old or committer.direct_due or journal.batches - self._batches > _BATCHES_MAX:
+        if (
+            journal.old
+            or committer.direct.bytes > self._direct_bytes_max
+            or journal.batches - self._batches > _BATCHES_MAX
+        ):
             self._due.set()
 
     async def make_room(self) -> None:
@@ -174,7 +180,7 @@ class Checkpointer:
         # A log whose deletion still waits for a commit is there: that may fail, or a crash come first.
         logs = [log for log in committer.dirty if not log.gone]
         committer.dirty.clear()
-        committer.direct_bytes = 0
+        committer.direct.bytes = 0
         self._batches = self._journal.batches
         for log in logs:
             if log.open_mark is not None:

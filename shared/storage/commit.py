@@ -14,7 +14,7 @@ from shared.storage.clock import Clock
 from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles
 from shared.storage.format import BATCH_HEADER_BYTES, ENTRY_HEADER_BYTES, Kind, pack_entry
-from shared.storage.journal import Journal, PoisonError, write_all
+from shared.storage.journal import Journal, PoisonError, write_all, write_pieces
 from shared.storage.log import UNKNOWN, Log
 from shared.storage.rounds import Round, Run
 from shared.storage.work import Work
@@ -109,7 +109,7 @@ class Commit:
     def _write(self, round_: Round) -> None:
         if round_.broken is not None:
             raise PoisonError("what was promised to a batch is not in it") from round_.broken
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         size = 0
         entries = 0
         for change in round_.changes:
@@ -232,7 +232,7 @@ class Commit:
         work = self.works[run.log]
         try:
             self._open(work)
-            write_all(self.disk, work.fd, b"".join(run.chunks), run.offset, passing=run.log.background)
+            write_pieces(self.disk, work.fd, run.chunks, run.offset, passing=run.log.background)
         except FileGone:
             return
         finally:

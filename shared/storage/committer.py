@@ -20,12 +20,13 @@ from shared.errors import LogDeleted, StoreClosed, StoreError, StoreFull, StoreR
 from shared.storage.clock import Clock
 from shared.storage.commit import Commit
 from shared.storage.counts import CommitCounts
+from shared.storage.direct import DirectWrites
 from shared.storage.disk import Disk
 from shared.storage.files import OpenFiles, describe, refusal
 from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, Kind
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log
-from shared.storage.rounds import Change, Mode, Registry, Round, Run, Ticket, call, mode_of
+from shared.storage.rounds import Change, Mode, Registry, Round, Run, Ticket, awaited_bytes, call, mode_of
 from shared.storage.settings import StorageSettings
 from shared.storage.work import Work
 
@@ -58,14 +59,13 @@ class Committer:
         """Logs with marks that are not in their index files."""
         self.dirty: dict[Log, None] = {}
         """Logs whose files changed since the last checkpoint took stock."""
-        self.direct_bytes = 0
-        """Written around the journal since then."""
         self.make_room: Callable[[], Awaitable[None]] | None = None
         """Waits for a checkpoint: the journal is at its bound."""
         self.committed: Callable[[], None] | None = None
         """Called after each commit: a checkpoint may be due."""
 
         self.counts = CommitCounts()
+        self.direct = DirectWrites(disk, files, clock, in_thread, self.when_idle, self.poison)
         self._disk = disk
         self._files = files
         self._clock = clock
@@ -145,11 +145,6 @@ class Committer:
         self.full = full
 
     @property
-    def direct_due(self) -> bool:
-        """So much went around the journal that recovery would take long to check it."""
-        return self.direct_bytes > self._settings.checkpoint_direct_bytes
-
-    @property
     def pending_bytes(self) -> int:
         return sum(round_.bytes for round_ in self._rounds)
 
@@ -188,7 +183,7 @@ class Committer:
             if rounds[-1].room >= need:
                 return rounds[-1]
             rounds[-1].seal()
-            if self.pending_bytes + need > self._settings.pending_bytes_max:
+            if awaited_bytes(self._rounds) + need > self._settings.pending_bytes_max:
                 self.congested = True
         rounds.append(Round(need))
         return rounds[-1]
@@ -377,7 +372,7 @@ class Committer:
             round_.let_go()
         if self.committed is not None:
             self.committed()
-        if self.congested and self.pending_bytes <= self._settings.pending_bytes_max // 2:
+        if self.congested and awaited_bytes(self._rounds) <= self._settings.pending_bytes_max // 2:
             self.congested = False
             callbacks, self._uncongested = self._uncongested, []
             for callback in callbacks:
@@ -407,8 +402,9 @@ class Committer:
             self._sync_by = math.inf
         else:
             now = self._clock.monotonic()
-            for round_ in good:
-                self._sync_by = min(self._sync_by, now + round_.interval_seconds)
+            if self.journal.unsynced:
+                for round_ in good:
+                    self._sync_by = min(self._sync_by, now + round_.interval_seconds)
         for round_ in good:
             self.counts.batch(round_.bytes)
 
@@ -440,7 +436,7 @@ class Committer:
                 log.visible = run.end
                 self.counts.records += sum(run.counts)
                 if not run.journaled:
-                    self.direct_bytes += run.end - run.offset
+                    self.direct.written(log, run.end - run.offset, now)
                 if log.watchers and run.end - run.offset <= _RECENT_BYTES_MAX:
                     self._registry.remember(log, run.offset, run.chunks)
                 moved[log] = None
@@ -464,7 +460,7 @@ class Committer:
             logger.critical("the store is read-only until a restart", reason=text)
             for round_ in self._rounds:
                 round_.seal()  # so that appends come by, and are refused
-            if self._sync_by < math.inf:
+            if self._sync_by < math.inf or self.direct.due:
                 logger.critical("acknowledged since the last sync, and possibly lost", modes="interval")
 
     def _fail(self, rounds: list[Round], error: StoreError | None) -> None:

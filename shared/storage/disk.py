@@ -31,6 +31,11 @@ class Disk(Protocol):
         `passing`: nobody reads it soon, so the system need not keep it in memory.
         """
 
+    def write_pieces(
+        self, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
+    ) -> int:
+        """Like write, of at most 1,024 pieces one behind the other."""
+
     def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> Sequence[int]:
         """Write all (descriptor, bytes, offset), in no order; for each the bytes taken, or minus an errno."""
 

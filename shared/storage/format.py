@@ -5,7 +5,7 @@ Unpacking never raises on what a disk may hold: what does not parse, or whose CR
 
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -175,7 +175,7 @@ def pack_entry(kind: int, log_id: int, offset: int = 0, length: int = 0, records
 
 
 def pack_batch(
-    parts: list[bytes],
+    parts: Sequence[bytes | memoryview],
     payload_bytes: int,
     *,
     lsn: int,

@@ -206,7 +206,7 @@ class Inventory:
             log.mode = change.before
             log.run = None
 
-    def remember(self, log: Log, offset: int, chunks: list[bytes]) -> None:
+    def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         self._reader.remember(log, offset, chunks)
 
     # -- what checkpoints ask for

@@ -24,6 +24,8 @@ from shared.storage.disk import Disk
 
 FOLDER = "journal"
 _ZEROS = bytes(1 << 20)
+_PIECES_MAX = 1024
+"""What POSIX systems take in one call (IOV_MAX)."""
 
 
 class PoisonError(Exception):
@@ -68,6 +70,27 @@ def write_all(
         if count <= 0:
             raise OSError(errno.EIO, "the disk takes no bytes")
         taken += count
+
+
+def write_pieces(
+    disk: Disk, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
+) -> None:
+    """Write every byte of these, one behind the other, without putting them together first."""
+    at = 0
+    while at < len(pieces):
+        those = pieces[at : at + _PIECES_MAX]
+        taken = disk.write_pieces(fd, those, offset, passing=passing)
+        if taken <= 0 < sum(map(len, those)):
+            raise OSError(errno.EIO, "the disk takes no bytes")
+        offset += taken
+        for piece in those:
+            if taken < len(piece):  # some of it was left
+                write_all(disk, fd, memoryview(piece)[taken:], offset, passing=passing)
+                offset += len(piece) - taken
+                at += 1
+                break
+            taken -= len(piece)
+            at += 1
 
 
 @attrs.define(eq=False)
@@ -129,6 +152,11 @@ class Journal:
         return cls(disk, journal_id, segment_bytes, bytes_max, zero_fill, ready[0], lsn, lsn, spare=spare)
 
     @property
+    def unsynced(self) -> bool:
+        """Something was written since the last sync."""
+        return self._unsynced
+
+    @property
     def disk_bytes(self) -> int:
         """What the segments take on disk."""
         spare = self.spare
@@ -138,7 +166,9 @@ class Journal:
         """Whether such a batch goes into the current segment, so that no roll is needed."""
         return self.position + format.padded(format.BATCH_HEADER_BYTES + payload_bytes) <= self.current.end
 
-    def write(self, parts: list[bytes], entries: int, payload_bytes: int, time_ms: int) -> bytearray:
+    def write(
+        self, parts: Sequence[bytes | memoryview], entries: int, payload_bytes: int, time_ms: int
+    ) -> bytearray:
         """Write one batch; returns its bytes. Nothing is synced.
 
         Raises OSError where the journal is as it was before, and PoisonError.

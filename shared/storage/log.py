@@ -139,7 +139,7 @@ class Log:
     @property
     def direct(self) -> bool:
         """Its bytes go around the journal."""
-        return self.mode.mode == "none"
+        return self.mode.direct
 
     def append(self, records: bytes, count: int, reserved: bool = False) -> "tuple[int, Ticket]":
         """Add `count` whole encoded records; returns the offset of the first, and what says when they count.
@@ -159,6 +159,20 @@ class Log:
         self.end = offset + size
         if self.fold is not None:
             self.fold(offset, records)
+        return offset, run.ticket
+
+    def append_framed(self, head: bytes, rest: bytes | memoryview) -> "tuple[int, Ticket]":
+        """Add one encoded record in two pieces, a head and `rest`. They are not copied, and must stay as they
+        are until the ticket is done. For large records, in logs without a fold; otherwise as `append`."""
+        size = len(head) + len(rest)
+        run = self.run
+        if run is None or size > run.round.room:
+            run = self._committer.begin(self, size, False)
+        run.chunks += (head, rest)
+        run.counts += (0, 1)
+        run.round.room -= size
+        offset = self.end
+        self.end = offset + size
         return offset, run.ticket
 
     def gather(self, size: int, complete: Callable[[], None], reserved: bool = False) -> "Run":

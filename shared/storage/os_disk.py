@@ -16,6 +16,7 @@ _COMMON = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _RWF_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _RWF_DONTCACHE = 0x80
 """Linux 6.14 and later; Python has no name for it yet."""
+_NO_SUCH_FLAG = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 class OsDisk:
@@ -123,10 +124,24 @@ class OsDisk:
             try:
                 return os.pwritev(fd, [data], offset, _RWF_DONTCACHE)
             except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
+                if error.errno not in _NO_SUCH_FLAG:
                     raise
                 self._uncached = False  # an older kernel, or a file system that keeps all: as well
         return os.pwrite(fd, data, offset)
+
+    def write_pieces(
+        self, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
+    ) -> int:
+        if passing and self._uncached:
+            try:
+                return os.pwritev(fd, pieces, offset, _RWF_DONTCACHE)
+            except OSError as error:
+                if error.errno not in _NO_SUCH_FLAG:
+                    raise
+                self._uncached = False
+        if hasattr(os, "pwritev"):
+            return os.pwritev(fd, pieces, offset)
+        return os.pwrite(fd, b"".join(pieces), offset)
 
     def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> Sequence[int]:
         outcomes = aio.write_many(writes)

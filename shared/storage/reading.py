@@ -7,7 +7,7 @@ else the records are walked from the mark's start.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -139,9 +139,9 @@ class Reader:
 
     # -- what the committer and retention tell
 
-    def remember(self, log: Log, offset: int, chunks: list[bytes]) -> None:
+    def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         """These records have just become visible, and somebody waits: keep them in memory for a while."""
-        self._recent.put(log, offset, chunks[0] if len(chunks) == 1 else b"".join(chunks))
+        self._recent.put(log, offset, b"".join(chunks))
 
     def forget(self, log: Log) -> None:
         """The log is deleted."""

@@ -21,6 +21,7 @@ from shared.storage.format import INDEX_HEADER_BYTES, Kind
 from shared.storage.journal import segment_path, write_all
 from shared.storage.log_recovery import Piece, Pieces, RecoveredLog, Segments, recover_log
 from shared.storage.replay import Replay, SegmentFile
+from shared.storage.settings import Durability
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -239,7 +240,7 @@ def _gather(disk: Disk, scanned: Replay) -> _Changes:
                 changes.first[log_id] = max(changes.first.get(log_id, 0), entry.offset)
             elif entry.kind == Kind.MODE:
                 changes.mode[log_id] = body.decode()
-            if changes.mode.get(log_id) == "none":
+            if log_id in changes.mode and Durability.parse(changes.mode[log_id]).direct:
                 changes.direct.add(log_id)
     return changes
 
@@ -259,7 +260,7 @@ def _replay(disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int) -> 
     touched: list[RecoveredLog] = []
     with Segments(disk) as segments:
         for line in sorted(lines.values()):
-            direct = line.mode == "none" or line.id in changes.direct
+            direct = Durability.parse(line.mode).direct or line.id in changes.direct
             new = line.id in changes.created
             weak = direct or line.mode != "always"
             journaled = line.id in changes.pieces or line.id in changes.first

@@ -6,7 +6,7 @@ is not changed any more by appenders then.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -67,15 +67,20 @@ class Mode(IntEnum):
 
 
 _SYNCED, _DIRECT = Mode.SYNCED, Mode.DIRECT
-_MODES = {"always": Mode.SYNCED, "interval": Mode.WRITTEN, "none": Mode.DIRECT}
 
 
 def mode_of(log: Log) -> Mode:
-    return _MODES[log.mode.mode]
+    mode = log.mode
+    if mode.direct:
+        return Mode.DIRECT
+    return Mode.SYNCED if mode.mode == "always" else Mode.WRITTEN
 
 
 class Run:
-    """The records of one log in one round, in order, from `offset` on."""
+    """The records of one log in one round, in order, from `offset` on.
+
+    `chunks`: whole records each, `counts`: how many; 0 where it begins one that ends with the next chunk.
+    """
 
     __slots__ = ("chunks", "counts", "end", "journaled", "log", "offset", "round", "ticket", "written")
 
@@ -83,7 +88,7 @@ class Run:
         self.log = log
         self.round = round_
         self.offset = self.end = log.end
-        self.chunks: list[bytes] = []
+        self.chunks: list[bytes | memoryview] = []
         self.counts: list[int] = []
         self.ticket = ticket
         self.journaled = journaled
@@ -120,7 +125,7 @@ class Registry(Protocol):
 
     def undone(self, change: Change) -> None: ...
 
-    def remember(self, log: Log, offset: int, chunks: list[bytes]) -> None:
+    def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         """New records are visible and somebody watches."""
 
 
@@ -207,3 +212,15 @@ class Round:
     def add(self, change: Change) -> None:
         self.changes.append(change)
         self.room -= ENTRY_HEADER_BYTES + len(change.body)
+
+
+def awaited_bytes(rounds: Iterable[Round]) -> int:
+    """What is in them without that of logs in the background."""
+    total = 0
+    for round_ in rounds:
+        total += round_.bytes
+        if round_.background:
+            for log, run in round_.runs.items():
+                if log.background:
+                    total -= (run.end if round_.sealed else log.end) - run.offset
+    return total

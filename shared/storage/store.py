@@ -122,6 +122,7 @@ class Store:
             disk,
             files,
             settings.sync_all_logs,
+            settings.checkpoint_direct_bytes,
             in_thread,
         )
         self._space = SpaceWatch(self._committer, disk, settings)
@@ -245,6 +246,7 @@ class Store:
             self._committer.make_room = self._checkpointer.make_room
             await nursery.start(self._committer.run)
             nursery.start_soon(self._checkpointer.run)
+            nursery.start_soon(self._committer.direct.run)
             nursery.start_soon(self._marking.run)
             nursery.start_soon(self._space.run)
             nursery.start_soon(self._retention.run)

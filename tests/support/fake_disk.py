@@ -234,6 +234,11 @@ class FakeDisk:
         self._put(file, part, offset)
         return len(part)
 
+    def write_pieces(
+        self, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
+    ) -> int:
+        return self.write(fd, b"".join(pieces), offset, passing=passing)
+
     def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> list[int]:
         outcomes = []
         for fd, data, offset in writes:

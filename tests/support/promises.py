@@ -154,11 +154,12 @@ class Witness:
 
     def journal_synced(self, since: float) -> None:
         """The journal's sync that began at moment `since` came back."""
-        self._make_safe(since, [promise for promise in self._unsafe if promise.mode != "none"])
+        journaled = [each for each in self._unsafe if not Durability.parse(each.mode).direct]
+        self._make_safe(since, journaled)
 
-    def everything_safe(self, since: float) -> None:
-        """A checkpoint that began at moment `since` came back."""
-        self._make_safe(since, self._unsafe)
+    def everything_safe(self, since: float, unless: str = "") -> None:
+        """A checkpoint, or a sync of all but what is in a mode, that began at moment `since` came back."""
+        self._make_safe(since, [promise for promise in self._unsafe if promise.mode != unless])
 
     def _make_safe(self, since: float, promises: list[Promise]) -> None:
         moment = self.tick()

@@ -20,7 +20,8 @@ KIB = 1 << 10
 ALWAYS = Durability("always")
 INTERVAL = Durability("interval", 0.05)
 NONE = Durability("none")
-MODES = [ALWAYS, INTERVAL, NONE]
+UNJOURNALED = Durability("interval", 0.05, unjournaled=True)
+MODES = [ALWAYS, INTERVAL, NONE, UNJOURNALED]
 
 SMALL = StorageSettings(
     segment_bytes=64 * KIB,

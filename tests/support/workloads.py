@@ -11,7 +11,7 @@ from tests.support.crashes import open_store
 from tests.support.promises import Witness
 
 ALWAYS = Durability("always")
-MODES = {"a": "always", "i": "interval:50ms", "n": "none"}
+MODES = {"a": "always", "i": "interval:50ms", "n": "none", "u": "interval:50ms unjournaled"}
 
 
 class Worker:
@@ -80,6 +80,14 @@ class Worker:
         self.witness.put(self._table, key, None if self.witness.moment % 5 == 4 else self.payload())
         self.settle()
 
+    async def sync_in_time(self) -> None:
+        """The end of an interval: what is to be synced by then is, in the journal and around it."""
+        since = self.witness.tick()
+        committer = self.witness.store._committer
+        committer.sync_written()
+        await committer.direct.sync(list(committer.direct.due))
+        self.witness.everything_safe(since, unless="none")
+
     async def checkpoint(self) -> None:
         since = self.witness.tick()
         if await self.witness.store.checkpoint():
@@ -133,6 +141,11 @@ SMALL: dict[str, Operation] = {
 
 OPERATIONS: dict[str, Operation] = {
     **SMALL,
+    "append unjournaled": lambda worker: worker.append("u"),
+    "change unjournaled": lambda worker: worker.append_all("u", "a"),
+    "delete unjournaled": lambda worker: worker.replace("u"),
+    "drop unjournaled": lambda worker: worker.drop("u"),
+    "sync in time": lambda worker: worker.sync_in_time(),
     "append much": lambda worker: worker.append("a", 900, 900, 900),  # most of a journal segment
 }
 

@@ -29,6 +29,7 @@ from shared.storage.journal import segment_path
 from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
 from shared.storage.replay import Replay
+from shared.storage.settings import Durability
 
 _LOOKS_MAX = 10
 """At a live folder whose checkpoints keep overtaking us; then what was seen last must do."""
@@ -296,7 +297,7 @@ def look(disk: Disk, *, live: bool = False) -> FolderView:
         view = _apply_journal(disk, live)
         looks += 1
     for log in view.logs.values():
-        if live or log.mode == "none":
+        if live or Durability.parse(log.mode).direct:
             _end_with_index(view, log)
     return view
 

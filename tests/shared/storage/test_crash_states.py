@@ -22,6 +22,15 @@ from tests.support.workloads import SMALL, drawn, sequence, something
 # Of these all triples are run, of all operations all pairs (`make trial-states` runs all triples). The last
 # ones reuse segments of the journal.
 _CORE = ("change two", "delete or make again", "checkpoint")
+_UNJOURNALED = (
+    "append unjournaled",
+    "sync in time",
+    "change unjournaled",
+    "delete unjournaled",
+    "drop unjournaled",
+    "checkpoint",
+    "restart",
+)
 _LAP = ("append much", "append much", "checkpoint")
 _LAPS = (*_LAP, "append much", "append much"), (*_LAP, *_LAP, "append much", "append")
 _SEEDS = range(10)
@@ -52,6 +61,17 @@ def test_short_workloads_keep_their_promises_in_every_legal_state(workers: Proce
     total = _tally(workers.map(check_short, workloads, chunksize=4))
     assert total.sampled == 0, "all states of all cuts"
     assert total.states >= total.runs > len(workloads)
+
+
+def test_logs_that_go_around_the_journal_keep_what_was_synced_in_time(workers: ProcessPoolExecutor) -> None:
+    append, sync = "append unjournaled", "sync in time"
+    workloads = [
+        *itertools.product(_UNJOURNALED, repeat=2),
+        *((append, sync, last) for last in _UNJOURNALED),
+        *((append, sync, append, last) for last in _UNJOURNALED),
+    ]
+    total = _tally(workers.map(check_short, workloads, chunksize=4))
+    assert total.runs > len(workloads)
 
 
 def test_long_workloads_keep_their_promises_in_half_a_million_states(workers: ProcessPoolExecutor) -> None:

@@ -53,6 +53,19 @@ def test_marks_cover_every_record_and_stay_small(batches: list[list[int]]) -> No
         assert mark.length >= 64 * KIB or any(m.length > 64 * KIB for m in marks)
 
 
+@given(st.lists(st.tuples(st.integers(0, 90 * KIB), st.booleans()), min_size=1, max_size=9))
+def test_a_record_in_two_pieces_is_marked_as_one(sizes: list[tuple[int, bool]]) -> None:
+    chunks: list[bytes | memoryview] = []
+    counts = []
+    for size, in_two in sizes:
+        record = records(size)
+        cut = min(len(record), 30) if in_two else 0
+        chunks += (record[:cut], memoryview(record)[cut:]) if cut else (record,)
+        counts += [0, 1] if cut else [1]
+    closed, left = index.extend(None, 0, 40, chunks, counts, 1000)
+    check(all_marks(closed, left), b"".join(chunks), 40)
+
+
 def test_a_mark_goes_on_where_the_last_append_left_it() -> None:
     one, two = records(10, 20), records(30)
     _, left = index.extend(None, 0, 0, [one], [2], 1000)

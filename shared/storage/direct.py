@@ -1,0 +1,142 @@
+"""What is written around the journal: how much it is and, in mode `interval`, when it is synced.
+
+Such bytes stand in their log's own file only, with index entries that say how far they go; so it is the file
+and its index that have to be synced. That is done in a thread of its own while commits go on: a sync of what
+a fast recording wrote in an interval takes tens of milliseconds, and nobody who waits for the journal should
+wait for it too.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import trio
+
+from shared.storage.clock import Clock
+from shared.storage.disk import Disk
+from shared.storage.files import FileGone, LogFile, OpenFiles
+from shared.storage.journal import PoisonError
+from shared.storage.log import Log
+
+
+class DirectWrites:
+    """One per store. `bytes`: written around the journal since the last checkpoint took stock.
+
+    `due`: logs with bytes that are to be synced, and by when (monotonic seconds). `when_idle`: calls between
+    two commits. `poison`: is called where a sync fails.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        files: OpenFiles,
+        clock: Clock,
+        in_thread: Callable[..., Awaitable[Any]],
+        when_idle: Callable[[Callable[[], None]], None],
+        poison: Callable[[PoisonError], None],
+    ) -> None:
+        self.bytes = 0
+        self.due: dict[Log, float] = {}
+        self.syncs = 0
+        self._disk = disk
+        self._files = files
+        self._clock = clock
+        self._in_thread = in_thread
+        self._when_idle = when_idle
+        self._poison = poison
+        self._limiter = trio.CapacityLimiter(1)
+        self._wake = trio.Event()
+        self._named: set[int] = set()  # ids of logs whose files' names are synced
+
+    def written(self, log: Log, size: int, now: float) -> None:
+        """A commit wrote so much of a log."""
+        self.bytes += size
+        if log.mode.mode == "interval" and log not in self.due:
+            self.due[log] = now + log.mode.seconds
+            self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            now = self._clock.monotonic()
+            left = min(self.due.values(), default=math.inf) - now
+            if left <= 0:
+                await self.sync([log for log, when in self.due.items() if when <= now])
+                continue
+            with trio.move_on_after(left):
+                await self._wake.wait()
+            self._wake = trio.Event()
+
+    async def sync(self, logs: Sequence[Log]) -> None:
+        """Make safe what these hold now. What is written meanwhile is due anew."""
+        ends: dict[Log, int] = {}
+        pinned: list[tuple[Log, LogFile, int]] = []
+        ready = trio.Event()
+        wanted = True
+
+        def take() -> None:
+            if wanted:
+                ends.update((log, _closed(log)) for log in logs)
+                pinned.extend((log, file, self._files.pin(file)) for log in logs for file in _files(log))
+                ready.set()
+
+        self._when_idle(take)
+        try:
+            await ready.wait()
+        finally:
+            wanted = False
+        due = {log: self.due.pop(log) for log in logs}
+        try:
+            with trio.CancelScope(shield=True):  # descriptors are pinned, and cannot be taken back
+                await self._in_thread(self._sync, pinned, limiter=self._limiter)
+        except PoisonError as error:
+            self.due |= due  # to be told as possibly lost
+            self._poison(error)
+            self.due.clear()
+        else:
+            self.syncs += 1
+            for log, end in ends.items():
+                self._named.add(log.id)
+                if log.visible == end and not log.busy:
+                    log.direct_dirty = False
+        finally:
+            for _, file, _ in pinned:
+                self._files.unpin(file)
+
+    def _sync(self, pinned: Sequence[tuple[Log, LogFile, int]]) -> None:
+        """Each log's file before its index, so that no entry is on the disk before what it vouches for."""
+        try:
+            for _, file, fd in pinned:
+                self._sync_file(file, fd)
+            folders = {log.namespace for log, _, _ in pinned if log.id not in self._named}
+            for folder in sorted(folders):
+                self._disk.sync_folder(folder)
+            if folders:
+                self._disk.sync_folder("")
+        except OSError as error:
+            raise PoisonError("what went around the journal could not be synced") from error
+
+    def _sync_file(self, file: LogFile, fd: int) -> None:
+        if fd >= 0:
+            self._disk.sync_data(fd)
+            return
+        try:
+            fd = self._files.open(file)
+        except (FileGone, FileNotFoundError):
+            return  # deleted meanwhile
+        try:
+            self._disk.sync_data(fd)
+        finally:
+            self._disk.close(fd)
+
+
+def _files(log: Log) -> tuple[LogFile, LogFile]:
+    return log.file, log.index_file
+
+
+def _closed(log: Log) -> int:
+    """Where what is synced now will end. Its newest index entry ends there too: if later bytes went into that
+    and were lost, nothing would vouch for those before them."""
+    if log.open_mark is not None:
+        log.closed_marks.append(log.open_mark)
+        log.open_mark = None
+    return log.visible

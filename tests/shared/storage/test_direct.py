@@ -1,0 +1,159 @@
+"""Mode `interval` around the journal: written once, to the log's own file, which is synced in time."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from shared.storage.settings import Durability
+from shared.storage.store import Store
+from tests.support.commits import fail, logs_of, outcome, watch
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import (
+    INTERVAL,
+    SMALL,
+    UNJOURNALED,
+    HandClock,
+    inline,
+    open_store,
+    read_all,
+    records,
+    reopen,
+    running,
+)
+
+
+def test_its_text_comes_back_and_only_an_interval_has_it() -> None:
+    assert str(UNJOURNALED) == "interval:50ms unjournaled"
+    assert Durability.parse(str(UNJOURNALED)) == UNJOURNALED != INTERVAL
+    for wrong in ("none unjournaled", "always unjournaled", "interval journaled", "interval  unjournaled"):
+        with pytest.raises(ValueError, match="durability"):
+            Durability.parse(wrong)
+
+
+async def test_it_is_acknowledged_after_the_write_and_its_own_files_are_synced_in_time(
+    autojump_clock: MockClock,
+) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, UNJOURNALED)
+    syncs, folders, writes = watch(disk, "sync", "sync_folder", "write")
+    async with running(store):
+        own = [log.file.path, log.index_file.path]
+        for names, journal in ((["logmq", ""], ["journal/00000000000000000000.wal"]), ([], [])):
+            await trio.sleep(0.3)
+            for seen in (syncs, folders, writes):
+                seen.clear()
+            _, ticket = log.append(records(b"x"), 1)
+            store.settle()
+            assert outcome(ticket) == [None]
+            assert (syncs, sorted(set(writes))) == ([], sorted(own))
+            await trio.sleep(0.04)
+            assert syncs == []
+            await trio.sleep(0.02)
+            assert [path for path in syncs if path in own] == own
+            assert (sorted(syncs), folders) == (sorted(journal + own), names), "its CREATE is journaled"
+            await trio.sleep(0.3)
+            assert (len(syncs), folders) == (len(journal + own), names), "nothing new to sync"
+
+
+async def test_its_sync_holds_up_nobody(autojump_clock: MockClock) -> None:
+    """What is written while one is under way is acknowledged, and synced by the next."""
+    disk = FakeDisk()
+    syncing, go_on = trio.Event(), trio.Event()
+
+    async def slow(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        if work.__qualname__ == "DirectWrites._sync" and not go_on.is_set():
+            syncing.set()
+            await go_on.wait()
+        return await inline(work, *args)
+
+    store = await Store.open(Path("unused"), SMALL, disk=disk, clock=HandClock(), in_thread=slow)
+    (log,) = await logs_of(store, UNJOURNALED)
+    async with running(store):
+        await store.wait(log.append(records(b"one"), 1)[1])
+        await syncing.wait()
+        await store.wait(log.append(records(b"two"), 1)[1])
+        (syncs,) = watch(disk, "sync")
+        go_on.set()
+        await trio.sleep(0.2)
+        assert syncs.count(log.file.path) == 2
+    assert await read_all(log) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_failed_sync_is_final_and_says_what_may_be_lost(
+    autojump_clock: MockClock, number: int
+) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, UNJOURNALED)
+    path = (log.file.path, log.index_file.path)[number]
+    with capture_logs() as logged:
+        async with running(store):
+            await trio.sleep(0.3)
+            fail(disk, errno.EIO, lambda operation: (operation.kind, operation.path) == ("sync", path))
+            await store.wait(log.append(records(b"x"), 1)[1])
+            await trio.sleep(0.1)
+    assert store.read_only is not None
+    assert [line["event"] for line in logged] == [
+        "the store is read-only until a restart",
+        "acknowledged since the last sync, and possibly lost",
+    ]
+
+
+async def test_a_log_may_change_to_it_and_back() -> None:
+    store = await open_store(disk := FakeDisk())
+    namespace = store.namespace("logmq", INTERVAL)
+    made = []
+    for number, mode in enumerate((INTERVAL, UNJOURNALED, INTERVAL, UNJOURNALED)):
+        log = namespace.logs.get("t") or namespace.create("t")[0]
+        namespace.change_mode("t", mode)
+        for _ in range(3):
+            made.append(b"%d-%d" % (number, len(made)))
+            await store.wait(log.append(records(made[-1]), 1)[1])
+        store, disk = await reopen(store, disk)
+        namespace = store.namespace("logmq", INTERVAL)
+        log = namespace.logs["t"]
+        assert (log.mode, await read_all(log)) == (mode, made)
+
+
+async def test_records_in_two_pieces_are_written_uncopied_however_short_the_writes_are() -> None:
+    store = await open_store(disk := FakeDisk())
+    (log,) = await logs_of(store, UNJOURNALED)
+    disk.before = lambda operation: min(operation.length, 700) if operation.kind == "write" else None
+    made = []
+    for number in range(6):
+        made.append(bytes([number]) * (number * 900))
+        record = records(made[-1])
+        if number % 2:
+            log.append_framed(record[:9], memoryview(record)[9:])
+        else:
+            log.append(record, 1)
+    store.settle()
+    disk.before = None
+    assert await read_all(log) == made
+    assert sum(mark.records for mark in log.marks(0, log.end)) == len(made)
+    store, disk = await reopen(store, disk)
+    assert await read_all(store.namespace("logmq", INTERVAL).logs["t0"]) == made
+
+
+async def test_what_nobody_waits_for_does_not_congest_the_store() -> None:
+    store = await open_store(FakeDisk(), attrs.evolve(SMALL, pending_bytes_max=20 << 20))
+    aside, log = await logs_of(store, UNJOURNALED, UNJOURNALED)
+    aside.background = True
+    for _ in range(20):
+        aside.append_framed(b"", records(bytes(3 << 20)))
+    assert store.statistics().pending_bytes > 60 << 20
+    assert not store.congested
+    while not store.congested:
+        log.append(records(bytes(3 << 20)), 1)
+    assert 10 << 20 < log.end < 30 << 20
+    store.settle()
+    assert not store.congested
