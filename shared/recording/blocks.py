@@ -44,11 +44,15 @@ def pack_tail(protocol: bytes, name: bytes, source: bytes) -> bytes:
     return b"".join(bytes((len(field),)) + field for field in fields)
 
 
-def pack_record(codec: int, time_us: int, messages: int, tail: bytes, frames: bytes | memoryview) -> bytes:
-    """A block as a record of a log, its length before it."""
+def pack_head(codec: int, time_us: int, messages: int, tail: bytes, frames_bytes: int) -> bytes:
+    """A block as a record of a log, its length before it, up to where its frames begin."""
     head_bytes = FIXED.size + len(tail)
-    head = _RECORD.pack(head_bytes + len(frames), VERSION, codec, head_bytes, time_us, messages)
-    return b"".join((head, tail, frames))
+    return _RECORD.pack(head_bytes + frames_bytes, VERSION, codec, head_bytes, time_us, messages) + tail
+
+
+def pack_record(codec: int, time_us: int, messages: int, tail: bytes, frames: bytes | memoryview) -> bytes:
+    """The whole of it."""
+    return b"".join((pack_head(codec, time_us, messages, tail, len(frames)), frames))
 
 
 def unpack(payload: bytes | memoryview) -> Block:

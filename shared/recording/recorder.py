@@ -12,7 +12,11 @@ and marked in the log itself by a gap, as soon as it takes records again.
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import groupby
+from typing import NamedTuple
 
+import attrs
 import structlog
 import trio
 
@@ -33,7 +37,7 @@ HELD_BYTES = 1024 * 1024
 HELD_SECONDS = 0.05
 """Blocks wait until they are so many bytes together, or the first has waited so long."""
 SMALL_BYTES = 32 * 1024
-"""Blocks that are smaller on average are joined before they are appended."""
+"""Blocks of less are copied, and joined before they are appended. Others are written from where they are."""
 RETAIN_SECONDS = 1.0
 """Retention looks so often where a log has outgrown it; the store's own rhythm may be slower."""
 
@@ -43,6 +47,20 @@ Buffer = bytes | memoryview
 def now_us() -> int:
     """Unix microseconds, by the wall clock."""
     return time.time_ns() // 1000
+
+
+class _Held(NamedTuple):
+    """A block that waits for others. `head`: its record, but for `frames` where these are large. `size`: of
+    its frames, wherever they are."""
+
+    head: bytes
+    frames: Buffer
+    messages: int
+    size: int
+
+
+def _is_large(block: _Held) -> bool:
+    return len(block.frames) > 0
 
 
 class Recording:
@@ -66,7 +84,10 @@ class Recording:
         self._recorders: dict[str, Recorder] = {}
         if settings.protocols or (store.folder is not None and (store.folder / NAMESPACE).is_dir()):
             # Also what an earlier run recorded goes in its time.
-            namespace = store.namespace(NAMESPACE, settings.durability, retention=settings.retention)
+            mode = settings.durability
+            if mode.mode == "interval":
+                mode = attrs.evolve(mode, unjournaled=True)  # written once: nobody waits for the journal
+            namespace = store.namespace(NAMESPACE, mode, retention=settings.retention)
             for name in settings.protocols:
                 self._recorders[name] = Recorder(
                     store, namespace, name, settings, log.bind(protocol=name), self, wall_us, monotonic
@@ -144,8 +165,7 @@ class Recorder:
         self._retain_above = settings.retention_bytes + settings.retention_bytes // 8
         self._stop_above = 2 * settings.retention_bytes
         self._round: _Round | None = None
-        self._held: list[tuple[bytes, int, int, int]] = []
-        """Records, how many, the messages in them, the bytes of their frames."""
+        self._held: list[_Held] = []
         self._held_bytes = 0
         self._tail = blocks.pack_tail(self.protocol, b"", b"")
         # Counted since the start:
@@ -202,31 +222,37 @@ class Recorder:
             if kept > self._stop_above:
                 self._pass_over("retention", messages, len(frames))
                 return
-        block = blocks.pack_record(codec, self._wall_us(), messages, tail, frames)
-        self._held.append((block, 1, messages, len(frames)))
-        self._held_bytes += len(block)
+        size = len(frames)
+        head = blocks.pack_head(codec, self._wall_us(), messages, tail, size)
+        if size < SMALL_BYTES:
+            head, frames = b"".join((head, frames)), b""
+        self._held.append(_Held(head, frames, messages, size))
+        self._held_bytes += len(head) + len(frames)
         if self._held_bytes >= HELD_BYTES:
-            self.flush()
+            self._append_held()
         elif len(self._held) == 1:
             self._recording.holds()
 
     def flush(self) -> None:
-        """Append what is held."""
+        """Append what is held, and mark what was left out behind it."""
+        self._append_held()
+        if self._gap_messages and self._log is not None:
+            with suppress(StoreError):  # it is counted, and marked by the next
+                self._mark_gap(self._log)
+
+    def _append_held(self) -> None:
         held, log = self._held, self._log
         if not held or log is None:
             return
-        if len(held) > 1 and self._held_bytes < SMALL_BYTES * len(held):
-            records, counts, messages, sizes = zip(*held, strict=True)
-            held = [(b"".join(records), sum(counts), sum(messages), sum(sizes))]
         self._held = []
         self._held_bytes = 0
-        for part in held:
-            try:
-                if self._gap_messages:
-                    self._mark_gap(log)
-                self._append(log, *part)
-            except StoreError as error:
-                self.leave_out("store", part[2], part[3], str(error))
+        for alone, those in groupby(held, _is_large):
+            if alone:
+                for each in those:
+                    self._append(log, each.head, each.frames, 1, each.messages, each.size)
+            else:
+                heads, _, messages, sizes = zip(*those, strict=True)
+                self._append(log, b"".join(heads), b"", len(heads), sum(messages), sum(sizes))
 
     def written(self, done: "_Round", error: StoreError | None) -> None:
         """What was appended in a round is on its way no more."""
@@ -243,7 +269,7 @@ class Recorder:
 
     def _pass_over(self, reason: str, messages: int, size: int) -> None:
         """Leave a block out; what came before it is written before its gap."""
-        self.flush()
+        self._append_held()
         self.leave_out(reason, messages, size)
 
     def leave_out(self, reason: str, messages: int, size: int, why: str = "") -> None:
@@ -251,6 +277,7 @@ class Recorder:
         self.left_out_bytes += size
         self._gap_messages += messages
         self._gap_bytes += size
+        self._recording.holds()  # the gap, which is marked even if nothing comes any more
         self._untold += messages
         now = self._monotonic()
         if self._told is None or now - self._told >= TELL_SECONDS:
@@ -263,26 +290,40 @@ class Recorder:
             )
             self._untold = 0
 
-    def _append(self, log: Log, records: bytes, count: int, messages: int, frames_bytes: int) -> "_Round":
-        _, ticket = log.append(records, count)
-        round_ = self._round
-        if round_ is None or round_.ticket is not ticket:
-            round_ = self._round = _Round(self, ticket)
-            ticket.when_done(round_)
+    def _append(self, log: Log, head: bytes, frames: Buffer, count: int, messages: int, size: int) -> None:
+        """So many records: whole in `head`, or one that ends with `frames`."""
+        try:
+            if self._gap_messages:
+                self._mark_gap(log)
+            _, ticket = log.append_framed(head, frames) if frames else log.append(head, count)
+        except StoreError as error:
+            self.leave_out("store", messages, size, str(error))
+            return
+        round_ = self._round_of(ticket)
         round_.blocks += count
-        round_.bytes += len(records)
+        round_.bytes += len(head) + len(frames)
         round_.messages += messages
-        round_.frames_bytes += frames_bytes
-        return round_
+        round_.frames_bytes += size
 
     def _mark_gap(self, log: Log) -> None:
         messages, size = min(self._gap_messages, blocks.MESSAGES_MAX), self._gap_bytes
-        gap = blocks.pack_record(GAP, self._wall_us(), messages, self._tail, blocks.GAP_BYTES.pack(size))
-        round_ = self._append(log, gap, 1, 0, 0)
+        head = blocks.pack_head(GAP, self._wall_us(), messages, self._tail, blocks.GAP_BYTES.size)
+        gap = head + blocks.GAP_BYTES.pack(size)
+        _, ticket = log.append(gap, 1)
+        round_ = self._round_of(ticket)
+        round_.blocks += 1
+        round_.bytes += len(gap)
         round_.gap_messages += messages
         round_.gap_bytes += size
         self._gap_messages -= messages  # what is above a block's bound goes into the next
         self._gap_bytes = 0
+
+    def _round_of(self, ticket: Ticket) -> "_Round":
+        round_ = self._round
+        if round_ is None or round_.ticket is not ticket:
+            round_ = self._round = _Round(self, ticket)
+            ticket.when_done(round_)
+        return round_
 
     def _open(self, messages: int, size: int) -> Log | None:
         """The log, made if it is not there; None where that cannot be now."""

@@ -22,15 +22,17 @@ class RecordSettings:
     protocols: tuple[str, ...] = ()
     """By name; none unless said."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("interval"))
-    """Nobody waits for what is recorded, so this is `interval:50ms` whatever `[serve]` says. `always` syncs
-    with every batch; `none` writes around the journal, half as many bytes, and a power cut may cost more."""
+    """Nobody waits for what is recorded, so this is `interval:50ms` whatever `[serve]` says; its bytes
+    are written once, around the journal. `always` goes through the journal and syncs with every batch; `none`
+    is not synced, and a power cut may cost more."""
     retention_bytes: int = _amount(GIB, MIB, 1 << 62)
     """Of each protocol; older blocks go. Never 0: what is recorded unasked-for must not fill a disk."""
     retention_ms: int = _amount(7 * 24 * 3600 * 1000, 1, 1 << 62)
     """Age at which blocks go."""
-    pending_bytes_max: int = _amount(16 * MIB, 1, GIB)
+    pending_bytes_max: int = _amount(64 * MIB, 1, GIB)
     """Of each protocol, waiting for the disk; beside them one block, however large. What comes then is not
-    recorded: the protocol never waits. A quarter of what the store itself lets wait."""
+    recorded: the protocol never waits. 64 MiB: what a fast protocol brings while a disk stalls for a fifth
+    of a second; it is used only then."""
 
     @property
     def retention(self) -> Retention:

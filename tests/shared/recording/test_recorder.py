@@ -11,8 +11,9 @@ from trio.testing import MockClock
 from shared.recording.blocks import Block, unpack
 from shared.recording.recorder import HELD_BYTES, HELD_SECONDS, SMALL_BYTES, TELL_SECONDS, Recorder, Recording
 from shared.recording.settings import MIB, RecordSettings
+from shared.storage.settings import Durability
 from shared.storage.store import Store
-from tests.support.commits import fail, journal_write
+from tests.support.commits import fail, log_write, watch
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import NONE, SMALL, open_store, read_all, reopen, running
 
@@ -174,7 +175,7 @@ async def test_a_write_that_fails_counts_as_left_out_and_makes_a_gap() -> None:
     track = here.recorder.track(1)
     track.record(1, b"before")
     here.settle()
-    fail(here.disk, errno.EIO, journal_write, times=1)
+    fail(here.disk, errno.EIO, log_write, times=1)
     track.record(3, b"lost!")
     track.record(4, b"lost!")
     here.settle()
@@ -193,7 +194,7 @@ async def test_a_gap_that_was_not_written_is_marked_by_the_next() -> None:
     track.record(3, b"lost!")
     here.settle()
     here.store._committer.set_full(False)
-    fail(here.disk, errno.EIO, journal_write, times=1)
+    fail(here.disk, errno.EIO, log_write, times=1)
     track.record(4, b"lost!")
     here.settle()
     track.record(1, b"after")
@@ -226,6 +227,19 @@ async def test_what_waits_for_the_disk_has_a_bound_beside_one_block() -> None:
     track.record(1, b"x")
     here.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
+
+
+async def test_a_gap_is_marked_though_nothing_comes_after_it(autojump_clock: MockClock) -> None:
+    here = await world(attrs.evolve(SETTINGS, pending_bytes_max=1000))
+    track = here.recorder.track(1)
+    async with running(here.store), trio.open_nursery() as nursery:
+        nursery.start_soon(here.recording.run)
+        for _ in range(3):
+            track.record(1, bytes(HELD_BYTES))
+        assert here.value("left_out_messages", reason="behind") == 2
+        await trio.sleep(3 * HELD_SECONDS)
+        nursery.cancel_scope.cancel()
+    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2)]
 
 
 async def test_retention_bounds_what_is_kept_and_is_asked_in_time(autojump_clock: MockClock) -> None:
@@ -273,6 +287,22 @@ async def test_small_blocks_wait_for_each_other_and_not_for_long(autojump_clock:
         assert here.store.statistics().commits == commits + 1
         nursery.cancel_scope.cancel()
     assert [data for _, data in await here.blocks()] == [b"first"] + [b"small"] * 10
+
+
+async def test_an_interval_goes_around_the_journal_and_always_through_it() -> None:
+    for mode, journaled in (("interval:20ms", False), ("none", False), ("always", True)):
+        here = await world(attrs.evolve(SETTINGS, durability=Durability.parse(mode)))
+        track = here.recorder.track(1)
+        track.record(1, b"first")
+        here.settle()
+        (writes,) = watch(here.disk, "write")
+        for size in (1, SMALL_BYTES):
+            track.record(1, bytes(size))
+        here.settle()
+        assert any(path.startswith("journal/") for path in writes) is journaled
+        assert [len(data) for _, data in await here.blocks()] == [5, 1, SMALL_BYTES]
+        store, _ = await reopen(here.store, here.disk)
+        assert len(await read_all(store.namespace("recorded", NONE).logs["echo"])) == 3
 
 
 async def test_order_is_kept_whatever_the_sizes() -> None:
