@@ -40,6 +40,13 @@ HOST_FLAGS: Mapping[str, Any] = {
     ],
 }
 
+RECORD_FLAG: Mapping[str, Any] = {
+    "record": Annotated[
+        bool | None, Parameter(help="Write down what passes through, as [record] has it.", negative="")
+    ],
+}
+"""Of protocols that can be recorded."""
+
 
 @attrs.frozen
 class Flag:
@@ -76,19 +83,21 @@ def port_flags(ports: Iterable[str]) -> Iterator[Flag]:
         yield Flag((protocol, "port"), port, "--port")
 
 
-def with_host_flags(verb: Callable[..., Any]) -> Callable[..., ServeCommand]:
+def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Callable[..., ServeCommand]:
     """A `serve` verb with the host's flags beside its own (its own win where both have one).
 
-    The verb returns a ServeCommand, or a protocol's ServeRequest.
+    The verb returns a ServeCommand, or a protocol's ServeRequest. `recordable`: the protocol can be recorded.
     """
     own = inspect.signature(verb, eval_str=True)
-    host = {name: kind for name, kind in HOST_FLAGS.items() if name not in own.parameters}
+    flags = {**HOST_FLAGS, **(RECORD_FLAG if recordable else {})}
+    host = {name: kind for name, kind in flags.items() if name not in own.parameters}
 
     @functools.wraps(verb)
     def serve(*arguments: Any, **keywords: Any) -> ServeCommand:
         given = {name: keywords.pop(name, None) for name in host}
         result = verb(*arguments, **keywords)
-        command = result if isinstance(result, ServeCommand) else _requested(result)
+        record = bool(given.pop("record", None))
+        command = result if isinstance(result, ServeCommand) else _requested(result, record)
         settings = tuple(
             Flag(
                 ("serve", name),
@@ -115,14 +124,15 @@ def with_host_flags(verb: Callable[..., Any]) -> Callable[..., ServeCommand]:
     return serve
 
 
-def _requested(request: "ServeRequest") -> ServeCommand:
+def _requested(request: "ServeRequest", record: bool) -> ServeCommand:
     command = f"brokers {request.protocol} serve"
+    recorded = [Flag(("record", "protocols"), request.protocol, "--record")] if record else []
     settings = [
         Flag((section, name), value, request.flags.get(name, f"--{name}".replace("_", "-")))
         for section, name, value in _said(request.settings)
     ]
     return ServeCommand(
-        flags=(Flag(("serve", "enable"), request.protocol, command), *settings),
+        flags=(Flag(("serve", "enable"), request.protocol, command), *recorded, *settings),
         defaults=tuple(
             Flag((section, name), value, command) for section, name, value in _said(request.defaults)
         ),

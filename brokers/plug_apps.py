@@ -40,7 +40,7 @@ def _app(name: str) -> App:
     if "serve" in app:
         serve = app["serve"]
         if serve.default_command is not None:
-            serve.default_command = with_host_flags(serve.default_command)
+            serve.default_command = with_host_flags(serve.default_command, recordable=plug.unrecorded is None)
     return app
 
 

@@ -1,0 +1,25 @@
+"""What `serve` verbs are given beside their own flags."""
+
+import pytest
+
+from brokers.cli import root
+from brokers.config import load
+from brokers.flags import ServeCommand
+from brokers.plugs import load_all
+
+
+def test_a_protocol_that_can_be_recorded_is_when_its_serve_is_told_so() -> None:
+    plugs = load_all()[0]
+    assert {plug.name for plug in plugs if plug.unrecorded is None} == {"kqmsgq", "pubsub", "dmp"}
+    for plug in plugs:
+        words = [plug.name, "serve", "--record"]
+        if plug.unrecorded is not None:
+            with pytest.raises(Exception, match="--record"):
+                root(words).parse_args(words, print_error=False, exit_on_error=False)
+            continue
+        for given, recorded in ((words, (plug.name,)), (words[:2], ())):
+            command, bound, _ = root(given).parse_args(given, print_error=False, exit_on_error=False)
+            result = command(*bound.args, **bound.kwargs)
+            assert isinstance(result, ServeCommand)
+            config = load(plugs, file=None, environ={}, flags=result.flags)
+            assert (config.serve.enable, config.record.protocols) == ((plug.name,), recorded)
