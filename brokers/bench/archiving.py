@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from brokers.bench.servers import serving
+from brokers.bench.servers import processor_seconds, server_process, serving
 from brokers.errors import Refusal
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _SIZE = 100
 _TICKS_PER_SECOND = 20
 _TOPIC = "followed"
 _LATE_SECONDS = 60.0
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @attrs.frozen
@@ -104,7 +103,7 @@ def _feed(options: dict[str, str]) -> "Feed":
 def _served(stack: ExitStack, place: Path) -> tuple[int, tuple[str, int]]:
     """A server of its own: its process, and where it is."""
     bound = stack.enter_context(serving(place, "logmq"))
-    return int((place / "data" / "LOCK").read_text()), bound["logmq"]
+    return server_process(place / "data"), bound["logmq"]
 
 
 def _followed(ground: "Ground", feed: "Feed", folder: Path, server: int, bound: tuple[str, int]) -> FollowRow:
@@ -190,20 +189,11 @@ def _write(address: tuple[str, int], told: Connection, rate: int, seconds: float
 
 def _cpu(server: int, writer: int | None) -> tuple[float, float]:
     """Seconds of processor time so far: the server's, and that of everything else here but the writer."""
-    times = {pid: _seconds(pid) for pid in _below(os.getpid())}
+    times = {pid: processor_seconds(pid) or 0.0 for pid in _below(os.getpid())}
     aside = {server, *_below(server), *([writer] if writer is not None else [])}
     others = sum(spent for pid, spent in times.items() if pid not in aside)
     own = os.times()
-    return _seconds(server), others + own.user + own.system
-
-
-def _seconds(pid: int) -> float:
-    """Of a process, and of those of its children that have ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / _CLOCK_TICKS
+    return processor_seconds(server) or 0.0, others + own.user + own.system
 
 
 def _below(pid: int) -> list[int]:

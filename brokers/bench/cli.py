@@ -31,4 +31,10 @@ _add(
     " --megabytes 1000 --json",
 )
 _add("pubsub", "Pub/sub, beside mosquitto and a bare loop.", " --modes intake --rate 300000 --json")
+_add(
+    "recording",
+    "Recording what passes through, beside the same protocols not recorded.",
+    " --protocols kqmsgq --json",
+    " --data-dir /srv/brokers",
+)
 _add("routing", "The routing index, one thread.", " --subscriptions 100000 --json")

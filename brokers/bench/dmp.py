@@ -30,6 +30,7 @@ from pamqp import commands
 
 from brokers.bench.load import PATIENCE_SECONDS, WARM_UP_SECONDS, Address, Measured, histogram, middle
 from brokers.bench.options import Rounds, Seconds, Size
+from brokers.bench.pouring import Case, poured
 from brokers.bench.servers import nats_server, redis_server, serving
 from brokers.errors import ExitCode, Refusal
 from brokers.render import progress
@@ -239,8 +240,28 @@ def direct(address: Address, body: bytes, readers: int) -> Way:
         trio.run(principal.bind, queue, EXCHANGE, KEY)
         feeds.append(_leased(address, trio.run(principal.feed_lease, queue)))
     sink = _leased(address, trio.run(principal.sink_lease, EXCHANGE))
-    message = wire.message(wire.Message(b"", KEY.encode(), body))
+    message = direct_message(body)
     return Way(sink, feeds, message, len(message), (sock,))
+
+
+def recorded(size: int) -> Case:
+    """A sink and a feed, as `brokers bench recording` wants them."""
+    body = b"x" * size
+    message = direct_message(body)
+
+    def run(address: tuple[str, int], data: Path, seconds: float) -> float:
+        way = direct(address, body, 1)
+        try:
+            return poured(way.writer, way.readers[0], message, seconds)
+        finally:
+            way.close()
+
+    return Case(run, "dmp_messages_sunk_total", len(message))
+
+
+def direct_message(body: bytes) -> bytes:
+    """As a sink takes it, and a feed gives it."""
+    return wire.message(wire.Message(b"", KEY.encode(), body))
 
 
 def basic(address: Address, body: bytes, readers: int) -> Way:

@@ -8,6 +8,7 @@ The servers are processes of their own, the load comes from this one. Measured i
 - `fan-out`: one producer, many consumers, each of which gets everything.
 """
 
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from brokers.bench import fan_out, options
 from brokers.bench.fan_out import STAMP_BYTES, FanOut
 from brokers.bench.load import Measured, middle
 from brokers.bench.options import Rounds, Seconds, Size, each
+from brokers.bench.pouring import Case, poured
 from brokers.bench.servers import nats_server, serving
 from brokers.errors import ExitCode, Refusal
 from kqmsgq import wire
@@ -151,6 +153,19 @@ def _kqmsgq(size: int, queues: int, share: int) -> FanOut:
         queues=queues,
         share=share,
     )
+
+
+def recorded(size: int) -> Case:
+    """One producer to one consumer, as `brokers bench recording` wants it."""
+    message = wire.message(b"bench", b"x" * size)
+
+    def run(address: tuple[str, int], data: Path, seconds: float) -> float:
+        with socket.create_connection(address) as consumer, socket.create_connection(address) as producer:
+            consumer.sendall(wire.CONSUME + wire.subscribe(b"bench"))
+            producer.sendall(wire.PRODUCE)
+            return poured(producer, consumer, message, seconds)
+
+    return Case(run, "kqmsgq_messages_produced_total", len(message))
 
 
 def _nats(size: int, queues: int, share: int) -> FanOut:

@@ -10,7 +10,6 @@ The servers are processes of their own, the load comes from this one. Measured i
 """
 
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -28,9 +27,11 @@ from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.fan_out import STAMP_BYTES, FanOut
 from brokers.bench.load import Address, Measured, middle
 from brokers.bench.options import Rounds, Seconds, Size, each
+from brokers.bench.pouring import UNREAD, Case
 from brokers.bench.servers import mosquitto, serving
 from brokers.errors import ExitCode, Refusal
 from pubsub import wire
+from pubsub.recording import BEFORE_BYTES
 from pubsub.wire import Command, Kind
 from shared.options import Json
 
@@ -42,6 +43,7 @@ MATCHING = (b"hall/+/temperature", b"*/temperature", b"hall/*", b"hall/+/+")
 IN_MQTT = (b"hall/+/temperature", b"+/+/temperature", b"hall/#", b"hall/+/+")
 QUIET_SECONDS = 0.1
 PATIENCE_SECONDS = 30.0
+SIZE_MAX = wire.PAYLOAD_BYTES_MAX
 
 
 @attrs.frozen
@@ -191,7 +193,7 @@ def _text(text: bytes) -> bytes:
 
 
 @attrs.frozen
-class _Intake:
+class Intake:
     """`rate`: datagrams that came in, a second. `dropped`: of those that were sent, in percent."""
 
     rate: float
@@ -205,10 +207,10 @@ def _intake(address: Address, data: Path, size: int, rate: int, seconds: float, 
     for _ in range(rounds):
         with subscribed(address):
             ours.append(
-                _flooded(address, datagram, rate, seconds, lambda: counter(data, "net_datagrams_in_total"))
+                flooded(address, datagram, rate, seconds, lambda: counter(data, "net_datagrams_in_total"))
             )
         with bare_receiver() as (where, received):
-            bare.append(_flooded(where, datagram, rate, seconds, received))
+            bare.append(flooded(where, datagram, rate, seconds, received))
     here, there = (sorted(found, key=lambda each: each.rate)[rounds // 2] for found in (ours, bare))
     return Row(
         "intake",
@@ -225,9 +227,9 @@ def _intake(address: Address, data: Path, size: int, rate: int, seconds: float, 
     )
 
 
-def _flooded(
+def flooded(
     address: tuple[str, int], datagram: bytes, rate: float, seconds: float, received: Callable[[], int]
-) -> _Intake:
+) -> Intake:
     """What is not received in the end was dropped by the system."""
     before = received()
     with flood(address, datagram, rate=rate, seconds=seconds) as ended:
@@ -238,7 +240,7 @@ def _flooded(
             there = now
             sleep(QUIET_SECONDS)
     came = there - before
-    return _Intake(came / sent.seconds, 100 * (sent.datagrams - came) / max(sent.datagrams, 1))
+    return Intake(came / sent.seconds, 100 * (sent.datagrams - came) / max(sent.datagrams, 1))
 
 
 @contextmanager
@@ -247,9 +249,7 @@ def subscribed(address: tuple[str, int]) -> Iterator[None]:
 
     def read() -> None:
         room = bytearray(1 << 20)
-        # Linux throws away what it does not have to copy: that much more is left for who is measured.
-        flags = socket.MSG_TRUNC if sys.platform == "linux" else 0
-        while sock.recv_into(room, 0, flags):
+        while sock.recv_into(room, 0, UNREAD):
             pass
 
     with socket.create_connection(address) as sock:
@@ -261,6 +261,19 @@ def subscribed(address: tuple[str, int]) -> Iterator[None]:
         finally:
             sock.shutdown(socket.SHUT_RDWR)
             reader.join()
+
+
+def recorded(size: int, rate: int) -> Case:
+    """The flood as `brokers bench recording` wants it."""
+    datagram = wire.datagram(TOPICS[0], Kind.STRING, b"x" * size)
+
+    def run(address: tuple[str, int], data: Path, seconds: float) -> float:
+        with subscribed(address):
+            return flooded(
+                address, datagram, rate, seconds, lambda: counter(data, "net_datagrams_in_total")
+            ).rate
+
+    return Case(run, "pubsub_messages_published_total", 2 + BEFORE_BYTES + len(datagram))
 
 
 def counter(data: Path, name: str) -> int:

@@ -16,6 +16,7 @@ from brokers.bench.load import Address
 from brokers.errors import Refusal
 
 START_SECONDS = 60.0
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -44,6 +45,21 @@ def serving(
             yield {each["endpoint"]: (each["host"], each["port"]) for each in bound}
         finally:
             process.send_signal(signal.SIGTERM)
+
+
+def server_process(data: Path) -> int:
+    """Whose data folder it is."""
+    return int((data / "LOCK").read_text())
+
+
+def processor_seconds(process: int) -> float | None:
+    """What a process, and its children that have ended, have used of the processors so far; None where the
+    system does not say, or there is no such process."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return sum(map(int, fields[11:15])) / _CLOCK_TICKS
 
 
 @contextmanager

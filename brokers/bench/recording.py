@@ -1,0 +1,205 @@
+"""`brokers bench recording`: what it costs a protocol that all that passes through it is written down.
+
+Two servers for each protocol, one that records and one that does not, which is the baseline; load goes to the
+one and the other in turns. It is as much as one publisher can bring, with one consumer of everything, and
+both take next to no time of their own: KqueueMsgQ and DMP's sinks are written to as fast as they read,
+pub/sub gets a flood of datagrams. A round ends when the recorder has nothing left to write, and the
+processor's time until then counts.
+
+At the end the log is read, every byte of it checked, and its messages are counted: each that passed is there,
+or in a gap that says how many are missing.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from time import monotonic, sleep
+from typing import Annotated, Literal
+
+import attrs
+from cyclopts import Parameter
+
+from brokers.bench import dmp, kqmsgq, pubsub
+from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
+from brokers.bench.pouring import Case
+from brokers.bench.pubsub import counter
+from brokers.bench.servers import processor_seconds, server_process, serving
+from brokers.errors import ExitCode, Refusal
+from shared.options import Json
+from shared.recording import blocks
+from shared.recording.recorder import NAMESPACE
+from shared.storage.tools.logs import RecordRow, log_dump
+
+Protocol = Literal["kqmsgq", "pubsub", "dmp"]
+PROTOCOLS: tuple[Protocol, ...] = ("kqmsgq", "pubsub", "dmp")
+BASELINE = "the same, not recorded"
+SETTLE_SECONDS = 30.0
+_KEPT_BYTES = 1 << 50
+"""Retention would take away what is to be counted."""
+
+
+@attrs.frozen
+class Row:
+    """One protocol, recorded, beside itself. `ratio`: its rate over the baseline's; `cpu_ratio`: the server's
+    processor time for a message over the baseline's (None where the system does not say).
+
+    Of all messages that passed, by what the log holds: `recorded_percent` stand in it, `gap_percent` are
+    marked as missing. `unaccounted`: neither; 0, unless something is broken.
+    """
+
+    protocol: str
+    message_bytes: int
+    durability: str
+    messages_per_second: int
+    recorded_megabytes_per_second: float
+    cpu_us: float | None
+    baseline: str
+    baseline_per_second: int
+    baseline_cpu_us: float | None
+    ratio: float
+    cpu_ratio: float | None
+    recorded_percent: float
+    gap_percent: float
+    unaccounted: int
+
+
+@attrs.frozen
+class _Round:
+    rate: float
+    cpu_us: float | None
+
+
+@attrs.frozen
+class Counted:
+    """What a recorded log holds."""
+
+    messages: int
+    missing: int
+    wrong: int
+
+
+def bench(
+    *,
+    protocols: Annotated[
+        tuple[Protocol, ...],
+        Parameter(help="Whose recording to measure; repeatable.", negative="", consume_multiple=True),
+    ] = PROTOCOLS,
+    size: Size = 100,
+    rate: Annotated[int, Parameter(help="Datagrams a second that pub/sub is offered.")] = 400_000,
+    durability: Annotated[str, Parameter(help="The recorder's mode.")] = "interval",
+    seconds: Seconds = 2.0,
+    rounds: Rounds = 5,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> list[Row]:
+    """Measure what recording costs on this machine.
+
+    Each protocol at full speed, recorded and not, in turns; and whether all that
+    passed is in the log.
+    """
+    if not 1 <= size <= pubsub.SIZE_MAX:
+        raise Refusal(f"--size: 1 to {pubsub.SIZE_MAX} bytes", ExitCode.USAGE)
+    cases = {
+        "kqmsgq": kqmsgq.recorded(size),
+        "pubsub": pubsub.recorded(size, rate),
+        "dmp": dmp.recorded(size),
+    }
+
+    def measure(protocol: Protocol) -> Iterator[Row]:
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir) as folder:
+            yield _beside(protocol, cases[protocol], Path(folder), size, durability, seconds, rounds)
+
+    return each(protocols, measure)
+
+
+def _beside(
+    protocol: str, case: Case, folder: Path, size: int, durability: str, seconds: float, rounds: int
+) -> Row:
+    settings = {
+        "BROKERS_RECORD_PROTOCOLS": protocol,
+        "BROKERS_RECORD_DURABILITY": durability,
+        "BROKERS_RECORD_RETENTION_BYTES": str(_KEPT_BYTES),
+    }
+    plain, recorded = folder / "plain", folder / "recorded"
+    found: dict[Path, list[_Round]] = {plain: [], recorded: []}
+    with ExitStack() as stack:
+        addresses = {}
+        for place, environ in ((plain, {}), (recorded, settings)):
+            place.mkdir()
+            addresses[place] = stack.enter_context(serving(place, protocol, environ))[protocol]
+        for number in range(rounds):
+            for place in (plain, recorded) if number % 2 else (recorded, plain):
+                found[place].append(_round(case, addresses[place], place / "data", seconds))
+        passed = counter(recorded / "data", case.passed)
+    counted = count(recorded / "data", protocol, case.frame_bytes)
+    ours, theirs = found[recorded], found[plain]
+    rate, base = (median(each.rate for each in rounds) for rounds in (ours, theirs))
+    cpu, base_cpu = _cpu(ours), _cpu(theirs)
+    return Row(
+        protocol,
+        size,
+        durability,
+        round(rate),
+        round(rate * case.frame_bytes * counted.messages / max(passed, 1) / 1e6, 1),
+        cpu,
+        BASELINE,
+        round(base),
+        base_cpu,
+        round(median(one.rate / other.rate for one, other in zip(ours, theirs, strict=True)), 2),
+        None if cpu is None or not base_cpu else round(cpu / base_cpu, 2),
+        round(100 * counted.messages / max(passed, 1), 2),
+        round(100 * counted.missing / max(passed, 1), 2),
+        abs(passed - counted.messages - counted.missing) + counted.wrong,
+    )
+
+
+def _round(case: Case, address: tuple[str, int], data: Path, seconds: float) -> _Round:
+    process = server_process(data)
+    before, spent = counter(data, case.passed), processor_seconds(process)
+    rate = case.run(address, data, seconds)
+    _wait_settled(case, data)
+    messages = counter(data, case.passed) - before
+    after = processor_seconds(process)
+    if spent is None or after is None or not messages:
+        return _Round(rate, None)
+    return _Round(rate, (after - spent) / messages * 1e6)
+
+
+def _wait_settled(case: Case, data: Path) -> None:
+    """Until no more messages come, and what is recorded is written."""
+    give_up = monotonic() + SETTLE_SECONDS
+    last: tuple[int, ...] = ()
+    while monotonic() < give_up:
+        now = tuple(
+            counter(data, name)
+            for name in (case.passed, "recorded_messages_total", "recorded_left_out_messages_total")
+        )
+        if now == last and now[0] and sum(now[1:]) in (0, now[0]):
+            return
+        last = now
+        sleep(0.1)
+
+
+def _cpu(rounds: list[_Round]) -> float | None:
+    known = [each.cpu_us for each in rounds if each.cpu_us is not None]
+    return round(median(known), 3) if known else None
+
+
+def count(data: Path, protocol: str, frame_bytes: int) -> Counted:
+    """Messages in the recorded log of a folder that no server uses, and those that its gaps stand for.
+    `wrong`: messages of blocks whose frames are not so many, and damaged ranges."""
+    messages = missing = wrong = 0
+    for row in log_dump(data, NAMESPACE, protocol):
+        if not isinstance(row, RecordRow):
+            wrong += 1
+            continue
+        head = blocks.unpack(row.payload)
+        if head.codec == blocks.GAP:
+            missing += head.messages
+            continue
+        messages += head.messages
+        if len(row.payload) - head.frames_at != head.messages * frame_bytes:
+            wrong += head.messages
+    return Counted(messages, missing, wrong)
