@@ -1,5 +1,7 @@
 """What Spark sees: the format `logmq`, as a batch and as a stream."""
 
+import functools
+import gc
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, closing
 
@@ -146,7 +148,14 @@ def shares(options: Options, found: Sequence[Span]) -> list[InputPartition]:
 
 def read(options: Options, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """In the executor: the rows of a task. A read of nothing has one task all the same, which is no Share."""
+    _spare_collector()
     return rows.read(options, partition.spans, columns) if isinstance(partition, Share) else iter(())
+
+
+@functools.cache
+def _spare_collector() -> None:
+    """Once a worker: Spark has it collect garbage after each task, and what was imported is never that."""
+    gc.freeze()
 
 
 def _columns(schema: StructType) -> list[str]:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
-SPLIT_BYTES = 64 << 20
-"""A task's share unless `minPartitions` asks for more tasks: some tenths of a second of work."""
+SPLIT_BYTES = 128 << 20
+"""A task's share unless `minPartitions` asks for more tasks: as Spark's own sources of files have it."""
 
 SPLIT_BYTES_LEAST = 64 << 10
 """What an index entry covers: nothing is cut finer."""
