@@ -5,14 +5,11 @@ that the archive names and by the bare glob; in the end the Parquet files must e
 once. The judge itself is tested with planted faults in `test_archive_judge.py`.
 """
 
-import argparse
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -21,6 +18,7 @@ from pathlib import Path
 
 from brokers.errors import Refusal
 from brokers.pipeline import archive
+from tests.trials import ends
 from tests.trials.archive_judge import Row, judge, rows, visible
 from tests.trials.archive_load import ArchiveLoad
 from tests.trials.plain import log_bytes
@@ -133,8 +131,20 @@ class Trial:
         self.commits = 0
         self.faults: list[str] = []
 
-    def run(self, kills: int) -> None:
-        self.server.begin()
+    def run(self, kills: int) -> list[str]:
+        """What was seen broken."""
+        try:
+            self.server.begin()
+            self._run(kills)
+            self.server.stop()
+        finally:
+            if self.server.alive:
+                self.server.kill()
+        kinds = ", ".join(f"{number} {kind}" for kind, number in self.kills.items())
+        print(f"{sum(self.kills.values())} kills ({kinds}), {self.commits} commits")
+        return self.faults
+
+    def _run(self, kills: int) -> None:
         load = ArchiveLoad(self.server.address("logmq"), random.Random(self.source.random()))
         try:
             while sum(self.kills.values()) < kills and not self.faults:
@@ -151,7 +161,6 @@ class Trial:
             raise load.error
         if not self.faults:
             self._finish(load)
-        self.server.stop()
 
     def _kill_one(self, load: ArchiveLoad) -> None:
         archiver = ArchiverProcess(
@@ -214,36 +223,15 @@ def _records(data: bytes) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.trials.archive", description=__doc__.splitlines()[0]
-    )
+    parser = ends.parser("archive", __doc__)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=None, help="of the load and the moments")
-    parser.add_argument("--folder", type=Path, default=None, help="where to put data (a temporary one)")
     options = parser.parse_args(arguments)
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    place = Path(tempfile.mkdtemp(prefix="trial-archive-", dir=options.folder))
-    print(f"{options.kills} kills, --seed {seed}, in {place}", flush=True)
-    begun = time.monotonic()
-    trial = Trial(place, seed)
-    try:
-        trial.run(options.kills)
-    except KeyboardInterrupt:
-        shutil.rmtree(place, ignore_errors=True)
-        return 130
-    finally:
-        if trial.server.alive:
-            trial.server.kill()
-    print(
-        f"{sum(trial.kills.values())} kills ({', '.join(f'{n} {kind}' for kind, n in trial.kills.items())}), "
-        f"{trial.commits} commits, {time.monotonic() - begun:.0f} s"
+    return ends.judged(
+        "archive",
+        options,
+        lambda place, seed: Trial(place, seed).run(options.kills),
+        kept="the archive equals the logs, each record once",
     )
-    if trial.faults:
-        print("BROKEN:", *trial.faults, f"kept: {place}", sep="\n")
-        return 1
-    shutil.rmtree(place)
-    print("the archive equals the logs, each record once")
-    return 0
 
 
 if __name__ == "__main__":

@@ -5,14 +5,11 @@ its topics, while the executor of one of them is killed -9, and decode its queue
 with those of `--master local[2]`, and with what was acknowledged.
 """
 
-import argparse
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +20,7 @@ import pyarrow.parquet as pq
 
 from tests.support.server import speak
 from tests.support.spark_cluster import QUICK_JVM, START_SECONDS, SparkCluster
+from tests.trials import ends
 from tests.trials.archive_judge import judge, rows, visible
 from tests.trials.archive_load import ArchiveLoad
 from tests.trials.serving import TrialServer
@@ -41,7 +39,8 @@ class Trial:
         self.faults: list[str] = []
         self.lives: list[list[dict[str, Any]]] = []
 
-    def run(self) -> None:
+    def run(self) -> list[str]:
+        """What was seen broken."""
         server = TrialServer(self.place, self.data)
         server.begin()
         try:
@@ -69,6 +68,7 @@ class Trial:
         local, cluster_ = (self._large(name) for name in ("local", "cluster"))
         if local != cluster_ or len(local) != 100_000 or max(local.values()) > 1:
             self.faults.append(f"large: {len(local)} records locally, {len(cluster_)} on the cluster")
+        return self.faults
 
     def _queue(self, server: TrialServer) -> None:
         """Some messages, and half of them taken."""
@@ -140,28 +140,15 @@ class Trial:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.trials.cluster", description=__doc__.splitlines()[0]
-    )
+    parser = ends.parser("cluster", __doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of the load before")
-    parser.add_argument("--seed", type=int, default=None, help="of the load")
-    parser.add_argument("--folder", type=Path, default=None, help="where to put data (a temporary one)")
     options = parser.parse_args(arguments)
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    place = Path(tempfile.mkdtemp(prefix="trial-cluster-", dir=options.folder))
-    print(f"--seed {seed}, in {place}", flush=True)
-    trial = Trial(place, seed, options.seconds)
-    try:
-        trial.run()
-    except KeyboardInterrupt:
-        shutil.rmtree(place, ignore_errors=True)
-        return 130
-    if trial.faults:
-        print("BROKEN:", *trial.faults, f"kept: {place}", sep="\n")
-        return 1
-    shutil.rmtree(place)
-    print("the cluster's archive is the one that a single process makes, and both equal the logs")
-    return 0
+    return ends.judged(
+        "cluster",
+        options,
+        lambda place, seed: Trial(place, seed, options.seconds).run(),
+        kept="the cluster's archive is the one that a single process makes, and both equal the logs",
+    )
 
 
 if __name__ == "__main__":

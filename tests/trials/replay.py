@@ -4,11 +4,9 @@ From a data folder, from its server and from an archive of it, all into one serv
 there must have each record of its source once, in order.
 """
 
-import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.server import speak
+from tests.trials import ends
 from tests.trials.archive import PATIENCE_SECONDS, QUICK_JVM, ArchiverProcess
 from tests.trials.plain import log_bytes
 from tests.trials.serving import TrialServer
@@ -136,23 +135,15 @@ def _made(folder: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.trials.replay", description=__doc__.splitlines()[0]
-    )
+    parser = ends.parser("replay", __doc__)
     parser.add_argument("--kills", type=int, default=9)
-    parser.add_argument("--seed", type=int, default=None, help="of the load and the moments")
     options = parser.parse_args(arguments)
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    place = Path(tempfile.mkdtemp(prefix="trial-replay-"))
-    print(f"{options.kills} kills, --seed {seed}, in {place}", flush=True)
-    begun = time.monotonic()
-    faults = trial(place, options.kills, random.Random(seed))
-    if faults:
-        print("BROKEN:", *faults, f"kept: {place}", sep="\n")
-        return 1
-    shutil.rmtree(place)
-    print(f"each topic has each record once, in order; {time.monotonic() - begun:.0f} s")
-    return 0
+    return ends.judged(
+        "replay",
+        options,
+        lambda place, seed: trial(place, options.kills, random.Random(seed)),
+        kept="each topic has each record once, in order",
+    )
 
 
 if __name__ == "__main__":

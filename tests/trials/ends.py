@@ -1,0 +1,45 @@
+"""How the Spark trials begin and end: a seed, a folder of their own, a verdict, and what is left behind.
+
+Where a promise was broken the folder is kept, for whoever has to find out why; else nothing stays.
+"""
+
+import argparse
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """With the options that each has."""
+    summary = (doc or "").splitlines()[0]
+    made = argparse.ArgumentParser(prog=f"python -m tests.trials.{name}", description=summary)
+    made.add_argument("--seed", type=int, default=None, help="of the load, and of the moments")
+    made.add_argument("--folder", type=Path, default=None, help="where to put data (a temporary one)")
+    return made
+
+
+def judged(
+    name: str, options: argparse.Namespace, trial: Callable[[Path, int], Sequence[str]], *, kept: str
+) -> int:
+    """Run it in a folder, with a seed; the exit code. It returns what it saw broken, and ends all it began.
+
+    `kept`: what is said where nothing was.
+    """
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    place = Path(tempfile.mkdtemp(prefix=f"trial-{name}-", dir=options.folder))
+    print(f"--seed {seed}, in {place}", flush=True)
+    begun = time.monotonic()
+    try:
+        faults = trial(place, seed)
+    except KeyboardInterrupt:
+        shutil.rmtree(place, ignore_errors=True)
+        return 130
+    if faults:
+        print("BROKEN:", *faults, f"kept: {place}", sep="\n")
+        return 1
+    shutil.rmtree(place)
+    print(f"{kept}; {time.monotonic() - begun:.0f} s")
+    return 0
