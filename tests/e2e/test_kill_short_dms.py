@@ -32,6 +32,8 @@ def test_ten_kills_under_load_lose_and_undo_nothing_acknowledged_in_any_mode(tmp
         ("swap", "out of order|in its place|when it was sent"),
         ("skip", "acknowledged messages lost"),
         ("greedy", "while it is held|after an ACK was sent"),
+        ("die-lost", "acknowledged messages lost"),
+        ("hasty", "before its delay is over"),
     ],
 )
 def test_a_server_that_breaks_a_promise_is_found_out(fault: str, told_by: str, tmp_path: Path) -> None:

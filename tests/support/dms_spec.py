@@ -109,8 +109,9 @@ class SpecClient:
 
     # The spec's requests, each with the one answer that is a success; another raises Refused.
 
-    def create(self, queue: str) -> None:
-        self._expect(CREATE, name(queue))
+    def create(self, queue: str, options: bytes = b"") -> None:
+        """`options`: what a server beyond the specification may take behind the name."""
+        self._expect(CREATE, name(queue) + options)
 
     def delete(self, queue: str) -> None:
         self._expect(DELETE, name(queue))

@@ -5,6 +5,7 @@ are messages, then a NACK for each, or the end of the connection. Both must leav
 """
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
@@ -18,6 +19,8 @@ from tests.trials.judge import Verdict
 from tests.trials.verify import Verification
 
 _CREDITS_MAX = 1000
+_TIMEOUT = 4
+_HOLD_SECONDS = 30.0
 
 Shown = Mapping[str, tuple[bytes, ...]]
 
@@ -29,7 +32,7 @@ def dms_settings(modes: Sequence[str], source: random.Random) -> str:
         "[dms]",
         f'durability = "{durability(modes[0])}"',
         "depth = 1000000",
-        "consume_seconds = 2.0",
+        "consume_seconds = 0.25",
         f"hot_bytes = {source.choice((0, 20_000, 64 << 20))}",  # 0: every body is read back from the log
     ]
     for mode in modes:
@@ -43,23 +46,62 @@ class DmsWork:
     __slots__ = ()
 
     def _verify(self, promised_until: Callable[[QueueBook], float]) -> Verification:
-        shown = look(self.server.address("dms"), give_back=self.source.random() < 0.5)
+        shown = self._look_at_all(give_back=self.source.random() < 0.5)
         queues = self.book.queues
         verdict, verdicts = Verdict(), dict[str, Verdict]()
+        dead = self._dead(shown, verdict)
         for name, queue in queues.items():
-            one = judge_queue(queue, shown.get(name), promised_until(queue))
+            found = () if queue.sources and name in shown else shown.get(name)
+            if found and queue.fate is not None and queue.fate.retry_ms:  # those that waited came last
+                found = queue.in_order(found)
+            one = judge_queue(queue, found, promised_until(queue), dead.get(name, ()))
             verdict.add(one)
             verdicts.setdefault(queue.mode, Verdict()).add(one)
             if not one.faults:
-                settle_queue(queue, shown.get(name), one.life)
+                settle_queue(queue, found, one.life, dead.get(name, ()))
         verdict.faults += [f"{name}: a queue that nobody made" for name in shown if name not in queues]
         return Verification(verdict, verdicts, shown)
 
+    def _dead(self, shown: Shown, verdict: Verdict) -> dict[str, list[bytes]]:
+        """What is among the dead, by the queue that it was sent to."""
+        dead: dict[str, list[bytes]] = {}
+        for place in self.book.queues.values():
+            for body in shown.get(place.name, ()) if place.sources else ():
+                message, owner = place.find(body)
+                if message is None:
+                    verdict.faults.append(f"{place.name}: a dead letter that nobody sent: {body[:48]!r}")
+                else:
+                    dead.setdefault(owner.name, []).append(body)
+        return dead
+
     def _look(self) -> Shown:
-        return look(self.server.address("dms"), give_back=True)
+        return self._look_at_all(give_back=True)
+
+    def _look_at_all(self, *, give_back: bool) -> Shown:
+        now = time.monotonic()
+        if self.book.ages.life:
+            self.book.ages.ends(now)
+        self.book.ages.begins(now)
+        self.book.ages.serves(now)
+        faults: list[str] = []
+        shown = look(self.server.address("dms"), self.book, faults, give_back=give_back)
+        if faults:
+            raise ValueError("\n".join(faults))
+        return shown
 
     def _same(self, name: str, before: Shown, now: Shown) -> bool:
-        return before.get(name) == now.get(name)
+        queue = self.book.queues.get(name)
+        if queue is None or not (queue.fate or queue.sources):
+            return before.get(name) == now.get(name)
+        together = {name, *(source.name for source in queue.sources)}
+        if queue.fate is not None and queue.fate.dead_letter:
+            together.add(queue.fate.dead_letter)
+            together |= {source.name for source in self.book.queues[queue.fate.dead_letter].sources}
+
+        def bodies(shown: Shown) -> set[bytes]:
+            return {body for each in together for body in shown.get(each, ())}
+
+        return bodies(before) == bodies(now)
 
     def promised_records(self, until: float) -> int:
         return sum(
@@ -79,16 +121,21 @@ class DmsFolder(DmsWork, Folder):
     book: DmsBook = attrs.field(factory=DmsBook)
 
 
-def look(address: tuple[str, int], *, give_back: bool) -> Shown:
+def look(address: tuple[str, int], book: DmsBook, faults: list[str], *, give_back: bool) -> Shown:
     """All queues, and what is in each, in order; everything is put back before this returns.
 
-    `give_back`: by NACKs, else by closing the connection that holds it.
+    `give_back`: by NACKs, else by closing the connection that holds it. What may die is given back by that
+    alone, and looked at together: who holds all that is in those queues sees each message in one place.
     """
-    shown = {}
+    shown: dict[str, tuple[bytes, ...]] = {}
     with spec.SpecClient(address, seconds=30.0) as client:
         depths = client.queues()
+        mortals = [name for name, queue in book.queues.items() if queue.fate or queue.sources]
+        shown |= _hold_all(client, book, [name for name in mortals if name in depths], faults)
         held = []
         for queue, depth in depths.items():
+            if queue in mortals:
+                continue
             deliveries = _take(client, queue, depth)
             shown[queue] = tuple(body for _, body in deliveries)
             held += [delivery for delivery, _ in deliveries]
@@ -101,11 +148,34 @@ def look(address: tuple[str, int], *, give_back: bool) -> Shown:
                     raise ValueError(f"NACK of {delivery:#x}: {reply}")
         client.disconnect()
         client.rest()
-        _await_close(address, depths)
+        _await_close(address, depths, mortals)
     return shown
 
 
-def _take(client: spec.SpecClient, queue: str, depth: int) -> list[tuple[int, bytes]]:
+def _hold_all(
+    client: spec.SpecClient, book: DmsBook, names: Sequence[str], faults: list[str]
+) -> dict[str, tuple[bytes, ...]]:
+    """Take until everything in these queues is held: then it is where it is."""
+    shown: dict[str, list[bytes]] = {name: [] for name in names}
+    until = time.monotonic() + _HOLD_SECONDS
+    while time.monotonic() < until:
+        depths = client.queues()
+        missing = {name: depths[name] - len(shown[name]) for name in names}
+        if not any(missing.values()):
+            return {name: tuple(bodies) for name, bodies in shown.items()}
+        for name in names:
+            asked = time.monotonic()
+            for _, body in _take(client, name, min(missing[name], _CREDITS_MAX), all_=False):
+                shown[name].append(body)
+                message, owner = book.queues[name].find(body)
+                if message is not None:
+                    wrong = book.deliveries_wrong(book.queues[name], message, owner, asked, time.monotonic())
+                    faults.extend(wrong)
+    raise ValueError(f"of {missing} messages nothing comes")
+
+
+def _take(client: spec.SpecClient, queue: str, depth: int, *, all_: bool = True) -> list[tuple[int, bytes]]:
+    """`all_`: it is wrong that fewer come."""
     deliveries: list[tuple[int, bytes]] = []
     while len(deliveries) < depth:
         count = min(depth - len(deliveries), _CREDITS_MAX)
@@ -114,6 +184,9 @@ def _take(client: spec.SpecClient, queue: str, depth: int) -> list[tuple[int, by
         )
         for _ in range(count):
             type_, status, message_id, payload = client.reply()
+            if type_ != spec.DELIVER and status == _TIMEOUT and not all_:
+                depth -= 1
+                continue
             if type_ != spec.DELIVER:
                 raise ValueError(
                     f"{queue}: of {depth} messages {len(deliveries)} came, then status {status}: {payload!r}"
@@ -122,9 +195,12 @@ def _take(client: spec.SpecClient, queue: str, depth: int) -> list[tuple[int, by
     return deliveries
 
 
-def _await_close(address: tuple[str, int], depths: Mapping[str, int]) -> None:
-    """The server has seen our end: what we held is back, and the depths are as they were."""
+def _await_close(address: tuple[str, int], depths: Mapping[str, int], mortals: Sequence[str]) -> None:
+    """The server has seen our end: what we held is back, and the depths are as they were, but for deaths."""
     with spec.SpecClient(address, seconds=30.0) as client:
         after = client.queues()
-    if after != depths:
+    there = sum(depths.get(name, 0) for name in mortals)
+    lasting = {name: depth for name, depth in depths.items() if name not in mortals}
+    others = {name: depth for name, depth in after.items() if name not in mortals}
+    if others != lasting or sum(after.get(name, 0) for name in mortals) != there:
         raise ValueError(f"looking at the queues changed their depths: {depths} to {after}")

@@ -13,8 +13,12 @@ from tests.trials.dms_ledger import Message, QueueBook
 from tests.trials.judge import Verdict
 
 
-def judge_queue(queue: QueueBook, found: Sequence[bytes] | None, until: float = math.inf) -> Verdict:
+def judge_queue(
+    queue: QueueBook, found: Sequence[bytes] | None, until: float = math.inf, dead: Sequence[bytes] = ()
+) -> Verdict:
     """Compare; `found` is the queue's messages in order, None where there is no such queue.
+
+    `dead`: those of its messages that stand in the queue that its dead move to.
 
     What was acknowledged by `until` must have stood; what was later may be undone, the newest first. If that
     is -inf nothing was ever promised, not even what was verified before. `Verdict.life` becomes the position.
@@ -33,7 +37,7 @@ def judge_queue(queue: QueueBook, found: Sequence[bytes] | None, until: float = 
         return Verdict(faults=[f"{queue.name}: {what}; it may be at {least} to {queue.asked_position}"])
     nearest: Verdict | None = None
     for position in reversed(there):
-        verdict = _judge_at(queue, position, found or (), until)
+        verdict = _judge_at(queue, position, found or (), until, dead)
         if not verdict.faults:
             return verdict
         if nearest is None or verdict.kept > nearest.kept:
@@ -42,23 +46,29 @@ def judge_queue(queue: QueueBook, found: Sequence[bytes] | None, until: float = 
     return nearest
 
 
-def settle_queue(queue: QueueBook, found: Sequence[bytes] | None, position: int) -> None:
+def settle_queue(
+    queue: QueueBook, found: Sequence[bytes] | None, position: int, dead: Sequence[bytes] = ()
+) -> None:
     """Begin a new page: what was found is what stands, whatever had been asked."""
     here = [queue.messages[body] for body in found or ()]
-    queue.gone.update(queue.messages.keys() - set(found or ()))
-    for message in here:
+    there = [queue.messages[body] for body in dead]
+    queue.gone.update(queue.messages.keys() - set(found or ()) - set(dead))
+    for message in (*here, *there):
         message.ack = None  # it never came to pass, and never will
         message.held = False
+        message.told = message.answered or message.told
         message.queued = message.answered = 0.0  # long ago
         message.refused = ""
         message.life = position // 2
     queue.settled = here
-    queue.messages = {message.body: message for message in here}
+    queue.messages = {message.body: message for message in (*here, *there)}
     queue.steps.clear()
     queue.position = position
 
 
-def _judge_at(queue: QueueBook, position: int, found: Sequence[bytes], until: float) -> Verdict:
+def _judge_at(
+    queue: QueueBook, position: int, found: Sequence[bytes], until: float, dead: Sequence[bytes]
+) -> Verdict:
     """As if the queue were at this position now."""
     verdict = Verdict(life=position)
     life = position // 2
@@ -80,6 +90,11 @@ def _judge_at(queue: QueueBook, position: int, found: Sequence[bytes], until: fl
             here.append(message)
         seen.add(body)
     _judge_order(queue, here, verdict)
+    for body in dead:
+        if body in seen:
+            verdict.faults.append(f"{queue.name}: twice, once among the dead: {_short(body)}")
+        seen.add(body)
+    here += [queue.messages[body] for body in dead]
     _judge_acks(queue, here, until, verdict)
     if position % 2:
         _judge_missing(queue, here, life, until, verdict)

@@ -1,10 +1,28 @@
 """What was asked of DMS and what it answered and delivered, kept in the trial's memory: no cut reaches it.
 
 A message is known by its body, which is never the same twice. A queue either lives for good, with any number
-of producers and consumers, or is one connection's own, who deletes it and makes it again.
+of producers and consumers, or is one connection's own, who deletes it and makes it again. Some of the former
+have a fate: time and tries act on their messages, and the dead of each mode share a queue.
 """
 
+import math
+from collections.abc import Iterator, Sequence
+
 import attrs
+
+from tests.trials.ages import Ages
+from tests.trials.dms_fate import Fate
+
+DEAD = "dead"
+FATES = {
+    "mortal": Fate(ttl_ms=400, dead_letter=DEAD),
+    "tries": Fate(max_deliveries=6, dead_letter=DEAD),
+    "late": Fate(delay_ms=100),
+    "patient": Fate(retry_ms=30, retry_max_ms=150, max_deliveries=20, dead_letter=DEAD),
+}
+"""By kind of queue; the queue of the dead is that of the same mode."""
+LATE_SECONDS = 2.0
+"""What is due happens with the next turn of the server's loop: so late at most on a busy machine."""
 
 
 @attrs.define(eq=False)
@@ -40,6 +58,14 @@ class Message(Asked):
     """Delivered, on a connection that lives, and neither ACK nor NACK sent."""
     place: int = 0
     """In the order in which messages of its queue were sent."""
+    sent: float = 0.0
+    told: float = math.inf
+    """When it was acknowledged, where a verification has made `answered` 0 since; inf: nobody knows."""
+    tries: int = 0
+    """Deliveries in the server's life `tries_life`."""
+    tries_life: int = 0
+    nacked: float = -math.inf
+    """When the NACK of the last of them was sent; -inf: none was."""
 
 
 @attrs.define(eq=False)
@@ -65,14 +91,36 @@ class QueueBook:
     """Bodies that a verification has not found any more, or of lives that are over."""
     steps: list[Step] = attrs.field(factory=list)
     """Since the last verification."""
+    fate: Fate | None = None
+    sources: list["QueueBook"] = attrs.field(factory=list)
+    """The queues whose dead it takes."""
+    kept: list[float] = attrs.field(factory=list)
+    """When PRODUCEs were sent that were acknowledged: the server is that old at least, whatever happens."""
 
     @property
     def asked_position(self) -> int:
         """Where it will be once all that is queued is done."""
         return self.steps[-1].position if self.steps else self.position
 
+    def in_order(self, bodies: Sequence[bytes]) -> list[bytes]:
+        """Of arrival, as far as anybody knows it: settled ones first, what nobody sent last."""
+        settled = {message.body: place for place, message in enumerate(self.settled)}
+
+        def place(body: bytes) -> tuple[float, float]:
+            message = self.messages.get(body)
+            return settled.get(body, math.inf), math.inf if message is None else message.place
+
+        return sorted(bodies, key=place)
+
+    def find(self, body: bytes) -> "tuple[Message | None, QueueBook]":
+        """What was sent to it, or to a queue whose dead it takes; and to which."""
+        for queue in (self, *self.sources):
+            if body in queue.messages:
+                return queue.messages[body], queue
+        return None, self
+
     def send(self, body: bytes, writer: str, now: float) -> Message:
-        message = Message(now, body=body, writer=writer, life=self.asked_position // 2)
+        message = Message(now, sent=now, body=body, writer=writer, life=self.asked_position // 2)
         message.place = len(self.messages) + len(self.gone)
         self.messages[body] = message
         return message
@@ -83,6 +131,44 @@ class DmsBook:
     """All queues of one data folder."""
 
     queues: dict[str, QueueBook] = attrs.field(factory=dict)
+    ages: Ages = attrs.field(factory=Ages)
+
+    def open_mortals(self, mode: str) -> list[QueueBook]:
+        """The mode's queues with a fate, and, last, the queue of their dead."""
+        found = [self.open(f"{mode}-{kind}", mode) for kind in FATES]
+        dead = self.open(f"{mode}-{DEAD}", mode)
+        for queue, fate in zip(found, FATES.values(), strict=True):
+            queue.fate = attrs.evolve(fate, dead_letter=dead.name if fate.dead_letter else "")
+        dead.sources = [queue for queue in found if queue.fate is not None and queue.fate.dead_letter]
+        return [*found, dead]
+
+    def deliveries_wrong(
+        self, place: QueueBook, message: Message, owner: QueueBook, asked: float, now: float
+    ) -> Iterator[str]:
+        """What is wrong with a delivery from `place`, read at `now`, to a CONSUME sent at `asked`."""
+        fate = owner.fate
+        if fate is None:
+            return
+        shown = f"{place.name}: {message.body[:48]!r}"
+        age = now - message.sent  # of the server's time no more, whatever it was
+        if place is not owner:
+            if not fate.max_deliveries and age < fate.ttl_ms / 1000:
+                yield f"{shown}: among the dead after {age:.3f} s"
+            return
+        if message.tries_life != self.ages.life:
+            message.tries_life, message.tries, message.nacked = self.ages.life, 0, -math.inf
+        message.tries += 1
+        if age < fate.delay_ms / 1000:
+            yield f"{shown}: delivered after {age:.3f} s, before its delay is over"
+        if fate.max_deliveries and message.tries > fate.max_deliveries:
+            yield f"{shown}: delivered for the {message.tries}. time"
+        if fate.retry_ms and now - message.nacked < fate.retry_seconds(max(message.tries - 1, 1)):
+            yield f"{shown}: delivered {now - message.nacked:.3f} s after its NACK"
+        if fate.ttl_ms and owner.mode == "always":
+            lived = self.ages.least(message.answered or message.told, asked, owner.kept)
+            if lived > fate.ttl_ms / 1000 + LATE_SECONDS:
+                yield f"{shown}: delivered after {lived:.3f} s of service at least, past its lifetime"
+        message.nacked = -math.inf
 
     def open(self, name: str, mode: str) -> QueueBook:
         queue = self.queues.get(name)

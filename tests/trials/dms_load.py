@@ -60,6 +60,8 @@ class DmsPeer(RawPeer):
         else:
             asked_type, sent, asked, what = self._waiting.popleft()
             asked.answered = now
+            if isinstance(asked, Message) and type_ != spec.ERROR:
+                self.stored(asked)
             if message_id != sent:
                 self.faults.append(f"{self.name}: {what}: id {message_id}, not {sent}")
             if type_ == spec.ERROR:
@@ -67,6 +69,9 @@ class DmsPeer(RawPeer):
                 self.refusals.append((now, f"{self.name}: {what}: {asked.refused}"))
             elif type_ != asked_type + 1:
                 self.faults.append(f"{self.name}: {what}: type {type_:#x}")
+
+    def stored(self, message: Message) -> None:
+        """It was acknowledged."""
 
     def delivered(self, now: float, delivery: int, body: bytes) -> None:
         self.faults.append(f"{self.name}: a message that was not asked for")
@@ -122,6 +127,11 @@ class Producer(DmsPeer):
         self._shared = shared
         self._payloads = payloads
         self._source = source
+        self._queues: dict[bytes, QueueBook] = {}
+
+    def stored(self, message: Message) -> None:
+        kept = self._queues.pop(message.body).kept
+        kept.append(max(message.sent, kept[-1] if kept else message.sent))
 
     def fill(self, now: float) -> None:
         room = self._temper.window - len(self._waiting)
@@ -136,6 +146,7 @@ class Producer(DmsPeer):
                 step(self, queue, now)
             body = self._payloads.raw(self.name)[:_BODY_BYTES_MAX]
             message = queue.send(body, self.name, now)
+            self._queues[body] = queue
             self.ask(spec.PRODUCE, spec.name(queue.name) + body, message, f"PRODUCE {queue.name}")
 
 
@@ -157,14 +168,17 @@ class Consumer(DmsPeer):
         address: tuple[str, int],
         name: str,
         temper: ConsumerTemper,
+        book: DmsBook,
         queue: QueueBook,
         source: random.Random,
     ) -> None:
         super().__init__(address, name)
+        self._book = book
         self._temper = temper
         self._queue = queue
         self._source = source
-        self._consuming: set[int] = set()
+        self._consuming: dict[int, float] = {}
+        """Ids of CONSUMEs without an answer, and when they were sent."""
         self._held: deque[tuple[int, Message]] = deque()
         self._last_first: dict[str, int] = {}
 
@@ -172,7 +186,7 @@ class Consumer(DmsPeer):
         temper = self._temper
         while len(self._consuming) < temper.credits and len(self._held) < _HELD_MAX:
             self._next_id += 1
-            self._consuming.add(self._next_id)
+            self._consuming[self._next_id] = now
             self._out += spec.frame(spec.CONSUME, self._next_id, spec.name(self._queue.name))
         if len(self._held) >= _HELD_MAX:
             self._settle(now, *self._held.popleft())
@@ -180,7 +194,7 @@ class Consumer(DmsPeer):
     def not_delivered(self, status: int, message_id: int) -> bool:
         if message_id not in self._consuming:
             return False
-        self._consuming.discard(message_id)
+        del self._consuming[message_id]
         if status != 4:
             self.refusals.append((time.monotonic(), f"{self.name}: CONSUME {self._queue.name}: {status}"))
         return True
@@ -189,9 +203,9 @@ class Consumer(DmsPeer):
         if not self._consuming:
             self.faults.append(f"{self.name}: more messages than were asked for")
             return
-        self._consuming.discard(min(self._consuming))
+        asked = self._consuming.pop(min(self._consuming))
         queue = self._queue
-        message = queue.messages.get(body)
+        message, owner = queue.find(body)
         if message is None:
             what = "back, which was gone" if body in queue.gone else "which nobody sent"
             self.faults.append(f"{queue.name}: delivered, {what}: {body[:48]!r}")
@@ -200,7 +214,8 @@ class Consumer(DmsPeer):
             self.faults.append(f"{queue.name}: delivered while it is held: {body[:48]!r}")
         elif message.ack is not None and not message.ack.refused:
             self.faults.append(f"{queue.name}: delivered after an ACK was sent for it: {body[:48]!r}")
-        if message.shown is None:
+        self.faults += self._book.deliveries_wrong(queue, message, owner, asked, now)
+        if message.shown is None and owner is queue:
             message.shown = now
             last = self._last_first.get(message.writer, -1)
             if message.place < last:
@@ -215,6 +230,7 @@ class Consumer(DmsPeer):
             self._settle(now, delivery, message)
         else:
             message.held = False
+            message.nacked = now
             self.ask(spec.NACK, b"", Asked(now), f"NACK in {queue.name}", delivery)
 
     def _settle(self, now: float, delivery: int, message: Message) -> None:
@@ -230,16 +246,25 @@ class DmsLoad(Load):
         self, address: tuple[str, int], book: DmsBook, modes: Sequence[str], source: random.Random
     ) -> None:
         payloads = Payloads(source)
+        mortals: list[QueueBook] = []
+        graves: list[QueueBook] = []
         lasting = [book.open(f"{mode}-shared-{number}", mode) for mode in modes for number in range(2)]
-        _make(address, [queue for queue in lasting if queue.asked_position == 0])
+        for mode in modes:
+            *mortal, dead = book.open_mortals(mode)
+            mortals += mortal
+            graves.append(dead)
+        _make(address, [queue for queue in (*graves, *mortals, *lasting) if queue.asked_position == 0])
         self._peers = []
         for number, temper in source.sample(list(enumerate(PRODUCERS)), source.randint(1, len(PRODUCERS))):
             own = [book.open(f"{mode}-own-{number}", mode) for mode in modes]
             writer = f"writer-{number}"
-            self._peers.append(Producer(address, writer, temper, own, lasting, payloads, source))
+            shared = [*lasting, *lasting, *mortals]
+            self._peers.append(Producer(address, writer, temper, own, shared, payloads, source))
         for number, temper in source.sample(list(enumerate(CONSUMERS)), source.randint(1, len(CONSUMERS))):
             queue = source.choice(lasting)
-            self._peers.append(Consumer(address, f"reader-{number}", temper, queue, source))
+            self._peers.append(Consumer(address, f"reader-{number}", temper, book, queue, source))
+        temper, queue = source.choice(CONSUMERS), source.choice([*mortals, *mortals, *graves])
+        self._peers.append(Consumer(address, "reader-of-mortals", temper, book, queue, source))
 
 
 def _make(address: tuple[str, int], queues: Sequence[QueueBook]) -> None:
@@ -247,5 +272,5 @@ def _make(address: tuple[str, int], queues: Sequence[QueueBook]) -> None:
     with spec.SpecClient(address) as client:
         for queue in queues:
             queue.steps.append(Step(time.monotonic(), position=1))
-            client.create(queue.name)
+            client.create(queue.name, queue.fate.json if queue.fate is not None else b"")
             queue.steps[-1].answered = time.monotonic()

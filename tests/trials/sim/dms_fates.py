@@ -7,13 +7,13 @@ server is as old as its newest record says, so times may last a little longer, a
 life may have been forgotten.
 """
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from tests.trials.ages import Ages
+from tests.trials.dms_fate import Fate
 from tests.trials.sim.network import Wire
 from tests.trials.sim.world import BrokenPromise, World
 
@@ -25,30 +25,6 @@ DEAD = "x"
 
 LATE_SECONDS = 0.02
 """What is due happens with the next turn of the server's loop, and that may hang in a sync of its own."""
-
-
-@attrs.frozen
-class Fate:
-    """A queue's options, as CREATE_QUEUE has them; 0 and "": without."""
-
-    ttl_ms: int = 0
-    delay_ms: int = 0
-    retry_ms: int = 0
-    retry_max_ms: int = 0
-    max_deliveries: int = 0
-    dead_letter: str = ""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {name: value for name, value in attrs.asdict(self).items() if value}
-
-    @property
-    def json(self) -> bytes:
-        return json.dumps(self.options).encode()
-
-    def retry_seconds(self, deliveries: int) -> float:
-        """From a NACK of the so-manieth delivery to the next."""
-        return min(self.retry_ms << (deliveries - 1), max(self.retry_ms, self.retry_max_ms)) / 1000
 
 
 SET = {
