@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import attrs
 
 from brokers.pipeline.jobs.where import SERVED, Reading, Where, union, where
+from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.places import open_place
 from shared.errors import BrokerError, UsageError
@@ -48,6 +49,9 @@ class From(Protocol):
     def extents(self, topics: Topics) -> Extents:
         """The logs of topics as they are now. Raises UsageError where one that is named is not there."""
 
+    def is_at(self, host: str, port: int | None) -> bool:
+        """Whether they are that server's, as far as its address tells."""
+
     def frame(self, spark: "SparkSession", ranges: Mapping[str, tuple[int, int]]) -> "DataFrame":
         """The records of these ranges: columns log, offset, timestamp, value, in any order of logs."""
 
@@ -79,6 +83,10 @@ class FromLogs:
                     found[f"{source} {name}"] = spot.first, spot.end
         _require(topics, found, ", ".join(options.sources))
         return found
+
+    def is_at(self, host: str, port: int | None) -> bool:
+        there = Server(host) if port is None else Server(host, port)
+        return self.where.servers is not None and str(there) in self.where.sources
 
     def frame(self, spark: "SparkSession", ranges: Mapping[str, tuple[int, int]]) -> "DataFrame":
         from pyspark.sql import functions as fn
@@ -117,6 +125,9 @@ class FromArchive:
         found = {f"{log.key} {log.topic}": (log.start, log.end) for log in logs}
         _require(topics, found, str(self.path))
         return found
+
+    def is_at(self, host: str, port: int | None) -> bool:
+        return False
 
     def frame(self, spark: "SparkSession", ranges: Mapping[str, tuple[int, int]]) -> "DataFrame":
         from pyspark.sql import functions as fn

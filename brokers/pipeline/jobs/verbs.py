@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.pipeline.jobs.where import Folders, Reading, by, where
+from brokers.pipeline.jobs.where import SERVED, Folders, Reading, by, where
 from brokers.pipeline.session import require_spark
 from shared.errors import UsageError
 from shared.options import Ca, Json, Tls, flag
@@ -363,6 +363,8 @@ def replay(
     topics = replay_from.topics_of(names, pattern)
     if name is not None and len(topics.names) != 1:
         raise UsageError("--name", "is of one topic; --prefix is for several")
+    if protocol == SERVED and not (name or prefix) and source.is_at(host, port):
+        raise UsageError("--name", "each topic would be appended to itself: give --name or --prefix")
     to = name or prefix + (topics.names[0] if len(topics.names) == 1 else "topics")
     of = {
         "from": reading.servers or str(Path(words[0]).absolute()),

@@ -243,6 +243,8 @@ def test_topics_go_again_from_logs_servers_and_an_archive(
             assert (done.topics, done.messages) == (2, len(ORDERS) + len(BILLS))
         both = f"{served.servers},{host}:{port}"
         list(archive(tmp_path / "archive", servers=both, pattern="orders|server-.*", once=True, json=True))
+        with pytest.raises(UsageError, match="appended to itself"):
+            verbs.replay("orders", host=host, port=port, reading=Reading(servers=both))
         done = verbs.replay(
             str(tmp_path / "archive"),
             "orders",

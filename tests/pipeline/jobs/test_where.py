@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from brokers.pipeline.jobs import verbs
+from brokers.pipeline.jobs import tables, verbs
+from brokers.pipeline.jobs.streaming import rows_as_they_come
 from brokers.pipeline.jobs.tables import NoTable, offered, only_served
+from brokers.pipeline.jobs.throughput import throughput
 from brokers.pipeline.jobs.where import Reading, Where, where
 from shared.errors import ConfigError, StoreFormat, UsageError
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
@@ -45,6 +47,9 @@ def test_jobs_read_servers_and_tell_several_apart(spark: "SparkSession", servers
     assert messages(verbs.throughput(reading=both)) == expected
     assert messages(verbs.decode("volumes", reading=both)) == expected
     assert messages(verbs.throughput(reading=Reading(servers=other))) == {(None, "orders"): 2}
+    stream = tables.volumes(spark, Where(servers=both.servers), offered("volumes", "logmq"), stream=True)
+    windows = throughput(stream, "1 hour", "5 seconds")
+    assert messages(list(rows_as_they_come(windows, once=True, mode="update"))) == expected
     rows = verbs.anomaly(window="1 second", every=True, reading=both)
     assert all(row["broker"] in servers for row in rows)
 
