@@ -12,6 +12,8 @@ from tests.trials.folder import Folder, settings
 from tests.trials.power_folder import PowerFolder
 from tests.trials.pubsub_folder import PubsubFolder, PubsubWork, pubsub_settings
 from tests.trials.pubsub_judge import PubsubBook
+from tests.trials.recorded_folder import RecordedFolder, RecordedWork, recorded_settings
+from tests.trials.recorded_judge import RecordedBook
 
 
 @attrs.define(eq=False)
@@ -28,6 +30,13 @@ class PubsubPowerFolder(PubsubWork, PowerFolder):
     book: PubsubBook = attrs.field(factory=PubsubBook)
 
 
+@attrs.define(eq=False)
+class RecordedPowerFolder(RecordedWork, PowerFolder):
+    """A recorded log on a volume."""
+
+    book: RecordedBook = attrs.field(factory=RecordedBook)
+
+
 @attrs.frozen
 class Work:
     """One protocol. `settings`: TOML for the modes of a folder's logs, the rest drawn."""
@@ -41,6 +50,7 @@ WORKS: Mapping[str, Work] = {
     "logmq": Work(settings, Folder, PowerFolder),
     "dms": Work(dms_settings, DmsFolder, DmsPowerFolder),
     "pubsub": Work(pubsub_settings, PubsubFolder, PubsubPowerFolder),
+    "kqmsgq": Work(recorded_settings, RecordedFolder, RecordedPowerFolder),
 }
 
 
