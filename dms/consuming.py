@@ -257,7 +257,7 @@ class Consuming(Pacing):
 
     def owe_acked(self, ticket: Ticket, reply: bytes, count: int) -> None:
         """The answers to so many ACKs, once the disk has them."""
-        self.owe(ticket, reply, count)
+        self.replies.owe(ticket, reply, count)
         self.connection.expect()
         acking = self._acking
         if acking:

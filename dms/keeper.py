@@ -97,7 +97,7 @@ class Keeper:
         """The run of deliveries that is the newest note: first sequence, number."""
         self._notes_awaited = False
         self.reading = Reading(self)
-        log.watchers.add(self._moved)
+        log.advanced = self._moved
         log.rolled_back = self._rolled_back
 
     # -- what the queue does
@@ -268,7 +268,7 @@ class Keeper:
     # -- what the log tells
 
     def _moved(self, log: Log) -> None:
-        """More of the log is durable, as far as its mode asks; or it was deleted."""
+        """More of the log is durable, as far as its mode asks."""
         queue = self.queue
         if log.deleted or queue.deleted:
             return

@@ -112,7 +112,6 @@ async def open_broker(context: Context, settings: DmsSettings, times: Times | No
         row = json.loads(table.get(name.encode()) or b"{}")
         if row.get("log") != log.id:  # none, or of an earlier queue of that name
             row = {}
-        log.watchers.clear()  # of a service that has crashed
         queue = broker.adopt(name, row.get("options", {}))
         try:
             await open_keeper(queue, log, row.get("snapshot", 0))

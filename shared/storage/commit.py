@@ -19,8 +19,8 @@ from shared.storage.log import UNKNOWN, Log
 from shared.storage.rounds import Round, Run
 from shared.storage.work import Work
 
-_MANY_RUNS = 65
-"""So many runs are more than one commit in the trio thread has."""
+_MANY_RUNS = 4
+"""Of a commit in a thread: so many are written in one call."""
 _APPEND = int(Kind.APPEND)  # looking a member up in its enum takes as long as packing the entry
 
 
@@ -44,6 +44,8 @@ class Commit:
     """So many handles that are opened may stay open."""
     sync_direct_first: bool
     """Some log has bytes around the journal that were never synced."""
+    aside: bool = False
+    """It runs in a thread, beside the loop."""
     good: int = 0
     error: OSError | None = None
     poison: PoisonError | None = None
@@ -150,7 +152,7 @@ class Commit:
                     self._remove(change.log)
         runs = [run for round_ in good for run in round_.runs.values()]
         journaled = [run for run in runs if run.journaled]
-        if len(journaled) >= _MANY_RUNS:
+        if self.aside and len(journaled) >= _MANY_RUNS:
             self._apply_many(journaled)
         else:
             for run in journaled:

@@ -230,6 +230,7 @@ class Committer:
                     if self._journal_is_full() and self.make_room is not None:
                         await self.make_room()
                     commit = self._take()
+                    commit.aside = True
                     try:
                         with trio.CancelScope(shield=True):  # a thread that writes cannot be called back
                             await self._in_thread(commit.run, limiter=self._limiter)
@@ -354,6 +355,8 @@ class Committer:
             for change in round_.changes:
                 self._registry.changed(change)
         for log in moved:
+            if log.advanced is not None:
+                call(log.advanced, log)
             if log.watchers:
                 for watcher in tuple(log.watchers):
                     call(watcher, log)
@@ -361,7 +364,7 @@ class Committer:
             for mode, ticket in enumerate(round_.tickets):
                 if ticket is not None:
                     failed = direct_failed and mode == Mode.DIRECT
-                    _resolve(ticket, refusal(commit.direct_error) if failed else None)
+                    ticket.resolve(refusal(commit.direct_error) if failed else None)
         if direct_failed:
             self._take_back(log for log, work in commit.works.items() if work.direct_meant)
         if commit.poison is not None:
@@ -477,7 +480,7 @@ class Committer:
         for round_ in failed:
             for ticket in round_.tickets:
                 if ticket is not None:
-                    _resolve(ticket, error)
+                    ticket.resolve(error)
 
     def _take_back(self, logs: Iterable[Log]) -> None:
         for log in logs:
@@ -489,8 +492,3 @@ class Committer:
         """Between two commits."""
         while self._idle and not self._busy:
             self._idle.pop(0)()
-
-
-def _resolve(ticket: Ticket, error: StoreError | None) -> None:
-    for callback in ticket.resolve(error):
-        call(callback, ticket)

@@ -30,6 +30,7 @@ class Log:
     __slots__ = (
         "_committer",
         "_reader",
+        "advanced",
         "background",
         "busy",
         "closed_marks",
@@ -90,6 +91,9 @@ class Log:
         self.fold: Callable[[int, bytes], None] | None = None
         """Called with the offset and records of every append, before it is durable: for state that is a fold
         over the records."""
+        self.advanced: Callable[[Log], None] | None = None
+        """Called as watchers are, for the one who appends here and keeps what is in the log in another form:
+        for readers what has just come is kept in memory for a while, not for this."""
         self.rolled_back: Callable[[Log], None] | None = None
         """Called when appended bytes were taken back: `end` is `visible` again."""
 

@@ -42,12 +42,16 @@ class Ticket:
         else:
             self._callbacks.append(callback)
 
-    def resolve(self, error: StoreError | None) -> "Sequence[Callable[[Ticket], None]]":
-        """It is done; returns whom to tell."""
+    def resolve(self, error: StoreError | None) -> None:
+        """It is done: tell everybody."""
         self.done = True
         self.error = error
         callbacks, self._callbacks = self._callbacks, None
-        return callbacks or ()
+        for callback in callbacks or ():
+            try:
+                callback(self)
+            except Exception:  # what `call` does, without a call for each: every answer passes here
+                logger.exception("a waiter failed", waiter=repr(callback))
 
 
 def call(callback: Callable[..., None], *arguments: Any) -> None:

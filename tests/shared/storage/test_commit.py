@@ -57,6 +57,22 @@ async def test_what_is_acknowledged_is_visible_and_watchers_know_first() -> None
     assert told[-1] == "late"
 
 
+async def test_who_keeps_what_a_log_holds_is_told_too_and_nothing_is_kept_in_memory_for_that() -> None:
+    store = await open_store(FakeDisk())
+    (log,) = await logs_of(store, ALWAYS)
+    told: list[str] = []
+    log.advanced = lambda log: told.append(f"{log.visible} visible")
+    _, ticket = log.append(records(b"x"), 1)
+    ticket.when_done(lambda _: told.append("ticket"))
+    store.settle()
+    assert told == ["5 visible", "ticket"]
+    assert store._reader._recent.size == 0
+    log.watchers.add(lambda log: None)
+    log.append(records(b"x"), 1)
+    store.settle()
+    assert store._reader._recent.size > 0
+
+
 async def test_what_is_appended_while_a_commit_is_under_way_goes_into_the_next() -> None:
     disk = FakeDisk()
     gate = trio.Event()

@@ -123,8 +123,7 @@ def _batch_and_its_memory_apart() -> list[Change]:
         all_done = Ticket()
 
         def resolve(done: Ticket) -> None:
-            for callback in all_done.resolve(done.error):
-                callback(all_done)
+            all_done.resolve(done.error)
 
         def go_on(done: Ticket) -> None:
             if done.error is not None:
