@@ -230,6 +230,8 @@ class Session(Consuming):
                             self._request(what >> 24, message_id, data[at + HEADER_BYTES : stop])
                             at = stop
                             name, size = self.queue_name, len(self.queue_name)
+                            if self.state is State.CLOSING:
+                                break  # what is behind a DISCONNECT comes too late
                             whole = self.state is State.OPEN
                             slow += 1
                         if self.is_crowded():

@@ -72,6 +72,15 @@ def test_input_cut_anywhere_is_answered_the_same(frames: list[bytes], pick: obje
     assert cut.connection.finished == whole.connection.finished
 
 
+def test_what_is_behind_a_disconnect_is_not_looked_at() -> None:
+    for late in (wire.pack(Type.PRODUCE, 3, NAMES[0] + b"x"), b"\xde\xad" * 8, bytes(20)):
+        found, peer = world()
+        peer.send(wire.pack(Type.DISCONNECT, 2) + late)
+        assert [(type_, number) for type_, _, _, number, _ in peer.take()] == [(Type.DISCONNECT_OK, 2)]
+        assert peer.connection.finished
+        assert found.depths() == {"a": 0, "b": 0}
+
+
 def test_a_consume_cut_off_its_ack_keeps_its_place_and_is_counted() -> None:
     turns = b"".join(
         wire.pack(Type.ACK, wire.DELIVERY_ID_BIT + n) + wire.pack(Type.CONSUME, n, NAMES[0])
