@@ -34,6 +34,7 @@ class Replay:
         self.bodies: dict[int, bytes] = {}
         self.homes: list[tuple[int, int]] = []
         self.state: dict[str, Any] = {}
+        self.state_age_ms = 0
         self.came: list[tuple[int, int]] = []
         """(age, sequence behind): when messages came, since the snapshot."""
 
@@ -73,6 +74,7 @@ class Replay:
                     self.bodies[kept.seq] = kept.body
             case Kind.SNAPSHOT:
                 self.state = dict(records.object_in(data, record))
+                self.state_age_ms = record.age_ms
                 self.head, self.tail = self.state["head"], self.state["tail"]
                 self.homes = [(self.head, self.state["home"])]
                 self.came.clear()
@@ -176,11 +178,15 @@ def _restore_times(queue: Queue, replay: Replay) -> None:
     mortality = queue.mortality
     if mortality is not None:
         state, options = replay.state, queue.options
-        mortality.expired = state.get("expired", 0)
-        mortality.lives.extend((due, upto) for due, upto in state.get("lives", ()))
-        mortality.delays.extend((due, upto) for due, upto in state.get("delays", ()))
+        tail = state.get("tail", 1)
+        if options.ttl_ms:
+            mortality.expired = state.get("expired", 0)
+            mortality.lives.extend((due, upto) for due, upto in state.get("lives", ()))
+            if not mortality.lives and mortality.expired < tail:  # it had no lifetime then
+                mortality.lives.append((due_at(replay.state_age_ms, options.ttl_ms), tail))
         if options.delay_ms:
-            mortality.released = state.get("released", 1)
+            mortality.released = state.get("released", 1) or tail  # 0: nothing was delayed then
+            mortality.delays.extend((due, upto) for due, upto in state.get("delays", ()))
         for age_ms, upto in replay.came:
             if options.ttl_ms:
                 mortality.lives.append((due_at(age_ms, options.ttl_ms), upto))

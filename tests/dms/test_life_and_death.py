@@ -184,6 +184,38 @@ def test_times_go_on_after_a_restart_as_time_left() -> None:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
+def test_options_that_settings_have_since_hold_for_what_was_there_before(snapshot: bool) -> None:
+    """And those that they have no more hold for nothing."""
+    world = World()
+    made(world).produce("orders", b"a", b"b")
+
+    def again(**options: int) -> list[bytes]:
+        """What can be had after a second, where the queue has these options."""
+        world.advance(1)
+        for queue in world.broker.queues.values() if snapshot else ():
+            assert queue.keeper is not None
+            queue.keeper.snapshot()
+        world.settle()
+        world.settings = DmsSettings(queues={"orders": QueueSettings(**options)})
+        world.kill()
+        world.advance(1)
+        return [body for _, body in world.connect().consume("orders", 2)]
+
+    assert again(delay_ms=500) == [b"a", b"b"]
+    assert again(ttl_ms=60_000) == [b"a", b"b"]
+    assert again(delay_ms=500, max_deliveries=9) == [b"a", b"b"]
+    assert again(max_deliveries=9) == [b"a", b"b"]
+    world.advance(120)
+    assert world.depths()["orders"] == 2
+    assert again(ttl_ms=60_000) == [b"a", b"b"]
+    world.advance(61)
+    assert world.depths()["orders"] == 2, "they are held"
+    for peer in tuple(world.peers):
+        peer.lose()
+    assert world.depths()["orders"] == 0
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
 def test_deliveries_are_counted_over_restarts(snapshot: bool) -> None:
     world = World()
     made(world, max_deliveries=3, dead_letter="dead").produce("orders", b"poison", b"behind")
