@@ -226,7 +226,7 @@ class Broker:
                 pass  # records say it too, if less exactly
 
     def _make(self, name: str, asked: Mapping[str, Any]) -> Queue:
-        options = Options.of(asked, self.settings.for_queue(name))
+        options = Options.of(asked, self.settings.for_queue(name), name)
         queue = Queue(self, name, options)
         if options.timed or options.max_deliveries or options.retry_ms:
             queue.mortality = Mortality(queue)

@@ -25,13 +25,16 @@ class Options:
     retry_max_ms: int = 0
 
     @classmethod
-    def of(cls, asked: Mapping[str, Any], settings: QueueSettings) -> Self:
-        """What CREATE_QUEUE asked for, else what the settings say."""
+    def of(cls, asked: Mapping[str, Any], settings: QueueSettings, name: str) -> Self:
+        """What CREATE_QUEUE asked for, else what the settings say of the queue `name`."""
         found: dict[str, Any] = {}
         for key in _KEYS:
             value = asked.get(key, getattr(settings, key))
             if value is not None:
                 found[key] = value
+        if found.get("dead_letter") == name:  # by the settings' pattern: it is the end of the way
+            for key in ("dead_letter", "ttl_ms", "max_deliveries"):
+                found.pop(key, None)
         return cls(**found)
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import attrs
 from attrs import validators
 
+from dms.wire import Refusal, name_untrusted
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
 
@@ -27,6 +28,15 @@ def _optional(least: int, most: int) -> Any:
     )
 
 
+def _queue_name(_: object, attribute: "attrs.Attribute[str]", name: str) -> None:
+    """A queue's name, or "". What is no text is told elsewhere."""
+    if isinstance(name, str) and name:
+        try:
+            name_untrusted(name.encode("utf-8", "surrogatepass"))
+        except Refusal as refusal:
+            raise ValueError(f"{attribute.name}: {refusal.text}") from None
+
+
 @attrs.frozen
 class QueueSettings:
     """What queues whose names match a pattern do, where CREATE_QUEUE does not say it; None: as `[dms]` says.
@@ -40,8 +50,9 @@ class QueueSettings:
     """A message older than this, and not held, is dead."""
     max_deliveries: int | None = _optional(0, 1_000_000)
     """A message that comes back after so many deliveries is dead."""
-    dead_letter: str | None = None
-    """The queue that dead messages move to; without one they are dropped, and counted."""
+    dead_letter: str | None = attrs.field(default=None, validator=validators.optional(_queue_name))
+    """The queue that dead messages move to; without one they are dropped, and counted. In a queue for which
+    that is the queue itself, as of a pattern that matches both, nothing dies."""
     delay_ms: int | None = _optional(0, MS_MAX)
     """From PRODUCE until the first delivery."""
     retry_ms: int | None = _optional(0, MS_MAX)

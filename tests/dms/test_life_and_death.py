@@ -249,6 +249,26 @@ def test_the_settings_patterns_are_options_too() -> None:
     assert world.broker.counts.dropped == 1
 
 
+def test_a_pattern_that_matches_the_queue_of_the_dead_too_does_not_let_them_die_again() -> None:
+    everything = QueueSettings(ttl_ms=1000, max_deliveries=2, dead_letter="dead")
+    world = World(DmsSettings(queues={"*": everything}))
+    made(world).produce("orders", b"a")
+    world.advance(60)
+    for _ in range(3):
+        peer = world.connect()
+        assert [body for _, body in peer.consume("dead")] == [b"a"]
+        peer.lose()
+    (row,) = world.call("peek", queue="dead")
+    assert row["dead_letter"] == {"origin": "orders", "reason": "ttl", "deliveries": 0}
+    assert world.call("redrive", queue="dead")["moved"] == 1
+
+
+def test_a_name_that_no_queue_can_have_is_no_setting() -> None:
+    for name in ("x" * 65, "a\nb"):
+        with pytest.raises(ValueError, match="dead_letter: a name"):
+            QueueSettings(dead_letter=name)
+
+
 def test_deliveries_that_are_not_asked_for_cost_no_entry() -> None:
     world = World()
     peer = world.connect()

@@ -24,6 +24,9 @@ from tests.trials.sim.run import Verdict, play
 Change = tuple[Any, str, Any]
 """An object, the name of an attribute, and what stands there instead."""
 
+_SLIPS = ("TypeError", "AttributeError", "NameError")
+"""A bug that is found by one of these proves nothing."""
+
 
 @attrs.frozen
 class Bug:
@@ -47,6 +50,9 @@ def find(bug: Bug) -> tuple[Verdict | None, int]:
     for seed in range(bug.seeds_max):
         verdict = play(seed, temper=bug.temper, bug=bug.planted())
         if verdict.broken is not None:
+            last = verdict.broken.strip().splitlines()[-1]
+            if last.startswith(_SLIPS):
+                raise AssertionError(f"what is planted does not fit the code any more: {last}")
             return verdict, seed + 1
     return None, bug.seeds_max
 
@@ -84,7 +90,7 @@ def _show_before_the_sync() -> list[Change]:
     sync, apply = Commit._sync, Commit._apply
 
     def show_then_sync(self: Commit) -> None:
-        apply(self)
+        apply(self, self.rounds[: self.good])
         for round_ in self.rounds[: self.good]:
             for log, run in round_.runs.items():
                 work = self.works[log]
@@ -93,9 +99,9 @@ def _show_before_the_sync() -> list[Change]:
                     log.visible = run.end
         sync(self)
 
-    def apply_unless_shown(self: Commit) -> None:
+    def apply_unless_shown(self: Commit, good: Any) -> None:
         if not self.synced:
-            apply(self)
+            apply(self, good)
 
     return [(Commit, "_sync", show_then_sync), (Commit, "_apply", apply_unless_shown)]
 
