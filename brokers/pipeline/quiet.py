@@ -29,6 +29,9 @@ def settings(
     return {**config, _OPTIONS: f"{ours} {given}".strip()}
 
 
-def of_a_verb(config: Mapping[str, str]) -> dict[str, str]:
+def of_a_verb(config: Mapping[str, str], master: str = "local[*]") -> dict[str, str]:
     """For a verb, which says itself, in one line, what went wrong."""
-    return settings({"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR", **config}, "error")
+    ours = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    if master.startswith("local"):  # elsewhere workers begin before anything is shipped to them
+        ours["spark.python.daemon.module"] = "brokers.pipeline.workers"
+    return settings({**ours, **config}, "error")

@@ -1,5 +1,9 @@
 """What Spark says of itself stays out of a user's sight; what he set himself stays."""
 
+import importlib.util
+import subprocess
+import sys
+
 from brokers.pipeline import quiet
 
 OPTIONS = "spark.driver.extraJavaOptions"
@@ -21,6 +25,21 @@ def test_it_is_put_in_once() -> None:
 
 def test_a_configuration_of_the_users_own_is_left_alone() -> None:
     assert quiet.settings({"a": "b"}, environ={"SPARK_CONF_DIR": "/etc/spark"}) == {"a": "b"}
+
+
+def test_workers_of_this_machine_say_nothing_of_a_pipe_that_nobody_reads() -> None:
+    key = "spark.python.daemon.module"
+    assert importlib.util.find_spec(quiet.of_a_verb({})[key]) is not None
+    assert key not in quiet.of_a_verb({}, "spark://there:7077")
+    program = (
+        "import sys, traceback; from brokers.pipeline import workers\n"
+        "for error in (BrokenPipeError(32, 'nobody'), ValueError('news')):\n"
+        "    try: raise error\n"
+        "    except Exception: workers.print_exc()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "ValueError: news" in done.stderr
+    assert "nobody" not in done.stderr
 
 
 def test_a_verb_says_errors_alone_unless_told() -> None:

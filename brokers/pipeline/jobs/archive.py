@@ -4,7 +4,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.jobs.running import check_master, said
+from brokers.pipeline.jobs.running import check_master, said, started
 from brokers.pipeline.jobs.where import pair
 from brokers.pipeline.quiet import of_a_verb
 from brokers.render import Outcome
@@ -90,7 +90,7 @@ def archive(
     if bool(path) == bool(servers):
         raise UsageError("--path", "give either data folders (--path) or --servers")
     check_master(master)
-    config = of_a_verb(dict(pair("--conf", each) for each in conf))
+    config = of_a_verb(dict(pair("--conf", each) for each in conf), master)
     options = _options(path, servers, topics, pattern, namespace, allow_loss)
     for key, value in (pair("--option", each) for each in option):
         if key.lower().startswith(_OURS):
@@ -181,28 +181,18 @@ def _rounds(
     folder: Path, feed: "Feed", settings: Any, master: str, config: Mapping[str, str], *, once: bool
 ) -> Iterator["Round"]:
     """The rounds as they are done; the archive's folder is locked, and Spark runs, until the last."""
-    from pyspark.sql import SparkSession
-
-    from brokers.pipeline import java
     from brokers.pipeline.archive.folder import opened
     from brokers.pipeline.archive.job import Archiver
-    from brokers.pipeline.session import session
 
     folder = folder.absolute()
-    with opened(folder, feed.origin) as place:
-        before = SparkSession.getActiveSession()
-        if before is None:
-            java.use(vector=False)
-        with _said_plainly():
-            spark = session(master, name=f"brokers archive {folder}", config=config)
-        try:
-            archiver = Archiver(spark, feed, place, folder, settings, warn=_warn)
-            with _until_told(archiver), _said_plainly():
-                yield from archiver.once() if once else archiver.follow()
-        finally:
-            if before is None:
-                with suppress(Exception):  # its JVM may be what has ended
-                    spark.stop()
+    with (
+        opened(folder, feed.origin) as place,
+        _said_plainly(),
+        started(f"archive {folder}", master, config) as spark,
+    ):
+        archiver = Archiver(spark, feed, place, folder, settings, warn=_warn)
+        with _until_told(archiver):
+            yield from archiver.once() if once else archiver.follow()
 
 
 @contextmanager

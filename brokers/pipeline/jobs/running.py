@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from brokers.pipeline.quiet import of_a_verb
-from brokers.pipeline.session import session
+from brokers.pipeline.session import require_spark, session
 from brokers.render import progress
 from shared.errors import BrokerError, UsageError
 
@@ -36,32 +36,38 @@ def spark_for(
     One that was there before stays. Raises UsageError for a master that is none, NoSpark, NoJava, and
     JobFailed for whatever Spark raises.
     """
-    from brokers.pipeline import java
-    from brokers.pipeline.session import require_spark
-
     check_master(master)
     require_spark()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
 
-    before = SparkSession.getActiveSession()
+    settings = of_a_verb({}, master) if config is None else config
     try:
-        if before is None:
-            java.use(vector=False)
-        spark = session(master, name=f"brokers {what}", config=of_a_verb({}) if config is None else config)
-        if before is not None:
+        with started(what, master, settings) as spark, watched(spark, what) if bar else nullcontext():
             yield spark
-            return
-        with interruptible():
-            try:
-                with watched(spark, what) if bar else nullcontext():
-                    yield spark
-            finally:
-                with suppress(Exception):  # its JVM may be what has ended
-                    spark.stop()
     except (PySparkException, Py4JError) as error:
         raise JobFailed(said(str(error))) from error
+
+
+@contextmanager
+def started(what: str, master: str, config: Mapping[str, str]) -> Iterator["SparkSession"]:
+    """A session, ended behind the block, and to be interrupted meanwhile; one that was there before stays."""
+    from pyspark.sql import SparkSession
+
+    from brokers.pipeline import java
+
+    if SparkSession.getActiveSession() is not None:
+        yield session(master, name=f"brokers {what}", config=config)
+        return
+    java.use(vector=False)
+    with interruptible():
+        spark = session(master, name=f"brokers {what}", config=config)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark has put its own meanwhile
+        try:
+            yield spark
+        finally:
+            with suppress(Exception):  # its JVM may be what has ended
+                spark.stop()
 
 
 @contextmanager

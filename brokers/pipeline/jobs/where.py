@@ -59,7 +59,7 @@ class Reading:
     @property
     def config(self) -> Mapping[str, str]:
         """Spark's settings. Raises UsageError."""
-        return of_a_verb(dict(pair("--conf", each) for each in self.conf))
+        return of_a_verb(dict(pair("--conf", each) for each in self.conf), self.master)
 
 
 @attrs.frozen
