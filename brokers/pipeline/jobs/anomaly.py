@@ -15,7 +15,7 @@ the days before instead, for series that have a daily course.
 from typing import TYPE_CHECKING
 
 from brokers.pipeline.jobs.where import by
-from brokers.pipeline.jobs.windows import length
+from brokers.pipeline.jobs.windows import in_words, length
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -50,7 +50,7 @@ def rates(volumes: "DataFrame", window: str = "1 minute") -> "DataFrame":
     every = grid.select(*of, fn.explode(fn.sequence("first", "last", step)).alias("start"))
     value = fn.coalesce("messages", fn.lit(0)).cast("double").alias("value")
     return every.join(counted, [*of, "start"], "left").select(
-        "start", *of, fn.lit(f"messages in {length(window, 'window')}").alias("measure"), value
+        "start", *of, fn.lit(f"messages in {in_words(window)}").alias("measure"), value
     )
 
 

@@ -13,3 +13,9 @@ def length(text: str, option: str) -> str:
     if found is None:
         raise UsageError(option, f"not a length of time, such as '1 minute' or '30 seconds': {text!r}")
     return f"{found[1]} {found[2]}"
+
+
+def in_words(window: str) -> str:
+    """For readers: `1 minute`, `30 seconds`."""
+    count, _, unit = length(window, "window").partition(" ")
+    return f"{count} {unit}{'' if count == '1' else 's'}"

@@ -13,7 +13,7 @@ from brokers.pipeline.jobs import decode, lag, latency, tables, throughput
 from brokers.pipeline.jobs.streaming import rows_as_they_come, rows_of
 from brokers.pipeline.jobs.tables import offered
 from brokers.pipeline.jobs.where import Where
-from brokers.pipeline.jobs.windows import length
+from brokers.pipeline.jobs.windows import in_words, length
 from shared.errors import UsageError
 from shared.storage.tools.logs import RecordRow, log_dump
 from shared.tables import LIVES, PLACES, VOLUMES, time_type, volumes_schema
@@ -149,6 +149,7 @@ def test_sessions_have_what_is_kept_for_them_and_groups_what_was_dropped(passed:
 )
 def test_a_window_is_a_length_of_time(text: str) -> None:
     assert length("90 Seconds", "--window") == "90 second"
+    assert (in_words("90 second"), in_words("1 Minutes")) == ("90 seconds", "1 minute")
     with pytest.raises(UsageError, match="--window"):
         length(text, "--window")
 
