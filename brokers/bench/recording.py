@@ -30,12 +30,16 @@ from brokers.errors import ExitCode, Refusal
 from shared.options import Json
 from shared.recording import blocks
 from shared.recording.recorder import NAMESPACE
+from shared.storage.os_disk import OsDisk
+from shared.storage.settings import INTERVAL_SECONDS_DEFAULT
 from shared.storage.tools.logs import RecordRow, log_dump
 
 Protocol = Literal["kqmsgq", "pubsub", "dmp"]
 PROTOCOLS: tuple[Protocol, ...] = ("kqmsgq", "pubsub", "dmp")
 BASELINE = "the same, not recorded"
 SETTLE_SECONDS = 30.0
+DISK_SECONDS = 0.5
+PIECE_BYTES = 4 << 20
 _KEPT_BYTES = 1 << 50
 """Retention would take away what is to be counted."""
 
@@ -46,7 +50,8 @@ class Row:
     processor time for a message over the baseline's (None where the system does not say).
 
     Of all messages that passed, by what the log holds: `recorded_percent` stand in it, `gap_percent` are
-    marked as missing. `unaccounted`: neither; 0, unless something is broken.
+    marked as missing. `unaccounted`: neither; 0, unless something is broken. `disk_megabytes_per_second`:
+    what a bare loop that appends and syncs as recording does writes in the same folder, between the rounds.
     """
 
     protocol: str
@@ -63,6 +68,7 @@ class Row:
     recorded_percent: float
     gap_percent: float
     unaccounted: int
+    disk_megabytes_per_second: float
 
 
 @attrs.frozen
@@ -124,12 +130,14 @@ def _beside(
     }
     plain, recorded = folder / "plain", folder / "recorded"
     found: dict[Path, list[_Round]] = {plain: [], recorded: []}
+    disk: list[float] = []
     with ExitStack() as stack:
         addresses = {}
         for place, environ in ((plain, {}), (recorded, settings)):
             place.mkdir()
             addresses[place] = stack.enter_context(serving(place, protocol, environ))[protocol]
         for number in range(rounds):
+            disk.append(appended(folder))
             for place in (plain, recorded) if number % 2 else (recorded, plain):
                 found[place].append(_round(case, addresses[place], place / "data", seconds))
         passed = counter(recorded / "data", case.passed)
@@ -152,6 +160,7 @@ def _beside(
         round(100 * counted.messages / max(passed, 1), 2),
         round(100 * counted.missing / max(passed, 1), 2),
         abs(passed - counted.messages - counted.missing) + counted.wrong,
+        round(median(disk) / 1e6, 1),
     )
 
 
@@ -180,6 +189,26 @@ def _wait_settled(case: Case, data: Path) -> None:
             return
         last = now
         sleep(0.1)
+
+
+def appended(folder: Path) -> float:
+    """Bytes a second, for half a second, in pieces as large as a busy recorder's, synced every 50 ms."""
+    piece = bytes(PIECE_BYTES)
+    with OsDisk(folder) as disk:
+        fd = disk.open("appended", create=True)
+        begun = synced = now = monotonic()
+        done = 0
+        while now - begun < DISK_SECONDS:
+            done += disk.write(fd, piece, done, passing=True)
+            now = monotonic()
+            if now - synced >= INTERVAL_SECONDS_DEFAULT:
+                disk.sync_data(fd)
+                synced = now = monotonic()
+        disk.sync_data(fd)
+        took = monotonic() - begun
+        disk.close(fd)
+        disk.unlink("appended")
+    return done / took
 
 
 def _cpu(rounds: list[_Round]) -> float | None:

@@ -17,6 +17,7 @@ def test_each_protocol_gives_a_row_beside_itself_and_no_message_is_unaccounted_f
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(pouring, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(recording, "DISK_SECONDS", 0.01)
     rows = recording.bench(
         protocols=("kqmsgq", "pubsub"), size=50, rate=2000, seconds=0.05, rounds=1, data_dir=tmp_path
     )
@@ -28,6 +29,7 @@ def test_each_protocol_gives_a_row_beside_itself_and_no_message_is_unaccounted_f
         assert row.ratio > 0
         assert row.recorded_percent + row.gap_percent == pytest.approx(100, abs=0.02)
         assert row.unaccounted == 0
+        assert row.disk_megabytes_per_second > 0
     assert list(tmp_path.iterdir()) == []
 
 
