@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 from brokers.errors import ExitCode, Refusal
 from brokers.render import Outcome, Several, json_value, progress
 from shared.options import Json
+from shared.progress import waiting
 
 if TYPE_CHECKING:
     from shared.plug import VerbRequest
@@ -115,14 +116,15 @@ def ask(request: "VerbRequest") -> Any:
 
     arguments = {name: value for name, value in request.arguments.items() if value is not None}
     folder = data_folder(request.data_dir)
-    try:
-        return control.request(folder, "POST", f"/{request.protocol}/{request.verb}", arguments)
-    except Refusal as error:
-        if not request.cold or error.code != ExitCode.UNAVAILABLE or not folder.is_dir():
-            raise
-    from brokers import cold
+    with waiting(request.verb):
+        try:
+            return control.request(folder, "POST", f"/{request.protocol}/{request.verb}", arguments)
+        except Refusal as error:
+            if not request.cold or error.code != ExitCode.UNAVAILABLE or not folder.is_dir():
+                raise
+        from brokers import cold
 
-    return cold.call(folder, request.protocol, request.verb, arguments)
+        return cold.call(folder, request.protocol, request.verb, arguments)
 
 
 def _keyed(arguments: Sequence[str]) -> dict[str, Any]:
