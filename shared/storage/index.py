@@ -5,6 +5,7 @@ index in memory is in `marks.py`; this module is what it shares with the tools t
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import attrs
 from crc32c import crc32c
@@ -60,9 +61,9 @@ def extend(
                 closed.append(mark)
                 mark = None
             continue
-        assert isinstance(chunk, bytes)  # only a record in two pieces may be anything else
         view = memoryview(chunk)
-        for start, end, records in format.split_records(chunk, MARK_COVERS_BYTES):
+        # Whole records are bytes, or as good as such; only a record in two pieces may be something else.
+        for start, end, records in format.split_records(cast(bytes, chunk), MARK_COVERS_BYTES):
             size = end - start
             if mark is not None and size > MARK_COVERS_BYTES:  # one long record: a mark of its own
                 closed.append(mark)
