@@ -67,6 +67,7 @@ class Admin:
     async def purge(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`queue`."""
         queue = self._queue(arguments)
+        await self._confirm(queue)
         before = queue.depth
         ticket = None
         those = [(queue.head, queue.end - queue.head)] if queue.end > queue.head else []
@@ -85,6 +86,7 @@ class Admin:
     async def redrive(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`queue`: what is no dead letter, or whose queue is missing or full, stays."""
         queue = self._queue(arguments)
+        await self._confirm(queue)
         end = queue.end
         moved = 0
         stay: list[int] = []
@@ -226,6 +228,15 @@ class Admin:
         while queue.cold and not queue.bodies and queue.keeper.damaged is None and not queue.deleted:
             await self._pause()
             queue.keeper.reading.fetch()
+
+    async def _confirm(self, queue: Queue) -> None:
+        """Wait until the disk has what is in the queue by now, or has refused it."""
+        tail = queue.tail
+        while queue.end < min(tail, queue.tail) and not queue.deleted:
+            if queue.keeper is None or queue.keeper.detached:
+                return
+            self._broker.settle()
+            await self._pause()
 
     async def _pause(self) -> None:
         await self._broker.store.aside(_nothing)

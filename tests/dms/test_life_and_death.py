@@ -282,3 +282,12 @@ def test_a_name_in_the_options_is_a_queues() -> None:
     peer = World(DmsSettings(persist=False)).connect()
     assert statuses(peer.create("a", b'{"dead_letter":"' + b"x" * 65 + b'"}')) == [Status.PROTOCOL_ERROR]
     assert wire.unpack_list(peer.ask(wire.Type.LIST_QUEUES)[0][4])[0] == 0
+
+
+def test_a_purge_takes_what_has_come_also_where_the_disk_has_yet_to_confirm_it() -> None:
+    world = World()
+    world.connect().create("orders")
+    queue = world.broker.queues[b"orders"]
+    queue.produce([b"a", b"b"], 2)
+    assert (queue.depth, queue.end) == (2, 1)
+    assert world.call("purge", queue="orders") == {"queue": "orders", "purged": 2, "held": 0}

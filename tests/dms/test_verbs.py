@@ -219,7 +219,7 @@ def test_dead_letters_are_driven_back_to_where_they_came_from(dms: Command, serv
     with SpecClient(server.address("dms")) as client:
         for _ in range(2):
             client.nack(client.consume("mortal")[0])
-        # A NACK is answered at once; the move is there when it is on disk.
+        # A NACK is answered at once; the dead move with the next commit.
         until(lambda: (client.queues()["mortal"], client.queues()["dead"]) == (0, 2))
         assert rows(dms("redrive", "dead", "--json")[1]) == [{"queue": "dead", "moved": 2, "left": 0}]
         assert [client.consume("mortal")[1] for _ in range(2)] == [b"one", b"two"]
