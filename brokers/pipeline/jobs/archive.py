@@ -217,7 +217,7 @@ def _said_plainly() -> Iterator[None]:
 
     try:
         yield
-    except BrokerError:
+    except (BrokerError, ConnectionRefusedError):  # which say all themselves
         raise
     except (Py4JError, PySparkException, OSError) as error:
         raise Refusal(said(str(error))) from error

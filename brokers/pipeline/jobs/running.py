@@ -1,10 +1,13 @@
 """What every job's verb needs: a quiet session, and a progress bar on a terminal while Spark works."""
 
+import errno
 import logging
 import re
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOK_SECONDS = 0.2
+MASTER_SECONDS = 10.0
 _MASTER = re.compile(r"local(\[(\*|\d+)(,\d+)?\])?|(spark|k8s)://\S+|yarn")
 _TRACEBACK = "Traceback (most recent call last):\n"
 _CLASS = re.compile(r"^(?:\w+\.)*[A-Z]\w*: ")
@@ -59,9 +63,16 @@ def started(what: str, master: str, config: Mapping[str, str]) -> Iterator["Spar
     if SparkSession.getActiveSession() is not None:
         yield session(master, name=f"brokers {what}", config=config)
         return
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    require_master(master)
     java.use(vector=False)
     with interruptible():
-        spark = session(master, name=f"brokers {what}", config=config)
+        try:
+            spark = session(master, name=f"brokers {what}", config=config)
+        except (PySparkException, Py4JError) as error:
+            raise JobFailed(f"Spark does not start on {master}: {said(str(error))}") from error
         signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark has put its own meanwhile
         try:
             yield spark
@@ -103,6 +114,25 @@ def check_master(master: str) -> None:
         raise UsageError("--master", f"not local, local[4], local[*] or spark://host:port: {master!r}")
 
 
+def require_master(master: str, seconds: float = MASTER_SECONDS) -> None:
+    """Wait for a standalone master to answer, for a while. Raises ConnectionRefusedError.
+
+    Spark would try for a minute, and then fail over a session that it has ended itself.
+    """
+    if not master.startswith("spark://"):
+        return
+    places = [place.rpartition(":") for place in master.removeprefix("spark://").split(",")]
+    give_up = time.monotonic() + seconds
+    while True:
+        for host, _, port in places:
+            with suppress(OSError, ValueError):
+                socket.create_connection((host, int(port)), seconds).close()
+                return
+        if time.monotonic() > give_up:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "no Spark master answers", master)
+        time.sleep(LOOK_SECONDS)
+
+
 def said(text: str) -> str:
     """One line of an error of Spark's, whose text may be two stack traces long.
 
@@ -113,6 +143,8 @@ def said(text: str) -> str:
     lines = [line for line in (rest if found else text).splitlines() if line.strip()]
     if found:
         lines = [line for line in lines if not line[0].isspace()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):  # Py4J's: the next says why
+        found, lines = ":", [lines[1].removeprefix(": ")]
     line = lines[0].strip() if lines else "Spark's JVM has ended"
     return _CLASS.sub("", line) if found else line
 

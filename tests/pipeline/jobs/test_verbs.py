@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import time
 from collections import Counter
 from pathlib import Path
@@ -100,7 +101,19 @@ def test_a_failure_is_what_the_innermost_error_said() -> None:
         == "[PATH_NOT_FOUND] Path does not exist: x."
     )
     assert said(CHAINED) == "No module named 'attrs'"
+    py4j = (
+        "An error occurred while calling None.org.x.\n: java.lang.IllegalStateException: it is over\n\tat x"
+    )
+    assert said(py4j) == "it is over"
     assert said("") == "Spark's JVM has ended"
+
+
+def test_a_master_that_does_not_answer_is_told_at_once() -> None:
+    with pytest.raises(ConnectionRefusedError, match="no Spark master answers"):
+        running.require_master("spark://127.0.0.1:1,127.0.0.1:2", 0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        running.require_master(f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}", 0.1)
+    running.require_master("local[2]", 0)
 
 
 def test_a_session_that_was_there_stays_and_its_errors_are_told(spark: "SparkSession") -> None:
