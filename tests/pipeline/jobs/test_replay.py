@@ -130,7 +130,7 @@ def test_a_process_that_is_killed_and_started_again_writes_each_record_once(tmp_
             return process.wait() == 0
 
         kills = 0
-        while not is_done(chance.randint(1, 2)):
+        while not is_done(chance.randint(5, 40)):
             kills += 1
         assert kills
         assert server.stop() == 0
