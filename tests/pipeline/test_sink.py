@@ -59,16 +59,16 @@ def test_a_task_that_runs_again_writes_nothing_twice(
                     pass  # until the sink has written a part
                 failed.touch()
                 raise RuntimeError("the first attempt fails here")
-            yield (f"{number:0500}",)
+            yield (f"{number:02000}",)  # more by then than all buffers on the way hold
 
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
     try:
         rows = spark.sparkContext.parallelize(range(5000), 1).mapPartitions(fails_once_half_way)
-        append(server, spark.createDataFrame(rows, "value string"), topic="retried", batchBytes="5000")
+        append(server, spark.createDataFrame(rows, "value string"), topic="retried", batchBytes="20000")
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     assert failed.exists()
-    assert messages(server, "retried") == [b"%0500d" % number for number in range(5000)]
+    assert messages(server, "retried") == [b"%02000d" % number for number in range(5000)]
 
 
 def test_an_epoch_that_is_run_again_writes_nothing_twice(
