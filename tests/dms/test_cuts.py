@@ -1,6 +1,6 @@
 """However input is cut, the answers are the same; whatever it is, nobody else notices."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dms import runs, wire
@@ -115,19 +115,23 @@ def test_garbage_harms_nobody_else(garbage: bytes, handshake: bool) -> None:
     st.lists(st.tuples(NAME, st.binary(max_size=3), st.integers(0, 2**32 - 1)), min_size=1, max_size=12),
     st.integers(0, 3),
 )
+@example(
+    [(b"\x00\x03abc", b"", 0)] * 4 + [(b"\x00\x01a", b"", 0)], 0
+)  # its last frame is less than the others
 def test_a_run_is_found_only_where_all_frames_are_alike(
     frames: list[tuple[bytes, bytes, int]], rest: int
 ) -> None:
     data = b"".join(wire.pack(Type.PRODUCE, n, name + body) for name, body, n in frames)
     name, body, _ = frames[0]
-    alike = all(other == name and len(text) == len(body) for other, text, _ in frames)
+    like = [other == name and len(text) == len(body) for other, text, _ in frames]
+    step = 16 + len(name + body)
     count = runs.produced(data + data[:rest], 0, len(name + body), name)
     if count:
-        assert alike
-        assert count == len(frames)
-        assert runs.ids(data, 0, 16 + len(name + body), count) == tuple(n for _, _, n in frames)
+        assert all(like[:count])
+        assert len(data) + rest - count * step < step, "a run is all there is, but for less than a frame"
+        assert runs.ids(data, 0, step, count) == tuple(n for _, _, n in frames[:count])
     else:
-        assert not alike or len(frames) < runs.RUN_LEAST
+        assert not all(like) or len(frames) < runs.RUN_LEAST
 
 
 @given(
