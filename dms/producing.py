@@ -47,8 +47,10 @@ class Producing:
                 return payload + length
             name, queue = self._name, self._queue
             assert queue is not None
-        if self._turns(data, payload + length, name) and (end := self._by_queue(data, at)) > at:
-            return end
+        if self._turns(data, payload + length, name):
+            end = self._by_queue_alike(data, at, length, len(name)) or self._by_queue(data, at)
+            if end > at:
+                return end
         begin = HEADER_BYTES + len(name)
         if data is not self._mixed and (count := runs.produced(data, at, length, name)):
             step = HEADER_BYTES + length
@@ -65,6 +67,37 @@ class Producing:
             and data[at + _TYPE_AT] == Type.PRODUCE
             and not data.startswith(name, at + HEADER_BYTES)
         )
+
+    def _by_queue_alike(self, data: bytes, at: int, length: int, width: int) -> int:
+        """PRODUCEs of one length to several queues by turns, whose names are `width` bytes in a payload, for
+        all of which there is room: each queue gets its own in one go.
+
+        Returns where they end; 0 where they are not all such.
+        """
+        count = min(runs.produced(data, at, length, b""), TURNS_MAX)
+        if not count:
+            return 0
+        step = HEADER_BYTES + length
+        starts = range(at + HEADER_BYTES, at + count * step, step)
+        names = [data[start : start + width] for start in starts]
+        queues = self._session.broker.queues
+        parts: dict[bytes, _Part] = {}
+        for name in dict.fromkeys(names):
+            queue = queues.get(name[2:]) if int.from_bytes(name[:2], "big") == width - 2 else None
+            if queue is None:
+                return 0
+            parts[name] = _Part(queue)
+        for name, start in zip(names, starts, strict=True):
+            parts[name].bodies.append(data[start + width : start + length])
+        for part in parts.values():
+            if len(part.bodies) > part.room:
+                return 0
+            part.size = len(part.bodies) * (length - width)
+        for part in parts.values():
+            part.add()
+        turns = list(map(parts.__getitem__, names))
+        self._answer_turns(parts.values(), turns, runs.packed_ids(data, at, step, count))
+        return at + count * step
 
     def _by_queue(self, data: bytes, at: int) -> int:
         """PRODUCEs to several queues by turns, as far as none is odd: each queue gets its own in one go.

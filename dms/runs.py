@@ -37,8 +37,8 @@ def head(type_: Type, length: int = 0, status: int = 0) -> bytes:
 def produced(data: bytes, at: int, length: int, name: bytes) -> int:
     """How many frames from `at` on are PRODUCE to `name`, as it stands in a payload, and of one `length`.
 
-    All must be, but for what is less than such a frame at the end, else it is 0; so it is for few. The first is
-    known to be one.
+    All must be, but for what is less than such a frame at the end, else it is 0; so it is for few. The first
+    is known to be one.
     """
     step = HEADER_BYTES + length
     count = (len(data) - at) // step
