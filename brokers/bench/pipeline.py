@@ -89,6 +89,7 @@ def bench(
     yields tuples and Spark's own text source; the archive, beside Spark's own
     Parquet writer, and how it follows a live topic. Needs the extra spark.
     """
+    from brokers.pipeline.quiet import of_a_verb
     from brokers.pipeline.session import require_spark, session
 
     require_spark()
@@ -98,9 +99,9 @@ def bench(
         )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
-        spark = session(master, name="brokers-bench", config={"spark.local.dir": str(folder)})
+        config = of_a_verb({"spark.local.dir": str(folder)}, master)
+        spark = session(master, name="brokers-bench", config=config)
         stack.callback(spark.stop)
-        spark.sparkContext.setLogLevel("ERROR")
         ground = stack.enter_context(prepared(spark, folder, sizes, megabytes * 1_000_000, rounds))
         return each(modes, lambda mode: CASES[mode](ground))
 
