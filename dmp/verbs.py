@@ -11,7 +11,7 @@ from dmp.client import Message, open_feed, open_sink
 from shared import options
 from shared.commands import bodies_shown, lost_is_refused, send_given
 from shared.errors import UsageError
-from shared.options import DataDir, Json, Max, flag
+from shared.options import DataDir, Json, Max, Messages, Whole, flag
 from shared.plug import ServeRequest, VerbRequest
 
 app = App(
@@ -78,15 +78,8 @@ async def put(
     /,
     *,
     key: Annotated[str, Parameter(name=("--key", "-k"), help="The routing key.", show_default=False)] = "",
-    message: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name=("--message", "-m"),
-            help="A message; repeatable. Without any, each line of standard input is one.",
-            negative="",
-        ),
-    ] = (),
-    whole: Annotated[bool, flag("All of standard input is one message.")] = False,
+    message: Messages = (),
+    whole: Whole = False,
     server: Server = LOCAL,
     json: Json = False,
 ) -> Mapping[str, Any]:

@@ -13,11 +13,9 @@ from dms import wire
 from dms.errors import DmsError, Internal
 from dms.wire import REPLIES, Type
 from shared.errors import RemoteProtocolError
+from shared.net.asking import RECEIVE_BYTES, Asking
 from shared.net.dial import Address, Disconnected, Unreachable, open_again, pause_before
 
-RECEIVE_BYTES = 256 * 1024
-UNANSWERED_BYTES_MAX = 4 * 1024 * 1024
-"""Of requests: what waits to be sent, and what waits for its reply."""
 REQUEST_IDS = wire.DELIVERY_ID_BIT
 """Ids below this are a client's own; they begin again at 1 when they are used up."""
 HANDSHAKE_SECONDS = 10.0
@@ -73,22 +71,14 @@ class Taker(Protocol):
     def link_lost(self, link: "Link") -> None: ...
 
 
-class Link:
-    """One connection's life: a task that sends what piled up, one that hands out replies."""
+class Link(Asking[Answer]):
+    """One connection's life. `replies`: how many have come."""
 
     def __init__(self, stream: trio.abc.Stream, taker: Taker | None, rest: bytes) -> None:
-        self._stream = stream
+        super().__init__(stream, rest)
         self._taker = taker
-        self._data = bytearray(rest)
-        self._outgoing: list[bytes] = []
-        self._awaited: deque[tuple[Answer, int]] = deque()
         self._consuming: deque[int] = deque()
-        self._unanswered_bytes = 0
-        self._something = trio.Event()
-        self._room = trio.Event()
-        self._scope = trio.CancelScope()
         self._next_id = 2  # 1 was the handshake
-        self.lost: Disconnected | None = None
         self.replies = 0
 
     def new_ids(self, count: int) -> Sequence[int]:
@@ -99,23 +89,11 @@ class Link:
         self._next_id += count
         return ids
 
-    async def ask(self, requests: bytes, answer: Answer) -> None:
-        """Queue requests; their answer is told. Waits while too much is unanswered. Raises Disconnected."""
-        while self._unanswered_bytes > UNANSWERED_BYTES_MAX and self.lost is None:
-            await self._room.wait()
-        if self.lost is not None:
-            raise type(self.lost)(str(self.lost))
-        self._outgoing.append(requests)
-        self._awaited.append((answer, len(requests)))
-        self._unanswered_bytes += len(requests)
-        self._something.set()
-
     def consume(self, queue: bytes, count: int) -> None:
         """Ask for so many messages; the taker hears of each. Only on a link that is not lost."""
         ids = self.new_ids(count)
         self._consuming.extend(ids)
-        self._outgoing.append(b"".join(wire.pack(Type.CONSUME, each, queue) for each in ids))
-        self._something.set()
+        self.say(b"".join(wire.pack(Type.CONSUME, each, queue) for each in ids))
 
     @property
     def consuming(self) -> int:
@@ -123,18 +101,15 @@ class Link:
         return len(self._consuming)
 
     def lose(self, error: Disconnected) -> None:
-        """Whatever waits fails."""
         if self.lost is None:
-            self.lost = error
-            self._scope.cancel()
-            self._room.set()
             self._consuming.clear()
-            while self._awaited:
-                answer, _ = self._awaited.popleft()
-                answer.error = error
-                answer.tell()
+            super().lose(error)
             if self._taker is not None:
                 self._taker.link_lost(self)
+
+    def fail(self, answer: Answer, error: Disconnected) -> None:
+        answer.error = error
+        answer.tell()
 
     async def leave(self) -> None:
         """Say goodbye, and wait a moment for the server's."""
@@ -148,42 +123,13 @@ class Link:
                     pass
         self.lose(Unreachable("the client is closed"))
 
-    async def run(self) -> None:
-        error = Disconnected("the server closed the connection")
+    def receive(self, data: bytearray) -> int:
         try:
-            with self._scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._send)
-                    await self._receive()
-                    nursery.cancel_scope.cancel()
-        except* (trio.BrokenResourceError, trio.ClosedResourceError) as group:
-            error = Disconnected(f"the connection broke ({group.exceptions[0].__cause__ or 'reset'})")
-        except* (wire.Refusal, RemoteProtocolError) as group:
-            error = Disconnected(f"the server's answer is not DMS's: {group.exceptions[0]}")
-        except* Disconnected as group:
-            error = Disconnected(str(group.exceptions[0]))
-        finally:
-            self.lose(error)
-            await trio.aclose_forcefully(self._stream)
-
-    async def _send(self) -> None:
-        while True:
-            await self._something.wait()
-            self._something = trio.Event()
-            while self._outgoing:
-                outgoing, self._outgoing = self._outgoing, []
-                await self._stream.send_all(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
-
-    async def _receive(self) -> None:
-        data = self._data
-        while True:
             frames, at = wire.decode(data)
             self._hand_out(frames)
-            del data[:at]
-            received = await self._stream.receive_some(RECEIVE_BYTES)
-            if not received:
-                return
-            data += received
+        except (wire.Refusal, RemoteProtocolError) as error:
+            raise RemoteProtocolError(f"the server's answer is not DMS's: {error}") from None
+        return at
 
     def _hand_out(self, frames: Iterable[wire.Frame]) -> None:
         for type_, _, status, message_id, payload in frames:
@@ -207,10 +153,10 @@ class Link:
         self._taker.delivered(self, delivery_id, body)
 
     def _replied(self, type_: int, status: int, message_id: int, payload: bytes) -> None:
-        if not self._awaited:
+        answer = self.awaited
+        if answer is None:
             text = payload.decode(errors="backslashreplace")[:200]
             raise RemoteProtocolError(f"type {type_:#04x} in answer to nothing {text!r}")
-        answer, size = self._awaited[0]
         if message_id != answer.ids[answer.count]:
             raise RemoteProtocolError(f"id {message_id}, where {answer.ids[answer.count]} is next")
         if type_ == Type.ERROR:
@@ -221,12 +167,8 @@ class Link:
         answer.count += 1
         self.replies += 1
         if answer.count == len(answer.ids):
-            self._awaited.popleft()
-            self._unanswered_bytes -= size
+            self.answered()
             answer.tell()
-            if self._unanswered_bytes <= UNANSWERED_BYTES_MAX // 2:
-                self._room.set()
-                self._room = trio.Event()
 
 
 def refusal(status: int, payload: bytes) -> DmsError:

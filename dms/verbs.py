@@ -20,7 +20,7 @@ from dms.stress import stress as run_stress
 from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.options import Json, flag
+from shared.options import Json, Messages, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 
@@ -144,14 +144,7 @@ def serve(
 async def produce(
     *,
     queue: QueueName,
-    message: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name=("--message", "-m"),
-            help="A message; repeatable. Without any, each line of standard input is one.",
-            negative="",
-        ),
-    ] = (),
+    message: Messages = (),
     wait: Annotated[
         bool, flag("Where the queue is full, try again until it is not; order may change then.")
     ] = False,

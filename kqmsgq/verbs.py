@@ -12,7 +12,7 @@ from kqmsgq.client import Message, open_consumer, open_producer
 from shared import options
 from shared.commands import bodies_shown, lost_is_refused, send_given
 from shared.errors import UsageError
-from shared.options import Json, Max, flag
+from shared.options import Json, Max, Messages, Whole, flag
 from shared.plug import ServeRequest, VerbRequest
 
 app = App(
@@ -62,15 +62,8 @@ def serve(
 async def produce(
     *,
     queue: Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")],
-    message: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name=("--message", "-m"),
-            help="A message; repeatable. Without any, each line of standard input is one.",
-            negative="",
-        ),
-    ] = (),
-    whole: Annotated[bool, flag("All of standard input is one message.")] = False,
+    message: Messages = (),
+    whole: Whole = False,
     server: Server = LOCAL,
     json: Json = False,
 ) -> Mapping[str, Any]:

@@ -112,7 +112,7 @@ class Client:
         self._retry_seconds = retry_seconds
         self._connecting = trio.Lock()
         self._closed = False
-        self._link = Link(nursery, stream)
+        self._link = self._linked(stream)
         self._silent = 0  # connections in a row that were lost before they answered anything
         self._silent_since = trio.current_time()
 
@@ -326,8 +326,13 @@ class Client:
                 if self._closed:
                     raise Unreachable("the client is closed")
                 await self._pause()
-                self._link = Link(self._nursery, await open_again(self._address, self._retry_seconds))
+                self._link = self._linked(await open_again(self._address, self._retry_seconds))
             return self._link
+
+    def _linked(self, stream: trio.abc.Stream) -> Link:
+        link = Link(stream)
+        self._nursery.start_soon(link.run)
+        return link
 
     async def _pause(self) -> None:
         """Where a server takes connections and drops them unanswered, not to come back in a hot loop."""

@@ -8,9 +8,10 @@ import attrs
 import trio
 
 from logmq.answers import ChunkAnswer, LineAnswer, Record, records_of, take_message
-from logmq.link import RECEIVE_BYTES, answered
+from logmq.link import answered
 from logmq.runs import HEADER_BYTES, encode
 from shared.errors import BrokerError, RemoteProtocolError
+from shared.net.asking import RECEIVE_BYTES
 from shared.net.dial import Address, Disconnected, Unreachable, open_again
 
 FOLLOW_WAIT_MS = 20_000

@@ -24,6 +24,15 @@ DataDir = Annotated[Path | None, Parameter(help="The server's data folder.", sho
 Max = Annotated[
     int | None, Parameter(name="--max", help="Stop after so many messages.", validator=at_least_one)
 ]
+Messages = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name=("--message", "-m"),
+        help="A message; repeatable. Without any, each line of standard input is one.",
+        negative="",
+    ),
+]
+Whole = Annotated[bool, flag("All of standard input is one message.")]
 Tls = Annotated[bool, flag("Speak TLS.")]
 Ca = Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")]
 

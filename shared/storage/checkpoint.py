@@ -16,7 +16,7 @@ import trio
 from shared.storage import catalog
 from shared.storage.committer import Committer
 from shared.storage.disk import Disk
-from shared.storage.files import FileGone, LogFile, OpenFiles, describe, out_of_space
+from shared.storage.files import LogFile, OpenFiles, describe, out_of_space
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log
 from shared.storage.marking import Marking
@@ -205,19 +205,6 @@ class Checkpointer:
             self._disk.sync_all()
             return
         for file, fd in pinned:
-            self._sync_file(file, fd)
+            self._files.sync(file, fd)
         for folder in stock.folders:
             self._disk.sync_folder(folder)
-
-    def _sync_file(self, file: LogFile, fd: int) -> None:
-        if fd >= 0:
-            self._disk.sync_data(fd)
-            return
-        try:
-            fd = self._files.open(file)
-        except (FileGone, FileNotFoundError):
-            return  # deleted meanwhile, or it never had a byte
-        try:
-            self._disk.sync_data(fd)
-        finally:
-            self._disk.close(fd)

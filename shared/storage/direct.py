@@ -14,7 +14,7 @@ import trio
 
 from shared.storage.clock import Clock
 from shared.storage.disk import Disk
-from shared.storage.files import FileGone, LogFile, OpenFiles
+from shared.storage.files import LogFile, OpenFiles
 from shared.storage.journal import PoisonError
 from shared.storage.log import Log
 
@@ -106,7 +106,7 @@ class DirectWrites:
         """Each log's file before its index, so that no entry is on the disk before what it vouches for."""
         try:
             for _, file, fd in pinned:
-                self._sync_file(file, fd)
+                self._files.sync(file, fd)
             folders = {log.namespace for log, _, _ in pinned if log.id not in self._named}
             for folder in sorted(folders):
                 self._disk.sync_folder(folder)
@@ -114,19 +114,6 @@ class DirectWrites:
                 self._disk.sync_folder("")
         except OSError as error:
             raise PoisonError("what went around the journal could not be synced") from error
-
-    def _sync_file(self, file: LogFile, fd: int) -> None:
-        if fd >= 0:
-            self._disk.sync_data(fd)
-            return
-        try:
-            fd = self._files.open(file)
-        except (FileGone, FileNotFoundError):
-            return  # deleted meanwhile
-        try:
-            self._disk.sync_data(fd)
-        finally:
-            self._disk.close(fd)
 
 
 def _files(log: Log) -> tuple[LogFile, LogFile]:

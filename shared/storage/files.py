@@ -115,6 +115,21 @@ class OpenFiles:
         elif len(self._open) > self._files_max:
             self._evict()
 
+    def sync(self, file: LogFile, fd: int) -> None:
+        """Make safe what a file holds. `fd`: as `pin` gave it. One that is not there needs nothing: it was
+        deleted meanwhile, or never had a byte."""
+        if fd >= 0:
+            self._disk.sync_data(fd)
+            return
+        try:
+            fd = self.open(file)
+        except (FileGone, FileNotFoundError):
+            return
+        try:
+            self._disk.sync_data(fd)
+        finally:
+            self._disk.close(fd)
+
     def adopt(self, file: LogFile, fd: int) -> None:
         """A thread opened `fd` for it: keep it, unless there is one."""
         if file.fd >= 0 or (file.gone and not file.pins):
