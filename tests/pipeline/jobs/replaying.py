@@ -1,7 +1,9 @@
 """A process that replays records which it makes itself, without Spark: one to kill."""
 
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -26,8 +28,23 @@ def logs(*sizes: int) -> list[Sent]:
     return sorted(found, key=lambda record: record.time)
 
 
-async def main(host: str, port: int, file: Path) -> None:
-    progress, records = Progress(file, OF), logs(*SIZES)
+class Halting(Progress):
+    """Says when it has come so far, before or after it is noted, and stands still, to be killed there."""
+
+    def __init__(self, file: Path, at: int) -> None:
+        super().__init__(file, OF)
+        self.at = at
+
+    def save(self, place: Any) -> None:
+        if place.seq < self.at or self.at % 2:
+            super().save(place)
+        if place.seq >= self.at:
+            print("there", flush=True)
+            signal.pause()
+
+
+async def main(host: str, port: int, file: Path, at: int) -> None:
+    progress, records = Halting(file, at), logs(*SIZES)
     place = progress.load() or progress.begin({record.log: (0, record.offset + 1) for record in records})
     left = [record for record in records if record.offset >= place.at[record.log]]
     async with target(host, port, None) as server:
@@ -35,4 +52,4 @@ async def main(host: str, port: int, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    trio.run(main, sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))

@@ -24,7 +24,7 @@ from shared.errors import UsageError
 from shared.storage.tools.logs import RecordRow, log_dump
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
 from tests.pipeline.jobs.replaying import OF, SIZES, logs
-from tests.support.server import Server, until
+from tests.support.server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,14 +123,14 @@ def test_a_process_that_is_killed_and_started_again_writes_each_record_once(tmp_
         command += [*map(str, server.address("logmq")), str(file)]
 
         def is_done(batches: int) -> bool:
-            goal = _seq(file) + batches
-            process = subprocess.Popen(command)
-            until(lambda: process.poll() is not None or _seq(file) >= goal)
-            process.kill()
-            return process.wait() == 0
+            with subprocess.Popen([*command, str(_seq(file) + batches)], stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                came_there = process.stdout.readline()
+                process.kill()
+            return not came_there and process.returncode == 0
 
         kills = 0
-        while not is_done(chance.randint(5, 40)):
+        while not is_done(chance.randint(2, 20)):
             kills += 1
         assert kills
         assert server.stop() == 0
