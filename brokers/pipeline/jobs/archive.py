@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs.running import check_master, said, started
-from brokers.pipeline.jobs.where import pair
+from brokers.pipeline.jobs.where import Conf, Master, SourceOption, pair
 from brokers.pipeline.quiet import of_a_verb
 from brokers.render import Outcome
 from shared.errors import BrokerError, UsageError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from brokers.pipeline.archive.feed import Feed
     from brokers.pipeline.archive.job import Archiver, Round
 
-Master = Annotated[str, Parameter(help="Where Spark runs: local[*], or a cluster's spark://host:port.")]
 Compression = Literal["zstd", "snappy", "lz4", "none"]
 
 _OURS = ("path", "servers", "namespace", "subscribe", "assign", "starting", "ending", "max", "min", "failon")
@@ -53,19 +52,9 @@ def archive(
         bool,
         Parameter(help="Go on where records were lost before.", negative="", show_default=False),
     ] = False,
-    option: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="Of the source, KEY=VALUE (tls=true, verifyCrc=false); repeatable.",
-            negative="",
-            show_default=False,
-        ),
-    ] = (),
+    option: SourceOption = (),
     master: Master = "local[*]",
-    conf: Annotated[
-        tuple[str, ...],
-        Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="", show_default=False),
-    ] = (),
+    conf: Conf = (),
     json: Json = False,
 ) -> Iterator[Any] | Outcome | Mapping[str, Any]:
     """Write logs to Parquet, by topic and date, each record exactly once.

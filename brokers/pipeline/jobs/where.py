@@ -31,6 +31,19 @@ _OURS = ("path", "paths", "servers", "namespace", "subscribe", "subscribepattern
 _BOUNDS = ("starting", "ending", "max")
 
 Folders = Annotated[Path, Parameter(help="Data folders; brokers may run on them.")]
+SourceOption = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help="Of the source, KEY=VALUE (tlsCa=ca.pem, verifyCrc=false); repeatable.",
+        negative="",
+        show_default=False,
+    ),
+]
+Master = Annotated[str, Parameter(help="Where Spark runs: local[*], or spark://host:port.")]
+Conf = Annotated[
+    tuple[str, ...],
+    Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="", show_default=False),
+]
 
 
 @Parameter(name="*")
@@ -42,19 +55,9 @@ class Reading:
         str | None,
         Parameter(help="LogMQ servers instead of a folder: host:port,host:port.", show_default=False),
     ] = None
-    option: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="Of the source, KEY=VALUE (tlsCa=ca.pem, verifyCrc=false); repeatable.",
-            negative="",
-            show_default=False,
-        ),
-    ] = ()
-    master: Annotated[str, Parameter(help="Where Spark runs: local[*], or spark://host:port.")] = "local[*]"
-    conf: Annotated[
-        tuple[str, ...],
-        Parameter(help="A setting of Spark's own, KEY=VALUE; repeatable.", negative="", show_default=False),
-    ] = ()
+    option: SourceOption = ()
+    master: Master = "local[*]"
+    conf: Conf = ()
 
     @property
     def config(self) -> Mapping[str, str]:
