@@ -218,7 +218,13 @@ class _Reader:
         if sum(signs) < 2:  # old bytes, of an earlier lap
             return 0
         size = format.padded(format.BATCH_HEADER_BYTES + int.from_bytes(head[40:48], "big"))
-        return min(size, segment.end - lsn)
+        size = min(size, segment.end - lsn)
+        old = format.unpack_batch(head)
+        if old is not None and old.lsn != lsn:
+            data = self._read(segment, size, lsn - segment.lsn)
+            if format.batch_is_good(old, data):  # an earlier lap's batch that began just here, untouched
+                return 0
+        return size
 
     def _fitting(self, batch: Batch | None, lsn: int) -> Batch | None:
         if batch is None or batch.lsn != lsn or batch.journal_id != self._journal_id:

@@ -85,6 +85,21 @@ def test_a_freed_segment_is_reused_and_its_old_batches_never_parse() -> None:
     assert bodies(disk, replay.scan(disk, 77, replay_lsn)) == written
 
 
+def test_an_earlier_laps_batch_just_behind_the_end_is_no_torn_tail() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    for n in range(9):  # two a segment, and the next lap's are as long
+        add(writer, bytes([n]) * 3000)
+    writer.release(writer.position)
+    while add(writer, bytes(3000)) % SEGMENT:
+        pass
+    end = writer.position
+    old = disk.read(disk.open(segment_path(writer.current.lsn)), 16, end - writer.current.lsn)
+    assert old[:4] == format.BATCH_MAGIC
+    found = replay.scan(disk, 77, end)
+    assert (found.end_lsn, found.torn_bytes) == (end, 0)
+
+
 def test_the_spare_is_made_ahead_and_used() -> None:
     disk = FakeDisk()
     writer = start(disk)
