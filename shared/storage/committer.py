@@ -74,6 +74,7 @@ class Committer:
         self._in_thread = in_thread
         self._limiter = trio.CapacityLimiter(1)
         self._rounds: list[Round] = []
+        self._filling_since = 0.0  # monotonic: what came by then had to wait for a commit under way
         self._busy = False
         self._running = False
         self._wake = trio.Event()
@@ -185,6 +186,8 @@ class Committer:
             rounds[-1].seal()
             if awaited_bytes(self._rounds) + need > self._settings.pending_bytes_max:
                 self.congested = True
+        else:
+            self._filling_since = self._clock.monotonic()
         rounds.append(Round(need))
         return rounds[-1]
 
@@ -253,8 +256,9 @@ class Committer:
             return False
         round_ = self._rounds[0]
         size = round_.bytes
+        filling = self._clock.monotonic() - self._filling_since
         return (
-            (not round_.sync or self.counts.sync_seconds < settings.inline_sync_seconds)
+            (not round_.sync or settings.syncs_inline(self.counts.sync_seconds, filling))
             and size <= settings.inline_most(round_.background)
             and len(round_.runs) <= _INLINE_LOGS_MAX
             and (self.journal.fits(size) or self.journal.spare is not None)
@@ -373,6 +377,7 @@ class Committer:
             self._fail(commit.rounds[commit.good :], self.read_only or error)
         for round_ in commit.rounds:
             round_.let_go()
+        self._filling_since = self._clock.monotonic()
         if self.committed is not None:
             self.committed()
         if self.congested and awaited_bytes(self._rounds) <= self._settings.pending_bytes_max // 2:

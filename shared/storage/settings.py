@@ -12,6 +12,8 @@ MIB = 1 << 20
 INTERVAL_SECONDS_DEFAULT = 0.05
 INTERVAL_SECONDS_MAX = 1.0
 _BACKGROUND_INLINE_BYTES = 16 * KIB
+_BUSY = 8
+"""So many times as long as on an idle loop a sync without a thread may take on one that is busy."""
 
 
 @attrs.frozen
@@ -91,7 +93,8 @@ class StorageSettings:
     """Bytes waiting for the disk above which sessions stop reading."""
     inline_bytes_max: int = attrs.field(default=1 * MIB, validator=validators.ge(0))
     inline_sync_seconds: float = attrs.field(default=300e-6, validator=validators.ge(0))
-    """A commit of at most so many bytes is made without a thread while recent syncs took less than this."""
+    """A commit of at most so many bytes is made without a thread while recent syncs took less than this (on a
+    loop that is busy with many such: a few times as long)."""
     checkpoint_direct_bytes: int = attrs.field(default=256 * MIB, validator=validators.ge(1))
     """A checkpoint is due after so many bytes written around the journal: recovery must check them all."""
     sync_all_logs: int = attrs.field(default=64, validator=validators.ge(0))
@@ -109,6 +112,16 @@ class StorageSettings:
     """How often retention looks."""
     scrub_bytes_per_second: int = attrs.field(default=1 * MIB, validator=validators.ge(0))
     """Slow background reading that finds flipped bits; 0: none."""
+
+    def syncs_inline(self, sync_seconds: float, filling_seconds: float) -> bool:
+        """Whether a sync without a thread costs less than handing it over would.
+
+        A thread is a hop to it and back, and answers in more pieces, which on a loop that has no time to
+        spare is far more than a short wait; and one no longer than the loop was kept from its other tasks by
+        what is to be synced anyway (`filling_seconds`) changes little for these.
+        """
+        quick = self.inline_sync_seconds
+        return sync_seconds < max(quick, min(filling_seconds, _BUSY * quick))
 
     def inline_most(self, background: bool) -> int:
         """Bytes of a commit without a thread; less where it holds what nobody waits for."""

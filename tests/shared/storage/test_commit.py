@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,59 @@ async def test_the_loop_does_not_write_much_that_nobody_waits_for(
         assert ticket.done is bool(inline)
         await store.wait(ticket)
     assert await read_all(log) == [bytes(size)]
+
+
+def sync_slowly(clock: HandClock, seconds: float, operation: Operation) -> None:
+    if operation.kind == "sync":
+        clock.advance(seconds)
+
+
+@pytest.mark.parametrize(
+    ("sync_ms", "filling_ms", "inline"),
+    [(0.2, 0, True), (1, 0, False), (1, 0.9, False), (1, 1.1, True), (2.5, 5, False)],
+)
+async def test_syncs_that_are_short_beside_a_rounds_work_need_no_thread(
+    sync_ms: float, filling_ms: float, inline: bool
+) -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, attrs.evolve(SMALL, inline_sync_seconds=300e-6), clock)
+    (log,) = await logs_of(store, ALWAYS)
+
+    disk.before = partial(sync_slowly, clock, sync_ms / 1000)
+    async with running(store):
+        for _ in range(40):  # until the last ones are all that counts
+            await store.wait(log.append(records(b"x"), 1)[1])
+        clock.advance(1)  # nobody waits meanwhile
+        _, ticket = log.append(records(b"x"), 1)
+        clock.advance(filling_ms / 1000)
+        store.settle()
+        assert ticket.done is inline
+
+
+async def test_what_had_to_wait_for_a_commit_does_not_count_as_work() -> None:
+    disk, clock, gate = FakeDisk(), HandClock(), trio.Event()
+
+    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        if isinstance(getattr(work, "__self__", None), Commit):
+            await gate.wait()
+        return work(*args)
+
+    settings = attrs.evolve(SMALL, inline_sync_seconds=300e-6)
+    store = await Store.open(Path("unused"), settings, disk=disk, clock=clock, in_thread=in_thread)
+    disk.before = partial(sync_slowly, clock, 1e-3)
+    (log, *_) = await logs_of(store, *[ALWAYS] * 40)  # until that is what syncs take, as far as it knows
+    async with running(store):
+        first = log.append(records(b"x"), 1)[1]
+        store.settle()
+        await wait_all_tasks_blocked()
+        waited = log.append(records(b"x"), 1)[1]
+        clock.advance(2e-3)
+        before = store.statistics().inline_commits
+        store._committer.when_idle(store.settle)  # before anything else can be done
+        gate.set()
+        await store.wait(waited)
+        assert first.done
+        assert store.statistics().inline_commits == before
 
 
 async def test_a_waiter_that_fails_does_not_keep_others_from_being_told() -> None:
