@@ -13,6 +13,7 @@ from dms.keeper import Keeper
 from dms.mortality import Mortality
 from dms.options import Options
 from dms.queue import Queue
+from dms.refusals import Refusals
 from dms.settings import DmsSettings
 from dms.times import Times
 from dms.wire import DELIVERY_ID_BIT, Refusal, Status, refusal_for
@@ -50,6 +51,7 @@ class Broker:
         self._table = table
         self.times = times or Times()
         self.counts = Counts()
+        self.refusals = Refusals(self.counts, log)
         self.queues: dict[bytes, Queue] = {}
         self.sessions: dict[Session, None] = {}
         self.draining = False
@@ -95,7 +97,8 @@ class Broker:
         if name.encode() in self.queues:
             raise Refusal(Status.QUEUE_EXISTS, f"{name} exists already")
         if len(self.queues) >= settings.queues_max:
-            raise Refusal(Status.INTERNAL, f"there are queues_max = {settings.queues_max} queues already")
+            text = f"there are queues_max = {settings.queues_max} queues already"
+            raise Refusal(Status.INTERNAL, text, limit="queues_max")
         queue = self._make(name, asked)
         ticket = None
         if self._namespace is not None and not (self.best_effort and self.disk_failed):

@@ -65,8 +65,7 @@ class Consuming(Pacing):
         assert queue is not None
         if queue.keeper is not None and queue.keeper.damaged is not None:
             refusal = refusal_for(queue.keeper.damaged)
-            for message_id in ids:
-                self.refuse(message_id, refusal)
+            self.refuse_all(ids, refusal)
             return
         wait = Wait(self, ids, self.connection.now + self.broker.settings.consume_seconds)
         self.waiting += len(ids)
@@ -167,7 +166,7 @@ class Consuming(Pacing):
         wait.at = len(wait.ids)
         self.waiting -= len(left)
         self.waits.remove(wait)
-        self.broker.counts.refused(refusal.status, len(left))
+        self.broker.refusals.tell(self.connection, refusal, len(left))
         self.push(b"".join(map(refusal.frame, left)))
         self._waits_over()
 
@@ -238,16 +237,14 @@ class Consuming(Pacing):
                 if queue is None
                 else Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted")
             )
-            for message_id in ids:
-                self.refuse(message_id, refusal)
+            self.refuse_all(ids, refusal)
             return
         known: Sequence[Out] = outs  # type: ignore[assignment]
         try:
             ticket = queue.acked(self, ids, known)
         except Refusal as refusal:
             self.held.update(zip(ids, known, strict=True))
-            for message_id in ids:
-                self.refuse(message_id, refusal)
+            self.refuse_all(ids, refusal)
             return
         reply = runs.answers(Type.ACK_OK, packed) if packed else runs.answers_to(Type.ACK_OK, ids)
         if ticket is None:
@@ -280,8 +277,13 @@ class Consuming(Pacing):
 
     def refuse(self, message_id: int, refusal: Refusal) -> None:
         """An answer that says no."""
-        self.broker.counts.refused(refusal.status)
+        self.broker.refusals.tell(self.connection, refusal)
         self.say(refusal.frame(message_id))
+
+    def refuse_all(self, ids: Sequence[int], refusal: Refusal) -> None:
+        """The same answer to several."""
+        self.broker.refusals.tell(self.connection, refusal, len(ids))
+        self.say(b"".join(map(refusal.frame, ids)))
 
     def _waits_over(self) -> None:
         """Nothing waits any more."""

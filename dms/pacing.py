@@ -116,5 +116,5 @@ class Pacing:
             self.broker.unkept(str(error), count)
             return replies
         refusal = refusal_for(error)
-        self.broker.counts.refused(refusal.status, count)
+        self.broker.refusals.tell(self.connection, refusal, count)
         return b"".join(map(refusal.frame, runs.answered(replies)))

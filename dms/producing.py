@@ -209,8 +209,7 @@ class Producing:
             self._session.owe(outcome, reply, len(ids) // 4)
 
     def _refuse(self, ids: bytes | bytearray, refusal: Refusal) -> None:
-        for at in range(0, len(ids), 4):
-            self._session.refuse(int.from_bytes(ids[at : at + 4], "big"), refusal)
+        self._session.refuse_all([int.from_bytes(ids[at : at + 4]) for at in range(0, len(ids), 4)], refusal)
 
 
 class _Part:

@@ -47,12 +47,15 @@ def _create(session: "Session", message_id: int, payload: bytes) -> None:
     name = name_untrusted(name_bytes)
     asked = options_untrusted(payload[end:], name)
     _, ticket = session.broker.create(name, asked)
+    session.broker.log.debug("queue created", peer=session.connection.peer, queue=name, options=asked)
     _confirm(session, ticket, Type.CREATE_QUEUE, message_id)
 
 
 def _delete(session: "Session", message_id: int, payload: bytes) -> None:
     queue = _existing(session, payload)
-    _confirm(session, session.broker.delete(queue), Type.DELETE_QUEUE, message_id)
+    depth, ticket = queue.depth, session.broker.delete(queue)
+    session.broker.log.debug("queue deleted", peer=session.connection.peer, queue=queue.text, messages=depth)
+    _confirm(session, ticket, Type.DELETE_QUEUE, message_id)
 
 
 def _list(session: "Session", message_id: int, payload: bytes) -> None:
@@ -75,7 +78,8 @@ def _consume(session: "Session", message_id: int, payload: bytes) -> None:
     queue = _existing(session, payload)
     limit = session.broker.settings.credits_max
     if session.waiting >= limit:
-        raise Refusal(Status.INTERNAL, f"credits_max = {limit} CONSUMEs wait on this connection already")
+        text = f"credits_max = {limit} CONSUMEs wait on this connection already"
+        raise Refusal(Status.INTERNAL, text, limit="credits_max")
     session.queue, session.queue_name = queue, payload
     session.consume((message_id,))
 

@@ -67,10 +67,12 @@ class Session(Consuming):
         self._eof = False
         self._skip = self._skip_id = 0
         self._due = math.inf
+        broker.log.debug("client connected", peer=connection.peer)
         limit = broker.settings.clients_max
         if len(broker.sessions) >= limit:
             broker.counts.clients_refused += 1
-            self.refuse(0, Refusal(Status.INTERNAL, f"there are clients_max = {limit} clients already"))
+            text = f"there are clients_max = {limit} clients already"
+            self.refuse(0, Refusal(Status.INTERNAL, text, limit="clients_max"))
             self.end(Event.TOO_MANY)
         else:
             broker.sessions[self] = None
@@ -110,13 +112,13 @@ class Session(Consuming):
         self.expire_waits(now)
         if self._due <= now:
             self.broker.counts.too_late += 1
-            self.refuse(0, malformed("a frame took too long to come; closing"))
-            self.end(Event.TOO_LATE)
+            self._close_with(malformed("a frame took too long to come; closing"), Event.TOO_LATE)
         if self.waits or self._due < math.inf:
             self._wake_by(min(self._due, self.waits[0].deadline if self.waits else math.inf))
 
     def connection_lost(self) -> None:
         self.lost = True
+        self.broker.log.debug("client gone", peer=self.connection.peer, held=len(self.held))
         self.replies.drop()
         self.broker.sessions.pop(self, None)
         self.forget_waits()
@@ -165,8 +167,7 @@ class Session(Consuming):
         try:
             at = self._frames(data)
         except Broken as broken:
-            self.refuse(broken.message_id, broken)
-            self.end(Event.BROKEN)
+            self._close_with(broken, Event.BROKEN, broken.message_id)
         finally:
             self.flush()
         if self.state is State.CLOSING:
@@ -282,16 +283,11 @@ class Session(Consuming):
             return at + HEADER_BYTES
         if version != VERSION:
             refusal = Refusal(Status.VERSION_MISMATCH, f"this server speaks version {VERSION}, not {version}")
-            if type_ == Type.HANDSHAKE:
-                self.broker.counts.refused(refusal.status)
-                self.say(pack(Type.HANDSHAKE_NACK, message_id, refusal.text.encode(), refusal.status))
-            else:
-                self.refuse(message_id, refusal)
-            self.end(Event.BROKEN)
+            nack = type_ == Type.HANDSHAKE
+            self._close_with(refusal, Event.BROKEN, message_id, Type.HANDSHAKE_NACK if nack else Type.ERROR)
             return at
         if self.state is State.NEW and type_ != Type.HANDSHAKE:
-            self.refuse(message_id, malformed("the handshake comes first"))
-            self.end(Event.TOO_EARLY)
+            self._close_with(malformed("the handshake comes first"), Event.TOO_EARLY, message_id)
             return at
         stop = at + HEADER_BYTES + length
         if stop > len(data):
@@ -300,6 +296,14 @@ class Session(Consuming):
         return stop
 
     # -- how it goes on, and ends
+
+    def _close_with(
+        self, refusal: Refusal, event: Event, message_id: int = 0, type_: Type = Type.ERROR
+    ) -> None:
+        """The last answer, behind which nothing can be understood any more."""
+        self.broker.refusals.tell_last(self.connection, refusal)
+        self.say(refusal.frame(message_id, type_))
+        self.end(event)
 
     def _continue(self) -> None:
         data, self._data = self._data, b""

@@ -83,16 +83,18 @@ class Status(IntEnum):
 
 @attrs.define(eq=False)
 class Refusal(BrokerError):
-    """A request that is answered with ERROR."""
+    """A request that is answered with ERROR. `limit`: the setting that does not allow it, where it is one."""
 
     status: Status
     text: str
+    limit: str = attrs.field(default="", kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.status.name}: {self.text}"
 
-    def frame(self, message_id: int) -> bytes:
-        return pack(Type.ERROR, message_id, self.text[:TEXT_CHARS_MAX].encode(), self.status)
+    def frame(self, message_id: int, type_: Type = Type.ERROR) -> bytes:
+        """The answer: an ERROR, unless said otherwise."""
+        return pack(type_, message_id, self.text[:TEXT_CHARS_MAX].encode(), self.status)
 
 
 @attrs.define(eq=False)

@@ -1,5 +1,6 @@
 """A DMS without sockets: a broker in memory or on a fake disk, and peers that are driven by hand."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL, HandClock, open_store
 
-LOG = structlog.stdlib.get_logger("test")
+LOG: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+    None, wrapper_class=structlog.make_filtering_bound_logger(logging.INFO)
+)
 
 
 class World:

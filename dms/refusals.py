@@ -1,0 +1,46 @@
+"""What a server refuses, as its operator hears of it: all is counted, and the log cannot be flooded."""
+
+import structlog
+
+from dms.counts import Counts
+from dms.wire import Refusal, Status
+from shared.net.connection import Connection
+
+LOG_SECONDS = 1.0
+"""Between two lines about refusals of one kind; the second tells how many it stands for."""
+
+_ORDINARY = frozenset({Status.QUEUE_NOT_FOUND, Status.QUEUE_EXISTS, Status.TIMEOUT})
+"""Answers to questions that clients may well ask: told at level debug alone."""
+_LIMITS = frozenset({Status.QUEUE_FULL, Status.INTERNAL})
+"""The operator's to raise, or to mend."""
+
+
+class Refusals:
+    """Counts them, and has the log tell of them: each at level debug, one a second of a kind above that."""
+
+    def __init__(self, counts: Counts, log: structlog.stdlib.BoundLogger) -> None:
+        self._counts = counts
+        self._log = log
+        self._untold: dict[str, int] = {}  # by limit, else by status: few, whatever clients do
+        self._told_at: dict[str, float] = {}
+
+    def tell(self, connection: Connection, refusal: Refusal, count: int = 1) -> None:
+        """So many requests of one connection were answered with this."""
+        status = refusal.status
+        self._counts.refused(status, count)
+        peer, error = connection.peer, refusal.text
+        self._log.debug("request refused", peer=peer, status=status.name, error=error, count=count)
+        if status in _ORDINARY:
+            return
+        kind = refusal.limit or status.name
+        self._untold[kind] = count = self._untold.get(kind, 0) + count
+        now = connection.now
+        if now >= self._told_at.get(kind, -LOG_SECONDS) + LOG_SECONDS:
+            self._told_at[kind], self._untold[kind] = now, 0
+            say = self._log.warning if status in _LIMITS else self._log.info
+            say("requests refused", status=status.name, error=error, peer=peer, count=count)
+
+    def tell_last(self, connection: Connection, refusal: Refusal) -> None:
+        """A connection ends with this answer."""
+        self._counts.refused(refusal.status)
+        self._log.info("protocol error", peer=connection.peer, status=refusal.status.name, error=refusal.text)
