@@ -58,6 +58,7 @@ class Broker:
         self.hot_bytes = 0
         """Of all queues, as far as bodies are in memory and nobody holds them."""
         self.best_effort = settings.disk_failed == "best-effort"
+        self._told_of_disk = False
         self._asked: dict[Queue, Mapping[str, Any]] = {}
         self._names: list[bytes] | None = None
         self._next_id = DELIVERY_ID_BIT
@@ -81,6 +82,11 @@ class Broker:
     def disk_failed(self) -> StoreError | None:
         return self.store.read_only if self.persistent else None
 
+    @property
+    def _past_saving(self) -> bool:
+        """Nothing is written any more, and that is no reason to refuse anything."""
+        return self.best_effort and self.disk_failed is not None
+
     def settle(self) -> None:
         """Have what was changed outside of a round made durable."""
         if self._store is not None:
@@ -101,7 +107,9 @@ class Broker:
             raise Refusal(Status.INTERNAL, text, limit="queues_max")
         queue = self._make(name, asked)
         ticket = None
-        if self._namespace is not None and not (self.best_effort and self.disk_failed):
+        if self._past_saving:
+            self.unkept()
+        elif self._namespace is not None:
             try:
                 log, ticket = self._namespace.create(name, settings.for_queue(name).durability)
                 queue.keeper = Keeper(queue, log)
@@ -124,7 +132,9 @@ class Broker:
     def delete(self, queue: Queue) -> "Ticket | None":
         """End a queue: who waits is told, what is held is worth nothing any more. Raises Refusal."""
         ticket = None
-        if queue.keeper is not None and not queue.keeper.detached:
+        if self._past_saving:
+            self.unkept()
+        elif queue.keeper is not None and not queue.keeper.detached:
             assert self._namespace is not None
             try:
                 if queue.name in self.table:
@@ -207,11 +217,17 @@ class Broker:
         self._next_id = first + count
         return first
 
-    def unkept(self, reason: str, count: int = 1) -> None:
-        """Best effort: something was answered that the disk does not have."""
-        if not self.counts.unkept:
-            self.log.warning("the disk has failed; dms goes on in memory (best-effort)", reason=reason)
+    def unkept(self, count: int = 1) -> None:
+        """Best effort: so many changes are answered that the disk does not have."""
         self.counts.unkept += count
+        if self.disk_failed is not None:
+            self.goes_on_in_memory(self.disk_failed)
+
+    def goes_on_in_memory(self, error: StoreError) -> None:
+        """Have the log say so, once."""
+        if not self._told_of_disk:
+            self._told_of_disk = True
+            self.log.warning("the disk has failed; dms goes on in memory (best-effort)", reason=str(error))
 
     def drain(self) -> None:
         """End every wait, say goodbye."""

@@ -263,7 +263,7 @@ class Keeper:
         """Go on in memory."""
         self.detached = True
         self._notes, self._newest = [], None
-        self.broker.unkept(str(error))
+        self.broker.goes_on_in_memory(error)
 
     # -- what the log tells
 

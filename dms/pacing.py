@@ -113,7 +113,7 @@ class Pacing:
     def _failed(self, error: StoreError, replies: bytes, count: int) -> bytes:
         """The disk would not take what these replies confirm."""
         if self.broker.best_effort and self.broker.disk_failed is not None:
-            self.broker.unkept(str(error), count)
+            self.broker.unkept(count)
             return replies
         refusal = refusal_for(error)
         self.broker.refusals.tell(self.connection, refusal, count)

@@ -128,6 +128,8 @@ class Queue:
         self.broker.counts.produced += count
         self.added(count)
         if ticket is None:
+            if self.broker.durable is not None:
+                self.broker.unkept(count)
             self.show(bodies, size)
             if self.waiting:
                 self.give()
@@ -259,6 +261,8 @@ class Queue:
         self.depth -= count
         self.held -= count
         self.broker.counts.acked += count
+        if ticket is None and self.broker.durable is not None:
+            self.broker.unkept(count)
         return ticket
 
     def put_back(self, outs: Sequence[Out], *, nacked: bool) -> None:

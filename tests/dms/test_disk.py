@@ -60,7 +60,20 @@ def test_best_effort_goes_on_in_memory_and_counts() -> None:
     assert world.depths() == {"orders": 0}
     assert statuses(peer.create("made-in-memory")) == [Status.OK]
     assert statuses(peer.produce("made-in-memory", b"x")) == [Status.OK]
-    assert world.broker.counts.unkept > 0
+    assert world.broker.counts.unkept == 2 + 1 + 4 + 1 + 1, "each answer, and the queue"
+
+
+def test_best_effort_deletes_what_the_disk_still_has() -> None:
+
+    world = World(DmsSettings(disk_failed="best-effort"))
+    peer = world.connect()
+    for name in ("orders", "untouched"):
+        peer.create(name)
+    world.disk.before = _fail_syncs
+    peer.produce("orders", b"a")
+    assert statuses(peer.ask(Type.DELETE_QUEUE, wire.pack_name("untouched"))) == [Status.OK]
+    assert world.depths() == {"orders": 1}
+    assert world.broker.counts.unkept == 2
 
 
 def _fail_syncs(operation: object) -> None:
