@@ -5,9 +5,11 @@ file. Then all ways go through the same work in turns, round after round, and th
 
 - `tuples`: a source that reads the same ranges of the same logs and yields a tuple for each record, as a
   Python data source is usually written;
-- `text`: Spark's own source `text` over the lines; it has one column, and ours is then asked for one, too:
-  the payloads, or for a count, where Spark has `text` make no column at all, the smallest that we have;
+- `text`: Spark's own source `text` over the lines;
 - `folder`: our source over the data folder, where what is measured is our source over TCP.
+
+Spark tells its own sources which columns a query needs, and a source in Python nothing, so who reads says it:
+the payloads to group by what is in them, the times to count. `whole` is a count of all columns.
 
 Beside the time stands what the JVM and its Python workers spent of the processors, which a busy machine
 disturbs less. Every case of the pipeline is a function from a `Ground` to rows, and one line in `CASES`.
@@ -38,11 +40,12 @@ if TYPE_CHECKING:
 
     from brokers.pipeline.source.address import Server
 
-Mode = Literal["count", "group", "served", "archive", "follow"]
-MODES: tuple[Mode, ...] = ("count", "group", "served", "archive", "follow")
+Mode = Literal["count", "group", "whole", "served", "archive", "follow"]
+MODES: tuple[Mode, ...] = ("count", "group", "whole", "served", "archive", "follow")
 KEYS = 1000
 """Different keys in the records, which are grouped by them."""
 KEY_LETTERS = 7
+VALUES, TIMES = "value BINARY", "timestamp TIMESTAMP"
 PIECE_BYTES = 1 << 20
 _VISIBLE_SECONDS = 60.0
 _WARMING_ROUNDS = 3
@@ -129,11 +132,11 @@ class Ground:
 
     def values(self, size: int) -> "DataFrame":
         """The same, of the payloads alone."""
-        return self._read("logmq", size, "value BINARY", path=str(self.folder / "data"))
+        return self._read("logmq", size, VALUES, path=str(self.folder / "data"))
 
-    def narrow(self, size: int) -> "DataFrame":
-        """The same, of the smallest column alone."""
-        return self._read("logmq", size, "timestamp TIMESTAMP", path=str(self.folder / "data"))
+    def times(self, size: int) -> "DataFrame":
+        """The same, of the column alone that is the least to read: all that a count needs."""
+        return self._read("logmq", size, TIMES, path=str(self.folder / "data"))
 
     def served(self, size: int) -> "DataFrame":
         """Our source over TCP."""
@@ -141,6 +144,12 @@ class Ground:
 
     def tuples(self, size: int) -> "DataFrame":
         return self._read(TUPLES, size, path=str(self.folder / "data"))
+
+    def tuples_of_values(self, size: int) -> "DataFrame":
+        return self._read(TUPLES, size, VALUES, path=str(self.folder / "data"))
+
+    def tuples_of_times(self, size: int) -> "DataFrame":
+        return self._read(TUPLES, size, TIMES, path=str(self.folder / "data"))
 
     def text(self, size: int) -> "DataFrame":
         return self.spark.read.text(str(lines(self.folder, size)))
@@ -257,17 +266,23 @@ def _wait_visible(data: Path, topic: str, end: int) -> None:
 
 
 def count(ground: Ground) -> Iterator[Row]:
-    """How many records there are: nothing but the way from disk to Spark."""
+    """How many records there are, each source asked for as little as it can be."""
     for size in ground.records:
-        yield from _compare(ground, "count", size, counting, ground.ours, tuples=ground.tuples)
-        yield from _compare(ground, "count", size, counting, ground.narrow, text=ground.text)
+        others = {"tuples": ground.tuples_of_times, "text": ground.text}
+        yield from _compare(ground, "count", size, counting, ground.times, **others)
 
 
 def group(ground: Ground) -> Iterator[Row]:
     """How many there are of each key, which stands in the payload."""
     for size in ground.records:
-        yield from _compare(ground, "group", size, grouping, ground.ours, tuples=ground.tuples)
-        yield from _compare(ground, "group", size, grouping, ground.values, text=ground.text)
+        others = {"tuples": ground.tuples_of_values, "text": ground.text}
+        yield from _compare(ground, "group", size, grouping, ground.values, **others)
+
+
+def whole(ground: Ground) -> Iterator[Row]:
+    """Counting what has come with all of its columns: the way of the bytes from disk to Spark."""
+    for size in ground.records:
+        yield from _compare(ground, "whole", size, counting, ground.ours, tuples=ground.tuples)
 
 
 def served(ground: Ground) -> Iterator[Row]:
@@ -279,6 +294,7 @@ def served(ground: Ground) -> Iterator[Row]:
 CASES: Mapping[Mode, Callable[[Ground], Iterator[Any]]] = {
     "count": count,
     "group": group,
+    "whole": whole,
     "served": served,
     "archive": archiving.archive,
     "follow": archiving.follow,
@@ -325,8 +341,9 @@ def _tuple_source() -> type:
     from brokers.pipeline.source.places import open_place
 
     class TupleReader(DataSourceReader):
-        def __init__(self, options: Options) -> None:
+        def __init__(self, options: Options, columns: Sequence[str]) -> None:
             self._options = options
+            self._columns = columns
 
         def partitions(self) -> Sequence[InputPartition]:
             return BatchReader(self._options).partitions()
@@ -335,6 +352,7 @@ def _tuple_source() -> type:
             if not isinstance(partition, Share):
                 return
             rules = rows.rules(self._options)
+            times, values = (self._columns == [name] for name in ("timestamp", "value"))
             for span in partition.spans:
                 with closing(open_place(self._options, span.source)) as place:
                     for chunk in place.chunks(span, rules):
@@ -346,7 +364,12 @@ def _tuple_source() -> type:
                                 end = begin + int.from_bytes(data[at:begin], "big")
                                 offset = chunk.offset + at
                                 if span.start <= offset < span.stop:
-                                    yield span.topic, offset, time, data[begin:end]
+                                    if times:
+                                        yield (time,)
+                                    elif values:
+                                        yield (data[begin:end],)
+                                    else:
+                                        yield span.topic, offset, time, data[begin:end]
                                 at = end
 
     class TupleSource(LogmqDataSource):
@@ -355,6 +378,6 @@ def _tuple_source() -> type:
             return TUPLES
 
         def reader(self, schema: StructType) -> Any:
-            return TupleReader(parse(self._given, streaming=False))
+            return TupleReader(parse(self._given, streaming=False), schema.names)
 
     return TupleSource

@@ -34,6 +34,8 @@ _DEFAULTS = {
     # What passes between the JVM and its Python workers is most of a read's cost: these two take off a fifth.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.buffer.size": str(1 << 20),
+    # Else each task that shuffles makes a file for each of 200 partitions: half a second of a small query.
+    "spark.shuffle.sort.bypassMergeThreshold": "1",
 }
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 

@@ -31,6 +31,7 @@ def test_every_case_gives_rows_beside_its_baselines(
         ("count", "text"),
         ("group", "tuples"),
         ("group", "text"),
+        ("whole", "tuples"),
         ("served", "folder"),
         ("archive", "parquet"),
     ]

@@ -85,6 +85,26 @@ def test_any_part_between_two_records_can_be_read(folder: Path) -> None:
         assert values(options(folder), part) == RECORDS[first:last]
 
 
+def test_columns_that_the_index_has_need_no_bytes(folder: Path) -> None:
+    def read(span: Span, *columns: str) -> list[dict[str, object]]:
+        return [row for batch in rows.read(options(folder), [span], columns) for row in batch.to_pylist()]
+
+    span, entries = whole(folder), marks(folder)
+    for number, entry in enumerate(entries):
+        packed = format.pack_mark(entry._replace(first_ms=entry.first_ms - 1000 + number), span.log_id)
+        rewrite_mark(folder, number, lambda _, packed=packed: packed)  # type: ignore[misc]
+    all_of_it = read(span, "topic", "timestamp", "value")
+    wanted = [{name: row[name] for name in ("topic", "timestamp")} for row in all_of_it]
+    assert len({row["timestamp"] for row in wanted}) == len(entries) > 2
+    for first, last in [(0, 1), (17, 2000), (2999, 3000), (1234, 1234)]:
+        part = Span(span.source, span.topic, span.log_id, offset_of(first), offset_of(last))
+        assert read(part, "topic", "timestamp") == wanted[first:last]
+    (folder / "logmq" / "orders.log").write_bytes(b"")
+    assert read(span, "topic", "timestamp") == wanted
+    with pytest.raises(DataLoss):
+        read(span, "offset")
+
+
 def test_other_namespaces_logs_have_their_own_names(tmp_path: Path) -> None:
     name = "Fürs Büro/1"
     fill(tmp_path / "data", {("dms", name): [b"job"]})

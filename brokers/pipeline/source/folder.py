@@ -48,13 +48,13 @@ class Folder:
 
     # -- reading
 
-    def chunks(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+    def chunks(self, span: Span, policy: Policy, *, bare: bool = False) -> Iterator[Chunk]:
         try:
             file = self._file(span.topic)
             with self._index(file, span.log_id) as index, self._log(file) as log_fd:
                 # Both are the same log's: its index was there before its log file was opened, and still is.
                 if index.log_id == span.log_id and self._id(file, span.log_id) == span.log_id:
-                    reader = SpanReader(self, span, log_fd, policy)
+                    reader = SpanReader(self, span, log_fd, policy, bare)
                     yield from reader.chunks(index.marks(span.start, span.stop))
                     return
         except FileNotFoundError:

@@ -32,6 +32,8 @@ SCHEMA = pa.schema(
 )
 """Exactly what Spark makes of the source's columns."""
 
+OF_BYTES = {"offset", "value"}
+"""Columns for which the bytes are needed; the others are in the index."""
 
 _TOGETHER_LEAST = 0.03
 """Parts for each record of the longest one, from which on stepping through all at once is the faster way."""
@@ -120,8 +122,8 @@ def rows(span: Span, chunk: Chunk, columns: Sequence[str] = SCHEMA.names) -> pa.
     """
     counts = [mark.records for mark in chunk.marks]
     low, high = span.start - chunk.offset, span.stop - chunk.offset
-    whole = low <= 0 and high >= len(chunk.data)
-    if whole and not {"offset", "value"} & set(columns):  # where each record stands is of no interest then
+    whole = low <= 0 and high >= chunk.end - chunk.offset
+    if whole and not OF_BYTES & set(columns):  # where each record stands is of no interest then
         begins = np.zeros(sum(counts) + 1, np.int32)
     else:
         begins = starts(chunk.data, [mark.length for mark in chunk.marks], counts)

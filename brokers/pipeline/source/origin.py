@@ -32,7 +32,10 @@ class LogSpot:
 
 @attrs.frozen
 class Chunk:
-    """Whole records of a log from `offset` on, and the index entries that cover them, without gaps."""
+    """Whole records of a log from `offset` on, and the index entries that cover them, without gaps.
+
+    `data`: empty where what the entries say is enough.
+    """
 
     offset: int
     data: bytes = attrs.field(repr=lambda data: f"<{len(data)} bytes>")
@@ -40,7 +43,7 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        return self.offset + len(self.data)
+        return self.marks[-1].end
 
 
 @attrs.frozen
@@ -87,9 +90,10 @@ class Origin(Protocol):
         And how many records that is.
         """
 
-    def chunks(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+    def chunks(self, span: Span, policy: Policy, *, bare: bool = False) -> Iterator[Chunk]:
         """The span's records in chunks of some megabytes; the first may begin before it, the last end behind.
 
+        `bare`: those that lie wholly in the span may come without their bytes.
         Raises DataLoss through the policy where a range is gone or damaged, else passes it over.
         """
 

@@ -27,13 +27,17 @@ _ZERO = bytes(format.LENGTH_BYTES)
 
 
 class SpanReader:
-    """Reads one span. `log_fd`: the log's file, opened by the caller, who knows that it is this log's."""
+    """Reads one span. `log_fd`: the log's file, opened by the caller, who knows that it is this log's.
 
-    def __init__(self, folder: "Folder", span: Span, log_fd: int, policy: Policy) -> None:
+    `bare`: the bytes are of no interest where all of a chunk lies in the span.
+    """
+
+    def __init__(self, folder: "Folder", span: Span, log_fd: int, policy: Policy, bare: bool) -> None:
         self._folder = folder
         self._span = span
         self._fd = log_fd
         self._policy = policy
+        self._bare = bare
 
     def chunks(self, marks: Iterator[Mark]) -> Iterator[Chunk]:
         """`marks`: the index's entries that touch the span, in order."""
@@ -67,6 +71,9 @@ class SpanReader:
 
     def _read(self, marks: list[Mark]) -> Iterator[Chunk]:
         base = marks[0].offset
+        if self._bare and self._span.start <= base and marks[-1].end <= self._span.stop:
+            yield Chunk(base, b"", marks)
+            return
         data = self._folder.disk.read(self._fd, marks[-1].end - base, base)
         good: list[Mark] = []
         for mark in marks:

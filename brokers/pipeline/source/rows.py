@@ -25,11 +25,11 @@ def read(
     options: Options, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
 ) -> Iterator[pa.RecordBatch]:
     """The spans' records, as rows of columns of `framing.SCHEMA`. Raises DataLoss by the rules, OSError."""
-    kept = rules(options)
+    kept, bare = rules(options), not framing.OF_BYTES & set(columns)
     for source, those in groupby(spans, attrgetter("source")):
         with closing(open_place(options, source)) as place:
             for span in those:
-                for chunk in place.chunks(span, kept):
+                for chunk in place.chunks(span, kept, bare=bare):
                     try:
                         yield framing.rows(span, chunk, columns)
                     except NotRecords as error:

@@ -147,7 +147,8 @@ class Served:
 
     # -- reading
 
-    def chunks(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+    def chunks(self, span: Span, policy: Policy, *, bare: bool = False) -> Iterator[Chunk]:
+        """`bare` or not: of what is damaged a server tells only those who ask for the bytes."""
         try:
             first, end = self._link.ask(_line("OFFSETS", span.topic), _offsets)
             marks = self._marks(span.topic, span.start, span.stop)
