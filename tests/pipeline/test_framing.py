@@ -14,7 +14,10 @@ from shared.storage import format
 from shared.storage.format import Mark
 
 PAYLOADS = st.lists(st.one_of(st.binary(max_size=20), st.just(b"same"), st.binary(max_size=300)), min_size=1)
-PARTS = st.lists(PAYLOADS, min_size=1, max_size=8)
+ALIKE = st.integers(0, 40).flatmap(
+    lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=30)
+)
+PARTS = st.one_of(st.lists(PAYLOADS, min_size=1, max_size=8), ALIKE.map(lambda payloads: [payloads]))
 
 
 def laid(parts: list[list[bytes]], offset: int = 0) -> Chunk:

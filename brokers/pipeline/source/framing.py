@@ -2,7 +2,7 @@
 
 A chunk is bytes of whole records, `[length u32][payload]` one after the other. Where the records begin is
 found first; laid over the chunk as one binary array with the boundaries `header, payload, header, payload,
-...` every second value is a payload, and Arrow copies those out in one go.
+...` every second value is a payload, and Arrow copies those out in one go (numpy, where all are of one size).
 """
 
 from collections.abc import Sequence
@@ -65,8 +65,8 @@ def _equal_sized(chunk: Buffer) -> Starts | None:
     size = LENGTH_BYTES + length_at(chunk, 0)[0]
     if len(chunk) % size:
         return None
-    lengths = np.frombuffer(chunk, np.uint8).reshape(-1, size)[:, :LENGTH_BYTES]
-    if not (lengths == lengths[0]).all():
+    lengths = np.ndarray((len(chunk) // size,), ">u4", chunk, strides=(size,))
+    if not (lengths == size - LENGTH_BYTES).all():
         return None
     return np.arange(0, len(chunk) + 1, size, dtype=np.int32)
 
@@ -108,6 +108,12 @@ def _stepped(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> St
 def payloads(chunk: Buffer, begins: Starts) -> pa.BinaryArray:
     """The payloads of a chunk's records."""
     records = len(begins) - 1
+    step = int(begins[1] - begins[0]) if records else 0
+    if step > LENGTH_BYTES and (np.diff(begins) == step).all():  # a fifth of the time, where they are short
+        size, first = step - LENGTH_BYTES, int(begins[0]) + LENGTH_BYTES
+        found = np.ndarray((records,), np.dtype((np.void, size)), chunk, first, (step,)).copy()
+        ends = np.arange(0, (records + 1) * size, size, np.int32)
+        return pa.Array.from_buffers(pa.binary(), records, [None, pa.py_buffer(ends), pa.py_buffer(found)])
     bounds = np.empty(2 * records + 1, np.int32)
     bounds[0::2] = begins
     bounds[1::2] = begins[:-1] + LENGTH_BYTES
