@@ -112,7 +112,7 @@ def payloads(chunk: Buffer, begins: Starts) -> pa.BinaryArray:
     if step > LENGTH_BYTES and (np.diff(begins) == step).all():  # a fifth of the time, where they are short
         size, first = step - LENGTH_BYTES, int(begins[0]) + LENGTH_BYTES
         found = np.ndarray((records,), np.dtype((np.void, size)), chunk, first, (step,)).copy()
-        ends = np.arange(0, (records + 1) * size, size, np.int32)
+        ends = np.arange(0, (records + 1) * size, size, dtype=np.int32)
         return pa.Array.from_buffers(pa.binary(), records, [None, pa.py_buffer(ends), pa.py_buffer(found)])
     bounds = np.empty(2 * records + 1, np.int32)
     bounds[0::2] = begins
