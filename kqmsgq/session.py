@@ -4,8 +4,6 @@ Source: PROTOCOL.md, "Connections". There are no replies: what is wrong is count
 connection.
 """
 
-import math
-
 from kqmsgq.producing import Producing
 from kqmsgq.queues import Consumer, Queues
 from kqmsgq.states import TRANSITIONS, Event, State
@@ -24,6 +22,7 @@ from kqmsgq.wire import (
     name_end,
     printable,
 )
+from shared.net.begun import Begun
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
 from shared.recording.recorder import Track
@@ -46,7 +45,6 @@ class Session:
         "_producing",
         "_queues",
         "_rest",
-        "_waking",
         "state",
     )
 
@@ -58,8 +56,7 @@ class Session:
         self._rest = b""  # the beginning of an event
         self._large: bytearray | None = None  # that of a large message, whose end is at `_large_bytes`
         self._large_bytes = 0
-        self._begun = math.inf  # when it began
-        self._waking = False  # a deadline is set
+        self._begun = Begun(connection, queues.settings.event_seconds)
         self.state = State.ROLE
 
     def receive(self, data: bytes) -> None:
@@ -73,7 +70,7 @@ class Session:
                 assert self._producing is not None
                 self._producing.publish(bytes(self._large))
                 self._large = None
-                self._begun = math.inf
+                self._begun.end()
                 data = data[missing:]
             elif self._rest:
                 data = self._rest + data
@@ -83,7 +80,7 @@ class Session:
             if left:
                 self._keep(data[taken:], begins=taken > 0)
             else:
-                self._begun = math.inf
+                self._begun.end()
             if left > HELD_BYTES_MIN or self._connection.held_bytes:
                 self._connection.hold(left if left > HELD_BYTES_MIN else 0)
         except WireError as error:
@@ -96,16 +93,11 @@ class Session:
         self._connection.finish()
 
     def on_deadline(self, now: float) -> None:
-        self._waking = False
-        if self._begun == math.inf:
-            return
-        seconds = self._queues.settings.event_seconds
-        if now < self._begun + seconds:
-            self._wake()
-            return
-        error = WireError(f"an event was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
-        self._refuse(error)
-        raise error
+        if self._begun.is_late(now):
+            seconds = self._queues.settings.event_seconds
+            error = WireError(f"an event was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
+            self._refuse(error)
+            raise error
 
     def connection_lost(self) -> None:
         if self.state is not State.ENDING:
@@ -172,10 +164,8 @@ class Session:
         """The beginning of an event, whose first byte came just now or, not `begins`, maybe before."""
         if not begins:
             self._connection.await_rest()
-        if begins or self._begun == math.inf:
-            self._begun = self._connection.now
-            if not self._waking:
-                self._wake()
+        if begins or not self._begun:
+            self._begun.begin()
         if self.state is State.PRODUCER:
             settings = self._queues.settings
             after_name = name_end(rest, 0, settings.name_bytes_max)
@@ -185,10 +175,6 @@ class Session:
                     self._large, self._large_bytes = bytearray(rest), end
                     return
         self._rest = rest
-
-    def _wake(self) -> None:
-        self._waking = True
-        self._connection.wake_at(self._begun + self._queues.settings.event_seconds)
 
     def _refuse(self, error: WireError) -> None:
         self._queues.counts.fault(error.fault)
@@ -205,5 +191,5 @@ class Session:
             self._queues.leave(self._consumer)
             self._consumer = None
         self._rest, self._large = b"", None
-        self._begun = math.inf
+        self._begun.end()
         self.state = TRANSITIONS[self.state][event]

@@ -4,11 +4,10 @@ Source: PROTOCOL.md, "Subscribers". There are no replies: what is wrong is count
 connection.
 """
 
-import math
-
 from pubsub.sessions import Client, Sessions
 from pubsub.states import TRANSITIONS, Event, State
 from pubsub.wire import FRAME_BYTES, ID_BYTES, Command, Fault, WireError, decode_commands, decode_id
+from shared.net.begun import Begun
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
 
@@ -23,17 +22,16 @@ _EVENTS = {
 class Session:
     """What the driver serves (`shared.net.connection.Session`)."""
 
-    __slots__ = ("_begun", "_client", "_connection", "_rest", "_sessions", "_waking", "state")
+    __slots__ = ("_begun", "_client", "_connection", "_rest", "_sessions", "state")
 
     def __init__(self, connection: Connection, sessions: Sessions) -> None:
         self._connection = connection
         self._sessions = sessions
         self._client: Client | None = None
         self._rest = b""  # the beginning of an id or a command
-        self._begun = connection.now  # when it began; an id is due from the start
-        self._waking = True  # a deadline is set
+        self._begun = Begun(connection, sessions.settings.command_seconds)
+        self._begun.begin()  # an id is due from the start
         self.state = State.ID
-        self._wake()
 
     def receive(self, data: bytes) -> None:
         if self._rest:
@@ -47,11 +45,9 @@ class Session:
         self._rest = data[taken:] if self.state is not State.ENDING else b""
         if self.state is State.SUBSCRIBER:
             if not self._rest:
-                self._begun = math.inf
+                self._begun.end()
             elif taken or begins:
-                self._begun = self._connection.now
-                if not self._waking:
-                    self._wake()
+                self._begun.begin()
 
     def receive_eof(self) -> None:
         """A command that has begun and did not end was nothing."""
@@ -59,17 +55,12 @@ class Session:
         self._connection.finish()
 
     def on_deadline(self, now: float) -> None:
-        self._waking = False
-        if self._begun == math.inf:
-            return
-        seconds = self._sessions.settings.command_seconds
-        if now < self._begun + seconds:
-            self._wake()
-            return
-        what = "an id" if self.state is State.ID else "a command"
-        error = WireError(f"{what} was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
-        self._refuse(error)
-        raise error
+        if self._begun.is_late(now):
+            what = "an id" if self.state is State.ID else "a command"
+            seconds = self._sessions.settings.command_seconds
+            error = WireError(f"{what} was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
+            self._refuse(error)
+            raise error
 
     def connection_lost(self) -> None:
         if self.state is not State.ENDING:
@@ -109,10 +100,6 @@ class Session:
         outbox.on_drop = lambda chunk: sessions.dropped(client, len(chunk) // FRAME_BYTES)
         self.state = TRANSITIONS[self.state][Event.JOIN]
 
-    def _wake(self) -> None:
-        self._waking = True
-        self._connection.wake_at(self._begun + self._sessions.settings.command_seconds)
-
     def _refuse(self, error: WireError) -> None:
         self._sessions.counts.fault(error.fault)
         self._end(Event.FAULT)
@@ -123,5 +110,5 @@ class Session:
             self._sessions.leave(self._client)
             self._client = None
         self._rest = b""
-        self._begun = math.inf
+        self._begun.end()
         self.state = TRANSITIONS[self.state][event]
