@@ -7,7 +7,9 @@ are imported when they are called, and what serving needs only when something is
 import importlib.metadata
 import inspect
 import os
+import select
 import signal
+import stat
 import sys
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from contextlib import aclosing
@@ -22,6 +24,9 @@ from brokers.escape import escape
 from brokers.flags import ServeCommand
 from brokers.render import Outcome, Output
 from shared.errors import BrokerError
+
+READER_SECONDS = 0.5
+"""How long a verb that waits for more may outlive whoever reads its output."""
 
 _HELP = """Message brokers: several protocols, one process, one data folder."""
 
@@ -109,10 +114,38 @@ async def _finish(result: Any, output: Output) -> Any:
         result = await result
     if isinstance(result, AsyncGenerator):
         async with aclosing(result):  # or an early end leaves its connections to the collector
-            return await output.stream(result)
+            return await _stream(result, output)
     if isinstance(result, AsyncIterable):
-        return await output.stream(result)
+        return await _stream(result, output)
     return result
+
+
+async def _stream(rows: AsyncIterable[Any], output: Output) -> None:
+    """Show rows as they come, for as long as somebody reads them."""
+    import trio
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_watch_reader)
+        await output.stream(rows)
+        nursery.cancel_scope.cancel()
+
+
+async def _watch_reader() -> None:
+    """Raises BrokenPipeError when the reader of our output has left, though there be nothing to write."""
+    import trio
+
+    try:
+        descriptor = sys.stdout.fileno()
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return
+    except (AttributeError, OSError, ValueError):  # none, or not the system's
+        return
+    output = select.poll()
+    output.register(descriptor, 0)  # errors are always told
+    while True:
+        if output.poll(0):
+            raise BrokenPipeError
+        await trio.sleep(READER_SECONDS)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

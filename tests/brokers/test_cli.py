@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 import trio
 from cyclopts import App
+from trio.testing import MockClock
 
-from brokers.cli import root, run
+from brokers.cli import _stream, root, run
 from brokers.errors import ExitCode
+from brokers.render import Output
 from shared.errors import BrokerError
 from tests.support.installed import install, plug
 
@@ -246,6 +249,21 @@ def test_a_reader_that_leaves_early_gets_no_complaint() -> None:
         said = process.stderr.read()
         assert process.wait(30) == 128 + 13
     assert said == b""
+
+
+def test_a_verb_that_waits_ends_when_its_reader_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+
+    async def rows() -> AsyncIterator[str]:
+        yield "one"
+        os.close(reader)
+        await trio.sleep_forever()
+
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(BaseExceptionGroup) as ended:
+            trio.run(_stream, rows(), Output(stdout), clock=MockClock(autojump_threshold=0))
+    assert ended.group_contains(BrokenPipeError)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
