@@ -62,7 +62,7 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
                 connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
             response = connection.getresponse()
             answer = response.read()
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
             raise Refusal(
                 f"no server is running on the data folder {folder} (start one with: brokers serve)",
                 ExitCode.UNAVAILABLE,

@@ -30,7 +30,11 @@ def add_commands(app: App) -> None:
     app.command(backup, help_epilogue=_BACKUP_EXAMPLES)
 
 
-def data_folder(given: Path | None) -> Path:
+USUAL = Path("data")
+"""Below the folder where a server was started, if nobody has said otherwise."""
+
+
+def data_folder(given: Path | None, usual: Path = USUAL) -> Path:
     """The folder that a verb is about, as `brokers serve` with the same environment would take it.
 
     The full settings are not read: that needs every protocol's module, and a health check runs every few
@@ -46,7 +50,7 @@ def data_folder(given: Path | None) -> Path:
             return Path(serve.get("data_dir", "data")).expanduser()
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise Refusal(f"{file}: {error} (BROKERS_CONFIG)", ExitCode.CONFIGURATION) from None
-    return Path("data")
+    return usual
 
 
 def status(*, data_dir: DataDir = None, json: Json = False) -> Outcome:
@@ -115,7 +119,8 @@ def ask(request: "VerbRequest") -> Any:
     from brokers import control
 
     arguments = {name: value for name, value in request.arguments.items() if value is not None}
-    folder = data_folder(request.data_dir)
+    own = request.own_dir
+    folder = data_folder(request.data_dir, own if own and own.is_dir() and not USUAL.exists() else USUAL)
     with waiting(request.verb):
         try:
             return control.request(folder, "POST", f"/{request.protocol}/{request.verb}", arguments)

@@ -152,7 +152,8 @@ class VerbRequest:
 
     The host asks the server that runs on the data folder (None: the one that settings and environment name)
     and shows what it answers. `cold`: where none runs, the host opens the folder itself, serves nothing, and
-    calls the verb of the service that it opened; without it that is an error (exit 69).
+    calls the verb of the service that it opened; without it that is an error (exit 69). `own_dir`: the folder
+    of the protocol's own `serve`, for where nobody has named one and the host's usual one is not there.
     """
 
     protocol: str
@@ -160,3 +161,4 @@ class VerbRequest:
     arguments: Mapping[str, Any]
     data_dir: Path | None = None
     cold: bool = False
+    own_dir: Path | None = None

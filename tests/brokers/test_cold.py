@@ -29,6 +29,31 @@ def test_the_same_answer_from_the_server_and_from_its_folder(tmp_path: Path) -> 
     assert refused.value.code == ExitCode.UNAVAILABLE
 
 
+def test_a_protocols_own_folder_counts_where_the_usual_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BROKERS_SERVE_DATA_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def asked() -> str:
+        request = VerbRequest("logmq", "groups", {}, own_dir=Path("own"))
+        with pytest.raises(Refusal) as refused:
+            operating.ask(request)
+        return str(refused.value)
+
+    assert "the data folder data " in asked()
+    Path("own").mkdir()
+    assert "the data folder own " in asked()
+    Path("data").mkdir()
+    assert "the data folder data " in asked(), "it may be either: the host's"
+
+
+def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Refusal, match="no server is running on the data folder"):
+        groups(tmp_path / "file")
+
+
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as refused:
         groups(tmp_path / "elsewhere")
