@@ -69,13 +69,16 @@ def parse(data: bytes) -> list[bytes]:
 
 
 def read(path: Path) -> Dmsq:
-    """Blocks. Raises NotDmsq, OSError."""
+    """Blocks. Raises NotDmsq, which names it, and OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > FILE_BYTES_MAX:
-            raise NotDmsq(f"{size} bytes; at most {FILE_BYTES_MAX}")
+            raise NotDmsq(f"{path}: {size} bytes; at most {FILE_BYTES_MAX}")
         data = file.read(FILE_BYTES_MAX + 1)
-    return Dmsq(path.name, crc32(data), parse(data))
+    try:
+        return Dmsq(path.name, crc32(data), parse(data))
+    except NotDmsq as error:
+        raise NotDmsq(f"{path} is no .dmsq file: {error}") from None
 
 
 class Writer:

@@ -14,7 +14,7 @@ import attrs
 import trio
 from cyclopts import App, Parameter
 
-from dms.client import Client, Message, QueueExists, QueueOptions, Unreachable, connect
+from dms.client import Client, DmsError, Message, QueueExists, QueueOptions, Unreachable, connect
 from dms.feeder import Feeder
 from dms.stress import stress as run_stress
 from shared import options
@@ -49,7 +49,11 @@ Examples:
 QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="A queue.")]
 DataDir = Annotated[
     Path | None,
-    Parameter(name=("--data-dir", "-D"), help="The server's data folder.", show_default=False),
+    Parameter(
+        name=("--data-dir", "-D"),
+        help="The server's data folder: ./data unless set, or ./dms_data where only that is there.",
+        show_default=False,
+    ),
 ]
 
 
@@ -159,17 +163,21 @@ async def produce(
     Ends with 0 when the server has them all, as safe as the queue is; 75 where the
     queue is full (without --wait), 66 where there is none. What came before the
     first message that was refused is in the queue; nothing behind its piece of
-    input was sent.
+    input was sent. The error says how many were put.
     """
     async with server.connect() as client:
         feeder = Feeder(client, queue, wait=wait, again=again)
-        if message:
-            await feeder.put([os.fsencode(text) for text in message])
-        else:
-            with counting("messages") as update:
-                async for lines in line_runs(trio.wrap_file(sys.stdin.buffer)):
-                    await feeder.put(lines)
-                    update(feeder.messages, feeder.size)
+        try:
+            if message:
+                await feeder.put([os.fsencode(text) for text in message])
+            else:
+                with counting("messages") as update:
+                    async for lines in line_runs(trio.wrap_file(sys.stdin.buffer)):
+                        await feeder.put(lines)
+                        update(feeder.messages, feeder.size)
+        except DmsError as error:
+            error.text += f" ({feeder.messages} messages were put)"
+            raise
     return {"queue": queue, "messages": feeder.messages, "sent_again": feeder.sent_again}
 
 
@@ -324,7 +332,7 @@ async def stress(
 
 
 def _administrative(verb: str, data_dir: Path | None, **arguments: Any) -> VerbRequest:
-    return VerbRequest("dms", verb, arguments, data_dir, cold=True)
+    return VerbRequest("dms", verb, arguments, data_dir, cold=True, own_dir=DATA_DIR)
 
 
 @app.command(

@@ -64,7 +64,6 @@ def test_best_effort_goes_on_in_memory_and_counts() -> None:
 
 
 def test_best_effort_deletes_what_the_disk_still_has() -> None:
-
     world = World(DmsSettings(disk_failed="best-effort"))
     peer = world.connect()
     for name in ("orders", "untouched"):

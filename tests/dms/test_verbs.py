@@ -123,7 +123,7 @@ def test_a_full_queue_is_told_or_waited_for(dms: Command, server: Server) -> Non
     port = ("--port", str(server.address("dms")[1]))
     done = run("dms", "produce", "-q", "small", *port, stdin=b"1\n2\n3\n4\n5\n")
     assert (done.returncode, done.stdout) == (ExitCode.TEMPORARY, "")
-    assert "QUEUE_FULL" in done.stderr
+    assert done.stderr == "brokers: QUEUE_FULL: small holds its 3 messages (3 messages were put)\n"
     with subprocess.Popen(
         [sys.executable, "-m", "brokers", "dms", "produce", "-q", "small", "--wait", "--json", *port],
         stdin=subprocess.PIPE,
@@ -258,6 +258,13 @@ def test_where_no_server_runs_the_folder_is_asked(dms: Command, tmp_path: Path) 
     assert dms("import", str(file), "-q", "cold", *folder)[0] == 0
     (row,) = rows(dms("queues", "--json", *folder)[1])
     assert (row["queue"], row["depth"]) == ("cold", 4)
+    bad = tmp_path / "bad.dmsq"
+    bad.write_bytes(b"\0\0\0\1")
+    code, _, said = dms("import", str(bad), *folder)
+    assert (code, said) == (
+        1,
+        f"brokers: {bad} is no .dmsq file: 1 messages are announced, and 0 are there\n",
+    )
     with stopped, SpecClient(stopped.address("dms")) as client:
         assert [client.consume("cold")[1] for _ in range(4)] == [b"one", b"two", b"one", b"two"]
 
