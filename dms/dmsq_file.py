@@ -134,7 +134,7 @@ async def import_files(broker: Broker) -> None:
 
 
 def import_into(broker: Broker, name: str, file: Dmsq, *, once: bool = False) -> tuple[Queue, Ticket | None]:
-    """Put a file's messages at the end of a queue, made if it is not there. Raises Refusal.
+    """Put a file's messages at the end of a queue, made if it is not there; or none of them. Raises Refusal.
 
     `once`: remember that it was done, in the same entry of the journal.
     """
@@ -143,13 +143,12 @@ def import_into(broker: Broker, name: str, file: Dmsq, *, once: bool = False) ->
     name_untrusted(name.encode("utf-8", "surrogatepass"))
     queue = broker.find(name)
     ticket: Ticket | None = None
+    room = broker.settings.for_queue(name).depth if queue is None else queue.room
+    if not once and room is not None and room < len(file.bodies):
+        text = f"{name} has room for {room} messages, and the file has {len(file.bodies)}"
+        raise Refusal(Status.QUEUE_FULL, text)
     if queue is None:
         queue, ticket = broker.create(name, {})
-    if not once and queue.room < len(file.bodies):
-        raise Refusal(
-            Status.QUEUE_FULL,
-            f"{name} has room for {queue.room} messages, and the file has {len(file.bodies)}",
-        )
     size = sum(map(len, file.bodies))
     broker.counts.imported += len(file.bodies)
     if queue.keeper is None or queue.keeper.detached:

@@ -209,7 +209,9 @@ async def consume(
     """Take messages out of a queue and show them, one a line.
 
     Each is acknowledged when it has been shown. Without -c it takes one, or --max;
-    where none comes in the time that the server allows, the exit code is 75.
+    where none comes in the time that the server allows, the exit code is 75. With
+    -c several are shown and acknowledged at once: what reads them must read them
+    all, so do not cut it short ("| head"); say --max.
     """
     left = max_ if continuous or max_ is not None else 1
 

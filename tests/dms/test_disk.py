@@ -3,6 +3,7 @@
 import struct
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
@@ -255,5 +256,9 @@ def test_what_is_exported_can_be_imported(settings: DmsSettings, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["out.dmsq"]
     assert parse(target.read_bytes()) == [b"%d" % n for n in range(10)]
     assert world.call("import", source=str(target), queue="copy")["messages"] == 10
+    world.broker.settings = attrs.evolve(settings, depth=9)
+    with pytest.raises(wire.Refusal, match="small has room for 9 messages, and the file has 10"):
+        world.call("import", source=str(target), queue="small")
+    assert set(world.depths()) == {"orders", "copy"}, "none was made"
     world.settle()
     assert [body for _, body in world.connect().consume("copy", 10)] == [b"%d" % n for n in range(10)]
