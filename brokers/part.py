@@ -11,7 +11,8 @@ from brokers.config import Config
 from brokers.errors import ExitCode, Refusal
 from shared.errors import ConfigError
 from shared.metrics import Sample
-from shared.net.listeners import CannotListen, check_exposure, format_address, is_loopback
+from shared.net.keepalive import is_loopback
+from shared.net.listeners import CannotListen, check_exposure, format_address
 from shared.net.network import Group, Network
 from shared.plug import Context, Plug, Service, TcpEndpoint, UdpEndpoint, Verb
 from shared.recording.recorder import Recorder

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import trio
 
 from shared.errors import ConfigError
-from shared.net.listeners import CannotListen, format_address, is_loopback, resolve
+from shared.net.keepalive import is_loopback
+from shared.net.listeners import CannotListen, format_address, resolve
 from shared.net.rounds import Rounds
 from shared.net.settings import NetSettings
 from shared.net.slots import Slots, SlotSink

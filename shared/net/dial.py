@@ -10,8 +10,11 @@ import attrs
 import trio
 
 from shared.errors import BrokerError, UsageError
+from shared.net.keepalive import is_loopback, keepalive
 
 CONNECT_SECONDS = 10.0
+KEEPALIVE_SECONDS = 30.0
+"""Silence after which TCP asks whether the server is still there; a minute of it, and it is not."""
 PAUSE_SECONDS = (0.05, 2.0)
 """Before connecting again: the first pause, doubled each time, and the longest."""
 
@@ -45,11 +48,12 @@ class Address:
         """A stream to it. Raises ConnectionRefusedError, whatever the reason, and ssl.SSLError."""
         try:
             with trio.fail_after(CONNECT_SECONDS):
-                stream: trio.abc.Stream = await trio.open_tcp_stream(self.host, self.port)
+                plain = await trio.open_tcp_stream(self.host, self.port)
+                _probe(plain.socket)
                 if self.ssl_context is None:
-                    return stream
+                    return plain
                 name = self.server_hostname or self.host
-                tls = trio.SSLStream(stream, self.ssl_context, server_hostname=name)
+                tls = trio.SSLStream(plain, self.ssl_context, server_hostname=name)
                 try:
                     await tls.do_handshake()
                 except BaseException as error:
@@ -63,6 +67,16 @@ class Address:
         except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
             why = f"no {self.kind} server answers ({error or type(error).__name__})"
             raise ConnectionRefusedError(errno.ECONNREFUSED, why, f"{self.host}:{self.port}") from error
+
+
+def _probe(sock: trio.socket.SocketType) -> None:
+    """Who waits for a message says nothing, and would never hear that the server's machine is gone."""
+    try:
+        if not is_loopback(sock.getpeername()[0]):
+            for option in keepalive(KEEPALIVE_SECONDS):
+                sock.setsockopt(*option)
+    except OSError:  # it is gone already: the first read tells
+        pass
 
 
 async def open_again(address: Address, seconds: float) -> trio.abc.Stream:

@@ -1,7 +1,6 @@
 """Listening sockets: binding them, their options, and taking connections off them within the caps."""
 
 import errno
-import ipaddress
 import os
 import socket
 import sys
@@ -14,6 +13,7 @@ import trio
 from shared.errors import BrokerError, ConfigError
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
+from shared.net.keepalive import is_loopback, keepalive
 from shared.net.settings import NetSettings
 
 ACCEPTS_MAX = 64
@@ -42,16 +42,6 @@ class CannotListen(BrokerError):
 def format_address(host: str, port: int) -> str:
     """`127.0.0.1:8080`, `[::1]:8080`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what is bound to `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:  # a name, or "": all interfaces
-        return False
 
 
 def check_exposure(key: str, host: str, *, secure: bool, insecure: bool) -> None:
@@ -102,27 +92,13 @@ def connection_options(settings: NetSettings, host: str, *, pushes: bool) -> Ite
     """Options of a connection to a socket bound to `host` (numeric), `(level, option, value)`.
 
     On Linux a listening socket hands them down. Who can only be on this machine is not asked whether he is
-    still there: the system tells when a process ends. And to ask is not harmless: the probes of connections
-    that were made together go out together, and loopback drops what is above net.core.netdev_max_backlog
-    (1000), so that of thousands of living idle peers hundreds would be given up. (Where others may
-    connect too, `Acceptor` tells those on this machine by their own addresses.)
+    still there. (Where others may connect too, `Acceptor` tells who is on this machine by his address.)
     """
     yield socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
     if not is_loopback(host):
-        yield from _keepalive(settings)
+        yield from keepalive(settings.keepalive_seconds)
     if hasattr(socket, "TCP_USER_TIMEOUT") and not pushes:
         yield socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(settings.user_timeout_seconds * 1000)
-
-
-def _keepalive(settings: NetSettings) -> Iterator[tuple[int, int, int]]:
-    yield socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
-    idle = max(1, round(settings.keepalive_seconds))
-    option = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)
-    if option is not None:
-        yield socket.IPPROTO_TCP, option, idle
-    if hasattr(socket, "TCP_KEEPINTVL"):
-        yield socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, idle // 3)
-        yield socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3
 
 
 def acknowledge_now(sock: socket.socket | trio.socket.SocketType) -> None:

@@ -1,13 +1,15 @@
-"""What a client's TLS flags mean, and how it is told that a file of them cannot be used."""
+"""How a client reaches a server: what its TLS flags mean, and how it hears that a machine is gone."""
 
+import socket
 import ssl
 from pathlib import Path
 
 import pytest
+import trio
 import trustme
 
 from shared.errors import UsageError
-from shared.net.dial import tls_context
+from shared.net.dial import Address, tls_context
 
 NOTHING = {"ca": None, "certificate": None, "key": None}
 
@@ -36,3 +38,16 @@ def test_a_file_that_is_something_else_is_named_with_its_flag(tmp_path: Path, fl
     other.write_text("something else")
     with pytest.raises(UsageError, match=f"^--{flag}: {other} "):
         tls_context(wanted=True, **{**NOTHING, flag: other})
+
+
+@pytest.mark.parametrize("far", [False, True])
+async def test_a_server_on_another_machine_is_asked_whether_it_is_still_there(
+    far: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if far:
+        monkeypatch.setattr("shared.net.dial.is_loopback", lambda host: False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stream = await Address("127.0.0.1", server.getsockname()[1], kind="test").open()
+        async with stream:
+            assert isinstance(stream, trio.SocketStream)
+            assert bool(stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) is far

@@ -12,6 +12,7 @@ import trio
 from shared.errors import ConfigError
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
+from shared.net.keepalive import is_loopback
 from shared.net.listeners import (
     INHERITS_OPTIONS,
     Acceptor,
@@ -20,7 +21,6 @@ from shared.net.listeners import (
     check_exposure,
     connection_options,
     format_address,
-    is_loopback,
 )
 from shared.net.network import Network
 from shared.net.settings import NetSettings
