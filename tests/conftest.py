@@ -1,5 +1,8 @@
 """Fixtures that any test may ask for, and which worker runs what."""
 
+import os
+import sys
+
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
@@ -9,13 +12,28 @@ pytest_plugins = ["tests.support.server"]
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
 settings.load_profile("unhurried")
 
+# Hundreds of processes import the same modules: they are compiled once, whatever the environment says.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+FIRST = ("tests/pipeline/", "tests/e2e/")
+"""The longest, so that none of them is left to one worker while the other has nothing to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
+
 
 class OneSparkSession(LoadScopeScheduling):
-    """Tests go to whichever worker is free, but those of the pipeline all to one: they share a session."""
+    """A file goes to whichever worker is free, and what its tests share is made once.
+
+    Those of the pipeline all go to one, the first: they share a Spark session.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "pipeline" if nodeid.startswith("tests/pipeline/") else nodeid
+        return "pipeline" if nodeid.startswith("tests/pipeline/") else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # the order is ours
     return OneSparkSession(config, log)

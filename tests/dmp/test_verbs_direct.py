@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from brokers.cli import run as run_here
+from brokers import cli
 from dmp import wire
 from dmp.door import DMP_HEADER
 from dmp.principal import open_principal
 from shared.net.dial import Address
-from tests.support.server import Server, run, speak, until
+from tests.support.server import Server, run, run_here, speak, until
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def here(
     monkeypatch.setenv("BROKERS_DMP_PORT", str(server.address("dmp")[1]))
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        code = run_here(["dmp", *arguments])
+        code = cli.run(["dmp", *arguments])
         out, err = capfdbinary.readouterr()
         return code, out.decode(), err.decode()
 
@@ -110,7 +110,7 @@ async def test_leases_are_listed_by_target_and_age_alone(server: Server) -> None
     host, port = server.address("dmp")
 
     def listed() -> str:
-        return str(run("dmp", "leases", "--json", "--data-dir", str(server.data)).stdout)
+        return str(run_here("dmp", "leases", "--json", "--data-dir", str(server.data)).stdout)
 
     async with open_principal(Address(host, port, kind="DMP"), "guest", "guest") as principal:
         word = await principal.sink_lease("amq.topic")

@@ -15,7 +15,7 @@ from pubsub.wire import Kind, datagram
 from shared.storage.format import length_at
 from shared.tables import tables_of
 from tests.support.recorded import batch_of
-from tests.support.server import Server, run, until
+from tests.support.server import Server, run, run_here, until
 
 NewServer = Callable[..., Server]
 
@@ -24,7 +24,7 @@ PROTOCOLS = ("kqmsgq", "pubsub", "dmp")
 
 
 def recorded(server: Server, protocol: str) -> int:
-    said = run("metrics", "--data-dir", str(server.data)).stdout
+    said = run_here("metrics", "--data-dir", str(server.data)).stdout
     series = f'brokers_recorded_messages_total{{protocol="{protocol}"'
     return sum(int(float(line.split()[-1])) for line in said.splitlines() if line.startswith(series))
 
@@ -120,7 +120,7 @@ def test_what_was_written_is_there_after_kill_9_and_its_tables_say_all_of_it(new
 def test_nothing_is_recorded_unless_it_is_said(new_server: NewServer) -> None:
     server = new_server("--enable", "kqmsgq").start()
     produce(server, b"1")
-    assert "brokers_recorded" not in run("metrics", "--data-dir", str(server.data)).stdout
+    assert "brokers_recorded" not in run_here("metrics", "--data-dir", str(server.data)).stdout
     assert server.stop() == 0
     assert not (server.data / "recorded").exists()
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from brokers.cli import run as run_here
+from brokers import cli
 from brokers.errors import ExitCode
 from kqmsgq.wire import message, subscribe
-from tests.support.server import Server, run, speak, until
+from tests.support.server import Server, run, run_here, speak, until
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def kqmsgq(
     monkeypatch.setenv("BROKERS_KQMSGQ_PORT", str(server.address("kqmsgq")[1]))
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        code = run_here(["kqmsgq", *arguments])
+        code = cli.run(["kqmsgq", *arguments])
         out, err = capfdbinary.readouterr()
         return code, out.decode("utf-8", "surrogateescape"), err.decode()
 
@@ -61,7 +61,7 @@ class Consuming:
 
 
 def _subscriptions(server: Server) -> int:
-    found: Any = run("call", "kqmsgq", "consumers", "--json", "--data-dir", str(server.data))
+    found: Any = run_here("call", "kqmsgq", "consumers", "--json", "--data-dir", str(server.data))
     return sum(json.loads(line)["subscriptions"] for line in found.stdout.splitlines())
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers.cli import run as run_here
+from brokers import cli
 from brokers.errors import ExitCode
-from tests.support.server import Server, run, speak
+from tests.support.server import Server, run, run_here, speak
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def logmq(
     monkeypatch.setenv("BROKERS_LOGMQ_PORT", str(server.address("logmq")[1]))
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        code = run_here(["logmq", *arguments])
+        code = cli.run(["logmq", *arguments])
         out, err = capfdbinary.readouterr()
         return code, out.decode("utf-8", "surrogateescape"), err.decode()
 
@@ -176,7 +176,7 @@ def test_the_stand_alone_form_serves_logmq_alone_and_drains_well(tmp_path: Path)
 
 
 def counted(server: Server) -> dict[tuple[str, ...], float]:
-    text = run("metrics", "--data-dir", str(server.data)).stdout
+    text = run_here("metrics", "--data-dir", str(server.data)).stdout
     return {
         (sample.name.removeprefix("brokers_logmq_"), *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)

@@ -13,7 +13,7 @@ import trustme
 
 from brokers.errors import ExitCode
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, take_frames
-from tests.support.server import Server, run, until
+from tests.support.server import Server, run, run_here, until
 
 NewServer = Callable[..., Server]
 
@@ -55,7 +55,7 @@ def heard(address: tuple[str, int], sock: socket.socket) -> None:
 
 
 def rows(server: Server) -> str:
-    return str(run("pubsub", "sessions", "--topics", "--json", "--data-dir", str(server.data)).stdout)
+    return str(run_here("pubsub", "sessions", "--topics", "--json", "--data-dir", str(server.data)).stdout)
 
 
 def test_subscriptions_outlive_kill_9(new_server: NewServer) -> None:
@@ -203,7 +203,7 @@ def test_the_subscriber_of_the_command_line_speaks_tls(new_server: NewServer, tm
     "arguments", [(), ("t",), ("t", "--int", "1", "--string", "x"), ("t", "--short-real", "1.234")]
 )
 def test_what_cannot_be_published_is_refused_in_one_line(arguments: tuple[str, ...]) -> None:
-    refused = run("pubsub", "publish", *arguments)
+    refused = run_here("pubsub", "publish", *arguments)
     assert refused.returncode != 0
     assert len(refused.stderr.splitlines()) == 1
 

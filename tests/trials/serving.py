@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.server import NotReadyError, Server
@@ -12,7 +12,12 @@ REAL = (sys.executable, "-m", "brokers")
 
 
 class TrialServer(Server):
-    """`command` is what goes before `serve`; the data folder may be elsewhere than the ready file."""
+    """`command` is what goes before `serve`; the data folder may be elsewhere than the ready file.
+
+    It is set as users have it, but for what a trial's own settings say.
+    """
+
+    defaults: Mapping[str, str] = {}
 
     def __init__(self, folder: Path, data: Path, *arguments: str, command: Sequence[str] = REAL) -> None:
         # A thousand starts need not each compile the same modules.
