@@ -32,8 +32,8 @@ IMPURE = frozenset(
 
 
 @functools.cache
-def parsed(source: str, path: str) -> ast.Module:
-    return ast.parse(source, path)
+def nodes(source: str, path: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source, path)))
 
 
 @attrs.frozen
@@ -53,7 +53,7 @@ class Module:
 
     def imports(self) -> Iterator[str]:
         """Every module that is imported anywhere in the file, in full (`shared.net.connection`)."""
-        for node in ast.walk(parsed(self.source, self.path)):
+        for node in nodes(self.source, self.path):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -64,7 +64,7 @@ class Module:
 
     def names(self) -> Iterator[str]:
         """Every dotted name that is used (`trio.lowlevel.spawn_system_task`)."""
-        for node in ast.walk(parsed(self.source, self.path)):
+        for node in nodes(self.source, self.path):
             parts: list[str] = []
             inner: ast.AST = node
             while isinstance(inner, ast.Attribute):

@@ -79,6 +79,19 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A second one, for tests that begin with what they write; `orders` goes after each."""
+    with Server(tmp_path_factory.mktemp("other"), "--enable", "logmq") as server:
+        yield server
+
+
+@pytest.fixture
+def fresh(other: Server) -> Iterator[Server]:
+    yield other
+    speak(other.address("logmq"), b"DELETE orders\n")
+
+
 @pytest.mark.parametrize("policy", [STRICT, TRUSTING])
 @pytest.mark.parametrize("chunk_bytes", [1, 200_000, 8 << 20])
 def test_what_is_read_is_the_log_byte_for_byte(
@@ -135,16 +148,15 @@ def test_a_trigger_is_limited(
         assert (stop, passed) == (sum(LENGTHS[: start + count]), count)
 
 
-def test_topics_are_found_by_name_or_pattern(new_server: Callable[..., Server]) -> None:
-    server = new_server("--enable", "logmq").start()
-    produce(server, "a.1", [b"one"])
-    produce(server, "a.2", [b"two", b"two"])
-    produce(server, "b", [b"three"])
-    with opened(server) as served:
+def test_topics_are_found_by_name_or_pattern(fresh: Server) -> None:
+    produce(fresh, "a.1", [b"one"])
+    produce(fresh, "a.2", [b"two", b"two"])
+    produce(fresh, "b", [b"three"])
+    with opened(fresh) as served:
         assert sorted(served.spots(Topics(pattern=r"a\..*"))) == ["a.1", "a.2"]
         found = served.spots(Topics(("b", "a.2", "none")))
         assert {name: (spot.first, spot.end) for name, spot in found.items()} == {"b": (0, 9), "a.2": (0, 14)}
-        speak(server.address("logmq"), b"DELETE b\n")
+        speak(fresh.address("logmq"), b"DELETE b\n")
         assert list(served.spots(Topics(("b",)))) == []
 
 
@@ -155,12 +167,14 @@ def test_a_name_that_no_topic_can_have_is_not_asked_for(one: Server) -> None:
         assert served.spots(ORDERS)["orders"].end == len(LOG)
 
 
-def test_a_server_that_is_down_is_named(new_server: Callable[..., Server]) -> None:
-    server = new_server("--enable", "logmq").start()
-    server.kill()
-    with opened(server) as served, pytest.raises(ConnectionRefusedError, match="no LogMQ server") as raised:
+def test_a_server_that_is_down_is_named() -> None:
+    down = Address("127.0.0.1", 1)
+    with (
+        closing(Served(down, IMPATIENT)) as served,
+        pytest.raises(ConnectionRefusedError, match="no LogMQ server") as raised,
+    ):
         served.spots(ORDERS)
-    assert raised.value.filename == str(Address(*server.address("logmq")))
+    assert raised.value.filename == str(down)
 
 
 def test_a_read_goes_on_when_the_server_is_back(
@@ -177,22 +191,21 @@ def test_a_read_goes_on_when_the_server_is_back(
         assert data + b"".join(chunk.data for chunk in chunks) == LOG
 
 
-def test_a_log_that_was_deleted_or_made_again_is_lost(new_server: Callable[..., Server]) -> None:
-    server = new_server("--enable", "logmq").start()
-    produce(server, "orders", MESSAGES)
-    with opened(server) as served:
+def test_a_log_that_was_deleted_or_made_again_is_lost(fresh: Server) -> None:
+    produce(fresh, "orders", MESSAGES)
+    with opened(fresh) as served:
         before = served.spots(ORDERS)["orders"]
         span = whole(served)
         assert not served.is_other(before, before.id, before.end)
-        speak(server.address("logmq"), b"DELETE orders\n")
+        speak(fresh.address("logmq"), b"DELETE orders\n")
         with pytest.raises(LostError, match=f"orders on .*offsets 0 to {len(LOG)} are lost: NO_TOPIC"):
             read(served, span)
-        produce(server, "orders", MESSAGES[:10])
+        produce(fresh, "orders", MESSAGES[:10])
         shorter = served.spots(ORDERS)["orders"]
         assert served.is_other(shorter, before.id, before.end)
         with pytest.raises(LostError, match="made again"):
             read(served, span)
-        produce(server, "orders", MESSAGES[10:])
+        produce(fresh, "orders", MESSAGES[10:])
         again = served.spots(ORDERS)["orders"]
         earlier = before.id - 2 * SAME_MS  # as if a while had gone by
         assert again.end == before.end
@@ -251,9 +264,8 @@ def test_it_speaks_tls(new_server: Callable[..., Server], tmp_path: Path) -> Non
         served.spots(ORDERS)
 
 
-def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(new_server: Callable[..., Server]) -> None:
-    server = new_server("--enable", "logmq").start()
-    where = str(Address(*server.address("logmq")))
+def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -> None:
+    where = str(Address(*fresh.address("logmq")))
     options = parse({"servers": where, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)
     lost: list[str] = []
 
@@ -265,18 +277,18 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(new_server: Call
 
     nothing = following(stream.INITIAL)
     assert ranges(stream.INITIAL, nothing) == []
-    produce(server, "orders", MESSAGES[:100])
+    produce(fresh, "orders", MESSAGES[:100])
     some = following(nothing)
     assert ranges(nothing, some) == [(0, sum(LENGTHS[:100]))]
-    produce(server, "orders", MESSAGES[100:])
+    produce(fresh, "orders", MESSAGES[100:])
     more = following(some)
     assert ranges(some, more) == [(sum(LENGTHS[:100]), len(LOG))]
     assert following(more) == more
 
-    speak(server.address("logmq"), b"DELETE orders\n")
+    speak(fresh.address("logmq"), b"DELETE orders\n")
     with pytest.raises(LostError, match="has been deleted"):
         following(more)
-    produce(server, "orders", MESSAGES)
+    produce(fresh, "orders", MESSAGES)
     end, newest = more["logs"][where]["orders"]
     a_while_ago = {"logs": {where: {"orders": [end, newest - 2 * SAME_MS]}}}
     with pytest.raises(LostError, match="deleted and made again"):
@@ -318,12 +330,9 @@ def test_a_wrong_option_of_reaching_servers_is_named(given: dict[str, str], text
         parse({"servers": "a", "subscribe": "t", **given})
 
 
-def test_several_servers_are_read_together(
-    spark: "SparkSession", one: Server, new_server: Callable[..., Server]
-) -> None:
-    two = new_server("--enable", "logmq").start()
-    produce(two, "bills", [b"bill"])
-    servers = ",".join(str(Address(*server.address("logmq"))) for server in (one, two))
+def test_several_servers_are_read_together(spark: "SparkSession", one: Server, fresh: Server) -> None:
+    produce(fresh, "bills", [b"bill"])
+    servers = ",".join(str(Address(*server.address("logmq"))) for server in (one, fresh))
     frame = spark.read.format("logmq").option("servers", servers)
     found = frame.option("subscribe", "orders,bills").option("minPartitions", "3").load()
     rows = [(row.topic, row.offset, bytes(row.value)) for row in found.orderBy("topic", "offset").collect()]

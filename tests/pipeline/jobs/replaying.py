@@ -8,12 +8,14 @@ from typing import Any
 import trio
 
 from brokers.pipeline.jobs import replay as job
-from brokers.pipeline.jobs.replay import Pace, Progress
+from brokers.pipeline.jobs.replay import Progress
 from brokers.pipeline.jobs.replay_from import Sent
 from logmq.replay import target
 
 OF = {"topic": "orders"}
 SIZES = (1500, 1, 1000)
+BATCH_MESSAGES = 64
+"""40 batches of them all, on any machine: none is waited for."""
 
 
 def logs(*sizes: int) -> list[Sent]:
@@ -44,11 +46,12 @@ class Halting(Progress):
 
 
 async def main(host: str, port: int, file: Path, at: int) -> None:
+    job.BATCH_MESSAGES = BATCH_MESSAGES
     progress, records = Halting(file, at), logs(*SIZES)
     place = progress.load() or progress.begin({record.log: (0, record.offset + 1) for record in records})
     left = [record for record in records if record.offset >= place.at[record.log]]
     async with target(host, port, None) as server:
-        await job.replay(left, server, place, progress, Pace(rate=500.0 * job.BATCHES_A_SECOND))
+        await job.replay(left, server, place, progress)
 
 
 if __name__ == "__main__":

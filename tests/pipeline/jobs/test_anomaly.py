@@ -16,7 +16,8 @@ from tests.pipeline.jobs.test_measures import START, volumes
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MINUTES = 300
+MINUTES = 270
+MEANS = {"busy": 5000, "calm": 100, "rare": 2, "even": 0}
 
 
 def poisson(chance: random.Random, mean: float) -> int:
@@ -24,11 +25,11 @@ def poisson(chance: random.Random, mean: float) -> int:
 
 
 def traffic(spark: "SparkSession", planted: dict[tuple[str, int], int]) -> "DataFrame":
-    """Four names by the minute; what is planted replaces a minute's count."""
+    """Four names by the minute, and four like them; what is planted replaces a minute's count."""
     chance = random.Random(7)
     rows = []
     for minute in range(MINUTES):
-        for name, mean in (("busy", 5000), ("calm", 100), ("rare", 2), ("even", 0)):
+        for name, mean in [*MEANS.items(), *((f"{name} too", mean) for name, mean in MEANS.items())]:
             count = planted.get((name, minute), poisson(chance, mean) if mean else 60)
             # Spread over the minute: rows of one second, as decoding gives them.
             parts = (count // 3, count // 3, count - 2 * (count // 3))
@@ -41,6 +42,7 @@ def named(rows: list[dict[str, Any]]) -> set[tuple[str, int]]:
 
 
 def test_what_was_planted_is_found_and_nothing_else(spark: "SparkSession") -> None:
+    """Nor in the names where nothing was."""
     planted = {("busy", 100): 9000, ("calm", 150): 0, ("calm", 220): 400, ("rare", 250): 60}
     planted["even", 90] = 200
     rows = rows_of(anomaly.anomalies(anomaly.bands(anomaly.rates(traffic(spark, planted)))))
@@ -49,7 +51,6 @@ def test_what_was_planted_is_found_and_nothing_else(spark: "SparkSession") -> No
         assert row["value"] == planted[row["name"], round((row["start"] - START).total_seconds() / 60)]
         assert not row["low"] <= row["value"] <= row["high"]
         assert row["measure"] == "messages in 1 minute"
-    assert rows_of(anomaly.anomalies(anomaly.bands(anomaly.rates(traffic(spark, {}))))) == []
 
 
 def test_silence_is_told_until_it_is_usual(spark: "SparkSession") -> None:

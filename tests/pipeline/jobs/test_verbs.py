@@ -16,7 +16,7 @@ from brokers.pipeline.jobs import running, verbs
 from brokers.pipeline.jobs.running import JobFailed, said, spark_for
 from shared.errors import UsageError
 from tests.pipeline.jobs.conftest import ORDERS, READ
-from tests.support.server import run
+from tests.support.server import run, run_here
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,7 +86,7 @@ def test_what_cannot_be_done_is_one_line_and_a_code(passed: Path, tmp_path: Path
         (["throughput", str(passed), "--option", "verifyCRC=perhaps"], 78, "verifyCrc: not true or false"),
         (["report", "--servers", "127.0.0.1:1"], 2, "which a data folder has and no server gives"),
     ):
-        done = run("pipeline", *arguments)
+        done = run_here("pipeline", *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
         assert text in done.stderr
     for wrong in ("fortnight", "0 seconds"):

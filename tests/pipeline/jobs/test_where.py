@@ -49,6 +49,7 @@ def test_jobs_read_servers_and_tell_several_apart(spark: "SparkSession", servers
     assert messages(verbs.throughput(reading=Reading(servers=other))) == {(None, "orders"): 2}
     stream = tables.volumes(spark, Where(servers=both.servers), offered("volumes", "logmq"), stream=True)
     windows = throughput(stream, "1 hour", "5 seconds")
+    # What ends with what is there closes no window: each change of one is looked at instead.
     assert messages(list(rows_as_they_come(windows, once=True, mode="update"))) == expected
     rows = verbs.anomaly(window="1 second", every=True, reading=both)
     assert all(row["broker"] in servers for row in rows)
