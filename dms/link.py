@@ -261,10 +261,10 @@ class Lasting:
             except Unreachable:
                 raise
             except (Disconnected, Internal) as error:
-                pause = pause_before(attempts)
-                if trio.current_time() + pause > until:
+                left = until - trio.current_time()
+                if left <= 0:
                     raise Unreachable(f"{self._address.host}:{self._address.port}: {error}") from error
-            await trio.sleep(pause)
+            await trio.sleep(min(pause_before(attempts), left))
             attempts += 1
 
     async def _open(self, stream: trio.abc.Stream) -> Link:

@@ -87,10 +87,10 @@ async def open_again(address: Address, seconds: float) -> trio.abc.Stream:
         try:
             return await address.open()
         except OSError as error:
-            pause = pause_before(attempts)
-            if trio.current_time() + pause > deadline:
+            left = deadline - trio.current_time()
+            if left <= 0:
                 raise Unreachable(f"{address.host}:{address.port}: {error.strerror or error}") from error
-            await trio.sleep(pause)
+            await trio.sleep(min(pause_before(attempts), left))  # the last attempt is made at the very end
             attempts += 1
 
 

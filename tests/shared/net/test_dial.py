@@ -1,15 +1,18 @@
 """How a client reaches a server: what its TLS flags mean, and how it hears that a machine is gone."""
 
+import math
 import socket
 import ssl
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 import trustme
+from trio.testing import MockClock, memory_stream_pair
 
 from shared.errors import UsageError
-from shared.net.dial import Address, tls_context
+from shared.net.dial import Address, Unreachable, open_again, tls_context
 
 NOTHING = {"ca": None, "certificate": None, "key": None}
 
@@ -51,3 +54,31 @@ async def test_a_server_on_another_machine_is_asked_whether_it_is_still_there(
         async with stream:
             assert isinstance(stream, trio.SocketStream)
             assert bool(stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) is far
+
+
+@attrs.frozen
+class Away(Address):
+    """A server that is back at a time."""
+
+    back: float = 0.0
+    attempts: list[float] = attrs.field(factory=list)
+
+    async def open(self) -> trio.abc.Stream:
+        self.attempts.append(trio.current_time())
+        if trio.current_time() < self.back:
+            raise ConnectionRefusedError("no server answers")
+        return memory_stream_pair()[0]
+
+
+async def test_a_server_that_is_back_in_time_is_reached_though_pauses_have_grown(
+    autojump_clock: MockClock,
+) -> None:
+    for seconds in (0.3, 1.0, 7.0):
+        address = Away("host", 1, kind="test", back=trio.current_time() + seconds * 0.999)
+        await open_again(address, seconds)
+    away = Away("host", 1, kind="test", back=math.inf)
+    begun = trio.current_time()
+    with pytest.raises(Unreachable, match="host:1: no server answers"):
+        await open_again(away, 7.0)
+    assert trio.current_time() - begun == pytest.approx(7.0)
+    assert 6 <= len(away.attempts) <= 20
