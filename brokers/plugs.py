@@ -4,6 +4,7 @@ Their names are known without importing anything; a plug is loaded when it is se
 A package that is broken costs one clear line, never the others.
 """
 
+import functools
 import importlib
 import re
 from collections.abc import Sequence
@@ -97,6 +98,7 @@ def enabled(enable: Sequence[str], plugs: Sequence["Plug"], source: str) -> list
     return [working[name] for name in dict.fromkeys(enable)]
 
 
+@functools.cache  # a look into every installed package: a command asked six times, for most of its start
 def _found() -> dict[str, list[EntryPoint]]:
     found: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=GROUP):

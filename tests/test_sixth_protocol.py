@@ -10,6 +10,7 @@ import pytest
 from brokers.cli import run
 from brokers.errors import ExitCode
 from tests.support.echo import install_echo
+from tests.support.installed import look_again
 from tests.support.server import Server, speak, until
 
 
@@ -35,6 +36,7 @@ def command(
 ) -> Callable[..., tuple[int, str, str]]:
     """Runs a `brokers` command where the protocol is installed."""
     monkeypatch.syspath_prepend(site_packages)
+    look_again(monkeypatch)
 
     def call(*words: str) -> tuple[int, str, str]:
         code = run(words)

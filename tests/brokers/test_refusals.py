@@ -12,6 +12,7 @@ from shared.net.dial import Disconnected, Unreachable
 from shared.storage.lock import FolderLock
 from tests.brokers.conftest import Run
 from tests.support.echo import install_echo
+from tests.support.installed import look_again
 from tests.support.server import Server, speak
 
 
@@ -128,6 +129,7 @@ def test_a_ready_file_that_cannot_be_written(command: Run, tmp_path: Path) -> No
 def test_a_protocols_own_certificate(command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_echo(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    look_again(monkeypatch)
     monkeypatch.setenv("BROKERS_ECHO_TLS_CERTIFICATE", "/nowhere.pem")
     line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--enable", "echo")
     assert "echo.tls.certificate: cannot read /nowhere.pem" in line

@@ -60,7 +60,13 @@ def install(monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Mapping[str, 
             vars(module).update(contents)
         monkeypatch.setitem(sys.modules, f"{name}_plug", module)
         points.append(EntryPoint(name, f"{name}_plug:plug", plugs.GROUP))
+    look_again(monkeypatch)
     monkeypatch.setattr(plugs, "entry_points", lambda group: points)
+
+
+def look_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For this test what is installed is looked for each time, not once a process."""
+    monkeypatch.setattr(plugs, "_found", getattr(plugs._found, "__wrapped__", plugs._found))
 
 
 def quiet_log() -> structlog.stdlib.BoundLogger:
