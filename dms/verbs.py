@@ -62,9 +62,15 @@ DataDir = Annotated[
 class Server(options.Server):
     """Where the server is."""
 
-    port: Annotated[int, Parameter(name=("--port", "-p"), help="Its port.", env_var="BROKERS_DMS_PORT")] = (
-        9090
-    )
+    port: Annotated[
+        int,
+        Parameter(
+            name=("--port", "-p"),
+            help="Its port.",
+            env_var="BROKERS_DMS_PORT",
+            validator=options.a_port,
+        ),
+    ] = 9090
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Client]:

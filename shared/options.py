@@ -19,6 +19,12 @@ def at_least_one(_: type, number: int | None) -> None:
         raise ValueError("1 at least")
 
 
+def a_port(_: type, number: int) -> None:
+    """A validator, for ports of servers: where one is asked, not bound."""
+    if not 1 <= number <= 65535:
+        raise ValueError("a port is 1 to 65535")
+
+
 Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]
 DataDir = Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)]
 Max = Annotated[

@@ -83,6 +83,7 @@ def test_the_specs_own_client_commands(dms: Command) -> None:
         (("peek", "-q", "nowhere"), ExitCode.MISSING, "QUEUE_NOT_FOUND"),
         (("purge", "-q", "nowhere"), ExitCode.MISSING, "QUEUE_NOT_FOUND"),
         (("list", "--port", "1"), ExitCode.UNAVAILABLE, "no DMS server answers"),
+        (("list", "--port", "65536"), ExitCode.USAGE, "a port is 1 to 65535"),
         (("peek", "-q", "x", "-D", "/nowhere"), ExitCode.UNAVAILABLE, "no server is running"),
         (("create",), ExitCode.USAGE, ""),
     ],
