@@ -142,7 +142,7 @@ def check_folder(path: Path) -> None:
 
     disk = OsDisk(path, create=False, read_only=True)
     try:
-        check_format(disk)
+        check_format(disk, path)
     finally:
         disk.release()
 

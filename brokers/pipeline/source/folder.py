@@ -38,7 +38,7 @@ class Folder:
         self._found: dict[str, LogLine] = {}
         self.disk = OsDisk(Path(path), create=False, read_only=True)
         try:
-            check_format(self.disk)
+            check_format(self.disk, path)
         except BaseException:
             self.disk.release()
             raise

@@ -218,7 +218,8 @@ class Held:
         self.disk = OsDisk(folder, create=False, read_only=True)
         self._lock: FolderLock | None = None
         try:
-            check_format(self.disk, may_be_damaged=True)  # before a lock file is left in a stranger's folder
+            # Before a lock file is left in a stranger's folder.
+            check_format(self.disk, folder, may_be_damaged=True)
             self._lock = FolderLock.take(folder)
         except StoreInUse:
             self.live = True
@@ -250,7 +251,7 @@ def viewing(folder: Path, *, live_allowed: bool = True) -> Iterator[FolderView]:
     where its FORMAT or CATALOG is lost), and OSError.
     """
     with Held(folder, live_allowed=live_allowed) as held:
-        check_format(held.disk)
+        check_format(held.disk, folder)
         yield look(held.disk, live=held.live)
 
 
@@ -262,21 +263,24 @@ class DamagedFile(StoreFormat):
         self.path = path
 
 
-def check_format(disk: Disk, *, may_be_damaged: bool = False) -> None:
-    """Raises StoreFormat unless this is a data folder that we can read; DamagedFile where it once was one."""
+def check_format(disk: Disk, folder: Path | str = "this", *, may_be_damaged: bool = False) -> None:
+    """Raises StoreFormat unless this is a data folder that we can read; DamagedFile where it once was one.
+
+    `folder`: what people call it.
+    """
     try:
-        _check_format(disk)
+        _check_format(disk, folder)
     except DamagedFile:
         if not may_be_damaged:
             raise
 
 
-def _check_format(disk: Disk) -> None:
+def _check_format(disk: Disk, folder: Path | str) -> None:
     names = disk.names("")
     if "FORMAT" not in names:
         if "CATALOG" in names:
             raise DamagedFile("FORMAT", "is missing")
-        raise StoreFormat("not a data folder: it has no file FORMAT")
+        raise StoreFormat(f"{folder} is not a data folder: it has no file FORMAT")
     fd = disk.open("FORMAT")
     try:
         number = format.format_number(disk.read(fd, 200, 0))
@@ -285,7 +289,7 @@ def _check_format(disk: Disk) -> None:
     if number is None:
         raise DamagedFile("FORMAT", "is damaged")
     if number > format.FORMAT_NUMBER:
-        raise StoreFormat(f"the data folder has format {number}; this program reads {format.FORMAT_NUMBER}")
+        raise StoreFormat(f"{folder} has format {number}; this program reads {format.FORMAT_NUMBER}")
 
 
 def look(disk: Disk, *, live: bool = False) -> FolderView:
