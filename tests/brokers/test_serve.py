@@ -215,12 +215,6 @@ def test_it_can_be_stopped_whatever_its_caller_ignores(new_server: NewServer) ->
         server = new_server(prefix=prefix).start()
         server.signal(number)
         assert server.wait() == 0
-    server = new_server(prefix=prefix, stdin=subprocess.PIPE).start()
-    assert server.process is not None
-    assert server.process.stdin is not None
-    server.process.stdin.write(b"exit\n")
-    server.process.stdin.flush()
-    assert server.wait() == 0
 
 
 @pytest.fixture
