@@ -16,14 +16,14 @@ SHORT = 0.25
 
 
 def test_twelve_kills_under_load_lose_nothing_acknowledged_in_any_mode(tmp_path: Path) -> None:
-    plans = [Plan(6, f"suite/{lane}", MODES, tmp_path, load=SHORT, keep=False) for lane in range(2)]
+    plans = [Plan(6, f"suite/{lane}", MODES, tmp_path, load=SHORT, least=50, keep=False) for lane in range(2)]
     tally = Tally()
     with ThreadPoolExecutor(len(plans)) as lanes:
         for one in lanes.map(run_lane, plans):
             tally.add(one)
     assert not tally.verdict.faults, "\n".join(tally.verdict.faults)
     assert tally.cuts == 12
-    assert tally.verdict.kept > 100  # there was something to lose
+    assert tally.verdict.kept > 50  # there was something to lose
     assert tally.verdict.lost == 0
 
 

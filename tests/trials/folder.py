@@ -22,6 +22,7 @@ from tests.trials.verify import Dialog, DialogError, Snapshot, Verification, tak
 MODES = ("always", "interval", "none")
 SEGMENTS = ("64KiB", "256KiB", "1MiB", "8MiB")
 """Journal segments from a checkpoint every few milliseconds under load to one in seconds."""
+_LEAST_SECONDS = 30.0
 
 
 class BrokenPromiseError(Exception):
@@ -69,6 +70,8 @@ class Folder:
     source: random.Random
     tally: Tally
     load_factor: float = 1.0
+    least: int = attrs.field(default=0, kw_only=True)
+    """A kill waits until so many records are acknowledged, however slow the machine."""
     book: Book = attrs.field(factory=Book)
 
     def recover(self, promised_until: Callable[[Ledger], float] = lambda ledger: math.inf) -> Verification:
@@ -137,6 +140,9 @@ class Folder:
         """Load, and SIGKILL at a random instant of it. Raises BrokenPromiseError."""
         load = self.load()
         load.run(self.load_seconds())
+        give_up = time.monotonic() + _LEAST_SECONDS
+        while self.promised_records(math.inf) < self.least and time.monotonic() < give_up:
+            load.run(0.02)
         cut = time.monotonic()
         self.server.kill()
         self.tally.cuts += 1

@@ -43,6 +43,8 @@ class Plan:
     command: Sequence[str] = REAL
     load: float = 1.0
     """How long the load lasts each time, as a factor."""
+    least: int = 0
+    """Records that are acknowledged before a kill, at least."""
     works: Sequence[str] = ("logmq",)
     """The protocols under load: a data folder after another, each with one."""
     keep: bool = True
@@ -67,12 +69,9 @@ def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None)
         server = TrialServer(place, place / "data", *arguments, command=plan.command)
         until = min(plan.kills, tally.cuts + _KILLS_PER_FOLDER)
         try:
-            _kill_and_recover(
-                WORKS[protocol].folder(server, plan.modes, source, tally, plan.load),
-                until,
-                plan.keep,
-                progress,
-            )
+            folder = WORKS[protocol].folder(server, plan.modes, source, tally, plan.load)
+            folder.least = plan.least
+            _kill_and_recover(folder, until, plan.keep, progress)
         except BrokenPromiseError as error:
             tally.verdict.faults.append(f"seed {plan.seed}, {place}:\n{error}")
         finally:
