@@ -10,7 +10,7 @@ from pamqp import body, commands, decode, encode, frame, header
 
 from dmp.amqp import methods, packing
 from dmp.amqp.methods import METHODS, Direct, decode_untrusted
-from dmp.field_tables import check_table
+from dmp.field_tables import check_table, read_table
 from dmp.message import Head
 from dmp.properties import NO_PROPERTIES, note_untrusted, unpack
 from dmp.refusals import Code, Refusal
@@ -156,9 +156,9 @@ def test_a_table_is_taken_whole_or_not(table: dict[str, Any]) -> None:
         changed = packed[:at] + bytes((packed[at] ^ 0x80,)) + packed[at + 1 :]
         try:
             check_table(changed, 0, len(changed))
-        except Refusal:
+            read_table(changed)
+        except Refusal:  # and nothing else, also of a time in the year 110,035,675
             continue
-        decode.field_table(changed)
 
 
 def test_tables_have_a_depth_and_a_size() -> None:
