@@ -48,7 +48,7 @@ KEY_LETTERS = 7
 VALUES, TIMES = "value BINARY", "timestamp TIMESTAMP"
 PIECE_BYTES = 1 << 20
 _VISIBLE_SECONDS = 60.0
-_WARMING_ROUNDS = 3
+WARMING_ROUNDS = 3
 """The JVM goes on compiling for some rounds, more than one after another kind of query."""
 
 
@@ -167,7 +167,7 @@ class Ground:
         ways = {"": work, **others}
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         jvm = int(self.spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
-        for number in range(-_WARMING_ROUNDS, self.rounds):
+        for number in range(-WARMING_ROUNDS, self.rounds):
             for name, way in ways.items():
                 begun, spent = perf_counter(), cpu_seconds(jvm)
                 seen = way()

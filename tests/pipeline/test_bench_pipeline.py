@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def test_every_case_gives_rows_beside_its_baselines(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pipeline, "WARMING_ROUNDS", 0)
     monkeypatch.setattr(archiving, "RATE", 1000)
     monkeypatch.setattr(archiving, "SECONDS", 0.5)
     with pipeline.prepared(spark, tmp_path, [200], 100_000, 1) as ground:
