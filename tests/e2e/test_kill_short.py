@@ -23,7 +23,7 @@ def test_twelve_kills_under_load_lose_nothing_acknowledged_in_any_mode(tmp_path:
             tally.add(one)
     assert not tally.verdict.faults, "\n".join(tally.verdict.faults)
     assert tally.cuts == 12
-    assert tally.verdict.kept > 50  # there was something to lose
+    assert tally.verdict.kept > 100  # there was something to lose
     assert tally.verdict.lost == 0
 
 

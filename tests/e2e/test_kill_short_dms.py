@@ -14,12 +14,12 @@ SHORT = 0.25
 
 
 def test_six_kills_under_load_lose_and_undo_nothing_acknowledged_in_any_mode(tmp_path: Path) -> None:
-    plan = Plan(6, "suite/dms", MODES, tmp_path, load=SHORT, least=20, keep=False, works=("dms",))
+    plan = Plan(6, "suite/dms", MODES, tmp_path, load=SHORT, least=200, keep=False, works=("dms",))
     tally = run_lane(plan)
     assert not tally.verdict.faults, "\n".join(tally.verdict.faults)
     assert tally.cuts == 6
-    assert tally.verdict.kept > 10  # there was something to lose
-    assert tally.verdict.commits > 0  # and to undo
+    assert tally.verdict.kept > 100  # there was something to lose
+    assert tally.verdict.commits > 100  # and to undo
     assert tally.verdict.lost == 0
 
 
