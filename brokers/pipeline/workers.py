@@ -2,11 +2,12 @@
 
 A worker that comes to its end after the JVM has, or whose rows nobody wants any more, finds its pipe closed,
 and says so with a stack trace on the terminal. That is no news, and left out here; anything else is said.
-The workers that plan a read have Spark's parent whatever the settings say: there the source asks for it.
 """
 
 import sys
 import traceback
+
+from pyspark import daemon
 
 _print = traceback.print_exc
 
@@ -17,15 +18,6 @@ def print_exc() -> None:
         _print()
 
 
-def hush() -> None:
-    """In a worker whose parent is Spark's own: leave it out here, too. Anywhere else nothing."""
-    program = getattr(sys.modules["__main__"], "__spec__", None)
-    if program is not None and program.name == "pyspark.daemon":
-        traceback.print_exc = print_exc  # type: ignore[assignment]
-
-
 if __name__ == "__main__":
-    from pyspark import daemon
-
     traceback.print_exc = print_exc  # type: ignore[assignment]
     daemon.manager()

@@ -1,10 +1,8 @@
 """What Spark says of itself stays out of a user's sight; what he set himself stays."""
 
 import importlib.util
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 from brokers.pipeline import quiet
 
@@ -42,26 +40,6 @@ def test_workers_of_this_machine_say_nothing_of_a_pipe_that_nobody_reads() -> No
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "ValueError: news" in done.stderr
     assert "nobody" not in done.stderr
-
-
-def test_so_do_those_that_spark_starts_in_its_own_way(tmp_path: Path) -> None:
-    package = tmp_path / "pyspark"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "daemon.py").write_text(
-        "import sys, traceback; from brokers.pipeline import workers\n"
-        "workers.hush()\n"
-        "for error in (BrokenPipeError(32, 'nobody'), ValueError('news')):\n"
-        "    try: raise error\n"
-        "    except Exception: traceback.print_exc()"
-    )
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    for module, told in [("pyspark.daemon", False), ("daemon", True)]:
-        program = [sys.executable, "-m", module]
-        environ = {**os.environ, "PYTHONPATH": path}
-        done = subprocess.run(program, cwd=package, env=environ, capture_output=True, text=True, check=True)
-        assert "ValueError: news" in done.stderr
-        assert ("nobody" in done.stderr) is told
 
 
 def test_a_verb_says_errors_alone_unless_told() -> None:

@@ -16,15 +16,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
-from brokers.pipeline import workers
 from brokers.pipeline.source import positions, rows, sink, spans, stream
 from brokers.pipeline.source.framing import SCHEMA
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError
-
-workers.hush()  # every worker that has to do with the source comes by here
 
 COLUMNS = (
     StructType()
