@@ -133,7 +133,7 @@ def sync_slowly(clock: HandClock, seconds: float, operation: Operation) -> None:
     [(0.2, 0, True), (1, 0, False), (1, 0.9, False), (1, 1.1, True), (2.5, 5, False)],
 )
 async def test_syncs_that_are_short_beside_a_rounds_work_need_no_thread(
-    sync_ms: float, filling_ms: float, inline: bool
+    sync_ms: float, filling_ms: float, inline: bool, mock_clock: MockClock
 ) -> None:
     disk, clock = FakeDisk(), HandClock()
     store = await open_store(disk, attrs.evolve(SMALL, inline_sync_seconds=300e-6), clock)
@@ -150,7 +150,7 @@ async def test_syncs_that_are_short_beside_a_rounds_work_need_no_thread(
         assert ticket.done is inline
 
 
-async def test_what_had_to_wait_for_a_commit_does_not_count_as_work() -> None:
+async def test_what_had_to_wait_for_a_commit_does_not_count_as_work(mock_clock: MockClock) -> None:
     disk, clock, gate = FakeDisk(), HandClock(), trio.Event()
 
     async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
