@@ -74,10 +74,11 @@ class Connection:
     def write(self, data: bytes) -> None:
         """Append to the outbox.
 
-        What is written during a round is flushed when the session's `receive` or `on_deadline` returns, or,
-        on another connection than the one being served, when the round ends; outside a round the socket is
-        tried at once. Where the driver is about to look for input, it does that first: to a peer that has
-        sent more meanwhile, this goes along with the answer. Nothing is sent after `finish` or `abort`.
+        What is written during a round is flushed when the session's `receive` or `on_deadline` returns, if it
+        is little perhaps after a few other sessions' too, or, on another connection than the one being
+        served, when the round ends; outside a round the socket is tried at once. Where the driver is about to
+        look for input, it does that first: to a peer that has sent more meanwhile, this goes along with the
+        answer. Nothing is sent after `finish` or `abort`.
         """
         if self._mute or not data:
             return

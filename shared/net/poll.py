@@ -2,9 +2,10 @@
 
 All sockets are registered once, edge-triggered, with an epoll descriptor of the driver's own. A descriptor
 of that kind can itself be waited for, so trio waits for it, and one wake-up brings every socket that is
-ready. Between two waits nothing is awaited: read, apply, answer, next. Registering once means no epoll_ctl
-afterwards, not even while a socket is blocked or a session has paused; the price is that the driver must
-remember what an edge told it (`_unread`) until the socket has said that it has no more.
+ready. Between two waits nothing is awaited: read, apply, next; what is little is sent for several at once.
+Registering once means no epoll_ctl afterwards, not even while a socket is blocked or a session has paused;
+the price is that the driver must remember what an edge told it (`_unread`) until the socket has said that it
+has no more.
 
 What a round leaves undone (a socket with more to read, a file range with more to send) is put in `_again` and
 served in the next round, behind what others have to say by then.
@@ -22,7 +23,7 @@ from time import perf_counter
 
 import trio
 
-from shared.net.polled import READ_BYTES, PollConnection
+from shared.net.polled import READ_BYTES, SMALL_BYTES, PollConnection
 from shared.net.rounds import OpenSession, Rounds
 
 EVENTS_MAX = 128
@@ -34,6 +35,9 @@ YIELD_SECONDS = 300e-6
 LOOK_WORK = 8 * 1024
 """Work between two looks at the clock, in bytes read plus `EVENT_WORK` for each event."""
 EVENT_WORK = 512
+ANSWERS_TOGETHER = 8
+"""Small answers are sent so many in a row. To wake a process that waits costs more than to send; peers that
+share one are woken by the first, and the others' answers find it awake."""
 
 READABLE = select.EPOLLIN | select.EPOLLOUT
 """What epoll says of a socket that has input and nothing else to tell."""
@@ -52,6 +56,7 @@ class PollDriver:
         self._epoll.register(self._wake_fd, select.EPOLLIN | select.EPOLLET)
         self._by_fd: dict[int, PollConnection] = {}
         self._again: list[PollConnection] = []
+        self._answered: list[PollConnection] = []  # served in this turn, and not sent to yet
         self._pending: list[tuple[int, int]] = []  # events of a round that took too long
         self._parked = False
         self._turns = 0  # that the round under way has had
@@ -166,7 +171,10 @@ class PollDriver:
                 work = 0
                 if perf_counter() > turn_ends:
                     break
-        self._pending = list(left)
+        # Not those of who was closed meanwhile: with the next turn another may have the descriptor.
+        self._pending = [event for event in left if event[0] in by_fd]
+        if self._answered:
+            self._send_answers()
         self._turns += 1
         if self._pending and self._turns < ROUND_TURNS:
             self.rounds.interrupt()
@@ -201,10 +209,20 @@ class PollDriver:
             if connection.outbox.size < READ_BYTES:
                 self.rounds.expecting.append(connection)
                 return count
+        outbox = connection.outbox
+        if outbox.chunks and outbox.size <= SMALL_BYTES:
+            self._answered.append(connection)
+            if len(self._answered) == ANSWERS_TOGETHER:
+                self._send_answers()
+            return count
         connection._dirty = False
-        if connection.outbox.chunks:
+        if outbox.chunks:
             connection._flush()
         return count
+
+    def _send_answers(self) -> None:
+        answered, self._answered = self._answered, []
+        self.rounds.flush(answered)
 
     def _read_more(self, connection: PollConnection, data: bytes) -> tuple[bytes, int]:
         """The first read was full: take more in one piece, and come back in the next round."""

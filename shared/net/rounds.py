@@ -1,12 +1,12 @@
 """Rounds: the synchronous stretches in which a group's sessions are called, whatever driver serves them.
 
-Output written in a round is flushed when the session that is being served returns, for other connections when
-the round ends; then `after_round` runs (the host commits what was appended), and what that wrote is flushed
-too. A session's `connection_lost` is called at the end of a round, never from inside a call that the
-session made.
+Output written in a round is flushed when the session that is being served returns (by the poll driver, small
+answers of several together), for other connections when the round ends; then `after_round` runs (the host
+commits what was appended), and what that wrote is flushed too. A session's `connection_lost` is called at the
+end of a round, never from inside a call that the session made.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import structlog
@@ -170,7 +170,8 @@ class Rounds:
             self.flush_dirty()
         yield_now = self._after_round()
         if self.expecting:
-            self._flush_expecting()
+            expecting, self.expecting = self.expecting, []
+            self.flush(expecting)
         hold = hold and len(self.dirty) >= HOLD_LEAST
         while (self.dirty and not hold) or self._lost or self._ending:
             self._end_inputs()
@@ -205,9 +206,9 @@ class Rounds:
             if not connection.closed:
                 connection._flush()
 
-    def _flush_expecting(self) -> None:
-        expecting, self.expecting = self.expecting, []
-        for connection in expecting:
+    def flush(self, connections: Iterable[DrivenConnection]) -> None:
+        """Send what was written to those that were kept waiting for it."""
+        for connection in connections:
             connection._dirty = False
             if not connection.closed:
                 connection._flush()

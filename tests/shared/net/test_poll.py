@@ -1,6 +1,8 @@
 """What only the poll driver has to prove: turns, wake-ups, and what ten thousand connections cost."""
 
+import contextlib
 import gc
+import os
 import socket
 import sys
 import tracemalloc
@@ -266,6 +268,47 @@ async def test_a_connection_that_ends_itself_in_the_midst_of_a_round_harms_no_ne
         assert answers == 1
         assert served.group.counters.crashes == 0
         assert served.group.counters.closed == {"test": 9}
+
+
+async def test_what_was_told_of_a_closed_connection_is_not_told_to_the_next_with_its_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One session aborts another whose last word is still to be looked at; a new client comes at once."""
+    monkeypatch.setattr(poll, "YIELD_SECONDS", 0.0)
+    monkeypatch.setattr(poll, "LOOK_WORK", 0)  # so a turn is one event
+    rounds_had = 0
+
+    def after_round() -> None:
+        nonlocal rounds_had
+        rounds_had += 1
+
+    sessions = Sessions()
+    with contextlib.ExitStack() as stack:
+        async with serving("poll", sessions, after_round=after_round) as served:
+            sockets = [served.connect_socket() for _ in range(30)]
+            first, *_, last = [await sessions.next() for _ in sockets]
+            freed = last.connection.fd  # type: ignore[attr-defined]
+
+            def replace_last(data: bytes) -> None:
+                served.connect_socket()
+                while (fd := os.dup(0)) < freed:
+                    stack.callback(os.close, fd)
+                os.close(fd)
+                last.connection.abort("test")
+
+            first.on_receive = replace_last
+            for sock in sockets[:-1]:
+                sock.send(b"!")
+            sockets[-1].shutdown(socket.SHUT_WR)
+            new = await sessions.next()
+            assert new.connection.fd == freed  # type: ignore[attr-defined]
+            for _ in range(500):
+                await trio.lowlevel.checkpoint()
+            before = rounds_had
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            assert rounds_had == before, "there is nothing to do, and no end to it"
+            assert not last.calls or last.calls == ["lost"]
 
 
 class Quiet:
