@@ -16,17 +16,23 @@ from shared.plug import Context
 from shared.storage.store import Store
 
 
-def call(folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any]) -> Any:
-    """What the verb answers, as JSON has it. Nothing is bound or served.
+def call(
+    folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any], config: Path | None = None
+) -> Any:
+    """What the verb answers, as JSON has it, under the settings of a file. Nothing is bound or served.
 
     Raises StoreInUse where a server only starts or stops there, Refusal, and what the verb raises.
     """
-    return json.loads(json.dumps(trio.run(_call, folder, protocol, verb, arguments), default=json_value))
+    return json.loads(
+        json.dumps(trio.run(_call, folder, protocol, verb, arguments, config), default=json_value)
+    )
 
 
-async def _call(folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any]) -> Any:
+async def _call(
+    folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any], file: Path | None
+) -> Any:
     plug = load(protocol)
-    config = as_served(None)
+    config = as_served(file)
     log = logs.configure("warning", config.serve.log_format).bind(protocol=protocol)
     try:
         store = await Store.open(folder, config.storage)

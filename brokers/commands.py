@@ -4,19 +4,14 @@ What a verb needs is imported inside it, so that no command pays for another's l
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from brokers import operating, storing
-from brokers.flags import Flag, ServeCommand, port_flags, with_host_flags
+from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_flags
 from shared.options import Json
 
-if TYPE_CHECKING:
-    pass
-
-ConfigFile = Annotated[Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).")]
 PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
 BENCH_HELP = "Measure this machine: the network layer, or a protocol's server."
 

@@ -16,11 +16,13 @@ from cyclopts import Parameter
 from brokers.errors import InvalidSettings, Problem
 
 if TYPE_CHECKING:
-    from shared.plug import ServeRequest
+    from shared.plug import ServeRequest, VerbRequest
+
+ConfigFile = Annotated[Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).")]
 
 # Settings' names here are those of `[serve]`; `config` and `ready_file` are flags alone.
 HOST_FLAGS: Mapping[str, Any] = {
-    "config": Annotated[Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).")],
+    "config": ConfigFile,
     "host": Annotated[str | None, Parameter(help="Address to bind; 127.0.0.1 unless set.")],
     "data_dir": Annotated[Path | None, Parameter(help="The data folder; ./data unless set.")],
     "durability": Annotated[
@@ -118,10 +120,30 @@ def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Ca
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in host.items()
     ]
-    parameters = [*own.parameters.values(), *added]
-    serve.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    _sign(serve, own, added)
     return serve
+
+
+def with_config_flag(verb: "Callable[..., VerbRequest]") -> "Callable[..., VerbRequest]":
+    """A protocol's verb that asks about a data folder, with `--config` beside its own flags."""
+    own = inspect.signature(verb, eval_str=True)
+    if "config" in own.parameters:
+        return verb
+
+    @functools.wraps(verb)
+    def asking(*arguments: Any, config: Path | None = None, **keywords: Any) -> "VerbRequest":
+        return attrs.evolve(verb(*arguments, **keywords), config=config)
+
+    added = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
+    _sign(asking, own, [added])
+    return asking
+
+
+def _sign(verb: Callable[..., Any], own: inspect.Signature, added: Iterable[inspect.Parameter]) -> None:
+    """Let the command line see a verb's own parameters and those."""
+    parameters = [*own.parameters.values(), *added]
+    verb.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def _requested(request: "ServeRequest", record: bool) -> ServeCommand:

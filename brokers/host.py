@@ -31,8 +31,12 @@ from shared.metrics import Sample
 from shared.net.network import Network
 from shared.plug import Plug, Verb
 from shared.recording.recorder import Recording
+from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from shared.storage.tools.live_backup import backup_files
+
+UNUSED_SEGMENT_BYTES = 64 * 1024
+"""Of a journal that stays empty: two segments of the usual size would be 128 MiB of zeros, for nothing."""
 
 
 class Host:
@@ -124,13 +128,20 @@ class Host:
 
     async def _open_store(self, folder: Path) -> Store:
         try:
-            return await Store.open(folder, self._config.storage)
+            return await Store.open(folder, self._storage())
         except OSError as error:
             file = Path(error.filename) if isinstance(error.filename, str) else folder
             # A file in it is named as seen from the folder.
             where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
             why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
             raise Refusal(f"data folder {where}: {why}", ExitCode.DATA_FOLDER) from error
+
+    def _storage(self) -> StorageSettings:
+        config = self._config
+        if config.record.protocols or any(plug.keeps(config.protocols[plug.name]) for plug in self._plugs):
+            return config.storage
+        small = min(config.storage.segment_bytes, UNUSED_SEGMENT_BYTES)
+        return attrs.evolve(config.storage, segment_bytes=small)
 
     def _open_recording(self, store: Store, folder: Path) -> Recording:
         try:

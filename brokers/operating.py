@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal
+from brokers.flags import ConfigFile
 from brokers.render import Outcome, Several, json_value, progress
 from shared.options import Json
 from shared.progress import waiting
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 DataDir = Annotated[
     Path | None,
-    Parameter(help="The data folder; else BROKERS_SERVE_DATA_DIR, else that of BROKERS_CONFIG, else ./data."),
+    Parameter(help="The data folder; else BROKERS_SERVE_DATA_DIR, else that of --config, else ./data."),
 ]
 
 
@@ -34,8 +35,8 @@ USUAL = Path("data")
 """Below the folder where a server was started, if nobody has said otherwise."""
 
 
-def data_folder(given: Path | None, usual: Path = USUAL) -> Path:
-    """The folder that a verb is about, as `brokers serve` with the same environment would take it.
+def data_folder(given: Path | None, config: Path | None = None, usual: Path = USUAL) -> Path:
+    """The folder that a verb is about, as `brokers serve` with the same flags and environment would take it.
 
     The full settings are not read: that needs every protocol's module, and a health check runs every few
     seconds. Raises Refusal.
@@ -44,16 +45,18 @@ def data_folder(given: Path | None, usual: Path = USUAL) -> Path:
         return given
     if said := os.environ.get("BROKERS_SERVE_DATA_DIR"):
         return Path(said).expanduser()
-    if file := os.environ.get("BROKERS_CONFIG"):
+    if file := config or os.environ.get("BROKERS_CONFIG"):
         try:
             serve = tomllib.loads(Path(file).read_text()).get("serve", {})
-            return Path(serve.get("data_dir", "data")).expanduser()
+            return Path(serve["data_dir"]).expanduser() if "data_dir" in serve else usual
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise Refusal(f"{file}: {error} (BROKERS_CONFIG)", ExitCode.CONFIGURATION) from None
+            why = (isinstance(error, OSError) and error.strerror) or error
+            said = "--config" if config else "BROKERS_CONFIG"
+            raise Refusal(f"{file}: {why} ({said})", ExitCode.CONFIGURATION) from None
     return usual
 
 
-def status(*, data_dir: DataDir = None, json: Json = False) -> Outcome:
+def status(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Outcome:
     """Show what runs on a data folder.
 
     State, addresses, connections, and how the store is. The exit code is 0 where
@@ -62,7 +65,7 @@ def status(*, data_dir: DataDir = None, json: Json = False) -> Outcome:
     """
     from brokers import control
 
-    found = control.request(data_folder(data_dir), "GET", "/status")
+    found = control.request(data_folder(data_dir, config), "GET", "/status")
     code = ExitCode.OK if found["state"] == "ready" else ExitCode.FAILED
     if json:
         return Outcome(found, code)
@@ -78,11 +81,11 @@ _STATUS_EXAMPLES = """Examples:
     brokers status --data-dir /var/lib/brokers --json | jq .state"""
 
 
-def metrics(*, data_dir: DataDir = None) -> str:
+def metrics(*, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     """Print the running server's metrics, as Prometheus reads them."""
     from brokers import control
 
-    return str(control.request(data_folder(data_dir), "GET", "/metrics"))
+    return str(control.request(data_folder(data_dir, config), "GET", "/metrics"))
 
 
 def call(
@@ -90,6 +93,7 @@ def call(
     verb: Annotated[str | None, Parameter(help="One of its administrative verbs.")] = None,
     *arguments: Annotated[str, Parameter(help="KEY=VALUE; a value that is JSON is taken as such.")],
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     json: Json = False,
 ) -> Any:
     """Call a protocol's administrative verb; without one, list them.
@@ -98,7 +102,7 @@ def call(
     """
     from brokers import control
 
-    folder = data_folder(data_dir)
+    folder = data_folder(data_dir, config)
     if protocol is None or verb is None:
         listed = control.request(folder, "GET", "/verbs")
         found = [each for each in listed if protocol in (None, each["protocol"])]
@@ -120,7 +124,8 @@ def ask(request: "VerbRequest") -> Any:
 
     arguments = {name: value for name, value in request.arguments.items() if value is not None}
     own = request.own_dir
-    folder = data_folder(request.data_dir, own if own and own.is_dir() and not USUAL.exists() else USUAL)
+    usual = own if own and own.is_dir() and not USUAL.exists() else USUAL
+    folder = data_folder(request.data_dir, request.config, usual)
     with waiting(request.verb):
         try:
             return control.request(folder, "POST", f"/{request.protocol}/{request.verb}", arguments)
@@ -129,7 +134,7 @@ def ask(request: "VerbRequest") -> Any:
                 raise
         from brokers import cold
 
-        return cold.call(folder, request.protocol, request.verb, arguments)
+        return cold.call(folder, request.protocol, request.verb, arguments, request.config)
 
 
 def _keyed(arguments: Sequence[str]) -> dict[str, Any]:
@@ -151,6 +156,7 @@ def backup(
     target: Annotated[Path, Parameter(help="A folder that does not exist yet, or is empty.")],
     *,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     json: Json = False,
 ) -> Any:
     """Copy a data folder, while it is served or not.
@@ -160,7 +166,7 @@ def backup(
     """
     from brokers import control
 
-    folder = data_folder(data_dir)
+    folder = data_folder(data_dir, config)
     with progress(f"backing up {folder}"):
         try:
             report = control.request(folder, "POST", "/backup", {"target": str(target.absolute())})

@@ -5,13 +5,15 @@ so for protocols that this package does not know by name.
 """
 
 import importlib
+import inspect
 from typing import Any
 
 from cyclopts import App
 
 from brokers import plugs
 from brokers.errors import Refusal
-from brokers.flags import with_host_flags
+from brokers.flags import with_config_flag, with_host_flags
+from shared.plug import VerbRequest
 
 
 def __getattr__(name: str) -> App:
@@ -41,6 +43,10 @@ def _app(name: str) -> App:
         serve = app["serve"]
         if serve.default_command is not None:
             serve.default_command = with_host_flags(serve.default_command, recordable=plug.unrecorded is None)
+    for word in app:
+        verb = app[word].default_command
+        if verb is not None and inspect.signature(verb).return_annotation in (VerbRequest, "VerbRequest"):
+            app[word].default_command = with_config_flag(verb)
     return app
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal
+from brokers.flags import ConfigFile
 from brokers.operating import DataDir, copied, data_folder
 from brokers.render import Outcome, Several, progress
 from shared.options import Json
@@ -41,13 +42,14 @@ def fsck(
     *,
     repair: Annotated[bool, Parameter(help=_REPAIR, negative="", show_default=False)] = False,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     json: Json = False,
 ) -> Outcome:
     """Check a data folder that no server uses.
 
     Everything is read, and what is wrong is told. Exit code 1: data is damaged.
     """
-    folder = _there(data_folder(data_dir))
+    folder = _there(data_folder(data_dir, config))
     with progress(f"checking {folder}"):
         if repair:
             from shared.storage.tools.repair import repair as mend
@@ -77,11 +79,11 @@ _FSCK_EXAMPLES = """Examples:
     brokers fsck --repair --data-dir /var/lib/brokers"""
 
 
-def ls(*, data_dir: DataDir = None, json: Json = False) -> Any:
+def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Any:
     """List every log: its offsets, records, and room on disk."""
     from shared.storage.tools.logs import log_ls
 
-    return log_ls(_there(data_folder(data_dir)))
+    return log_ls(_there(data_folder(data_dir, config)))
 
 
 def dump(
@@ -91,6 +93,7 @@ def dump(
     start: Annotated[int, Parameter(name="--from", help="First offset.", show_default=False)] = 0,
     stop: Annotated[int | None, Parameter(name="--to", help="Offset to stop before.")] = None,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     json: Json = False,
 ) -> Iterator[Any]:
     """Print a log's records.
@@ -101,7 +104,7 @@ def dump(
     from shared.storage.tools.logs import DamagedRow, log_dump
 
     damaged = 0
-    for row in log_dump(_there(data_folder(data_dir)), namespace, name, start, stop):
+    for row in log_dump(_there(data_folder(data_dir, config)), namespace, name, start, stop):
         damaged += isinstance(row, DamagedRow)
         yield row
     if damaged:
@@ -119,6 +122,7 @@ def verify(
     name: Annotated[str | None, Parameter(help="Only this log.")] = None,
     *,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     json: Json = False,
 ) -> Outcome:
     """Check every byte of the logs against their CRCs. Exit code 1: a part is damaged."""
@@ -126,7 +130,7 @@ def verify(
 
     with progress("verifying") as update:
         rows = []
-        for row in log_verify(_there(data_folder(data_dir)), namespace, name):
+        for row in log_verify(_there(data_folder(data_dir, config)), namespace, name):
             rows.append(row)
             update(len(rows))
     return Outcome(rows, ExitCode.OK if all(row.ok for row in rows) else ExitCode.FAILED)
@@ -136,6 +140,7 @@ def restore(
     source: Annotated[Path, Parameter(help="A backup, as `brokers backup` made it.")],
     *,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     json: Json = False,
 ) -> Outcome:
     """Make a data folder from a backup.
@@ -144,7 +149,7 @@ def restore(
     """
     from shared.storage.tools.backup import restore as put_back
 
-    folder = data_folder(data_dir)
+    folder = data_folder(data_dir, config)
     with progress(f"restoring {folder}"):
         report = put_back(_there(source), folder)
     return copied(report, json)

@@ -32,7 +32,7 @@ app = App(
 class Server(options.Server):
     """Where the server is, and who asks."""
 
-    port: Annotated[int, Parameter(help="Its port.", env_var="BROKERS_DMP_PORT")] = 5672
+    port: Annotated[options.Port, Parameter(env_var="BROKERS_DMP_PORT")] = 5672
     user: Annotated[str, Parameter(help="Whom to log in as.", env_var="BROKERS_DMP_USER")] = "guest"
     password: Annotated[
         str,

@@ -54,6 +54,7 @@ from dms.errors import (
 from dms.link import Answer, Lasting, Link, greeted
 from dms.wire import PAYLOAD_BYTES_MAX, Type
 from shared.net.dial import Address, Disconnected, Unreachable
+from shared.nurseries import beside
 
 __all__ = [
     "BadMagic",
@@ -135,20 +136,14 @@ async def connect(
     """
     address = Address(host, port, ssl_context, server_hostname, kind="DMS")
     link = await greeted(await address.open(), None)
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
+    async with beside() as nursery:
         nursery.start_soon(link.run)
         client = Client(nursery, address, retry_seconds, link)
         try:
             yield client
             await client._leave()
-        except (Exception, GeneratorExit) as error:  # raised below: the caller's are not to come in a group
-            failure = error
         finally:
             client._close()
-            nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 class Client:

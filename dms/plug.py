@@ -19,4 +19,5 @@ plug = Plug(
     tables="dms.tables:TABLES",
     replays="dms.replay:target",
     unrecorded="its queues' logs tell each message's life already",
+    keeps=lambda settings: settings.persist,
 )

@@ -27,14 +27,14 @@ from shared.progress import counting
 PREFETCH = 64
 LEVELS = ("debug", "info", "warning", "error")
 DATA_DIR = Path("dms_data")
-UNUSED_SEGMENT_BYTES = 64 * 1024
 
 app = App(
     name="dms",
     help="Work queues: a message leaves its queue when a consumer acknowledges it.",
-    help_epilogue="""Exit codes: 0 done; 1 refused; 2 a mistake on the command line; 66 no such queue;
-69 no server answers; 74 the connection was lost, what was under way may or may
-not have been done; 75 try again later (no message came in time, the queue is full); 130 interrupted.
+    help_epilogue="""Exit codes: 0 done; 1 refused; 2 a mistake on the command line; 66 no such
+queue; 69 no server answers; 74 the connection was lost, what was under way may
+or may not have been done; 75 try again later (no message came in time, the
+queue is full); 130 interrupted.
 
 Examples:
 
@@ -62,15 +62,7 @@ DataDir = Annotated[
 class Server(options.Server):
     """Where the server is."""
 
-    port: Annotated[
-        int,
-        Parameter(
-            name=("--port", "-p"),
-            help="Its port.",
-            env_var="BROKERS_DMS_PORT",
-            validator=options.a_port,
-        ),
-    ] = 9090
+    port: Annotated[options.Port, Parameter(name=("--port", "-p"), env_var="BROKERS_DMS_PORT")] = 9090
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Client]:
@@ -137,8 +129,6 @@ def serve(
     defaults: Mapping[str, Mapping[str, Any]] = {
         "dms": {"persist": False},
         "serve": {"data_dir": str(DATA_DIR)},
-        # Without -P the journal stays empty, so its two segments may be small; -P has the usual ones.
-        "storage": {} if persist else {"segment_bytes": UNUSED_SEGMENT_BYTES},
     }
     flags = {"consume_seconds": "--timeout", "log_level": "--level"}
     return ServeRequest("dms", {"dms": own, "serve": host}, defaults, flags)
@@ -254,7 +244,7 @@ def _option(help_: str) -> Parameter:
     help_epilogue="""Examples:
 
     brokers dms create -q orders
-    brokers dms create -q orders --depth 100000 --max-deliveries 5 --dead-letter orders-dead
+    brokers dms create -q orders --max-deliveries 5 --dead-letter orders-dead
     brokers dms create -q mails --retry-ms 1000 --retry-max-ms 60000 --exist-ok"""
 )
 async def create(

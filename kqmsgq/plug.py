@@ -18,4 +18,5 @@ plug = Plug(
     verbs="kqmsgq.verbs:app",
     tables="kqmsgq.tables:TABLES",
     unrecorded=None,
+    keeps=lambda settings: False,
 )

@@ -33,7 +33,7 @@ app = App(
 class Server(options.Server):
     """Where the server is."""
 
-    port: Annotated[int, Parameter(help="Its port.", env_var="BROKERS_KQMSGQ_PORT")] = 8000
+    port: Annotated[options.Port, Parameter(env_var="BROKERS_KQMSGQ_PORT")] = 8000
 
 
 LOCAL = Server()

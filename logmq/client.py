@@ -43,6 +43,7 @@ from logmq.runs import encode
 from logmq.streams import Producer, Records, Tail
 from logmq.wire import name_untrusted, topic_untrusted
 from shared.net.dial import Address, Disconnected, Unreachable, open_again, pause_before
+from shared.nurseries import beside
 
 __all__ = [
     "Client",
@@ -83,18 +84,12 @@ async def connect(
     """
     address = Address(host, port, ssl_context, server_hostname, kind="LogMQ")
     stream = await address.open()
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
+    async with beside() as nursery:
         client = Client(nursery, address, stream, retry_seconds)
         try:
             yield client
-        except (Exception, GeneratorExit) as error:  # raised below: the caller's are not to come in a group
-            failure = error
         finally:
             client._close()
-            nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 class Client:
@@ -187,18 +182,10 @@ class Client:
         name = name_untrusted((writer or secrets.token_hex(8)).encode(), "writer")
         _name(topic)
         producer = Producer(self, topic, name, told)
-        failure: BaseException | None = None
-        async with trio.open_nursery() as nursery:
+        async with beside() as nursery:
             nursery.start_soon(producer.run)
-            try:
-                yield producer
-                await producer.flush()
-            except (Exception, GeneratorExit) as error:
-                failure = error
-            finally:
-                nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+            yield producer
+            await producer.flush()
 
     # Reading.
 

@@ -45,7 +45,7 @@ Offsets = Annotated[bool, flag("Show each message's offset beside it.")]
 class Server(options.Server):
     """Where the server is."""
 
-    port: Annotated[int, Parameter(help="Its port.", env_var="BROKERS_LOGMQ_PORT")] = 8080
+    port: Annotated[options.Port, Parameter(env_var="BROKERS_LOGMQ_PORT")] = 8080
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Client]:
@@ -221,7 +221,7 @@ async def offsets(topic: Topic, /, *, server: Server = LOCAL, json: Json = False
     help_epilogue="""Examples:
 
     brokers logmq seek orders 2026-01-31T12:00
-    brokers logmq consume orders --from $(brokers logmq seek orders 1769860800000 --json | jq .offset)"""
+    brokers logmq seek orders 1769860800000 --json | jq .offset"""
 )
 async def seek(
     topic: Topic,

@@ -16,7 +16,7 @@ from cyclopts import App, Parameter
 from pubsub import wire
 from pubsub.wire import Kind
 from shared.errors import ConfigError
-from shared.options import Ca, DataDir, Json, Tls, flag
+from shared.options import Ca, DataDir, Json, Port, Tls, flag
 from shared.plug import ServeRequest, VerbRequest
 
 app = App(
@@ -35,7 +35,8 @@ app = App(
     help_epilogue="""Examples:
 
     brokers pubsub serve 7070
-    BROKERS_PUBSUB_ALLOW='["10.0.0.0/8"]' brokers pubsub serve 7070 --host 0.0.0.0 --insecure"""
+    export BROKERS_PUBSUB_ALLOW='["10.0.0.0/8"]'
+    brokers pubsub serve 7070 --host 0.0.0.0 --insecure"""
 )
 def serve(
     port: Annotated[
@@ -55,12 +56,12 @@ def serve(
     help_epilogue="""Examples:
 
     brokers pubsub subscriber A 127.0.0.1 7070
-    printf 'subscribe hall/+/temperature\\n' | brokers pubsub subscriber A 127.0.0.1 7070"""
+    echo 'subscribe hall/+/door' | brokers pubsub subscriber A 127.0.0.1 7070"""
 )
 def subscriber(
     client_id: Annotated[str, Parameter(help="1 to 10 printable ASCII characters.")],
     ip: Annotated[str, Parameter(help="The server's address.")],
-    port: Annotated[int, Parameter(help="Its port.")],
+    port: Port,
     *,
     tls: Tls = False,
     ca: Ca = None,
@@ -120,7 +121,9 @@ class Value:
     brokers pubsub publish hall/3/door --string open
     brokers pubsub publish --from readings.jsonl --rate 1000
 
-A line of readings.jsonl: {"topic": "hall/3/temperature", "type": "FLOAT", "value": "21.50"}"""
+A line of readings.jsonl:
+
+    {"topic": "hall/3/temperature", "type": "FLOAT", "value": "21.50"}"""
 )
 async def publish(
     topic: Annotated[str | None, Parameter(help="The topic, at most 50 bytes.")] = None,
@@ -131,7 +134,7 @@ async def publish(
     ] = None,
     rate: Annotated[float | None, Parameter(help="Messages a second, at most.")] = None,
     host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="Its port.", env_var="BROKERS_PUBSUB_PORT")] = 7070,
+    port: Annotated[Port, Parameter(env_var="BROKERS_PUBSUB_PORT")] = 7070,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Publish a message, or a file of them, and show how many were sent.

@@ -19,13 +19,22 @@ def at_least_one(_: type, number: int | None) -> None:
         raise ValueError("1 at least")
 
 
-def a_port(_: type, number: int) -> None:
-    """A validator, for ports of servers: where one is asked, not bound."""
-    if not 1 <= number <= 65535:
+def _a_port(_: type, number: int | None) -> None:
+    if number is not None and not 1 <= number <= 65535:
         raise ValueError("a port is 1 to 65535")
 
 
+def _bindable(_: type, number: int) -> None:
+    if not 0 <= number <= 65535:
+        raise ValueError("a port is 1 to 65535; 0 picks one")
+
+
 Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]
+Port = Annotated[int, Parameter(help="Its port.", validator=_a_port)]
+"""Of a server that is asked. A protocol's own says more: its variable, its usual port."""
+MaybePort = Annotated[int | None, Parameter(help="Its port.", validator=_a_port, show_default=False)]
+BoundPort = Annotated[int, Parameter(help="Listen on this port; 0 picks one.", validator=_bindable)]
+"""Of a server that is started, where no settings check it."""
 DataDir = Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)]
 Max = Annotated[
     int | None, Parameter(name="--max", help="Stop after so many messages.", validator=at_least_one)

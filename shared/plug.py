@@ -116,7 +116,8 @@ class Plug:
     `tables`: `"module:attribute"` of the `shared.tables.Table`s that the records of its logs are, imported by
     the pipeline alone. `replays`: the same of a `shared.replaying.Opener`, where messages of the past can be
     sent again. `unrecorded`: why nothing of it is recorded; None: its service uses
-    `Context.recorder`.
+    `Context.recorder`. `keeps(settings)`: whether, so set, it writes anything to the store; where nobody
+    does, the journal is made small.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Plug:
     tables: str | None = None
     replays: str | None = None
     unrecorded: str | None = "it has nothing that can be recorded"
+    keeps: Callable[[Any], bool] = lambda settings: True
 
 
 @attrs.frozen
@@ -154,6 +156,7 @@ class VerbRequest:
     and shows what it answers. `cold`: where none runs, the host opens the folder itself, serves nothing, and
     calls the verb of the service that it opened; without it that is an error (exit 69). `own_dir`: the folder
     of the protocol's own `serve`, for where nobody has named one and the host's usual one is not there.
+    `config` is the host's: it adds `--config` to every verb that is said to return this.
     """
 
     protocol: str
@@ -162,3 +165,4 @@ class VerbRequest:
     data_dir: Path | None = None
     cold: bool = False
     own_dir: Path | None = None
+    config: Path | None = None

@@ -31,7 +31,7 @@ from brokers.bench.load import Address, Measured, Row, Talk, histogram, lines, m
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
 from brokers.bench.servers import redis_server, serving
 from brokers.errors import ExitCode, Refusal
-from shared.options import Json
+from shared.options import Json, MaybePort
 
 Mode = Literal["produce", "topics", "consume", "fetch", "tail"]
 MODES: tuple[Mode, ...] = ("produce", "topics", "consume", "fetch", "tail")
@@ -50,7 +50,7 @@ def bench(
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,
     host: Annotated[str, Parameter(help="Address of a server that runs already.")] = "127.0.0.1",
-    port: Annotated[int | None, Parameter(help="Its port; without one a server is started.")] = None,
+    port: Annotated[MaybePort, Parameter(help="Its port; without one a server is started.")] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> list[Row]:

@@ -12,15 +12,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from shared.options import BoundPort
+
 Host = Annotated[str | None, Parameter(help="Listen on this host's address; the cluster finds it by it.")]
-Port = Annotated[int, Parameter(help="Listen on this port; 0 picks one.")]
-UiPort = Annotated[int, Parameter(help="The port of the web page that shows how it does; 0 picks one.")]
+UiPort = Annotated[BoundPort, Parameter(help="The port of the web page that shows how it does; 0 picks one.")]
 
 _DAEMON_MEMORY = "256m"
 """Of a master or a worker itself, which only keep accounts: Spark's own 1 GiB would be idle memory."""
 
 
-def master(*, host: Host = None, port: Port = 7077, ui_port: UiPort = 8081) -> None:
+def master(*, host: Host = None, port: BoundPort = 7077, ui_port: UiPort = 8081) -> None:
     """Be the master of a Spark cluster, until told to stop.
 
     Who reaches its port can run programs on the cluster: keep it to a network of
@@ -34,7 +35,7 @@ def worker(
     /,
     *,
     host: Host = None,
-    port: Port = 0,
+    port: BoundPort = 0,
     ui_port: UiPort = 0,
     cores: Annotated[int | None, Parameter(help="Processors to offer; all, unless set.")] = None,
     memory: Annotated[str | None, Parameter(help="Memory to offer (4g); all but 1 GiB, unless set.")] = None,

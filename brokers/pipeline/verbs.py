@@ -31,8 +31,8 @@ app.command(
     help_epilogue="""Examples:
 
     brokers pipeline archive /srv/archive --path /srv/brokers --once
-    brokers pipeline archive /srv/archive --servers 127.0.0.1:8080 --topics orders,bills
-    brokers pipeline archive /srv/archive --path /srv/brokers --namespace dms --json""",
+    brokers pipeline archive /srv/archive --servers 127.0.0.1:8080 --topics a,b
+    brokers pipeline archive /srv/archive --path /srv/brokers --namespace dms""",
 )
 app.command(
     "brokers.pipeline.jobs.archive:archived",

@@ -18,6 +18,7 @@ from brokers.cli import _stream, root, run
 from brokers.errors import ExitCode
 from brokers.render import Output
 from shared.errors import BrokerError
+from shared.plug import VerbRequest
 from tests.support.installed import install, plug
 
 HEAVY = ("starlette", "hypercorn", "prometheus_client")
@@ -45,6 +46,10 @@ def commands() -> App:
     async def refuse() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_refuse)
+
+    @app.command
+    def ask(*, data_dir: Path | None = None) -> VerbRequest:
+        return VerbRequest("thing", "verb", {}, data_dir)
 
     @app.command
     async def connect() -> None:
@@ -215,6 +220,21 @@ def test_a_verb_finds_the_data_folder_as_serving_does(
     run(["status", "--data-dir", "/from/flag"])
     lines = capsys.readouterr().err.splitlines()
     assert ["/from/file" in lines[0], "/from/environment" in lines[1], "/from/flag" in lines[2]] == [True] * 3
+
+
+@pytest.mark.parametrize("words", [["status"], ["log", "ls"], ["fsck"], ["thing", "ask"]])
+def test_a_file_of_settings_is_named_to_every_verb_as_to_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said, words: list[str]
+) -> None:
+    file, other = tmp_path / "b.toml", tmp_path / "other.toml"
+    file.write_text("[serve]\ndata_dir = '/from/file'")
+    other.write_text("[serve]\ndata_dir = '/from/other'")
+    monkeypatch.setenv("BROKERS_CONFIG", str(other))
+    assert run([*words, "--config", str(file)]) in (ExitCode.UNAVAILABLE, ExitCode.DATA_FOLDER)
+    assert "/from/file" in capsys.readouterr().err
+    assert run([*words, "--config", str(tmp_path / "none.toml")]) == ExitCode.CONFIGURATION
+    said = capsys.readouterr().err
+    assert said == f"brokers: {tmp_path}/none.toml: No such file or directory (--config)\n"
 
 
 def imported_by(*words: str) -> set[str]:

@@ -1,10 +1,12 @@
 """A protocol's administrative verb where no server runs: the folder is opened, asked, and let go."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from brokers import operating
+from brokers.cli import run
 from brokers.errors import ExitCode, Refusal
 from shared.errors import StoreInUse
 from shared.plug import VerbRequest
@@ -46,6 +48,35 @@ def test_a_protocols_own_folder_counts_where_the_usual_one_is_not(
     assert "the data folder own " in asked()
     Path("data").mkdir()
     assert "the data folder data " in asked(), "it may be either: the host's"
+
+
+def test_the_settings_of_a_file_hold_where_no_server_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "orders.dmsq").write_bytes(bytes(4))  # no message is in it
+    file = tmp_path / "brokers.toml"
+    file.write_text(
+        f"[serve]\ndata_dir = '{tmp_path}/data'\n[storage]\nsegment_bytes = '64KiB'\n"
+        "[dms.queues.'ord*']\ndepth = 7"
+    )
+    told = ["--config", str(file), "--json"]
+    assert run(["dms", "import", str(tmp_path / "orders.dmsq"), *told]) == ExitCode.OK
+    capsys.readouterr()
+    assert run(["dms", "queues", *told]) == ExitCode.OK
+    (row,) = capsys.readouterr().out.splitlines()
+    assert (json.loads(row)["queue"], json.loads(row)["depth_max"]) == ("orders", 7)
+
+
+def test_where_a_file_names_no_folder_the_usual_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BROKERS_SERVE_DATA_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    Path("b.toml").write_text("[serve]\nlog_level = 'debug'")
+    with pytest.raises(Refusal, match="the data folder own "):
+        operating.ask(VerbRequest("logmq", "groups", {}, own_dir=Path("own"), config=Path("b.toml")))
 
 
 def test_a_file_is_no_data_folder(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import trio
 from brokers import host as host_module
 from brokers.config import load
 from brokers.errors import Refusal
-from brokers.host import Host
+from brokers.host import UNUSED_SEGMENT_BYTES, Host
 from shared.errors import StoreError, StoreReadOnly
 from shared.plug import Context, Plug, Service
+from shared.storage.settings import KIB, MIB, StorageSettings
 from tests.support.installed import Idle, plug, quiet_log
 
 
@@ -27,6 +28,7 @@ class FakeStore:
     close_error: StoreError | None = None
     broken: trio.Event = attrs.field(factory=trio.Event)
     folder: Path | None = None
+    settings: StorageSettings | None = None
 
     async def run(self, *, task_status: "trio.TaskStatus[None]") -> None:
         task_status.started()
@@ -36,6 +38,8 @@ class FakeStore:
     def make_way(self, connections: int) -> None: ...
 
     def settle(self) -> None: ...
+
+    def namespace(self, *_: Any, **__: Any) -> None: ...
 
     def statistics(self) -> Any:
         return Statistics(3)
@@ -77,22 +81,23 @@ def store(done: list[str], monkeypatch: pytest.MonkeyPatch) -> FakeStore:
 
     class Opener:
         @staticmethod
-        async def open(folder: Path, settings: Any) -> FakeStore:
+        async def open(folder: Path, settings: StorageSettings) -> FakeStore:
             done.append("store open")
+            fake.settings = settings
             return fake
 
     monkeypatch.setattr(host_module, "Store", Opener)
     return fake
 
 
-def host(folder: Path, done: list[str], *plugs: Plug) -> Host:
+def host(folder: Path, done: list[str], *plugs: Plug, **environ: str) -> Host:
     async def open_quiet(_: Context, __: Any) -> Service:
         done.append("service open")
         return Quiet(done)
 
     (folder / "data").mkdir()
     chosen = plugs or (plug("quiet", open=open_quiet),)
-    config = load(chosen, file=None, environ={"BROKERS_SERVE_DATA_DIR": str(folder / "data")})
+    config = load(chosen, file=None, environ={"BROKERS_SERVE_DATA_DIR": str(folder / "data"), **environ})
     return Host(chosen, config, quiet_log())
 
 
@@ -116,6 +121,36 @@ async def test_a_stop_that_comes_before_it_is_ready_is_heard(
     it.stop()
     await it.run()
     assert done[-1] == "store closed"
+
+
+def keeps(name: str, kept: bool) -> Plug:
+    return plug(name, keeps=lambda settings: kept and settings.port == 0, unrecorded=None)
+
+
+@pytest.mark.parametrize(
+    ("plugs", "environ", "segment_bytes"),
+    [
+        ([keeps("a", False)], {}, UNUSED_SEGMENT_BYTES),
+        ([keeps("a", True)], {"BROKERS_A_PORT": "1"}, UNUSED_SEGMENT_BYTES),  # the settings tell
+        ([keeps("a", False)], {"BROKERS_STORAGE_SEGMENT_BYTES": "8KiB"}, 8 * KIB),
+        ([keeps("a", False), keeps("b", True)], {}, 64 * MIB),
+        ([keeps("a", False)], {"BROKERS_RECORD_PROTOCOLS": "a"}, 64 * MIB),
+        ([plug("a")], {}, 64 * MIB),
+    ],
+)
+async def test_the_journal_is_small_where_nothing_is_kept(
+    plugs: list[Plug],
+    environ: dict[str, str],
+    segment_bytes: int,
+    tmp_path: Path,
+    store: FakeStore,
+    done: list[str],
+) -> None:
+    it = host(tmp_path, done, *plugs, **environ)
+    it.stop()
+    await it.run()
+    assert store.settings is not None
+    assert store.settings.segment_bytes == segment_bytes
 
 
 async def test_a_last_sync_that_fails_is_told(tmp_path: Path, store: FakeStore, done: list[str]) -> None:

@@ -1,0 +1,68 @@
+"""A port that there cannot be is a mistake on the command line, whichever command is told it, and however."""
+
+import pytest
+
+from brokers.cli import run
+from brokers.errors import ExitCode
+from brokers.pipeline import cluster
+
+ASKING = (
+    "dms list --port",
+    "logmq topics --port",
+    "pubsub publish hall --int 1 --port",
+    "pubsub subscriber A 127.0.0.1",
+    "kqmsgq produce -q a -m b --port",
+    "kqmsgq consume -q a --port",
+    "dmp put amq.topic -m a --port",
+    "dmp get mine --port",
+    "bench logmq --port",
+    "pipeline replay nowhere --port",
+)
+STARTING = ("dms serve --port", "logmq serve --port", "pubsub serve", "kqmsgq serve", "dmp serve")
+CLUSTER = (
+    "pipeline master --port",
+    "pipeline master --ui-port",
+    "pipeline worker spark://here:7077 --port",
+    "pipeline worker spark://here:7077 --ui-port",
+)
+VARIABLES = {"dms": "list", "logmq": "topics", "pubsub": "publish a --int 1", "dmp": "put a -m b"}
+
+
+@pytest.mark.parametrize("port", ["0", "70000", "-1", "abc", ""])
+@pytest.mark.parametrize("command", ASKING)
+def test_a_port_that_nobody_can_be_asked_at_is_refused(
+    command: str, port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command.split(), port]) == ExitCode.USAGE
+    _is_one_line_about(port, capsys)
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "abc"])
+@pytest.mark.parametrize("command", STARTING + CLUSTER)
+def test_a_port_that_nobody_can_bind_is_refused(
+    command: str, port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "become", _started)  # else this process would be Spark's
+    assert run([*command.split(), port]) == ExitCode.USAGE
+    _is_one_line_about(port, capsys)
+
+
+@pytest.mark.parametrize("protocol", VARIABLES)
+def test_so_is_one_in_the_environment(
+    protocol: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"BROKERS_{protocol.upper()}_PORT", "70000")
+    assert run([protocol, *VARIABLES[protocol].split()]) == ExitCode.USAGE
+    assert f"BROKERS_{protocol.upper()}_PORT" in _is_one_line_about("70000", capsys)
+
+
+def _started(*_: object) -> None:
+    raise AssertionError("it was started")
+
+
+def _is_one_line_about(port: str, capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err.count("\n") == 1
+    assert port in said.err
+    return said.err
