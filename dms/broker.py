@@ -217,6 +217,11 @@ class Broker:
         self._next_id = first + count
         return first
 
+    def comes_soon(self, delivery_id: int, count: int) -> bool:
+        """Whether one of the next so many deliveries may get this id."""
+        first = self._next_id
+        return first <= delivery_id < first + count or first + count > self._ids_until
+
     def unkept(self, count: int = 1) -> None:
         """Best effort: so many changes are answered that the disk does not have."""
         self.counts.unkept += count
@@ -273,7 +278,7 @@ class Broker:
 
     def _free_ids(self, count: int) -> int:
         """All ids have been used once: go round, past those that are still held."""
-        used = sorted(held for session in self.sessions for held in session.held)
+        used = sorted(int.from_bytes(held) for session in self.sessions for held in session.held)
         first = self._next_id if self._next_id + count <= _IDS_END else DELIVERY_ID_BIT
         for _ in range(2):
             for held in (*used, _IDS_END):

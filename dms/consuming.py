@@ -3,14 +3,14 @@
 import math
 from collections import deque
 from collections.abc import Sequence
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from dms import runs
+from dms.held import Handed, Held
 from dms.messages import Out
 from dms.pacing import Pacing
 from dms.queue import Queue, Wait
-from dms.wire import HEADER_BYTES, Refusal, Status, Type, malformed, refusal_for
+from dms.wire import HEADER_BYTES, ID_AT, Refusal, Status, malformed, refusal_for
 from shared.net.connection import Connection
 from shared.storage.store import Ticket
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 ACKS_BEYOND_CREDITS = 2
 """One for the commit under way, one for the next, and a consumer of one credit need not wait for the disk."""
+_NOT_HELD = malformed("this connection holds no delivery of that id")
 _NOBODY = b"\xff\xff\xff"  # begins no payload that may be one
 
 
 class Consuming(Pacing):
     """`held`: its deliveries by id. `waits`: its CONSUMEs that wait, all of `queue`; `waiting`: how many.
 
-    `queue_name`: the queue as it stands in a payload.
+    `queue_name`: the queue as it stands in a payload. Ids are as they stand in frames.
     """
 
     __slots__ = (
@@ -42,7 +43,7 @@ class Consuming(Pacing):
 
     def __init__(self, connection: Connection, broker: "Broker") -> None:
         super().__init__(connection, broker)
-        self.held: dict[int, Out] = {}
+        self.held = Held()
         self.waits: deque[Wait] = deque()
         self.waiting = 0
         self.queue: Queue | None = None
@@ -55,7 +56,7 @@ class Consuming(Pacing):
 
     # -- what requests ask
 
-    def consume(self, ids: Sequence[int]) -> None:
+    def consume(self, ids: Sequence[bytes]) -> None:
         """CONSUMEs of `queue`.
 
         Where more ACKs wait for the disk than the connection has ever used credits (and two), they line up
@@ -89,8 +90,9 @@ class Consuming(Pacing):
         """Whether a CONSUME of this connection may be served before it waits."""
         if self.waits:
             return False
-        if len(self.held) >= self._credits:
-            self._credits = len(self.held) + 1
+        held = len(self.held.alone) + self.held.in_runs
+        if held >= self._credits:
+            self._credits = held + 1
         return self._unanswered <= self._credits + ACKS_BEYOND_CREDITS or not self._is_behind()
 
     def _is_behind(self) -> bool:
@@ -102,16 +104,39 @@ class Consuming(Pacing):
             self._unanswered -= acking.popleft()[1]
         return self._unanswered > self._credits + ACKS_BEYOND_CREDITS
 
-    def ack(self, ids: Sequence[int], packed: bytes | bytearray | None = None) -> None:
+    def ack(self, ids: Sequence[bytes]) -> None:
         """ACKs without a name."""
-        pop = self.held.pop
-        outs = [pop(message_id, None) for message_id in ids]
-        queue = outs[0][0] if outs[0] is not None else None
-        if len(outs) > 1 and (None in outs or len({out[0] for out in outs if out is not None}) > 1):
-            for message_id, out in zip(ids, outs, strict=True):
-                self._ack(out[0] if out is not None else None, (message_id,), (out,), None)
+        if self.ack_held(ids):
+            return
+        unknown: list[bytes] = []
+        for message_id in ids:
+            out = self.held.pop(message_id)
+            if out is None:
+                unknown.append(message_id)
+                continue
+            if unknown:
+                self.refuse_all(unknown, _NOT_HELD)
+                unknown = []
+            self._ack(out[0], (message_id,), (out,))
+        if unknown:
+            self.refuse_all(unknown, _NOT_HELD)
+
+    def ack_held(self, ids: Sequence[bytes]) -> bool:
+        """ACKs of what is held; False, and nothing done, where some is not."""
+        runs = self.held.pop_runs(tuple(ids))
+        if runs:
+            for run in runs:
+                self._ack(run.queue, run.ids, run)
+            return True
+        outs = self.held.pop_all(ids)
+        if outs is None:
+            return False
+        if len(outs) == 1 or len({out[0] for out in outs}) == 1:
+            self._ack(outs[0][0], ids, outs)
         else:
-            self._ack(queue, ids, outs, packed)
+            for message_id, out in zip(ids, outs, strict=True):
+                self._ack(out[0], (message_id,), (out,))
+        return True
 
     def _answered(self, ticket: Ticket) -> None:
         """ACKs are answered; CONSUMEs behind them line up."""
@@ -133,32 +158,31 @@ class Consuming(Pacing):
         if count == 1:
             self.push(self.hand((queue, seq, bodies[0], 1)))
         else:
-            first = self.broker.take_ids(count)
-            outs = zip(repeat(queue), range(seq, seq + count), bodies, repeat(1), strict=False)
-            self.held.update(zip(range(first, first + count), outs, strict=True))
-            self.push(runs.deliveries(first, bodies))
+            ids = runs.counted(self.broker.take_ids(count), count)
+            self.held.add(Handed(ids, queue, seq, bodies))
+            self.push(runs.deliveries(ids, bodies))
             self.broker.counts.delivered += count
         self._served(wait, count)
 
     def hand(self, out: Out) -> bytes:
         """Hold one more delivery; returns what tells the peer so."""
         broker = self.broker
-        message_id = broker.take_ids(1)
-        self.held[message_id] = out
+        frame = runs.delivery(broker.take_ids(1), out[2])
+        self.held.alone[frame[ID_AT:HEADER_BYTES]] = out
         broker.counts.delivered += 1
-        return runs.delivery(message_id, out[2])
+        return frame
 
     def deliver_again(self, wait: Wait, out: Out) -> None:
         """One that has come back."""
         self.push(self.hand(out))
         self._served(wait, 1)
 
-    def hold_again(self, ids: Sequence[int], outs: Sequence[Out]) -> None:
+    def hold_again(self, ids: Sequence[bytes], outs: Sequence[Out]) -> None:
         """ACKs were not made after all."""
         if self.lost:
             outs[0][0].put_back(outs, nacked=False)
         else:
-            self.held.update(zip(ids, outs, strict=True))
+            self.held.add_all(ids, outs)
 
     def end_wait(self, wait: Wait, refusal: Refusal) -> None:
         """Answer all that is left of a wait."""
@@ -167,7 +191,7 @@ class Consuming(Pacing):
         self.waiting -= len(left)
         self.waits.remove(wait)
         self.broker.refusals.tell(self.connection, refusal, len(left))
-        self.push(b"".join(map(refusal.frame, left)))
+        self.push(refusal.frames(left))
         self._waits_over()
 
     def expire_waits(self, now: float) -> None:
@@ -190,7 +214,7 @@ class Consuming(Pacing):
 
     def give_back(self) -> None:
         """The connection is gone: what it held goes back."""
-        held, self.held = self.held, {}
+        held, self.held = self.held, Held()
         by_queue: dict[Queue, list[Out]] = {}
         for out in held.values():
             by_queue.setdefault(out[0], []).append(out)
@@ -208,15 +232,7 @@ class Consuming(Pacing):
             and self.waiting + count <= self.broker.settings.credits_max
         )
 
-    def _by_turns(self, data: bytes, at: int, count: int, size: int) -> int:
-        """As many ACKs, each followed by a CONSUME."""
-        step = 2 * HEADER_BYTES + size
-        packed = runs.packed_ids(data, at, step, count)
-        self.ack(runs.ids(data, at, step, count), packed)
-        self.consume(runs.ids(data, at + HEADER_BYTES, step, count))
-        return at + count * step
-
-    def _both(self, acks: list[int], wants: list[int]) -> None:
+    def _both(self, acks: Sequence[bytes], wants: Sequence[bytes]) -> None:
         """What was gathered. An ACK cannot be of what a CONSUME beside it will bring, so ACKs come first."""
         if acks:
             self.ack(acks)
@@ -225,28 +241,21 @@ class Consuming(Pacing):
 
     def _ack(
         self,
-        queue: Queue | None,
-        ids: Sequence[int],
-        outs: Sequence[Out | None],
-        packed: bytes | bytearray | None,
+        queue: Queue,
+        ids: Sequence[bytes],
+        outs: Sequence[Out],
     ) -> None:
-        """ACKs of one queue's messages, in order; or, without one, of what is not held."""
-        if queue is None or queue.deleted:
-            refusal = (
-                malformed("this connection holds no delivery of that id")
-                if queue is None
-                else Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted")
-            )
-            self.refuse_all(ids, refusal)
+        """ACKs of one queue's messages, in order, which are not held any more."""
+        if queue.deleted:
+            self.refuse_all(ids, Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
             return
-        known: Sequence[Out] = outs  # type: ignore[assignment]
         try:
-            ticket = queue.acked(self, ids, known)
+            ticket = queue.acked(self, ids, outs)
         except Refusal as refusal:
-            self.held.update(zip(ids, known, strict=True))
+            self.held.add_all(ids, outs)
             self.refuse_all(ids, refusal)
             return
-        reply = runs.answers(Type.ACK_OK, packed) if packed else runs.answers_to(Type.ACK_OK, ids)
+        reply = runs.answers(runs.ACK_OK, ids)
         if ticket is None:
             self.say(reply)
         else:
@@ -280,10 +289,10 @@ class Consuming(Pacing):
         self.broker.refusals.tell(self.connection, refusal)
         self.say(refusal.frame(message_id))
 
-    def refuse_all(self, ids: Sequence[int], refusal: Refusal) -> None:
+    def refuse_all(self, ids: Sequence[bytes], refusal: Refusal) -> None:
         """The same answer to several."""
         self.broker.refusals.tell(self.connection, refusal, len(ids))
-        self.say(b"".join(map(refusal.frame, ids)))
+        self.say(refusal.frames(ids))
 
     def _waits_over(self) -> None:
         """Nothing waits any more."""

@@ -8,8 +8,10 @@ written of the queue (a return, a move, a snapshot) rests on what is gathered, w
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from dms.held import Handed
 from dms.messages import Out
 from dms.records import HEAD, RUN_BYTES, Kind, to_runs
 from shared.storage.store import Run, Ticket
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 
 _HEADS_BYTES = 3 * HEAD.size
 _LENGTH_BYTES = 4
+_seq_of = itemgetter(1)  # of an Out
 
-Acks = tuple["Consuming", Sequence[int], Sequence[Out]]
+Acks = tuple["Consuming", Sequence[bytes], Sequence[Out]]
 """What a connection has acknowledged: by which ids it was held."""
 
 
@@ -49,7 +52,7 @@ class Gathering:
         self._size += size
         return run.ticket
 
-    def acked(self, session: "Consuming", ids: Sequence[int], outs: Sequence[Out]) -> Ticket:
+    def acked(self, session: "Consuming", ids: Sequence[bytes], outs: Sequence[Out]) -> Ticket:
         """Messages have gone. Raises StoreError."""
         size = RUN_BYTES * len(outs)
         run = self._run
@@ -86,7 +89,10 @@ class Gathering:
             parts.append(keeper.record_of(bodies, self._first))
         gone = b""
         if acks:
-            seqs = sorted(out[1] for _, _, outs in acks for out in outs)
+            seqs: list[int] = []
+            for _, _, outs in acks:
+                seqs.extend(outs.seqs if isinstance(outs, Handed) else map(_seq_of, outs))
+            seqs.sort()
             gone = keeper.runs_record(Kind.ACKED, to_runs(seqs))
         notes, count = keeper.take_notes(run.round.room - sum(map(len, parts)) - len(gone))
         parts += (notes, gone)

@@ -133,7 +133,7 @@ class Keeper:
         """They stand in the log from `offset` on, and wait to be seen."""
         self._coming.append(_Coming(self.log.end, offset, first, bodies, size))
 
-    def ack(self, session: "Consuming", ids: Sequence[int], outs: Sequence[Out]) -> Ticket | None:
+    def ack(self, session: "Consuming", ids: Sequence[bytes], outs: Sequence[Out]) -> Ticket | None:
         """Messages go; None: the disk has failed, and the queue is in memory. Raises Refusal."""
         try:
             return self.gathered.acked(session, ids, outs)

@@ -117,4 +117,4 @@ class Pacing:
             return replies
         refusal = refusal_for(error)
         self.broker.refusals.tell(self.connection, refusal, count)
-        return b"".join(map(refusal.frame, runs.answered(replies)))
+        return refusal.frames(runs.answered(replies))

@@ -1,38 +1,47 @@
 """The producing side of a connection: PRODUCE frames to messages of a queue, many at a time."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dms import runs
 from dms.queue import Queue
 from dms.runs import WORDS, word
-from dms.wire import HEADER_BYTES, MAGIC, PAYLOAD_BYTES_MAX, Refusal, Status, Type, name_untrusted, split_name
+from dms.wire import (
+    HEADER_BYTES,
+    ID_AT,
+    MAGIC,
+    PAYLOAD_BYTES_MAX,
+    TYPE_AT,
+    Refusal,
+    Status,
+    Type,
+    name_untrusted,
+    split_name,
+)
 
 if TYPE_CHECKING:
     from dms.session import Session
     from shared.storage.store import Ticket
 
-TURNS_MAX = 256
-"""PRODUCEs to several queues that are taken together: some hundred microseconds."""
-
 _PRODUCE = word(Type.PRODUCE)
 _TYPE_AND_VERSION = 0xFFFF0000  # a request's status is not looked at
-_TYPE_AT = 8
-_ID_AT = 12
 _NOBODY = b"\xff\xff\xff"  # begins no payload that may be one
 
 
 class Producing:
-    """One session's PRODUCEs. `_name`: what the newest payloads began with, and the next may begin with."""
+    """One session's PRODUCEs. `_name`: what the newest payloads began with, and the next may begin with.
 
-    __slots__ = ("_mixed", "_name", "_queue", "_session")
+    `looked`: up to where in the input there is no run.
+    """
+
+    __slots__ = ("_name", "_queue", "_session", "looked")
 
     def __init__(self, session: "Session") -> None:
         self._session = session
         self._queue: Queue | None = None
         self._name = _NOBODY
-        self._mixed = b""  # input that has been found not to be a run
+        self.looked = 0
 
     def frames(self, data: bytes, at: int, length: int) -> int:
         """The whole PRODUCE at `at`, and those to the same queue behind it; returns where they end."""
@@ -43,20 +52,21 @@ class Producing:
             try:
                 self._learn(data[payload : payload + length])
             except Refusal as refusal:
-                self._session.refuse(int.from_bytes(data[at + 12 : payload], "big"), refusal)
+                self._session.refuse(int.from_bytes(data[at + ID_AT : payload]), refusal)
                 return payload + length
             name, queue = self._name, self._queue
             assert queue is not None
-        if self._turns(data, payload + length, name):
-            end = self._by_queue_alike(data, at, length, len(name)) or self._by_queue(data, at)
-            if end > at:
-                return end
-        begin = HEADER_BYTES + len(name)
-        if data is not self._mixed and (count := runs.produced(data, at, length, name)):
-            step = HEADER_BYTES + length
-            end = at + count * step
-            bodies = [data[start + begin : start + step] for start in range(at, end, step)]
-            self._add(queue, bodies, count * (step - begin), runs.packed_ids(data, at, step, count))
+        step = HEADER_BYTES + length
+        if at >= self.looked and runs.begins(data, at, step):
+            if (run := runs.produced(data, at, length, len(name))) is not None:
+                ids, names, bodies = run
+                if names.count(name) == len(names):
+                    self._add(queue, bodies, len(ids) * (length - len(name)), ids)
+                    return at + len(ids) * step
+                if self._by_queue_alike(ids, names, bodies):
+                    return at + len(ids) * step
+            self.looked = at + runs.RUN_MOST * step
+        if self._turns(data, payload + length, name) and (end := self._by_queue(data, at)) > at:
             return end
         return self._one_by_one(data, at, queue, name)
 
@@ -64,40 +74,31 @@ class Producing:
         """Whether there is another PRODUCE at `at`, to another queue."""
         return (
             len(data) - at > HEADER_BYTES
-            and data[at + _TYPE_AT] == Type.PRODUCE
+            and data[at + TYPE_AT] == Type.PRODUCE
             and not data.startswith(name, at + HEADER_BYTES)
         )
 
-    def _by_queue_alike(self, data: bytes, at: int, length: int, width: int) -> int:
-        """PRODUCEs of one length to several queues by turns, whose names are `width` bytes in a payload, for
-        all of which there is room: each queue gets its own in one go.
-
-        Returns where they end; 0 where they are not all such.
+    def _by_queue_alike(self, ids: Sequence[bytes], names: Sequence[bytes], bodies: Sequence[bytes]) -> bool:
+        """PRODUCEs of one length to several queues by turns, for all of which there is room: each queue gets
+        its own in one go. False where they are not all such; nothing has been done then.
         """
-        count = min(runs.produced(data, at, length, b""), TURNS_MAX)
-        if not count:
-            return 0
-        step = HEADER_BYTES + length
-        starts = range(at + HEADER_BYTES, at + count * step, step)
-        names = [data[start : start + width] for start in starts]
         queues = self._session.broker.queues
         parts: dict[bytes, _Part] = {}
         for name in dict.fromkeys(names):
-            queue = queues.get(name[2:]) if int.from_bytes(name[:2], "big") == width - 2 else None
+            queue = queues.get(name[2:]) if int.from_bytes(name[:2]) == len(name) - 2 else None
             if queue is None:
-                return 0
+                return False
             parts[name] = _Part(queue)
-        for name, start in zip(names, starts, strict=True):
-            parts[name].bodies.append(data[start + width : start + length])
+        for name, body in zip(names, bodies, strict=True):
+            parts[name].bodies.append(body)
         for part in parts.values():
             if len(part.bodies) > part.room:
-                return 0
-            part.size = len(part.bodies) * (length - width)
+                return False
+            part.size = len(part.bodies) * len(bodies[0])
         for part in parts.values():
             part.add()
-        turns = list(map(parts.__getitem__, names))
-        self._answer_turns(parts.values(), turns, runs.packed_ids(data, at, step, count))
-        return at + count * step
+        self._answer_turns(parts, names, ids)
+        return True
 
     def _by_queue(self, data: bytes, at: int) -> int:
         """PRODUCEs to several queues by turns, as far as none is odd: each queue gets its own in one go.
@@ -107,9 +108,9 @@ class Producing:
         end = len(data)
         queues = self._session.broker.queues
         parts: dict[bytes, _Part] = {}
-        turns: list[_Part] = []
-        ids = bytearray()
-        while end - at >= HEADER_BYTES and len(turns) < TURNS_MAX:
+        names: list[bytes] = []
+        ids: list[bytes] = []
+        while end - at >= HEADER_BYTES and len(ids) < runs.RUN_MOST:
             magic, length, what, _ = WORDS.unpack_from(data, at)
             payload = at + HEADER_BYTES
             stop = payload + length
@@ -129,30 +130,32 @@ class Producing:
                 break
             part.bodies.append(data[body:stop])
             part.size += stop - body
-            turns.append(part)
-            ids += data[at + _ID_AT : payload]
+            names.append(name)
+            ids.append(data[at + ID_AT : payload])
             at = stop
         for part in parts.values():
             part.add()
-        if turns:
-            self._answer_turns(parts.values(), turns, ids)
+        if ids:
+            self._answer_turns(parts, names, ids)
         return at
 
-    def _answer_turns(self, parts: "Iterable[_Part]", turns: "list[_Part]", ids: bytearray) -> None:
+    def _answer_turns(
+        self, parts: "Mapping[bytes, _Part]", names: Sequence[bytes], ids: Sequence[bytes]
+    ) -> None:
         """In the order of the requests; nearly always all wait for the same."""
-        if len({part.outcome for part in parts}) == 1:
-            self._answer(turns[0].outcome, ids)
+        if len({part.outcome for part in parts.values()}) == 1:
+            self._answer(parts[names[0]].outcome, ids)
             return
         at = 0
-        for outcome, those in groupby(turns, key=_outcome):
-            stop = at + 4 * sum(1 for _ in those)
+        for outcome, those in groupby(names, key=lambda name: parts[name].outcome):
+            stop = at + sum(1 for _ in those)
             self._answer(outcome, ids[at:stop])
             at = stop
 
     def _one_by_one(self, data: bytes, at: int, queue: Queue, name: bytes) -> int:
         end, begin = len(data), HEADER_BYTES + len(name)
         bodies: list[bytes] = []
-        ids = bytearray()
+        ids: list[bytes] = []
         size = 0
         while end - at >= HEADER_BYTES:
             magic, length, what, _ = WORDS.unpack_from(data, at)
@@ -167,11 +170,9 @@ class Producing:
             ):
                 break
             bodies.append(data[at + begin : stop])
-            ids += data[at + 12 : at + 16]
+            ids.append(data[at + ID_AT : at + HEADER_BYTES])
             size += stop - at - begin
             at = stop
-        if len(bodies) > 1:
-            self._mixed = data
         self._add(queue, bodies, size, ids)
         return at
 
@@ -183,33 +184,27 @@ class Producing:
             raise Refusal(Status.QUEUE_NOT_FOUND, f"{name_untrusted(name)} does not exist")
         self._queue, self._name = queue, payload[:end]
 
-    def _add(self, queue: Queue, bodies: list[bytes], size: int, ids: bytes | bytearray) -> None:
+    def _add(self, queue: Queue, bodies: Sequence[bytes], size: int, ids: Sequence[bytes]) -> None:
         """Add messages, as many as there is room for, and owe the answers."""
         room = queue.options.depth - queue.depth
         if room < len(bodies):
             room = max(room, 0)
             size = sum(map(len, bodies[:room]))
         if room:
-            self._add_all(queue, bodies[:room] if room < len(bodies) else bodies, size, ids[: 4 * room])
+            self._answer(_produced(queue, bodies[:room], size), ids[:room])
         if room < len(bodies):
             full = Refusal(Status.QUEUE_FULL, f"{queue.text} holds its {queue.options.depth} messages")
-            self._refuse(ids[4 * room :], full)
+            self._session.refuse_all(ids[room:], full)
 
-    def _add_all(self, queue: Queue, bodies: Sequence[bytes], size: int, ids: bytes | bytearray) -> None:
-        self._answer(_produced(queue, bodies, size), ids)
-
-    def _answer(self, outcome: "Ticket | Refusal | None", ids: bytes | bytearray) -> None:
+    def _answer(self, outcome: "Ticket | Refusal | None", ids: Sequence[bytes]) -> None:
         if isinstance(outcome, Refusal):
-            self._refuse(ids, outcome)
+            self._session.refuse_all(ids, outcome)
             return
-        reply = runs.answers(Type.PRODUCE_OK, ids)
+        reply = runs.answers(runs.PRODUCE_OK, ids)
         if outcome is None:
             self._session.say(reply)
         else:
-            self._session.owe(outcome, reply, len(ids) // 4)
-
-    def _refuse(self, ids: bytes | bytearray, refusal: Refusal) -> None:
-        self._session.refuse_all([int.from_bytes(ids[at : at + 4]) for at in range(0, len(ids), 4)], refusal)
+            self._session.owe(outcome, reply, len(ids))
 
 
 class _Part:
@@ -227,10 +222,6 @@ class _Part:
     def add(self) -> None:
         if self.bodies:
             self.outcome = _produced(self.queue, self.bodies, self.size)
-
-
-def _outcome(part: _Part) -> "Ticket | Refusal | None":
-    return part.outcome
 
 
 def _produced(queue: Queue, bodies: Sequence[bytes], size: int) -> "Ticket | Refusal | None":

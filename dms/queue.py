@@ -40,7 +40,7 @@ class Wait:
 
     __slots__ = ("at", "deadline", "ids", "session")
 
-    def __init__(self, session: "Consuming", ids: Sequence[int], deadline: float) -> None:
+    def __init__(self, session: "Consuming", ids: Sequence[bytes], deadline: float) -> None:
         self.session = session
         self.ids = ids
         self.at = 0
@@ -252,7 +252,7 @@ class Queue:
             self.keeper.delivered(seq, count)
         return taken
 
-    def acked(self, session: "Consuming", ids: Sequence[int], outs: Sequence[Out]) -> "Ticket | None":
+    def acked(self, session: "Consuming", ids: Sequence[bytes], outs: Sequence[Out]) -> "Ticket | None":
         """Messages of this queue have left it. None: done. Raises Refusal: they have not."""
         ticket = None
         if self.keeper is not None and not self.keeper.detached:

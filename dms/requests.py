@@ -81,17 +81,17 @@ def _consume(session: "Session", message_id: int, payload: bytes) -> None:
         text = f"credits_max = {limit} CONSUMEs wait on this connection already"
         raise Refusal(Status.INTERNAL, text, limit="credits_max")
     session.queue, session.queue_name = queue, payload
-    session.consume((message_id,))
+    session.consume((message_id.to_bytes(4),))
 
 
 def _ack(session: "Session", message_id: int, payload: bytes) -> None:
     _check_named(session, message_id, payload)
-    session.ack((message_id,))
+    session.ack((message_id.to_bytes(4),))
 
 
 def _nack(session: "Session", message_id: int, payload: bytes) -> None:
     _check_named(session, message_id, payload)
-    out = session.held.pop(message_id, None)
+    out = session.held.pop(message_id.to_bytes(4))
     if out is None:
         raise malformed("this connection holds no delivery of that id")
     if out[0].deleted:
@@ -144,7 +144,7 @@ def _check_named(session: "Session", message_id: int, payload: bytes) -> None:
     """An ACK or NACK may name the queue, which then must be the delivery's. Raises Refusal."""
     if payload:
         name = _only_name(payload)
-        out = session.held.get(message_id)
+        out = session.held.get(message_id.to_bytes(4))
         if out is not None and out[0].name != name:
             raise malformed(f"that delivery is of {out[0].text}")
 

@@ -1,23 +1,28 @@
 """Many like frames at once, at the speed of slices: what the server reads and writes most.
 
-A producer's read is mostly PRODUCE frames of one queue and one size, a consumer's an ACK and a CONSUME by
-turns. Such a run is recognised as a whole, by a few strided slices, and answered with one piece of bytes.
+A producer's read is mostly PRODUCE frames of one size, a consumer's an ACK and a CONSUME by turns. Such a run
+is cut into its columns by one `struct` (heads, ids, names, bodies); that all heads are alike is a count, and
+the answers are one head joined by the ids. So an id stays what it is in a frame: four bytes.
 """
 
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from functools import lru_cache
+from itertools import chain, repeat
+from operator import add
 
-from dms.wire import HEADER_BYTES, MAGIC, VERSION, Type
+from dms.wire import HEADER_BYTES, ID_AT, MAGIC, NAME_BYTES_MAX, VERSION, Type
 
 WORDS = struct.Struct(">IIII")
 """A header as the server takes it apart: magic, payload length, word, message id."""
 RUN_LEAST = 4
 """Fewer frames than this are taken one by one."""
+RUN_MOST = 256
+"""More are taken as several runs: some hundred microseconds of work."""
 
-_ID_AT = 12
+_ID_BYTES = HEADER_BYTES - ID_AT
 _LENGTH = struct.Struct(">I")
-_HALVES = struct.Struct(">QQ")
+_HEAD = struct.Struct(">III")
 
 
 def word(type_: Type, status: int = 0) -> int:
@@ -25,85 +30,87 @@ def word(type_: Type, status: int = 0) -> int:
     return type_ << 24 | VERSION << 16 | status
 
 
-_DELIVER_WORD = word(Type.DELIVER)
-_DELIVER = _DELIVER_WORD << 32
-
-
 def head(type_: Type, length: int = 0, status: int = 0) -> bytes:
     """A header but for its message id."""
-    return WORDS.pack(MAGIC, length, word(type_, status), 0)[:_ID_AT]
+    return _HEAD.pack(MAGIC, length, word(type_, status))
 
 
-def produced(data: bytes, at: int, length: int, name: bytes) -> int:
-    """How many frames from `at` on are PRODUCE to `name`, as it stands in a payload, and of one `length`.
+ACK = head(Type.ACK)
+ACK_OK = head(Type.ACK_OK)
+CONSUME = tuple(head(Type.CONSUME, length) for length in range(2 + NAME_BYTES_MAX + 1))
+"""By the payload's length, which is the name's in it."""
+PRODUCE_OK = head(Type.PRODUCE_OK)
+_DELIVER_WORD = word(Type.DELIVER)
 
-    All must be, but for what is less than such a frame at the end, else it is 0; so it is for few. The first
-    is known to be one.
+
+@lru_cache(maxsize=128)
+def _columns(count: int, *widths: int) -> struct.Struct:
+    """So many times so many columns of bytes, side by side."""
+    return struct.Struct("".join(f"{width}s" for width in widths) * count)
+
+
+@lru_cache(maxsize=RUN_MOST)
+def _numbers(count: int) -> struct.Struct:
+    return struct.Struct(f">{count}I")
+
+
+def begins(data: bytes, at: int, step: int) -> bool:
+    """Whether a run may begin with the frame at `at`: what stands `step` bytes behind it begins as it does.
+
+    A look at the rest costs as much as applying some frames, so it is for those who ask this first, and then
+    do not look again before `at + RUN_MOST * step`.
+    """
+    return data.startswith(data[at : at + ID_AT], at + step)
+
+
+def produced(
+    data: bytes, at: int, length: int, width: int
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...], tuple[bytes, ...]] | None:
+    """Ids, names and bodies of a run of PRODUCEs, all with a payload of `length` bytes.
+
+    A name is what a payload begins with, `width` bytes; nothing is said about it. The frame at `at` is known
+    to be a PRODUCE; all behind it must be, but for what is less than such a frame at the end. None for few.
     """
     step = HEADER_BYTES + length
-    count = (len(data) - at) // step
+    count = min((len(data) - at) // step, RUN_MOST)
     if count < RUN_LEAST:
-        return 0
-    second = at + step
-    if not (data.startswith(data[at : at + _ID_AT], second) and data.startswith(name, second + HEADER_BYTES)):
-        return 0
-    end = at + count * step
-    for byte in chain(range(_ID_AT), range(HEADER_BYTES, HEADER_BYTES + len(name))):
-        first = at + byte
-        if data[first:end:step] != data[first : first + 1] * count:
-            return 0
-    return count
+        return None
+    parts = _columns(count, ID_AT, _ID_BYTES, width, length - width).unpack_from(data, at)
+    if parts[::4].count(parts[0]) < count:
+        return None
+    return parts[1::4], parts[2::4], parts[3::4]
 
 
-def by_turns(data: bytes, at: int, name: bytes) -> int:
-    """How many times from `at` on an ACK without payload is followed by a CONSUME from `name`; 0 for few."""
-    step = 2 * HEADER_BYTES + len(name)
-    count = (len(data) - at) // step
+def by_turns(data: bytes, at: int, name: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
+    """Ids of ACKs without payload, and of the CONSUME from `name` that stands behind each; None for few."""
+    width = len(name)
+    count = min((len(data) - at) // (2 * HEADER_BYTES + width), RUN_MOST)
     if count < RUN_LEAST:
-        return 0
-    end = at + count * step
-    seen = bytearray(data[at:end])
-    nothing = bytes(count)
-    for byte in (*range(_ID_AT, HEADER_BYTES), *range(HEADER_BYTES + _ID_AT, 2 * HEADER_BYTES)):
-        seen[byte::step] = nothing
-    no_id = bytes(4)
-    like = b"".join((head(Type.ACK), no_id, head(Type.CONSUME, len(name)), no_id, name))
-    return count if seen == like * count else 0
+        return None
+    parts = _columns(count, ID_AT, _ID_BYTES, ID_AT, _ID_BYTES, width).unpack_from(data, at)
+    if (
+        parts[::5].count(ACK) < count
+        or parts[2::5].count(CONSUME[width]) < count
+        or parts[4::5].count(name) < count
+    ):
+        return None
+    return parts[1::5], parts[3::5]
 
 
-def ids(data: bytes, at: int, step: int, count: int) -> tuple[int, ...]:
-    """The message ids of `count` frames, `step` bytes from one to the next, the first at `at`."""
-    return struct.unpack(f">{count}I", packed_ids(data, at, step, count))
+def counted(first: int, count: int) -> tuple[bytes, ...]:
+    """So many ids, counted up from `first`."""
+    packed = _numbers(count).pack(*range(first, first + count))
+    return _columns(count, _ID_BYTES).unpack(packed)
 
 
-def packed_ids(data: bytes, at: int, step: int, count: int) -> bytearray:
-    """The same as they stand in the frames, side by side."""
-    packed = bytearray(4 * count)
-    end = at + count * step
-    for byte in range(4):
-        packed[byte::4] = data[at + _ID_AT + byte : end : step]
-    return packed
+def answers(head: bytes, ids: Iterable[bytes]) -> bytes:
+    """A reply without payload for each of the ids; `head` is what all begin with."""
+    return head + head.join(ids)
 
 
-def answers(type_: Type, packed: bytes | bytearray) -> bytes:
-    """A reply without payload for each of the ids, which stand side by side."""
-    count = len(packed) // 4
-    replies = bytearray((head(type_) + bytes(4)) * count)
-    for byte in range(4):
-        replies[_ID_AT + byte :: HEADER_BYTES] = packed[byte::4]
-    return bytes(replies)
-
-
-def answers_to(type_: Type, message_ids: Sequence[int]) -> bytes:
-    """The same for ids as numbers."""
-    if len(message_ids) == 1:
-        return WORDS.pack(MAGIC, 0, word(type_), message_ids[0])
-    return answers(type_, struct.pack(f">{len(message_ids)}I", *message_ids))
-
-
-def answered(replies: bytes) -> tuple[int, ...]:
+def answered(replies: bytes) -> list[bytes]:
     """The ids in replies without payload."""
-    return ids(replies, 0, HEADER_BYTES, len(replies) // HEADER_BYTES)
+    return [replies[at + ID_AT : at + HEADER_BYTES] for at in range(0, len(replies), HEADER_BYTES)]
 
 
 def delivery(message_id: int, body: bytes) -> bytes:
@@ -111,12 +118,13 @@ def delivery(message_id: int, body: bytes) -> bytes:
     return WORDS.pack(MAGIC, len(body), _DELIVER_WORD, message_id) + body
 
 
-def deliveries(first_id: int, bodies: Sequence[bytes]) -> bytes:
-    """A DELIVER frame for each body, the ids counted up from `first_id`."""
-    first = _DELIVER + first_id
-    lengths: Iterable[int] = map((MAGIC << 32).__add__, map(len, bodies))
-    heads = map(_HALVES.pack, lengths, range(first, first + len(bodies)))
-    return b"".join(chain.from_iterable(zip(heads, bodies, strict=True)))
+def deliveries(ids: Sequence[bytes], bodies: Sequence[bytes]) -> bytes:
+    """A DELIVER frame for each body."""
+    size = len(bodies[0])
+    if set(map(len, bodies)) == {size}:
+        return answers(_HEAD.pack(MAGIC, size, _DELIVER_WORD), map(add, ids, bodies))
+    heads = map(_HEAD.pack, repeat(MAGIC), map(len, bodies), repeat(_DELIVER_WORD))
+    return b"".join(chain.from_iterable(zip(heads, ids, bodies, strict=False)))
 
 
 def records(bodies: Sequence[bytes]) -> bytes:

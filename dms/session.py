@@ -21,6 +21,7 @@ from dms.runs import WORDS, word
 from dms.states import TRANSITIONS, Event, State
 from dms.wire import (
     HEADER_BYTES,
+    ID_AT,
     MAGIC,
     PAYLOAD_BYTES_MAX,
     VERSION,
@@ -189,10 +190,11 @@ class Session(Consuming):
     def _frames(self, data: bytes) -> int:
         """Go through the frames; returns the position behind the last that was applied."""
         at, end = 0, len(data)
-        acks: list[int] = []
-        wants: list[int] = []
+        acks: list[bytes] = []
+        wants: list[bytes] = []
         name, size = self.queue_name, len(self.queue_name)
         whole = self.state is State.OPEN
+        looked = self._producing.looked = 0  # how far there is no run
         slow = 0
         for _ in range(FRAMES_PER_ROUND):
             if end - at < HEADER_BYTES and (not self._skip or at == end):
@@ -202,14 +204,23 @@ class Session(Consuming):
                 stop = at + HEADER_BYTES + length
                 if magic == MAGIC and length <= PAYLOAD_BYTES_MAX and stop <= end:
                     if what == _ACK and not length:
-                        count = 0 if acks else runs.by_turns(data, at, name)
-                        if count and self.may_want(len(wants) + count):
-                            if wants:  # those came before
-                                self._both(acks, wants)
-                                wants = []
-                            at = self._by_turns(data, at, count, size)
-                            continue
-                        acks.append(message_id)
+                        turn = 2 * HEADER_BYTES + size
+                        if at >= looked and not acks and runs.begins(data, at, turn):
+                            run = runs.by_turns(data, at, name)
+                            if run is not None and self.may_want(len(wants) + len(run[0])):
+                                if wants:  # those came before
+                                    self.consume(wants)
+                                    wants = []
+                                if self.ack_held(run[0]):
+                                    self.consume(run[1])
+                                    at += len(run[0]) * turn
+                                    continue
+                            looked = at + runs.RUN_MOST * turn
+                        ack = data[at + ID_AT : at + HEADER_BYTES]
+                        if wants and self.broker.comes_soon(message_id, len(wants)):  # those may bring it
+                            self._both(acks, wants)
+                            acks, wants = [], []
+                        acks.append(ack)
                         at = stop
                         continue
                     if (
@@ -218,7 +229,7 @@ class Session(Consuming):
                         and data.startswith(name, at + HEADER_BYTES)
                         and self.may_want(len(wants) + 1)
                     ):
-                        wants.append(message_id)
+                        wants.append(data[at + ID_AT : at + HEADER_BYTES])
                         at = stop
                         continue
                     if what & _VERSION_BITS == _VERSION:

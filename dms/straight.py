@@ -10,42 +10,32 @@ way can do.
 
 from typing import TYPE_CHECKING
 
-from dms.runs import WORDS, word
-from dms.wire import HEADER, HEADER_BYTES, MAGIC, PAYLOAD_BYTES_MAX, Refusal, Type
+from dms.runs import ACK, ACK_OK, CONSUME, PRODUCE_OK, WORDS, word
+from dms.wire import HEADER, HEADER_BYTES, ID_AT, MAGIC, PAYLOAD_BYTES_MAX, TYPE_AT, Refusal, Type
 
 if TYPE_CHECKING:
     from dms.session import Session
 
-_ACK = word(Type.ACK)
-_ACK_OK = word(Type.ACK_OK)
-_CONSUME = word(Type.CONSUME)
 _PRODUCE = word(Type.PRODUCE)
-_PRODUCE_OK = word(Type.PRODUCE_OK)
 _unpack = WORDS.unpack_from
-_pack = WORDS.pack
 assert HEADER.size == WORDS.size == HEADER_BYTES
 
 
 def taken(session: "Session", data: bytes) -> int:
     """How many bytes of `data` are done; 0: none. The session is open; nothing is left or stopped."""
+    if data.startswith(ACK):
+        return _took_turn(session, data)
     size = len(data)
-    if size < HEADER_BYTES:
-        return 0
-    magic, length, what, message_id = _unpack(data)
-    if magic != MAGIC:
-        return 0
-    if what == _PRODUCE:
-        done = size == HEADER_BYTES + length and _produced(session, data, 0, size, message_id)
-        return size if done else 0
-    if what == _ACK and not length and size > HEADER_BYTES:
-        return _took_turn(session, data, message_id)
-    return 0
+    return size if _produced(session, data, 0, size) else 0
 
 
-def _produced(session: "Session", data: bytes, start: int, stop: int, message_id: int) -> bool:
-    """One message for one queue."""
+def _produced(session: "Session", data: bytes, start: int, stop: int) -> bool:
+    """One message for one queue: a whole PRODUCE, if it is that."""
     payload = start + HEADER_BYTES
     if not 2 < stop - payload <= PAYLOAD_BYTES_MAX:
+        return False
+    magic, length, what, _ = _unpack(data, start)
+    if what != _PRODUCE or magic != MAGIC or length != stop - payload:
         return False
     body = payload + 2 + (data[payload] << 8 | data[payload + 1])
     queue = session.broker.queues.get(data[payload + 2 : body])
@@ -56,7 +46,7 @@ def _produced(session: "Session", data: bytes, start: int, stop: int, message_id
         ticket = queue.produce((data[body:stop],), size)
     except Refusal:
         return False  # it is asked again, and refused again
-    reply = _pack(MAGIC, 0, _PRODUCE_OK, message_id)
+    reply = PRODUCE_OK + data[start + ID_AT : payload]
     if ticket is None:
         session.say(reply)
     else:
@@ -64,23 +54,17 @@ def _produced(session: "Session", data: bytes, start: int, stop: int, message_id
     return True
 
 
-def _took_turn(session: "Session", data: bytes, ack_id: int) -> int:
+def _took_turn(session: "Session", data: bytes) -> int:
     """An ACK, perhaps a PRODUCE, and a CONSUME for the next message of the same queue, if that is ready."""
     name, queue = session.queue_name, session.queue
     last = len(data) - HEADER_BYTES - len(name)
-    if last < HEADER_BYTES or not data.endswith(name):
-        return 0
-    magic, length, what, want_id = _unpack(data, last)
-    if what != _CONSUME or magic != MAGIC or length != len(name):
+    if last < HEADER_BYTES or not data.startswith(CONSUME[len(name)], last) or not data.endswith(name):
         return 0
     made = last > HEADER_BYTES
-    if made:
-        if last < 2 * HEADER_BYTES:
-            return 0
-        magic, length, what, made_id = _unpack(data, HEADER_BYTES)
-        if what != _PRODUCE or magic != MAGIC or length != last - 2 * HEADER_BYTES:
-            return 0
-    out = session.held.get(ack_id)
+    if made and data[HEADER_BYTES + TYPE_AT] != Type.PRODUCE:
+        return 0  # many turns, which are for a run
+    ack_id = data[ID_AT:HEADER_BYTES]
+    out = session.held.alone.get(ack_id)
     if (
         out is None
         or out[0] is not queue
@@ -92,15 +76,15 @@ def _took_turn(session: "Session", data: bytes, ack_id: int) -> int:
         ticket = queue.acked(session, (ack_id,), (out,))
     except Refusal:
         return 0
-    del session.held[ack_id]
-    reply = _pack(MAGIC, 0, _ACK_OK, ack_id)
+    del session.held.alone[ack_id]
+    reply = ACK_OK + ack_id
     if ticket is not None:
         session.owe_acked(ticket, reply, 1)
         reply = b""
     elif made or session.replies.owed:
         session.say(reply)
         reply = b""
-    if made and not _produced(session, data, HEADER_BYTES, last, made_id):
+    if made and not _produced(session, data, HEADER_BYTES, last):
         return HEADER_BYTES
     seq = queue.head
     if session.is_next() and (body := queue.take_next()) is not None:
@@ -108,5 +92,5 @@ def _took_turn(session: "Session", data: bytes, ack_id: int) -> int:
     else:
         if reply:
             session.connection.write(reply)
-        session.consume((want_id,))
+        session.consume((data[last + ID_AT : last + HEADER_BYTES],))
     return len(data)

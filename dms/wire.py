@@ -16,6 +16,8 @@ VERSION = 1
 HEADER = struct.Struct(">IIBBHI")
 """Magic, payload length, type, version, status, message id."""
 HEADER_BYTES = HEADER.size
+TYPE_AT, ID_AT = 8, 12
+"""Where they stand in it."""
 PAYLOAD_BYTES_MAX = 4096
 SKIPPED_BYTES_MAX = 1024 * 1024
 """A longer payload is read and thrown away up to this; beyond it the connection closes."""
@@ -95,6 +97,12 @@ class Refusal(BrokerError):
     def frame(self, message_id: int, type_: Type = Type.ERROR) -> bytes:
         """The answer: an ERROR, unless said otherwise."""
         return pack(type_, message_id, self.text[:TEXT_CHARS_MAX].encode(), self.status)
+
+    def frames(self, ids: Sequence[bytes]) -> bytes:
+        """The same answer to several, whose ids are as they stand in frames."""
+        frame = self.frame(0)
+        before, behind = frame[:ID_AT], frame[HEADER_BYTES:]
+        return before + (behind + before).join(ids) + behind if ids else b""
 
 
 @attrs.define(eq=False)

@@ -81,6 +81,25 @@ def test_what_is_behind_a_disconnect_is_not_looked_at() -> None:
         assert found.depths() == {"a": 0, "b": 0}
 
 
+def test_an_ack_of_what_only_a_consume_before_it_brings_is_taken_in_its_turn() -> None:
+    """A client may guess the ids of deliveries to come; and may be wrong."""
+    turns = b"".join(
+        wire.pack(Type.ACK, wire.DELIVERY_ID_BIT + n % 4) + wire.pack(Type.CONSUME, n, NAMES[0])
+        for n in range(8)
+    )
+    answers = []
+    for pieces in ((turns,), tuple(turns[at : at + 35] for at in range(0, len(turns), 35))):
+        _, peer = world()
+        peer.send(produce(NAMES[0], 1, 5, 4))
+        peer.take()
+        found = [frame for piece in pieces for frame in (peer.send(piece), *peer.take())[1:]]
+        answers.append([(type_, number) for type_, _, _, number, _ in found])
+    first, *later = range(wire.DELIVERY_ID_BIT, wire.DELIVERY_ID_BIT + 4)
+    assert sorted(answers[0]) == sorted(answers[1])
+    for held in (first, *later):
+        assert answers[0].index((Type.DELIVER, held)) < answers[0].index((Type.ACK_OK, held))
+
+
 def test_a_consume_cut_off_its_ack_keeps_its_place_and_is_counted() -> None:
     turns = b"".join(
         wire.pack(Type.ACK, wire.DELIVERY_ID_BIT + n) + wire.pack(Type.CONSUME, n, NAMES[0])
@@ -91,7 +110,7 @@ def test_a_consume_cut_off_its_ack_keeps_its_place_and_is_counted() -> None:
     peer.send(turns[4 * 35 + 16 :])
     refused = [(status, number) for _, _, status, number, _ in peer.take() if number <= 13]
     assert refused == [(Status.INTERNAL, 12)]
-    waiting = [n for wait in peer.session.waits for n in wait.ids[wait.at :]]
+    waiting = [int.from_bytes(n) for wait in peer.session.waits for n in wait.ids[wait.at :]]
     assert waiting == list(range(12))
 
 
@@ -123,13 +142,19 @@ def test_a_run_is_found_only_where_all_frames_are_alike(
 ) -> None:
     data = b"".join(wire.pack(Type.PRODUCE, n, name + body) for name, body, n in frames)
     name, body, _ = frames[0]
-    like = [other == name and len(text) == len(body) for other, text, _ in frames]
+    like = [len(other + text) == len(name + body) for other, text, _ in frames]
     step = 16 + len(name + body)
-    count = runs.produced(data + data[:rest], 0, len(name + body), name)
-    if count:
+    run = runs.produced(data + data[:rest], 0, len(name + body), len(name))
+    if run is not None:
+        ids, names, bodies = run
+        count = len(ids)
         assert all(like[:count])
         assert len(data) + rest - count * step < step, "a run is all there is, but for less than a frame"
-        assert runs.ids(data, 0, step, count) == tuple(n for _, _, n in frames[:count])
+        assert ids == tuple(n.to_bytes(4) for _, _, n in frames[:count])
+        assert names == tuple((name + text)[: len(frames[0][0])] for name, text, _ in frames[:count])
+        assert [name + body for name, body in zip(names, bodies, strict=True)] == [
+            name + text for name, text, _ in frames[:count]
+        ]
     else:
         assert not all(like) or len(frames) < runs.RUN_LEAST
 
@@ -139,10 +164,12 @@ def test_a_run_is_found_only_where_all_frames_are_alike(
     st.lists(st.binary(max_size=5), min_size=1, max_size=20),
 )
 def test_what_is_built_at_once_is_what_is_built_one_by_one(ids: list[int], bodies: list[bytes]) -> None:
-    assert runs.answers_to(Type.ACK_OK, ids) == b"".join(wire.pack(Type.ACK_OK, n) for n in ids)
-    assert runs.answered(runs.answers_to(Type.ACK_OK, ids)) == tuple(ids)
+    packed_ids = [n.to_bytes(4) for n in ids]
+    replies = runs.answers(runs.ACK_OK, packed_ids)
+    assert replies == b"".join(wire.pack(Type.ACK_OK, n) for n in ids)
+    assert runs.answered(replies) == packed_ids
     first = wire.DELIVERY_ID_BIT + 5
-    assert runs.deliveries(first, bodies) == b"".join(
+    assert runs.deliveries(runs.counted(first, len(bodies)), bodies) == b"".join(
         wire.pack(Type.DELIVER, n, body) for n, body in enumerate(bodies, first)
     )
     packed = runs.records(bodies)
