@@ -1,7 +1,5 @@
 """What Spark sees: the format `logmq`, as a batch and as a stream."""
 
-import functools
-import gc
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, closing
 
@@ -16,7 +14,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
-from brokers.pipeline.source import positions, rows, sink, spans, stream
+from brokers.pipeline.source import positions, rows, sink, spans, stream, worker
 from brokers.pipeline.source.framing import SCHEMA
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.places import open_place
@@ -148,14 +146,8 @@ def shares(options: Options, found: Sequence[Span]) -> list[InputPartition]:
 
 def read(options: Options, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """In the executor: the rows of a task. A read of nothing has one task all the same, which is no Share."""
-    _spare_collector()
+    worker.prepare()
     return rows.read(options, partition.spans, columns) if isinstance(partition, Share) else iter(())
-
-
-@functools.cache
-def _spare_collector() -> None:
-    """Once a worker: Spark has it collect garbage after each task, and what was imported is never that."""
-    gc.freeze()
 
 
 def _columns(schema: StructType) -> list[str]:
