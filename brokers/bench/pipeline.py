@@ -9,7 +9,8 @@ file. Then all ways go through the same work in turns, round after round, and th
 - `folder`: our source over the data folder, where what is measured is our source over TCP.
 
 Spark tells its own sources which columns a query needs, and a source in Python nothing, so who reads says it:
-the payloads to group by what is in them, the times to count. `whole` is a count of all columns.
+the times to count, and to group the part of the payloads that is the key; so does who reads tuples. Mode
+`payloads` groups payloads that come whole, and `whole` is a count of all columns.
 
 Beside the time stands what the JVM and its Python workers spent of the processors, which a busy machine
 disturbs less. Every case of the pipeline is a function from a `Ground` to rows, and one line in `CASES`.
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
     from brokers.pipeline.source.address import Server
 
-Mode = Literal["count", "group", "whole", "served", "archive", "follow"]
-MODES: tuple[Mode, ...] = ("count", "group", "whole", "served", "archive", "follow")
+Mode = Literal["count", "group", "payloads", "whole", "served", "archive", "follow"]
+MODES: tuple[Mode, ...] = ("count", "group", "payloads", "whole", "served", "archive", "follow")
 KEYS = 1000
 """Different keys in the records, which are grouped by them."""
 KEY_LETTERS = 7
@@ -134,6 +135,10 @@ class Ground:
         """The same, of the payloads alone."""
         return self._read("logmq", size, VALUES, path=str(self.folder / "data"))
 
+    def keys(self, size: int) -> "DataFrame":
+        """The same, of what the payloads begin with."""
+        return self._read("logmq", size, VALUES, path=str(self.folder / "data"), maxValueBytes=KEY_LETTERS)
+
     def times(self, size: int) -> "DataFrame":
         """The same, of the column alone that is the least to read: all that a count needs."""
         return self._read("logmq", size, TIMES, path=str(self.folder / "data"))
@@ -148,17 +153,20 @@ class Ground:
     def tuples_of_values(self, size: int) -> "DataFrame":
         return self._read(TUPLES, size, VALUES, path=str(self.folder / "data"))
 
+    def tuples_of_keys(self, size: int) -> "DataFrame":
+        return self._read(TUPLES, size, VALUES, path=str(self.folder / "data"), maxValueBytes=KEY_LETTERS)
+
     def tuples_of_times(self, size: int) -> "DataFrame":
         return self._read(TUPLES, size, TIMES, path=str(self.folder / "data"))
 
     def text(self, size: int) -> "DataFrame":
         return self.spark.read.text(str(lines(self.folder, size)))
 
-    def _read(self, source: str, size: int, schema: str | None = None, **where: str) -> "DataFrame":
+    def _read(self, source: str, size: int, schema: str | None = None, **options: str | int) -> "DataFrame":
         parts = str(self.spark.sparkContext.defaultParallelism)
         reader = self.spark.read.format(source).options(subscribe=self.topic(size), minPartitions=parts)
         reader = reader if schema is None else reader.schema(schema)
-        return reader.options(**where).load()
+        return reader.options(**options).load()
 
     def compare(
         self, mode: str, size: int, work: Callable[[], int], others: Mapping[str, Callable[[], int]]
@@ -273,10 +281,17 @@ def count(ground: Ground) -> Iterator[Row]:
 
 
 def group(ground: Ground) -> Iterator[Row]:
-    """How many there are of each key, which stands in the payload."""
+    """How many there are of each key, with which the payloads begin: no more of them is asked for."""
+    for size in ground.records:
+        others = {"tuples": ground.tuples_of_keys, "text": ground.text}
+        yield from _compare(ground, "group", size, grouping, ground.keys, **others)
+
+
+def payloads(ground: Ground) -> Iterator[Row]:
+    """The same, found in the whole payloads."""
     for size in ground.records:
         others = {"tuples": ground.tuples_of_values, "text": ground.text}
-        yield from _compare(ground, "group", size, grouping, ground.values, **others)
+        yield from _compare(ground, "payloads", size, grouping, ground.values, **others)
 
 
 def whole(ground: Ground) -> Iterator[Row]:
@@ -294,6 +309,7 @@ def served(ground: Ground) -> Iterator[Row]:
 CASES: Mapping[Mode, Callable[[Ground], Iterator[Any]]] = {
     "count": count,
     "group": group,
+    "payloads": payloads,
     "whole": whole,
     "served": served,
     "archive": archiving.archive,
@@ -353,6 +369,7 @@ def _tuple_source() -> type:
                 return
             rules = rows.rules(self._options)
             times, values = (self._columns == [name] for name in ("timestamp", "value"))
+            most = self._options.max_value_bytes
             for span in partition.spans:
                 with closing(open_place(self._options, span.source)) as place:
                     for chunk in place.chunks(span, rules):
@@ -367,7 +384,7 @@ def _tuple_source() -> type:
                                     if times:
                                         yield (time,)
                                     elif values:
-                                        yield (data[begin:end],)
+                                        yield (data[begin : end if most is None else min(begin + most, end)],)
                                     else:
                                         yield span.topic, offset, time, data[begin:end]
                                 at = end

@@ -32,6 +32,8 @@ def test_every_case_gives_rows_beside_its_baselines(
         ("count", "text"),
         ("group", "tuples"),
         ("group", "text"),
+        ("payloads", "tuples"),
+        ("payloads", "text"),
         ("whole", "tuples"),
         ("served", "folder"),
         ("archive", "parquet"),

@@ -95,6 +95,7 @@ def test_a_time_behind_the_newest_record_is_an_error_unless_said_otherwise() -> 
 @pytest.mark.parametrize(("text", "size"), [("1", 1), ("8k", 8 << 10), ("8KiB", 8 << 10), ("2 mb", 2 << 20)])
 def test_sizes_have_units(text: str, size: int) -> None:
     assert options(maxBytesPerTrigger=text).max_bytes == size
+    assert options(maxValueBytes=text).max_value_bytes == size
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,7 @@ def test_sizes_have_units(text: str, size: int) -> None:
         (None, {"minPartitions": "0"}, "minPartitions"),
         (None, {"maxOffsetsPerTrigger": "1.5"}, "maxOffsetsPerTrigger"),
         (None, {"maxBytesPerTrigger": "8 parsecs"}, "maxBytesPerTrigger"),
+        (None, {"maxValueBytes": "0"}, "maxValueBytes"),
         (None, {"failOnDataLoss": "maybe"}, "failOnDataLoss"),
         (None, {"verifyCrc": "1"}, "verifyCrc"),
         (None, {"unverified": "hope"}, "unverified"),

@@ -3,7 +3,7 @@
     spark.read.format("logmq-table").option("table", "dms.events").load("data")
 
 Records are decoded in the process that reads them, so their bytes never reach the JVM. All options of `logmq`
-hold, but for those that say which logs: these are the table's. A stream follows a table as it does logs.
+hold, but for those that say which logs, which are the table's, and how much of a record. A stream follows a table as it does logs.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping
@@ -21,7 +21,11 @@ from shared.errors import ConfigError
 
 FORMAT = "logmq-table"
 _OWN = "table"
-_NOT_OURS = ("namespace", "subscribe", "subscribepattern", "assign")
+_WHICH = f"which logs are read, option {_OWN} says"
+_NOT_OURS = {
+    **dict.fromkeys(("namespace", "subscribe", "subscribepattern", "assign"), _WHICH),
+    "maxvaluebytes": "records are decoded whole",
+}
 
 Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -31,9 +35,9 @@ class TableDataSource(LogmqDataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         given = {key.lower(): value for key, value in options.items()}
-        for key in _NOT_OURS:
+        for key, why in _NOT_OURS.items():
             if key in given:
-                raise ConfigError(key, f"which logs are read, option {_OWN} says")
+                raise ConfigError(key, why)
         protocol, _, name = given.pop(_OWN, "").partition(".")
         if not name:
             raise ConfigError(_OWN, "say which, as in dms.events; `brokers pipeline tables` lists them")

@@ -27,7 +27,10 @@ SERVED = "logmq"
 BROKER = "broker"
 """The column that says which folder or server a row is of, where there are several."""
 
-_OURS = ("path", "paths", "servers", "namespace", "subscribe", "subscribepattern", "assign")
+_OURS = (
+    *("path", "paths", "servers", "namespace", "subscribe", "subscribepattern", "assign"),
+    "maxvaluebytes",  # every verb looks at whole records
+)
 _BOUNDS = ("starting", "ending", "max")
 
 Folders = Annotated[Path, Parameter(help="Data folders; brokers may run on them.")]

@@ -36,6 +36,7 @@ class LogmqDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
+        worker.prepare()
         self._given = dict(options)
 
     @classmethod
@@ -47,6 +48,7 @@ class LogmqDataSource(DataSource):
         return COLUMNS
 
     def reader(self, schema: StructType) -> "BatchReader":
+        worker.prepare()
         return BatchReader(parse(self._given, streaming=False), _columns(schema))
 
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name

@@ -97,6 +97,7 @@ class Options:
     ending: Bound
     max_offsets: int | None
     max_bytes: int | None
+    max_value_bytes: int | None
     min_partitions: int | None
     fail_on_data_loss: bool
     verify_crc: bool
@@ -134,6 +135,7 @@ NAMES = (
     "startingOffsetsByTimestampStrategy",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "maxValueBytes",
     "minPartitions",
     "failOnDataLoss",
     "verifyCrc",
@@ -178,6 +180,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         _bound(options, "ending", LATEST),
         options.take("maxOffsetsPerTrigger", count, None),
         options.take("maxBytesPerTrigger", size, None),
+        options.take("maxValueBytes", size, None),
         options.take("minPartitions", count, None),
         options.take("failOnDataLoss", _flag, True),
         options.take("verifyCrc", _flag, True),

@@ -31,7 +31,7 @@ def read(
             for span in those:
                 for chunk in place.chunks(span, kept, bare=bare):
                     try:
-                        yield framing.rows(span, chunk, columns)
+                        yield framing.rows(span, chunk, columns, options.max_value_bytes)
                     except NotRecords as error:
                         where = f"{span.topic} in {source}: offsets {chunk.offset} to {chunk.end}"
                         kept.lose(f"{where} are lost: {error}")

@@ -1,4 +1,4 @@
-"""What a worker process of Spark's is told once, before it reads: both take a good part off a read's cost."""
+"""What a worker process of Spark's is told once, before it plans or reads: a good part of a query's cost."""
 
 import ctypes
 import functools

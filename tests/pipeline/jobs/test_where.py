@@ -113,6 +113,7 @@ def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_p
     for option, error, text in (
         ("verifyCrc", UsageError, "not KEY=VALUE"),
         ("namespace=dms", UsageError, "own business"),
+        ("maxValueBytes=7", UsageError, "own business"),
         ("verifyCrcs=true", ConfigError, "did you mean verifyCrc"),
     ):
         with pytest.raises(error, match=text):
