@@ -18,6 +18,9 @@ from shared.net.settings import NetSettings
 
 ACCEPTS_MAX = 64
 """Connections taken in one turn; the rest stay in the kernel's backlog for the next."""
+ACCEPTS_BEHIND = 4
+"""The same while those that are open wait to be served: as many as can be served, and closed, in the driver's
+own turn. More, and a flood of short connections piles up inside, up to the cap, with everybody behind it."""
 PAUSE_SECONDS = 0.1
 """Accepting rests for so long when no descriptor was to be had (nginx: 0.5 s)."""
 LOG_SECONDS = 1.0
@@ -119,8 +122,8 @@ Admitted = Callable[[socket.socket, str, str], None]
 class Acceptor:
     """Takes connections off one listening socket and hands those that are admitted to `admitted`.
 
-    When the process is out of descriptors it closes its spare one to turn those away who wait, rather than
-    let them hang, and rests for a moment.
+    While `is_behind` says so it takes few. When the process is out of descriptors it closes its spare one to
+    turn those away who wait, rather than let them hang, and rests for a moment.
     """
 
     def __init__(
@@ -133,9 +136,11 @@ class Acceptor:
         counters: NetCounters,
         log: structlog.stdlib.BoundLogger,
         pushes: bool,
+        is_behind: Callable[[], bool] | None = None,
     ) -> None:
         self._listening = listening
         self._admitted = admitted
+        self._is_behind = is_behind
         self._admission = admission
         self._counters = counters
         self._log = log
@@ -172,7 +177,8 @@ class Acceptor:
             self._spare_fd = None
 
     def _accept_many(self) -> None:
-        for _ in range(ACCEPTS_MAX):
+        behind = self._is_behind is not None and self._is_behind()
+        for _ in range(ACCEPTS_BEHIND if behind else ACCEPTS_MAX):
             try:
                 sock, address = self._listening.accept()
             except BlockingIOError:

@@ -221,6 +221,7 @@ class Group:
                 counters=self.counters,
                 log=self._log,
                 pushes=pushes,
+                is_behind=None if self._poll is None else self._poll.is_behind,
             )
         )
 

@@ -84,6 +84,10 @@ class PollDriver:
         if self._pending:  # else they might be taken for another's, which gets the same descriptor
             self._pending = [event for event in self._pending if event[0] != fd]
 
+    def is_behind(self) -> bool:
+        """Whether some that were ready wait for a turn after the last."""
+        return bool(self._pending)
+
     def again(self, connection: PollConnection) -> None:
         """Attend to `connection` in the next round."""
         if not connection._again:

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import tracemalloc
+from itertools import pairwise
 from time import perf_counter
 
 import pytest
@@ -13,6 +14,7 @@ import trio
 import trio.testing
 
 from shared.net.connection import Connection
+from shared.net.listeners import ACCEPTS_BEHIND
 from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
 
 if sys.platform != "linux":
@@ -70,6 +72,37 @@ async def test_a_slow_session_leaves_others_to_the_next_round_and_forgets_none()
         for sock in sockets:
             await trio.lowlevel.wait_readable(sock)
             assert sock.recv(10) == b"?"
+
+
+async def test_while_some_wait_to_be_served_few_new_connections_are_taken() -> None:
+    """Else a flood of short ones piles up inside, faster than they are closed, and all others behind them."""
+
+    def prepare(session: Recorder) -> None:
+        def take_a_turn(data: bytes) -> None:
+            until = perf_counter() + YIELD_SECONDS
+            while perf_counter() < until:
+                pass
+
+        session.on_receive = take_a_turn
+
+    sessions = Sessions(prepare)
+    async with serving("poll", sessions) as served:
+        slow = []
+        for _ in range(EVENTS_MAX):
+            sock = served.connect_socket()
+            slow.append((sock, await sessions.next()))
+        for sock, _ in slow:
+            sock.send(b"?")
+        while not any(session.data for _, session in slow):
+            await trio.lowlevel.checkpoint()
+        open_before = served.group.connections
+        came = [served.connect_socket() for _ in range(4 * ACCEPTS_BEHIND)]
+        taken = [open_before]
+        while taken[-1] < open_before + len(came):
+            await trio.lowlevel.checkpoint()
+            taken.append(served.group.connections)
+        # Twice is possible: trio shuffles who goes first in a turn.
+        assert max(after - before for before, after in pairwise(taken)) <= 2 * ACCEPTS_BEHIND
 
 
 async def test_after_round_may_ask_for_a_turn_of_the_others() -> None:
