@@ -136,7 +136,7 @@ class Fanout:
         if route.away:
             keep = self._sessions.kept.add
             for at in range(0, len(frames), FRAME_BYTES):
-                frame = frames[at : at + FRAME_BYTES]
+                frame = frames[at : at + FRAME_BYTES].rstrip(b"\0")  # here once: all keep the same bytes
                 for client in route.away:
                     keep(client.id, frame)
 

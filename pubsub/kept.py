@@ -1,5 +1,8 @@
 """Store and forward: what is kept for clients that are away, within bounds, oldest dropped first.
 
+A client that is at its own bound loses its oldest. Where all together are above theirs one of those pays that
+have the most: else a few who never return would take from everybody else whatever is to be kept for him.
+
 Kept in memory, a frame without its padding. At a clean stop it goes into a log, from which the next start
 takes it back; a crash loses it (PROTOCOL.md, "Away"). Each message is sent at most once.
 """
@@ -20,6 +23,8 @@ class Kept:
         self._counts = counts
         self._frames: dict[bytes, deque[bytes]] = {}
         self._bytes: dict[bytes, int] = {}
+        self._by_size: dict[int, dict[bytes, None]] = {}
+        """Clients by the bit length of their bytes: who is among the highest has at least half of the most."""
         self.total_bytes = 0
 
     def __contains__(self, client_id: bytes) -> bool:
@@ -30,28 +35,47 @@ class Kept:
         return len(self._frames)
 
     def add(self, client_id: bytes, frame: bytes) -> None:
-        """Keep a frame. Above a bound the client loses its oldest, or where it has none, this one."""
-        settings, counts = self._settings, self._counts
+        """Keep a frame; what is above a bound then goes, which may be this one."""
+        settings = self._settings
         short = frame.rstrip(b"\0")
         frames = self._frames.get(client_id)
         if frames is None:
             frames = self._frames[client_id] = deque()
-            self._bytes[client_id] = 0
         frames.append(short)
-        self._bytes[client_id] += len(short)
-        self.total_bytes += len(short)
-        counts.messages_kept += 1
+        self._weigh(client_id, len(short))
+        self._counts.messages_kept += 1
         while frames and (
-            len(frames) > settings.kept_messages_max
-            or self._bytes[client_id] > settings.kept_bytes_max
-            or self.total_bytes > settings.kept_bytes_total_max
+            len(frames) > settings.kept_messages_max or self._bytes[client_id] > settings.kept_bytes_max
         ):
-            oldest = len(frames.popleft())
-            self._bytes[client_id] -= oldest
-            self.total_bytes -= oldest
-            counts.kept_dropped += 1
+            self._drop_oldest(client_id)
+        while self.total_bytes > settings.kept_bytes_total_max:
+            largest = self._by_size[max(self._by_size)]
+            pays, _ = largest.popitem()  # the first would be looked for behind all that have left
+            largest[pays] = None
+            self._drop_oldest(pays)
+
+    def _drop_oldest(self, client_id: bytes) -> None:
+        frames = self._frames[client_id]
+        self._weigh(client_id, -len(frames.popleft()))
+        self._counts.kept_dropped += 1
         if not frames:
             self.forget(client_id)
+
+    def _weigh(self, client_id: bytes, more: int) -> None:
+        """So many bytes more, or fewer, are kept for a client."""
+        before = self._bytes.get(client_id, 0)
+        self._bytes[client_id] = now = before + more
+        self.total_bytes += more
+        if before.bit_length() != now.bit_length():
+            self._leave_size(client_id, before)
+            self._by_size.setdefault(now.bit_length(), {})[client_id] = None
+
+    def _leave_size(self, client_id: bytes, size: int) -> None:
+        those = self._by_size.get(size.bit_length())
+        if those is not None:
+            those.pop(client_id, None)
+            if not those:
+                del self._by_size[size.bit_length()]
 
     def take(self, client_id: bytes) -> bytes:
         """What was kept for a client, whole frames, oldest first; it is not kept any more."""
@@ -61,7 +85,9 @@ class Kept:
 
     def forget(self, client_id: bytes) -> int:
         """How many there were."""
-        self.total_bytes -= self._bytes.pop(client_id, 0)
+        size = self._bytes.pop(client_id, 0)
+        self.total_bytes -= size
+        self._leave_size(client_id, size)
         return len(self._frames.pop(client_id, ()))
 
     def held(self, client_id: bytes) -> tuple[int, int]:

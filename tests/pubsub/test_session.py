@@ -130,6 +130,43 @@ def test_kept_bytes_have_a_bound_for_each_client_and_for_all() -> None:
     assert kept.total_bytes == sum(kept.held(client)[1] for client in (b"A", b"B"))
 
 
+def test_when_all_together_keep_too_much_those_pay_who_have_the_most() -> None:
+    world = World(PubsubSettings(kept_bytes_total_max=10_000))
+    for client in (b"H1", b"H2", b"V"):
+        world.subscriber(client, client[:1], keep=True).lose()
+    kept = world.sessions.kept
+    for number in range(100):
+        world.receive([datagram(b"H", Kind.STRING, b"x" * 1000)])
+        if not number % 10:
+            world.receive([datagram(b"V", Kind.STRING, b"v" * 10)])
+        assert kept.total_bytes <= 10_000
+    assert kept.total_bytes > 8_000
+    assert kept.total_bytes == sum(kept.held(client)[1] for client in (b"H1", b"H2", b"V"))
+    assert kept.held(b"V")[0] == 10, "what little is kept for one stays, whatever is kept for others"
+    assert len(world.connect(encode_id(b"V")).topics()) == 10
+    assert world.counts.kept_dropped == 200 - sum(kept.held(client)[0] for client in (b"H1", b"H2"))
+    world.receive([datagram(b"H", Kind.STRING, b"x" * 1400) for _ in range(20)])
+    assert min(kept.held(client)[1] for client in (b"H1", b"H2")) > 2_000, "they take turns"
+
+
+def test_a_bound_of_all_that_is_less_than_a_message_keeps_none() -> None:
+    world = World(PubsubSettings(kept_bytes_total_max=0))
+    world.subscriber(b"A", b"*", keep=True).lose()
+    world.publish(b"1", b"2")
+    assert world.sessions.kept.total_bytes == len(world.sessions.kept) == 0
+    assert world.counts.kept_dropped == 2
+    assert world.connect(encode_id(b"A")).topics() == []
+
+
+def test_what_many_keep_is_in_memory_once() -> None:
+    world = World()
+    for client in (b"A", b"B"):
+        world.subscriber(client, b"*", keep=True).lose()
+    world.publish(b"a")
+    (one,), (other,) = world.sessions.kept._frames.values()
+    assert one is other
+
+
 BAD = [
     (b"\0" * 11, Fault.ID),
     (b"elevenchars", Fault.ID),
