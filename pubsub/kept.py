@@ -24,7 +24,7 @@ class Kept:
         self._frames: dict[bytes, deque[bytes]] = {}
         self._bytes: dict[bytes, int] = {}
         self._by_size: dict[int, dict[bytes, None]] = {}
-        """Clients by the bit length of their bytes: who is among the highest has at least half of the most."""
+        """Clients by the bit length of their bytes: those of the highest have at least half of the most."""
         self.total_bytes = 0
 
     def __contains__(self, client_id: bytes) -> bool:
