@@ -14,12 +14,17 @@ from dms.times import Times
 from shared.errors import StoreError
 from shared.plug import Context
 from shared.storage.log import read_records
+from shared.storage.settings import Durability
 from shared.storage.store import Log, Retention
 from shared.storage.table import Table
 
 NAMESPACE = "dms"
 TABLES = "dms-tables"
 """Apart from the queues, whose names are the users'."""
+TABLE = "queues"
+_ROWS = Durability("always")
+"""Whatever mode queues have: the catalog, which has their names, is journaled, and a queue must not be there
+without its options."""
 READ_BYTES = 1 << 20
 
 
@@ -105,7 +110,10 @@ async def open_broker(context: Context, settings: DmsSettings, times: Times | No
         return Broker(settings, context.log, store=context.store, times=times)
     store = context.store
     namespace = store.namespace(NAMESPACE, settings.durability, retention=Retention())
-    table = await Table.open(store.namespace(TABLES, settings.durability), "queues")
+    tables = store.namespace(TABLES, _ROWS)
+    table = await Table.open(tables, TABLE)
+    if store.read_only is None:
+        tables.change_mode(TABLE, _ROWS)  # an earlier version gave it that of most queues
     broker = Broker(settings, context.log, store=store, namespace=namespace, table=table, times=times)
     mine = table.get(MINE_KEY)
     if mine is not None:

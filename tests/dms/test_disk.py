@@ -7,14 +7,14 @@ import attrs
 import pytest
 import trio
 
-from dms import keeper, wire
+from dms import keeper, opening, wire
 from dms.dmsq_file import NotDmsq, import_files, parse
-from dms.settings import DmsSettings
+from dms.settings import DmsSettings, QueueSettings
 from dms.wire import Status, Type
 from shared.storage.settings import Durability
 from tests.dms.world import World, statuses
 from tests.support.explore import sampled_states
-from tests.support.stores import INTERVAL, MODES, NONE
+from tests.support.stores import ALWAYS, INTERVAL, MODES, NONE
 
 
 def test_strict_answers_internal_and_leaves_the_queue_as_it_was() -> None:
@@ -162,6 +162,47 @@ def test_a_power_cut_takes_a_suffix_where_that_is_allowed(mode: Durability, seed
         assert found in states
         seen.append(found)
     assert any(found != states[-1] for found in seen), "something may be lost, else this proves nothing"
+
+
+@pytest.mark.parametrize("mode", [INTERVAL, NONE])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_queue_outlives_its_options(mode: Durability, seed: int) -> None:
+    """A power cut may take a queue where its mode allows that, but not the delay that it was made with."""
+    settings = DmsSettings(durability=mode)
+    world = World(settings)
+    peer = world.connect()
+    for name in ("late", "short-lived"):
+        peer.create(name, b'{"delay_ms":1000}')
+    peer.ask(Type.DELETE_QUEUE, wire.pack_name("short-lived"))
+    for disk in sampled_states(world.disk.power_cut(), seed, 8):
+        after = World(settings, disk=disk)
+        for queue in after.broker.queues.values():
+            assert queue.options.delay_ms == 1000
+
+
+def test_a_queue_is_as_durable_as_it_says_with_its_options() -> None:
+    """Where most queues may lose something."""
+    settings = DmsSettings(durability=NONE, queues={"safe": QueueSettings(durability=ALWAYS)})
+    world = World(settings)
+    assert statuses(world.connect().create("safe", b'{"delay_ms":1000}')) == [Status.OK]
+    for disk in sampled_states(world.disk.power_cut(), 0, 8):
+        assert World(settings, disk=disk).broker.queues[b"safe"].options.delay_ms == 1000
+
+
+@pytest.mark.parametrize("mode", [INTERVAL, NONE])
+def test_rows_of_an_earlier_version_are_made_safe(mode: Durability) -> None:
+    """Its table had the mode of most queues, and keeps what it holds."""
+    world = World(DmsSettings(durability=mode))
+    world.store.namespace(opening.TABLES, mode).change_mode(opening.TABLE, mode)
+    world.connect().create("late", b'{"delay_ms":1000}')
+    world.kill()
+    world.connect().create("later", b'{"delay_ms":1000}')
+    for disk in sampled_states(world.disk.power_cut(), 0, 8):
+        after = World(world.settings, disk=disk)
+        assert {queue.text: queue.options.delay_ms for queue in after.broker.queues.values()} == {
+            "late": 1000,
+            "later": 1000,
+        }
 
 
 def test_one_old_message_does_not_pin_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

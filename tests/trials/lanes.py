@@ -47,6 +47,7 @@ def _lane(work: Callable[[Any], Any], plan: Any, result: "Connection[Any, Any]")
         signal.signal(number, _end)
     try:
         result.send(work(plan))
+        _hear_no_more()  # it is ending anyhow: what asks for that must not interrupt it
     except KeyboardInterrupt:
         pass
 
@@ -57,6 +58,10 @@ def _heard(number: int, frame: object) -> None:
 
 def _end(number: int, frame: object) -> None:
     """The first signal unwinds what was begun; the next must not interrupt that."""
+    _hear_no_more()
+    raise KeyboardInterrupt
+
+
+def _hear_no_more() -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, _heard)
-    raise KeyboardInterrupt

@@ -74,6 +74,9 @@ def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None)
             except BrokenPromiseError as error:
                 what = f"{plan.kind}, {protocol}, seed {plan.seed}, modes {'+'.join(modes)}"
                 tally.verdict.faults.append(f"{what}; data folder {place / 'broken'}:\n{toml}{error}")
+                if server.alive:
+                    server.kill()
+                folder.remount()  # after a fault of the load it is still cut off, and nothing can be read
                 shutil.copytree(server.data, place / "broken", ignore=shutil.ignore_patterns("*.sock"))
             finally:
                 if server.alive:
