@@ -3,7 +3,8 @@
     spark.read.format("logmq-table").option("table", "dms.events").load("data")
 
 Records are decoded in the process that reads them, so their bytes never reach the JVM. All options of `logmq`
-hold, but for those that say which logs, which are the table's, and how much of a record. A stream follows a table as it does logs.
+hold, but for those that say which logs, which are the table's, and how much of a record. A stream follows a
+table as it does logs.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping
