@@ -12,7 +12,7 @@ import signal
 import stat
 import sys
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from cyclopts import App, CycloptsError
@@ -112,9 +112,6 @@ async def _finish(result: Any, output: Output) -> Any:
     """Await what is async, and show rows as they come; returns what is left to show."""
     if inspect.iscoroutine(result):
         result = await result
-    if isinstance(result, AsyncGenerator):
-        async with aclosing(result):  # or an early end leaves its connections to the collector
-            return await _stream(result, output)
     if isinstance(result, AsyncIterable):
         return await _stream(result, output)
     return result
@@ -124,7 +121,10 @@ async def _stream(rows: AsyncIterable[Any], output: Output) -> None:
     """Show rows as they come, for as long as somebody reads them."""
     import trio
 
-    async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        if isinstance(rows, AsyncGenerator):
+            # Or an early end leaves its connections to the collector. Its nurseries end inside of this one.
+            await stack.enter_async_context(aclosing(rows))
         nursery.start_soon(_watch_reader)
         await output.stream(rows)
         nursery.cancel_scope.cancel()

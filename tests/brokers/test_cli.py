@@ -1,11 +1,12 @@
 """The command line: what it shows, how it ends, and what it does not import."""
 
 import importlib.metadata
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import trio
 from cyclopts import App
 from trio.testing import MockClock
 
-from brokers.cli import _stream, root, run
+from brokers.cli import _finish, _stream, root, run
 from brokers.errors import ExitCode
 from brokers.render import Output
 from shared.errors import BrokerError
+from shared.nurseries import beside
 from shared.plug import VerbRequest
 from tests.support.installed import install, plug
 
@@ -284,6 +286,27 @@ def test_a_verb_that_waits_ends_when_its_reader_has_left(monkeypatch: pytest.Mon
         with pytest.raises(BaseExceptionGroup) as ended:
             trio.run(_stream, rows(), Output(stdout), clock=MockClock(autojump_threshold=0))
     assert ended.group_contains(BrokenPipeError)
+
+
+def test_a_verb_with_tasks_of_its_own_ends_as_any_other_when_its_reader_has_left() -> None:
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    closed = []
+
+    async def rows() -> AsyncGenerator[str]:
+        async with beside() as nursery:  # as in every client that is a context manager
+            nursery.start_soon(trio.sleep_forever)
+            try:
+                yield "one"
+            finally:
+                closed.append(True)
+
+    with pytest.raises(BaseExceptionGroup) as ended:
+        trio.run(_finish, rows(), Output(Left()))
+    assert ended.group_contains(BrokenPipeError)
+    assert closed
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
