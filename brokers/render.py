@@ -19,13 +19,16 @@ import json
 import sys
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import attrs
 
 from brokers.escape import escape
 
 Row = Mapping[str, Any]
+
+COLUMN_MAX = 24
+"""Characters of a column that a terminal's table shows on one line: as many as a time or an address has."""
 
 
 @attrs.frozen
@@ -133,11 +136,17 @@ class Output:
         from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in columns:
-            table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        for name, width in zip(columns, widths, strict=True):
+            justify: Literal["left", "right"] = "right" if name in right else "left"
+            table.add_column(name, justify=justify, overflow="fold", no_wrap=width <= COLUMN_MAX)
         for line in cells:
             table.add_row(*map(Text, line))  # Text: a "[" of a peer's is no markup
-        Console(file=self._stream).print(table)
+        console = Console(file=self._stream)
+        # Long texts are folded to fit. Where that is not enough the terminal may break the lines: a number
+        # that stands in three pieces one below the other can be neither read nor copied.
+        console.width = max(console.width, sum(min(width, COLUMN_MAX) + 3 for width in widths) + 1)
+        console.print(table)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 
 from brokers.render import Output, progress
 
@@ -46,6 +47,16 @@ def test_rows_are_a_table_on_a_terminal_and_cannot_repaint_it() -> None:
     assert r"[bold]x\x1b[2J" in text
     assert "\x1b[2J" not in text
     assert "─" in text
+
+
+def test_on_a_narrow_terminal_long_texts_are_folded_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    some = {"name": "orders", "body": "x" * 200}
+    assert all(len(line) <= 80 for line in shown([some], stream=Terminal()).splitlines() if "xx" in line)
+    many = {f"column_{number}": 1_795_324_814_000 + number for number in range(9)}
+    text = shown([some | many], stream=Terminal())
+    assert all(name in text and str(value) in text for name, value in many.items())
+    assert "x" * 30 not in text
 
 
 def test_a_cell_with_a_newline_stays_one_row_in_a_pipe() -> None:
