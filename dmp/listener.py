@@ -58,9 +58,9 @@ class DmpService:
             TcpEndpoint("dmp", broker.settings.port, self._open_session, pushes=True),
         )
         self.admin_verbs: Sequence[Verb] = (
-            Verb("queues", "every queue: ready, unacknowledged, consumers", self._queues),
-            Verb("exchanges", "every exchange, its type and bindings", self._exchanges),
-            Verb("leases", "every lease that is not used yet: its target and age", self._leases),
+            Verb("queues", "every queue: ready, unacknowledged, consumers", self._queues, ()),
+            Verb("exchanges", "every exchange, its type and bindings", self._exchanges, ()),
+            Verb("leases", "every lease that is not used yet: its target and age", self._leases, ()),
         )
 
     async def run(self) -> None:

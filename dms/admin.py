@@ -35,12 +35,12 @@ class Admin:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.verbs: Sequence[Verb] = (
-            Verb("queues", "every queue and what is known of it", self.queues),
-            Verb("peek", "the first messages of a queue; takes nothing", self.peek),
-            Verb("purge", "drop a queue's messages, but those that are held", self.purge),
-            Verb("redrive", "move dead letters back to where they came from", self.redrive),
-            Verb("export", "write a queue's messages to a .dmsq file", self.export),
-            Verb("import", "put a .dmsq file's messages into a queue", self.import_),
+            Verb("queues", "every queue and what is known of it", self.queues, ("queue",)),
+            Verb("peek", "the first messages of a queue; takes nothing", self.peek, ("queue", "limit")),
+            Verb("purge", "drop a queue's messages, but those that are held", self.purge, ("queue",)),
+            Verb("redrive", "move dead letters back to where they came from", self.redrive, ("queue",)),
+            Verb("export", "write a queue's messages to a .dmsq file", self.export, ("queue", "target")),
+            Verb("import", "put a .dmsq file's messages into a queue", self.import_, ("source", "queue")),
         )
 
     async def queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ class KqmsgqService:
                 "consumers",
                 "every consumer: its subscriptions, what waits for it, what it lost",
                 self._consumers,
+                ("dropped",),
             ),
         )
 

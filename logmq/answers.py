@@ -33,6 +33,12 @@ class LogmqError(BrokerError):
         return f"{self.code}: {self.text}"
 
 
+class NoTopic(LogmqError):
+    """There is no such topic, or there is none any more."""
+
+    exit_code = 66
+
+
 @attrs.frozen
 class Record:
     """One message and its place; `next_offset` is the place of the one after it."""
@@ -268,7 +274,7 @@ def _refused(line: bytes) -> LogmqError | None:
     if not line.startswith(b"ERR "):
         return None
     code, _, text = line[4:].decode("utf-8", "replace").partition(" ")
-    return LogmqError(code, text)
+    return NoTopic(code, text) if code == "NO_TOPIC" else LogmqError(code, text)
 
 
 def _fields(line: bytes, word: bytes, count: int) -> tuple[int, ...]:

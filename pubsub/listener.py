@@ -69,8 +69,13 @@ class PubsubService:
             UdpEndpoint("pubsub-udp", settings.port, fanout, port_of="pubsub"),
         )
         self.admin_verbs: Sequence[Verb] = (
-            Verb("sessions", "every client: subscriptions, what waits for it, what it lost", self._sessions),
-            Verb("forget", "end the session of a client that is away", self._forget),
+            Verb(
+                "sessions",
+                "every client: subscriptions, what waits for it, what it lost",
+                self._sessions,
+                ("topics",),
+            ),
+            Verb("forget", "end the session of a client that is away", self._forget, ("client",)),
         )
 
     async def run(self) -> None:

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 
 from pubsub import wire
 from pubsub.wire import Kind
-from shared.errors import ConfigError
+from shared.errors import UsageError
 from shared.options import Ca, DataDir, Json, Port, Tls, flag
 from shared.plug import ServeRequest, VerbRequest
 
@@ -76,7 +76,7 @@ def subscriber(
     try:
         wire.encode_id(client_id.encode())
     except ValueError as error:
-        raise ConfigError("CLIENT-ID", str(error)) from None
+        raise UsageError("CLIENT-ID", str(error)) from None
     try:
         sock = socket.create_connection((ip, port))
     except OSError as error:
@@ -147,9 +147,9 @@ async def publish(
 
     given = value.given()
     if (from_ is None) == (topic is None) or len(given) != (from_ is None):
-        raise ConfigError("TOPIC", "it and one of --int, --short-real, --float, --string; or --from")
+        raise UsageError("TOPIC", "it and one of --int, --short-real, --float, --string; or --from")
     if rate is not None and not rate > 0:
-        raise ConfigError("--rate", "more than 0 a second")
+        raise UsageError("--rate", "more than 0 a second")
     sent = 0
     with open_file(from_) if from_ is not None else _nothing() as file:
         datagrams = _parsed(file) if topic is None else _single(topic, *given[0])
@@ -208,11 +208,11 @@ def _single(topic: str, kind: Kind, text: str) -> Iterator[bytes]:
     try:
         yield wire.datagram(topic.encode("utf-8", "surrogateescape"), kind, wire.payload_of(kind, text))
     except ValueError as error:
-        raise ConfigError("TOPIC", str(error)) from None
+        raise UsageError("TOPIC", str(error)) from None
 
 
 def _parsed(file: Any) -> Iterator[bytes]:
-    """Datagrams of a file's lines. Raises ConfigError, which names the line."""
+    """Datagrams of a file's lines. Raises UsageError, which names the line."""
     from json import loads
 
     for number, line in enumerate(file, start=1):
@@ -223,6 +223,6 @@ def _parsed(file: Any) -> Iterator[bytes]:
             kind = Kind[message["type"]]
             yield wire.datagram(message["topic"].encode(), kind, wire.payload_of(kind, str(message["value"])))
         except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError("--from", f"line {number}: {error}") from None
+            raise UsageError("--from", f"line {number}: {error}") from None
         except KeyError as error:
-            raise ConfigError("--from", f"line {number}: no topic, type or value: {error}") from None
+            raise UsageError("--from", f"line {number}: no topic, type or value: {error}") from None

@@ -85,6 +85,12 @@ class StoreFormat(StoreError):
     """The data folder was written by a newer version, or is not ours."""
 
 
+class LogMissing(StoreError):
+    """There is no such log."""
+
+    exit_code: ClassVar[int] = 66
+
+
 class LogDeleted(StoreError):
     """The log was deleted; a log made later under its name is another log."""
 

@@ -203,6 +203,14 @@ def fill(dms: Command, queue: str, *bodies: str, options: tuple[str, ...] = ()) 
         assert dms("produce", "-q", queue, *(word for body in bodies for word in ("-m", body)))[0] == 0
 
 
+def test_an_argument_that_an_administrative_verb_does_not_take_is_told(
+    dms: Command, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    dms("create", "-q", "told")
+    assert run_here(["call", "dms", "peek", "queue=told", "number=3"]) == ExitCode.FAILED
+    assert capfdbinary.readouterr().err == b"brokers: number: no such argument; peek takes queue, limit\n"
+
+
 def test_peek_takes_nothing_and_purge_takes_all(dms: Command) -> None:
     fill(dms, "looked", "one", "two", "three")
     for _ in range(2):

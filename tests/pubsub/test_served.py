@@ -204,8 +204,13 @@ def test_the_subscriber_of_the_command_line_speaks_tls(new_server: NewServer, tm
 )
 def test_what_cannot_be_published_is_refused_in_one_line(arguments: tuple[str, ...]) -> None:
     refused = run_here("pubsub", "publish", *arguments)
-    assert refused.returncode != 0
+    assert refused.returncode == 2
     assert len(refused.stderr.splitlines()) == 1
+
+
+def test_an_id_that_is_none_is_a_mistake_on_the_command_line() -> None:
+    refused = run_here("pubsub", "subscriber", "more than ten", "127.0.0.1", "1")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
 
 
 def test_beyond_loopback_who_may_publish_has_to_be_named(new_server: NewServer, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import attrs
 
-from shared.errors import StoreError
+from shared.errors import LogMissing
 from shared.storage.tools.ranges import Range, State, ranges
 from shared.storage.tools.view import FolderView, LogReader, LogView, viewing
 
@@ -99,7 +99,7 @@ def log_dump(
 ) -> Iterator[RecordRow | DamagedRow]:
     """The records that begin in [start, stop), in order; a damaged range is one row, and the rest follows.
 
-    The folder is held while the iterator is. Raises StoreError where there is no such log, StoreFormat and
+    The folder is held while the iterator is. Raises LogMissing where there is no such log, StoreFormat and
     OSError.
     """
     with viewing(folder) as view:
@@ -156,5 +156,5 @@ def verify(view: FolderView, log: LogView, reader: LogReader) -> VerifyRow:
 def _find(view: FolderView, namespace: str, name: str) -> LogView:
     log = view.find(namespace, name)
     if log is None:
-        raise StoreError(f"no log {name} in namespace {namespace}")
+        raise LogMissing(f"no log {name} in namespace {namespace}")
     return log

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from shared.errors import StoreError, StoreFormat, StoreInUse
+from shared.errors import LogMissing, StoreFormat, StoreInUse
 from shared.storage import catalog, format, replay
 from shared.storage.index import mark_position
 from shared.storage.os_disk import OsDisk
@@ -92,7 +92,7 @@ def test_logs_that_the_journal_deletes_are_gone(folder: Path) -> None:
     assert rows.keys() == {"orders", "q%2f1"}
     assert rows["orders"].first == 5 * 5004
     assert payloads(folder, "logmq", "orders") == LONG[5:]
-    with pytest.raises(StoreError, match="no log few"):
+    with pytest.raises(LogMissing, match="no log few"):
         list(log_dump(folder, "logmq", "few"))
     assert check(folder).ok
 
