@@ -118,7 +118,7 @@ def load(
     layers = (
         _from_flags(defaults, sections),
         _from_file(file, sections, broken) if file else (),
-        _from_environment(environ, sections, broken),
+        _from_environment(environ, sections, broken, plugs),
         _from_flags(flags, sections),
     )
     for rank, layer in enumerate(layers):
@@ -172,14 +172,18 @@ def _from_file(
 
 
 def _from_environment(
-    environ: Mapping[str, str], sections: Mapping[str, type[Any]], broken: Sequence[str]
+    environ: Mapping[str, str],
+    sections: Mapping[str, type[Any]],
+    broken: Sequence[str],
+    plugs: Sequence[Plug],
 ) -> Iterator[tuple[Key, Given] | Problem]:
     known = {_variable(*key): key for key in environment_keys(sections)}
+    of_commands = {_variable(plug.name, word) for plug in plugs for word in plug.command_variables}
     passed_over = tuple(_variable(name, "") for name in broken)
     for name, value in environ.items():
         if not name.startswith("BROKERS_") or name == FILE_VARIABLE:
             continue
-        if _SERVICE_LINK.fullmatch(name) or name.startswith(passed_over):
+        if _SERVICE_LINK.fullmatch(name) or name.startswith(passed_over) or name in of_commands:
             continue
         if name in known:
             yield known[name], Given(value, name, words=True)

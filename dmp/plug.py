@@ -18,4 +18,5 @@ plug = Plug(
     verbs="dmp.verbs:app",
     tables="dmp.tables:TABLES",
     unrecorded=None,
+    command_variables=("user", "password"),
 )

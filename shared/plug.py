@@ -117,7 +117,8 @@ class Plug:
     the pipeline alone. `replays`: the same of a `shared.replaying.Opener`, where messages of the past can be
     sent again. `unrecorded`: why nothing of it is recorded; None: its service uses
     `Context.recorder`. `keeps(settings)`: whether, so set, it writes anything to the store; where nobody
-    does, the journal is made small.
+    does, the journal is made small. `command_variables`: what its commands take from the environment beside
+    the settings: `"user"` is `BROKERS_<NAME>_USER`, which is no mistake then where something is served.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Plug:
     replays: str | None = None
     unrecorded: str | None = "it has nothing that can be recorded"
     keeps: Callable[[Any], bool] = lambda settings: True
+    command_variables: Sequence[str] = ()
 
 
 @attrs.frozen

@@ -156,6 +156,13 @@ def test_variables_that_kubernetes_sets_for_a_service_called_brokers_are_not_our
     )
 
 
+def test_a_variable_of_a_protocols_commands_is_no_mistake_where_it_is_served() -> None:
+    plugs = [plug("queue", settings=QueueSettings, command_variables=("user",))]
+    assert load(plugs, file=None, environ={"BROKERS_QUEUE_USER": "ann"}).sources == {}
+    with pytest.raises(InvalidSettings, match="BROKERS_QUEUE_USERS: unknown variable"):
+        load(plugs, file=None, environ={"BROKERS_QUEUE_USERS": "ann"})
+
+
 def test_a_mistake_in_flags_alone_is_one_of_usage(tmp_path: Path) -> None:
     bad = Flag(("queue", "port"), "x", "--port")
     assert refused(tmp_path, flags=[bad]).code == ExitCode.USAGE
