@@ -25,7 +25,7 @@ from brokers.bench.servers import processor_seconds, server_process, serving
 from brokers.errors import Refusal
 
 if TYPE_CHECKING:
-    from brokers.bench.pipeline import Ground
+    from brokers.bench.ground import Ground
     from brokers.pipeline.archive.feed import Feed
     from brokers.pipeline.archive.job import Archiver
 

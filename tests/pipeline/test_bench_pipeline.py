@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from brokers.bench import archiving, pipeline
+from brokers.bench import archiving, ground, pipeline
 from brokers.errors import ExitCode, Refusal
 from tests.support.server import until
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def test_every_case_gives_rows_beside_its_baselines(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "WARMING_ROUNDS", 0)
+    monkeypatch.setattr(ground, "WARMING_ROUNDS", 0)
     monkeypatch.setattr(archiving, "RATE", 1000)
     monkeypatch.setattr(archiving, "SECONDS", 0.5)
-    with pipeline.prepared(spark, tmp_path, [200], 100_000, 1) as ground:
-        *rows, followed = [row for case in pipeline.CASES.values() for row in case(ground)]
-        lines = pipeline.lines(tmp_path, 200).read_bytes().splitlines()
+    with ground.prepared(spark, tmp_path, [200], 100_000, 1) as prepared:
+        *rows, followed = [row for case in pipeline.CASES.values() for row in case(prepared)]
+        lines = ground.lines(tmp_path, 200).read_bytes().splitlines()
         assert len(lines) == len(set(lines)) == 500
         assert {len(line) for line in lines} == {200}
     assert [(row.mode, row.baseline) for row in rows] == [
@@ -48,18 +48,18 @@ def test_every_case_gives_rows_beside_its_baselines(
 
 
 def test_a_way_that_misses_records_is_no_figure(spark: "SparkSession", tmp_path: Path) -> None:
-    ground = pipeline.Ground(spark, tmp_path, None, {9: 3}, 1)  # type: ignore[arg-type]
+    empty = ground.Ground(spark, tmp_path, None, {9: 3}, 1)  # type: ignore[arg-type]
     with pytest.raises(Refusal, match="count: text saw 2 of 3 records"):
-        list(ground.compare("count", 9, lambda: 3, {"text": lambda: 2}))
+        list(empty.compare("count", 9, lambda: 3, {"text": lambda: 2}))
 
 
 def test_the_processors_time_of_a_process_and_its_children_is_counted() -> None:
-    before = pipeline.cpu_seconds(os.getpid())
+    before = ground.cpu_seconds(os.getpid())
     burn = "import time\nwhile time.process_time() < 0.2: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)
-    assert pipeline.cpu_seconds(os.getpid()) - before >= 0.19
+    assert ground.cpu_seconds(os.getpid()) - before >= 0.19
     with subprocess.Popen([sys.executable, "-c", f"{burn}\ninput()"], stdin=subprocess.PIPE) as process:
-        until(lambda: pipeline.cpu_seconds(process.pid) >= 0.19)
+        until(lambda: ground.cpu_seconds(process.pid) >= 0.19)
         process.communicate(b"\n")
 
 

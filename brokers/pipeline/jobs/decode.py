@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brokers.pipeline.jobs import tables
-from brokers.pipeline.jobs.tables import NoTable, Offered
+from brokers.pipeline.jobs import offers, tables
+from brokers.pipeline.jobs.offers import NoTable, Offered
 from brokers.pipeline.jobs.where import Where, union
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def check_followed(chosen: Sequence[Offered]) -> None:
     """Raises NoTable for one that is gathered from rows which are never all there."""
     for each in chosen:
         if each.table.gather is not None:
-            others = tables.offered(protocol=each.protocol)
+            others = offers.offered(protocol=each.protocol)
             can = ", ".join(other.table.name for other in others if other.table.gather is None)
             raise NoTable(
                 f"{each.protocol} {each.table.name} is gathered from all that is there, and not followed; "

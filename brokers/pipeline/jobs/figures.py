@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from brokers.pipeline.jobs import anomaly, lag, latency, tables, throughput
+from brokers.pipeline.jobs import anomaly, lag, latency, offers, tables, throughput
 from brokers.pipeline.jobs.decode import decode
 from brokers.pipeline.jobs.streaming import rows_of
 from brokers.pipeline.jobs.where import Where
@@ -49,12 +49,12 @@ class Figures:
 
 def figures(spark: "SparkSession", where: Where, window: str | None = None) -> Figures:
     """Read one data folder. `window`: None to choose one in which all of the time is a few hundred points."""
-    volumes = tables.volumes(spark, where, tables.offered(VOLUMES)).persist()
+    volumes = tables.volumes(spark, where, offers.offered(VOLUMES)).persist()
     try:
         totals = rows_of(_totals(volumes))
         window = window or window_for(totals)
         series = anomaly.rates(volumes, window)
-        for each in tables.with_column(VALUE):
+        for each in offers.with_column(VALUE):
             series = series.unionByName(anomaly.values(tables.decoded(spark, where, each), window))
         banded = anomaly.bands(series).persist()
         try:
@@ -95,7 +95,7 @@ def figures(spark: "SparkSession", where: Where, window: str | None = None) -> F
 
 def union_of(spark: "SparkSession", where: Where, name: str) -> "DataFrame":
     """The tables of one name of all protocols."""
-    return decode(spark, where, tables.offered(name))
+    return decode(spark, where, offers.offered(name))
 
 
 def window_for(totals: Sequence[Row]) -> str:

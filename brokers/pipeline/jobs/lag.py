@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from brokers.pipeline.jobs import tables
+from brokers.pipeline.jobs import offers
 from brokers.pipeline.jobs.decode import decode
 from brokers.pipeline.jobs.streaming import rows_of
 from brokers.pipeline.jobs.where import BROKER, SERVED, Where
@@ -56,8 +56,8 @@ def of_folders(spark: "SparkSession", where: Where) -> Rows:
     found = {}
     for folder in where.folders:
         only = Where((folder,), None, where.options)
-        places = rows_of(newest(decode(spark, only, tables.offered(PLACES))))
-        kept = [rows_of(waiting(decode(spark, only, [each]))) for each in tables.offered_if_any(KEPT)]
+        places = rows_of(newest(decode(spark, only, offers.offered(PLACES))))
+        kept = [rows_of(waiting(decode(spark, only, [each]))) for each in offers.offered_if_any(KEPT)]
         found[str(folder)] = lag(folder, places, [row for some in kept for row in some])
     return _told_apart(found)
 

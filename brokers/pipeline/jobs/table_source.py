@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from brokers.pipeline.jobs.tables import offered
+from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.where import SERVED
 from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader
 from brokers.pipeline.source.options import Options, parse

@@ -85,7 +85,7 @@ def add_commands(app: App) -> None:
 def tables(*, json: Json = False) -> Rows:
     """List what `decode` knows: the tables of every installed protocol."""
     require_spark()
-    from brokers.pipeline.jobs.tables import offered
+    from brokers.pipeline.jobs.offers import offered
 
     return [
         {
@@ -115,9 +115,9 @@ def decode(
     """
     require_spark()
     from brokers.pipeline.jobs import decode as job
+    from brokers.pipeline.jobs.offers import offered, only_served
     from brokers.pipeline.jobs.running import spark_for
     from brokers.pipeline.jobs.streaming import rows_as_they_come, rows_of
-    from brokers.pipeline.jobs.tables import offered, only_served
 
     if not words:
         raise UsageError("TABLE", "say which; `brokers pipeline tables` lists them")
@@ -163,7 +163,7 @@ def throughput(
 ) -> Any:
     """How much went through: messages and bytes by protocol, name and window."""
     require_spark()
-    from brokers.pipeline.jobs import tables
+    from brokers.pipeline.jobs import offers, tables
     from brokers.pipeline.jobs import throughput as job
     from brokers.pipeline.jobs.running import spark_for
     from brokers.pipeline.jobs.streaming import rows_as_they_come, rows_of
@@ -171,7 +171,7 @@ def throughput(
 
     each_window, lateness = length(window, "--window"), length(late, "--late")
     there = where(path, reading, bounded=not follow)
-    chosen = tables.only_served(tables.offered(VOLUMES, protocol), there)
+    chosen = offers.only_served(offers.offered(VOLUMES, protocol), there)
     if follow:
 
         def rows(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
@@ -196,7 +196,7 @@ def latency(
     """Percentiles of the time that messages wait for delivery, and stay in their queue."""
     require_spark()
     from brokers.pipeline.jobs import latency as job
-    from brokers.pipeline.jobs import tables
+    from brokers.pipeline.jobs import offers
     from brokers.pipeline.jobs.decode import decode as rows
     from brokers.pipeline.jobs.running import spark_for
     from brokers.pipeline.jobs.streaming import rows_of
@@ -204,7 +204,7 @@ def latency(
 
     each_window = None if window is None else length(window, "--window")
     there = where(path, reading)
-    chosen = tables.only_served(tables.offered(LIVES, protocol), there)
+    chosen = offers.only_served(offers.offered(LIVES, protocol), there)
     with spark_for("latency", reading.master, reading.config) as spark:
         return rows_of(job.latency(rows(spark, there, chosen), each_window))
 
@@ -252,7 +252,7 @@ def anomaly(
     """Rates and values that leave their usual band, and the band."""
     require_spark()
     from brokers.pipeline.jobs import anomaly as job
-    from brokers.pipeline.jobs import tables
+    from brokers.pipeline.jobs import offers, tables
     from brokers.pipeline.jobs.running import spark_for
     from brokers.pipeline.jobs.streaming import rows_of
     from brokers.pipeline.jobs.windows import length
@@ -261,8 +261,8 @@ def anomaly(
     if history < 1 or not tolerance > 0:
         raise UsageError("--history and --tolerance", "they are above 0")
     there = where(path, reading)
-    chosen = tables.only_served(tables.offered(VOLUMES, protocol), there)
-    measured = tables.with_column(VALUE, protocol) if there.servers is None else []
+    chosen = offers.only_served(offers.offered(VOLUMES, protocol), there)
+    measured = offers.with_column(VALUE, protocol) if there.servers is None else []
     with spark_for("anomaly", reading.master, reading.config) as spark:
         series = job.rates(tables.volumes(spark, there, chosen), each_window)
         for each in measured:

@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
@@ -54,7 +55,8 @@ class Folder:
             with self._index(file, span.log_id) as index, self._log(file) as log_fd:
                 # Both are the same log's: its index was there before its log file was opened, and still is.
                 if index.log_id == span.log_id and self._id(file, span.log_id) == span.log_id:
-                    reader = SpanReader(self, span, log_fd, policy, bare)
+                    read, first = partial(self.disk.read, log_fd), partial(self.first_kept, span.log_id)
+                    reader = SpanReader(span, read, first, policy, bare)
                     yield from reader.chunks(index.marks(span.start, span.stop))
                     return
         except FileNotFoundError:

@@ -5,8 +5,7 @@ and then its index entries become zeros too. So bytes that are not what an entry
 the journal is asked how things stand now.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from crc32c import crc32c
 
@@ -16,8 +15,10 @@ from brokers.pipeline.source.spans import Span
 from shared.storage import format
 from shared.storage.format import Mark
 
-if TYPE_CHECKING:
-    from brokers.pipeline.source.folder import Folder
+Read = Callable[[int, int], bytes]
+"""Of a log's file: so many bytes, from an offset on."""
+FirstKept = Callable[[], int | None]
+"""A log's first offset as of now, the journal asked too; None where the log is gone."""
 
 CHUNK_BYTES = 8 << 20
 """Large enough that what is done once a chunk costs nothing, small enough to stay in the cache a while."""
@@ -27,15 +28,15 @@ _ZERO = bytes(format.LENGTH_BYTES)
 
 
 class SpanReader:
-    """Reads one span. `log_fd`: the log's file, opened by the caller, who knows that it is this log's.
+    """Reads one span, of a log's file that its caller has opened, who knows that it is this log's.
 
     `bare`: the bytes are of no interest where all of a chunk lies in the span.
     """
 
-    def __init__(self, folder: "Folder", span: Span, log_fd: int, policy: Policy, bare: bool) -> None:
-        self._folder = folder
+    def __init__(self, span: Span, read: Read, first_kept: FirstKept, policy: Policy, bare: bool) -> None:
         self._span = span
-        self._fd = log_fd
+        self._bytes = read
+        self._first_kept = first_kept
         self._policy = policy
         self._bare = bare
 
@@ -74,7 +75,7 @@ class SpanReader:
         if self._bare and self._span.start <= base and marks[-1].end <= self._span.stop:
             yield Chunk(base, b"", marks)
             return
-        data = self._folder.disk.read(self._fd, marks[-1].end - base, base)
+        data = self._bytes(marks[-1].end - base, base)
         good: list[Mark] = []
         for mark in marks:
             text = self._fault(data, mark, base)
@@ -105,7 +106,7 @@ class SpanReader:
     def _lose(self, start: int, stop: int, text: str) -> None:
         """Say what is lost and why: most often it was dropped by retention since the read was planned."""
         span = self._span
-        first = self._folder.first_kept(span.log_id)
+        first = self._first_kept()
         if first is None:
             text = "the log has been deleted"
         elif stop <= first:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from brokers.pipeline.jobs import decode, lag, latency, throughput
+from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.streaming import rows_of
-from brokers.pipeline.jobs.tables import offered
 from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.jobs.windows import in_words, length
 from shared.errors import UsageError

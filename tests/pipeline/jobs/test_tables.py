@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from brokers.pipeline.jobs import decode as job
+from brokers.pipeline.jobs.offers import NoTable, offered
 from brokers.pipeline.jobs.streaming import rows_of
-from brokers.pipeline.jobs.tables import NoTable, offered
 from brokers.pipeline.jobs.where import Where, check_folder
 from dms import events
 from dms.lives import lives

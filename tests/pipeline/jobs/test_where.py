@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from brokers.pipeline.jobs import tables, verbs
+from brokers.pipeline.jobs.offers import NoTable, offered, only_served
 from brokers.pipeline.jobs.streaming import rows_as_they_come
-from brokers.pipeline.jobs.tables import NoTable, offered, only_served
 from brokers.pipeline.jobs.throughput import throughput
 from brokers.pipeline.jobs.where import Reading, Where, where
 from shared.errors import ConfigError, StoreFormat, UsageError

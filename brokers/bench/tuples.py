@@ -1,0 +1,66 @@
+"""The baseline of `brokers bench pipeline`: a source as it is usually written, which yields tuples.
+
+It reads the same ranges of the same logs as ours does, takes them apart one record after the other, and gives
+as little of each as it is asked for, as ours does.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+FORMAT = "bench-tuples"
+
+
+def source() -> type:
+    """Its class, for Spark."""
+    from pyspark.sql.datasource import DataSourceReader, InputPartition
+    from pyspark.sql.types import StructType
+
+    from brokers.pipeline.source import rows
+    from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, Share
+    from brokers.pipeline.source.options import Options, parse
+    from brokers.pipeline.source.places import open_place
+
+    class TupleReader(DataSourceReader):
+        def __init__(self, options: Options, columns: Sequence[str]) -> None:
+            self._options = options
+            self._columns = columns
+
+        def partitions(self) -> Sequence[InputPartition]:
+            return BatchReader(self._options).partitions()
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+            if not isinstance(partition, Share):
+                return
+            rules = rows.rules(self._options)
+            times, values = (self._columns == [name] for name in ("timestamp", "value"))
+            most = self._options.max_value_bytes
+            for span in partition.spans:
+                with closing(open_place(self._options, span.source)) as place:
+                    for chunk in place.chunks(span, rules):
+                        data, at = chunk.data, 0
+                        for mark in chunk.marks:
+                            time = datetime.fromtimestamp(mark.first_ms / 1000, UTC)
+                            for _ in range(mark.records):
+                                begin = at + 4
+                                end = begin + int.from_bytes(data[at:begin], "big")
+                                offset = chunk.offset + at
+                                if span.start <= offset < span.stop:
+                                    if times:
+                                        yield (time,)
+                                    elif values:
+                                        yield (data[begin : end if most is None else min(begin + most, end)],)
+                                    else:
+                                        yield span.topic, offset, time, data[begin:end]
+                                at = end
+
+    class TupleSource(LogmqDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return FORMAT
+
+        def reader(self, schema: StructType) -> Any:
+            return TupleReader(parse(self._given, streaming=False), schema.names)
+
+    return TupleSource
