@@ -13,6 +13,9 @@ CONFIG = {
     "spark.driver.memory": "1g",
     # What runs for a minute is not worth the better compiler, nor a collector with threads.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # Nor is what runs over some hundred rows worth being compiled: a third of the time of most tests.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.streaming.metricsEnabled": "false",
