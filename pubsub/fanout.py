@@ -27,7 +27,7 @@ from pubsub.wire import (
     TOPIC_BYTES_MAX,
     TYPE_AT,
 )
-from shared.net.slots import Layout
+from shared.net.slots import Frames, Layout
 
 LAYOUT = Layout(
     frame_bytes=FRAME_BYTES,
@@ -37,6 +37,9 @@ LAYOUT = Layout(
 )
 ROUTES_MAX = 8192
 """Topics remembered, 52 bytes each; when there are more, all are learnt anew."""
+VISITS_MAX = 10_000
+"""Work of one batch on topics that are not remembered, in visits of the index: some milliseconds. One topic
+may be more, where many patterns are made for it; what is behind it then waits for another turn."""
 SURELY_LONG_ENOUGH = DATAGRAM_BYTES_MIN + max(PAYLOAD_BYTES_MIN.values())
 
 
@@ -80,18 +83,26 @@ class Fanout:
         self._touched: list[Bundle] = []
         sessions.on_change = self.forget_routes
 
-    def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> None:
+    def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
         if min(lengths) < SURELY_LONG_ENOUGH or max(lengths) > DATAGRAM_BYTES_MAX:
             frames, lengths = self._of_good_length(frames, lengths)
         before = self._counts.messages_in
         routes = self._routes
         last = NOWHERE
-        start = 0
+        start = visits = 0
+        left: Frames | None = None
         for at in range(0, len(frames), FRAME_BYTES):
             head = frames[at + TOPIC_AT : at + DATA_AT]
             route = routes.get(head)
             if route is None:
+                if visits > VISITS_MAX:
+                    place = at // FRAME_BYTES
+                    left = frames[at:], lengths[place:]
+                    frames, lengths = frames[:at], lengths[:place]
+                    break
+                visits -= self._sessions.visits
                 route, clean = self._look(head)
+                visits += self._sessions.visits
                 if clean is not head:  # it goes out otherwise than it came, so by itself
                     self._put(last, frames[start:at])
                     self._put(
@@ -110,6 +121,7 @@ class Fanout:
         self._deliver()
         if self._track is not None:
             self._track.record(frames, lengths, self._counts.messages_in - before)
+        return left
 
     def forget_routes(self) -> None:
         """Who gets what has changed."""

@@ -94,6 +94,11 @@ class Sessions:
         if keeps:
             self.away.subscribe(client, topic)
 
+    @property
+    def visits(self) -> int:
+        """The work of all matches so far."""
+        return self.live.visits + self.away.visits
+
     # Connections.
 
     def join(self, client_id: bytes, connection: Connection) -> Client:

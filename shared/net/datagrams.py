@@ -16,7 +16,7 @@ from shared.net.keepalive import is_loopback
 from shared.net.listeners import CannotListen, format_address, resolve
 from shared.net.rounds import Rounds
 from shared.net.settings import NetSettings
-from shared.net.slots import Slots, SlotSink
+from shared.net.slots import Frames, Slots, SlotSink
 
 Address = tuple[str, int]
 """Host and port as the sender has them: `("127.0.0.1", 51234)`."""
@@ -116,6 +116,7 @@ class DatagramEndpoint:
         self._sink = sink
         self._slots = Slots(sink.layout, TURN_DATAGRAMS) if isinstance(sink, SlotSink) else None
         self._slots_most = SLOTS_LEAST
+        self._left: Frames | None = None  # what the sink has put off
         self._rounds = rounds
         self._networks = networks
         self._drops_seen = 0
@@ -178,6 +179,9 @@ class DatagramEndpoint:
     def _fill_slots(self, slots: Slots) -> bool:
         """The same in frames. How many are taken follows from how long the last ones took."""
         assert isinstance(self._sink, SlotSink)
+        if self._left is not None:
+            self._left = self._deliver(self._sink.receive_frames, *self._left)
+            return True
         began = perf_counter()
         most = self._slots_most
         try:
@@ -194,7 +198,7 @@ class DatagramEndpoint:
         counters.datagrams_in += count
         counters.datagrams_filtered += count - len(lengths)
         if lengths:
-            self._deliver(self._sink.receive_frames, frames, lengths)
+            self._left = self._deliver(self._sink.receive_frames, frames, lengths)
         took = perf_counter() - began
         if took > SLOTS_TURN_SECONDS:
             self._slots_most = max(SLOTS_LEAST, most // 2)
@@ -202,14 +206,16 @@ class DatagramEndpoint:
             self._slots_most = min(TURN_DATAGRAMS, most * 2)
         return True
 
-    def _deliver(self, apply: Callable[..., None], *received: Any) -> None:
+    def _deliver(self, apply: Callable[..., Frames | None], *received: Any) -> Frames | None:
+        left = None
         self._rounds.begin()
         try:
-            apply(*received)
+            left = apply(*received)
         except Exception as error:
             self._rounds.counters.crashes += 1
             self._rounds.log.error("a datagram sink crashed", exc_info=error)
         self._rounds.end()
+        return left
 
     def _compare(self, host: str) -> bool:
         address = ipaddress.ip_address(host.partition("%")[0])

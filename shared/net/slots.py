@@ -46,15 +46,20 @@ class Layout:
         return beyond
 
 
+Frames = tuple[bytes, Sequence[int]]
+"""Whole frames, and the lengths of the datagrams in them."""
+
+
 @runtime_checkable
 class SlotSink(Protocol):
     """Who takes datagrams in frames of its own."""
 
     layout: Layout
 
-    def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> None:
+    def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
         """Apply one or more frames, in order of arrival. `lengths` are the datagrams' own; that of one that
-        was cut is above what the parts hold.
+        was cut is above what the parts hold. Where they are much work it returns those that are left: it is
+        called with them, before any others, when everybody else has had a turn.
 
         Called in a round, and under the same terms as `DatagramSink.receive_many`.
         """

@@ -108,12 +108,17 @@ class RoutingIndex(Generic[S]):
         found = self._cache.young.get(name)
         return self._match(name) if found is None else found
 
+    @property
+    def visits(self) -> int:
+        """The (node, position) pairs that all matches so far have looked at: the work that they were."""
+        return self._patterns.visits
+
     def statistics(self) -> RoutingStatistics:
         return RoutingStatistics(
             subscriptions=self._subscriptions,
             subscribers=len(self._held),
             walks=self._walks,
-            visits=self._patterns.visits,
+            visits=self.visits,
             cached_names=len(self._cache),
         )
 

@@ -1,7 +1,10 @@
 """What a subscriber's bytes bring about, and what closes its connection."""
 
+from itertools import product
+
 import pytest
 
+from pubsub.fanout import VISITS_MAX
 from pubsub.settings import PubsubSettings
 from pubsub.states import State
 from pubsub.wire import Command, Fault, Kind, WireError, datagram, encode_command, encode_id
@@ -165,6 +168,22 @@ def test_what_many_keep_is_in_memory_once() -> None:
     world.publish(b"a")
     (one,), (other,) = world.sessions.kept._frames.values()
     assert one is other
+
+
+def test_topics_that_are_much_work_to_look_up_leave_those_behind_them_to_other_turns() -> None:
+    world = World()
+    slow = world.subscriber(b"S")
+    for pattern in product(b"*+a", repeat=6):  # 729, each of which is at many places in a topic at once
+        slow.send(encode_command(SUBSCRIBE, b"/".join(bytes([level]) for level in pattern) + b"/*/a/z"))
+    everything = world.subscriber(b"E", b"*")
+    topics = [b"/".join(b"ab"[bit : bit + 1] for bit in map(int, f"{n:012b}")) for n in range(20)]
+    world.publish(*topics, *topics)
+    assert world.sessions.visits > len(topics) * VISITS_MAX
+    assert len(topics) / 2 < world.turns <= len(topics)
+    assert everything.topics() == topics + topics, "each once, in order"
+    world.turns = 0
+    world.publish(*topics)
+    assert world.turns == 1, "they are remembered"
 
 
 BAD = [

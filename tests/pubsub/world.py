@@ -11,6 +11,7 @@ from pubsub.sessions import Changed, Sessions
 from pubsub.settings import PubsubSettings
 from pubsub.wire import Command, Kind, Message, datagram, encode_command, encode_id, take_frames
 from shared.checks import MemoryConnection
+from shared.net.slots import Frames
 from tests.support.hand_peer import HandPeer
 
 LOG = structlog.stdlib.get_logger("test")
@@ -29,6 +30,7 @@ class World:
         )
         self.fanout = Fanout(self.sessions)
         self.peers = 0
+        self.turns = 0
 
     def connect(self, data: bytes = b"") -> "Peer":
         self.peers += 1
@@ -46,9 +48,11 @@ class World:
         self.receive([datagram(topic, Kind.STRING, topic) for topic in topics])
 
     def receive(self, datagrams: Sequence[bytes], sender: bytes = b"127.0.0.1:9") -> None:
-        self.fanout.receive_frames(
-            b"".join(framed(each, sender) for each in datagrams), [len(each) for each in datagrams]
-        )
+        frames = b"".join(framed(each, sender) for each in datagrams)
+        left: Frames | None = (frames, [len(each) for each in datagrams])
+        while left is not None:
+            left = self.fanout.receive_frames(*left)
+            self.turns += 1
 
 
 def framed(data: bytes, sender: bytes) -> bytes:

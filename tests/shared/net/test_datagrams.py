@@ -15,6 +15,7 @@ from shared.net.datagrams import TURN_DATAGRAMS, Address, allowed_networks, bind
 from shared.net.listeners import CannotListen
 from shared.net.network import Group, Network
 from shared.net.settings import NetSettings
+from shared.net.slots import Frames, Layout, SlotSink
 from tests.shared.net.served import Recorder, Sessions, read_all
 
 
@@ -50,7 +51,7 @@ class Endpoint:
 
 @asynccontextmanager
 async def receiving(
-    sink: Sink, *, allow: Sequence[str] = (), started: bool = True, buffer_bytes: int = 1 << 20
+    sink: Sink | SlotSink, *, allow: Sequence[str] = (), started: bool = True, buffer_bytes: int = 1 << 20
 ) -> AsyncIterator[Endpoint]:
     network = Network(NetSettings(udp_receive_buffer_bytes=buffer_bytes))
     group = network.group("test", after_round=lambda: None, log=structlog.stdlib.get_logger())
@@ -93,6 +94,31 @@ async def test_a_flood_comes_in_batches_that_are_bounded_and_others_get_their_tu
         assert max(len(batch) for batch in sink.batches) <= TURN_DATAGRAMS
         assert turns >= 4
         assert len(sink.batches) < count / 4, "they were taken one by one"
+
+
+async def test_what_a_sink_puts_off_comes_next_and_others_have_their_turn_before() -> None:
+    class OneByOne:
+        layout = Layout(frame_bytes=40, parts=((0, 8),), sender=(8, 32))
+
+        def __init__(self) -> None:
+            self.frames: list[bytes] = []
+
+        def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
+            self.frames.append(frames[:8].rstrip(b"\0"))
+            return (frames[40:], lengths[1:]) if len(lengths) > 1 else None
+
+    sink = OneByOne()
+    async with receiving(sink) as endpoint:
+        texts = [b"%d" % number for number in range(40)]
+        for text in texts:
+            endpoint.send(text)
+        turns = 0
+        while len(sink.frames) < len(texts):
+            await trio.lowlevel.checkpoint()
+            turns += 1
+        assert sink.frames == texts
+        assert turns >= len(texts) / 2  # twice is possible: trio shuffles who goes first in a turn
+        assert endpoint.group.counters.datagrams_in == len(texts)
 
 
 async def test_what_the_system_drops_is_counted() -> None:
