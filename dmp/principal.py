@@ -74,8 +74,11 @@ class Principal:
 
     async def log_in(self, user: str, password: str) -> None:
         """Raises Refused, Disconnected."""
-        await self._send(AMQP_HEADER)
-        await self._expect(commands.Connection.Start)
+        with trio.move_on_after(CALL_SECONDS) as waited:
+            await self._send(AMQP_HEADER)
+            await self._expect(commands.Connection.Start)
+        if waited.cancelled_caught:  # another protocol's port, perhaps
+            raise Disconnected(f"no answer to the AMQP header in {CALL_SECONDS:g} s")
         properties: dict[str, Any] = {
             "product": "Brokers",
             "capabilities": {"authentication_failure_close": True},

@@ -9,6 +9,7 @@ from pamqp import commands
 
 import dmp
 from dmp.client import Disconnected, Feed, Message, Refused, Sink
+from dmp.principal import CALL_SECONDS, Principal
 from dmp.settings import DmpSettings
 from shared.errors import RemoteProtocolError
 from tests.dmp.peers import packed
@@ -163,3 +164,11 @@ async def test_a_server_of_another_kind_is_no_server() -> None:
     with pytest.raises(ConnectionRefusedError, match="no DMP server answers"):
         async with dmp.open_sink("x", port=port):
             raise AssertionError("it is gone")
+
+
+async def test_a_server_that_says_nothing_to_the_amqp_header_is_given_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    near, _far = trio.testing.memory_stream_pair()
+    with trio.fail_after(2 * CALL_SECONDS), pytest.raises(Disconnected, match="no answer to the AMQP header"):
+        await Principal(near).log_in("guest", "guest")
