@@ -83,11 +83,13 @@ class Broker:
 
     # -- publishing
 
-    def route(self, exchange: bytes, head: Head) -> tuple[Queue, ...]:
-        """The queues that want it, each once. Raises Refusal: no such exchange, malformed headers."""
+    def route(self, exchange: bytes, head: Head) -> tuple[tuple[Queue, ...], int]:
+        """The queues that want it, each once, and how much work it was to find them, in messages that could
+        have been put into a queue meanwhile. Raises Refusal: no such exchange, malformed headers.
+        """
         if exchange == DEFAULT:
             queue = self.queues.get(head.key)
-            return () if queue is None else (queue,)
+            return (() if queue is None else (queue,)), 0
         found = self.exchanges.get(exchange)
         if found is None:
             raise not_found("exchange", exchange)
@@ -210,7 +212,7 @@ class Broker:
         key = message.head.key if arguments.dead_letter_key is None else arguments.dead_letter_key
         try:
             head = dead_letters.head_of(message, queue.name, reason, exchange, key, self.wall_seconds())
-            found = dead_letters.without_circles(head, self.route(exchange, head), reason)
+            found = dead_letters.without_circles(head, self.route(exchange, head)[0], reason)
             targets = self._with_room(head, found)
             if not targets:
                 self.counts.dead_letters_lost += 1

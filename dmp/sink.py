@@ -380,10 +380,11 @@ class Sink(Pacing):
             raise refusal(Reply.SYNTAX_ERROR, f"{len(properties)} bytes of properties")
         try:
             head = Head(sink, parts.key, 0, properties)
-            queues = broker.route(sink, head)
+            queues, work = broker.route(sink, head)
         except Refusal as error:
             known = Reply.NOT_FOUND if error.code is Code.NOT_FOUND else Reply.SYNTAX_ERROR
             raise refusal(known, error.text) from error
+        self._work += work
         user = head.noted.user_id
         if user is not None and (self._owner is None or user != self._owner.user.encode()):
             raise refusal(Reply.NO_ACCESS, "user_id is set to another than the login's user")

@@ -198,7 +198,8 @@ class Publishing:
         user = head.noted.user_id
         if user is not None and user != self._session.user.encode():
             raise Refusal(Code.PRECONDITION_FAILED, "user_id property set to another than the login's user")
-        post.queues = broker.route(content.exchange, head)
+        post.queues, work = broker.route(content.exchange, head)
+        self._session.worked(work)
         post.generation = broker.generation
         post.run_max = max(1, _RUN_MAX // (len(post.queues) or 1))
 

@@ -5,7 +5,7 @@ from pamqp import commands
 from dmp.amqp.methods import encode
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, closed, opened, publish
-from tests.dmp.world import PERSISTENT, World
+from tests.dmp.world import PERSISTENT, World, laborious
 
 C = commands
 
@@ -43,6 +43,20 @@ async def test_one_that_holds_messages_is_refused_where_others_wait() -> None:
     assert peer.connection.reading
     peer.method(C.Basic.Ack(1))
     assert world.broker.queues[b"q"].unacked == 0
+
+
+async def test_others_have_their_turn_between_messages_whose_routes_are_much_work() -> None:
+    world, peer = await opened()
+    peer.ask(C.Queue.Declare(0, "q"))
+    for pattern in laborious(20):
+        peer.ask(C.Queue.Bind(0, "q", "amq.topic", pattern))
+    keys = [".".join(["a"] * (60 + number)) for number in range(5)]
+    peer.session.receive(b"".join(publish("amq.topic", key, b"x") for key in keys))
+    assert world.broker.counts.published == 1
+    for _ in keys:
+        peer.pump()
+    assert world.broker.counts.published == 5
+    assert peer.connection.reading
 
 
 async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack() -> None:

@@ -31,7 +31,7 @@ def bind(world: World, source: bytes, destination: Any, key: bytes = b"", **argu
 
 def routed(world: World, name: bytes, key: bytes = b"", headers: dict[str, Any] | None = None) -> set[bytes]:
     properties = commands.Basic.Properties(headers=headers).marshal()
-    return {found.name for found in world.broker.route(name, Head(name, key, 0, properties))}
+    return {found.name for found in world.broker.route(name, Head(name, key, 0, properties))[0]}
 
 
 @pytest.mark.parametrize(

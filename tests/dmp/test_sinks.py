@@ -15,7 +15,7 @@ from dmp.queues import Queue
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from tests.dmp.peers import Application, Peer, bodies, packed, texts
-from tests.dmp.world import World
+from tests.dmp.world import World, laborious
 
 PERSISTENT = commands.Basic.Properties(delivery_mode=2).marshal()
 REFUSED = "502 SYNTAX-ERROR"
@@ -303,6 +303,20 @@ async def test_others_have_their_turn_within_a_long_stretch() -> None:
     for _ in range(10):
         sink.wait(0)
     assert [ready(queue) for queue in queues] == [[b"%04d" % n for n in range(count)]] * 10
+    assert sink.connection.reading
+
+
+async def test_others_have_their_turn_between_messages_whose_routes_are_much_work() -> None:
+    world, app = await opened()
+    queue = app.queue(b"q")
+    for pattern in laborious(20):
+        world.wiring.bind(b"quotes", queue, pattern.encode(), b"\0\0\0\0", {})
+    sink = app.sink(b"quotes")
+    sink.say(b"".join(packed(b"%d" % n, key=b".".join([b"a"] * (60 + n))) for n in range(5)))
+    assert ready(queue) == [b"0"]
+    for _ in range(5):
+        sink.wait(0)
+    assert ready(queue) == [b"%d" % n for n in range(5)]
     assert sink.connection.reading
 
 

@@ -20,6 +20,12 @@ LOG = structlog.stdlib.get_logger("test")
 PERSISTENT = b"\x10\x00\x02"
 
 
+def laborious(count: int) -> list[str]:
+    """So many patterns of topics that match a long key of `a`s in very many ways."""
+    odd = [[f"#.{'a*'[number >> bit & 1]}" for bit in range(5)] for number in range(count)]
+    return [".".join([*words, *["#.a"] * 25]) for words in odd]
+
+
 class World:
     """A broker whose clock is the test's, and whose disk takes what `settle` gives it."""
 
@@ -53,7 +59,7 @@ class World:
         ticket = None
         for body in bodies:
             of = Head(exchange, key, len(body), properties)
-            ticket = self.broker.publish(of, self.broker.route(exchange, of), [body])
+            ticket = self.broker.publish(of, self.broker.route(exchange, of)[0], [body])
         return ticket
 
     def settle(self) -> None:
