@@ -341,6 +341,14 @@ class Model:
             message.lost = True
             message.over = min(message.over, self._world.tick())
 
+    def _maybe_again(self, message: Message, begun: int) -> bool:
+        """Whether it may have been deleted, and written anew after `begun`: it was sent again."""
+        return (
+            message.retried
+            and message.over > begun
+            and self._maybe_deleted_since(message.topic, message.first_begun, message.over)
+        )
+
     def _check_order(self, messages: Sequence[Message]) -> None:
         """Requests on one connection, and requests of which one ended before the other began, keep their
         order."""
@@ -348,7 +356,7 @@ class Model:
         last: Message | None = None
         by_wire: dict[int, Message] = {}
         for message in messages:
-            if message.ended < last_begun:
+            if message.ended < last_begun and not self._maybe_again(message, last_begun):
                 raise BrokenPromise(f"{message} was there before {last} was sent, and stands behind it")
             if message.first_begun > last_begun:
                 last_begun, last = message.first_begun, message
