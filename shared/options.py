@@ -45,6 +45,7 @@ Messages = Annotated[
         name=("--message", "-m"),
         help="A message; repeatable. Without any, each line of standard input is one.",
         negative="",
+        show_default=False,
     ),
 ]
 Whole = Annotated[bool, flag("All of standard input is one message.")]

@@ -15,7 +15,16 @@ Size = Annotated[int, Parameter(help="Bytes of a message.")]
 Seconds = Annotated[float, Parameter(help="Length of a round.")]
 Rounds = Annotated[int, Parameter(help="Rounds of each case; the median counts.")]
 DataDir = Annotated[Path | None, Parameter(help="A folder for its data: the disk that is meant.")]
-MODES = Parameter(help="What to measure; repeatable.", negative="", consume_multiple=True)
+
+
+def typed(values: Iterable[object]) -> str:
+    """A default of several values as one would type it."""
+    return " ".join(map(str, values))
+
+
+SEVERAL = Parameter(negative="", consume_multiple=True, show_default=typed)
+"""Of an option that takes several values."""
+MODES = Parameter.combine(SEVERAL, Parameter(help="What to measure; repeatable."))
 """Of the option `--modes`: its type names the benchmark's own."""
 
 

@@ -27,7 +27,7 @@ from cyclopts import Parameter
 from brokers.bench import archiving
 from brokers.bench.ground import KEY_LETTERS, Ground, Row, prepared
 from brokers.bench.options import MODES as MODES_PARAMETER
-from brokers.bench.options import DataDir, Rounds, each
+from brokers.bench.options import SEVERAL, DataDir, Rounds, each
 from brokers.errors import ExitCode, Refusal
 from shared.options import Json
 
@@ -44,9 +44,10 @@ def bench(
     megabytes: Annotated[
         int, Parameter(help="Of payloads, for each size of record; 1000 is the real thing.")
     ] = 64,
-    sizes: Annotated[
-        tuple[int, ...], Parameter(help="Bytes of a record; repeatable.", negative="", consume_multiple=True)
-    ] = (100, 1024),
+    sizes: Annotated[tuple[int, ...], SEVERAL, Parameter(help="Bytes of a record; repeatable.")] = (
+        100,
+        1024,
+    ),
     rounds: Rounds = 3,
     master: Annotated[str, Parameter(help="Where Spark runs.")] = "local[*]",
     data_dir: DataDir = None,

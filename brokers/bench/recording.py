@@ -22,7 +22,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.bench import dmp, kqmsgq, pubsub
-from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
+from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, Size, each
 from brokers.bench.pouring import Case
 from brokers.bench.pubsub import counter
 from brokers.bench.servers import processor_seconds, server_process, serving
@@ -90,7 +90,8 @@ def bench(
     *,
     protocols: Annotated[
         tuple[Protocol, ...],
-        Parameter(help="Whose recording to measure; repeatable.", negative="", consume_multiple=True),
+        SEVERAL,
+        Parameter(help="Whose recording to measure; repeatable."),
     ] = PROTOCOLS,
     size: Size = 100,
     rate: Annotated[int, Parameter(help="Datagrams a second that pub/sub is offered.")] = 400_000,

@@ -173,6 +173,7 @@ def test_every_verb_has_help_with_examples(capsys: Said) -> None:
         assert "Usage: brokers" in text
         assert " ".join(["brokers", *page]) in text.partition("Examples:")[2], page
         assert all(len(line) <= 80 for line in text.splitlines()), page
+        assert "[default: (" not in " ".join(text.split()), page
 
 
 def test_completion_knows_every_protocols_commands(capsys: Said) -> None:
