@@ -56,6 +56,13 @@ def data_folder(given: Path | None, config: Path | None = None, usual: Path = US
     return usual
 
 
+def there(folder: Path) -> Path:
+    """The same folder. Raises Refusal where there is none."""
+    if not folder.is_dir():
+        raise Refusal(f"there is no folder {folder}", ExitCode.DATA_FOLDER)
+    return folder
+
+
 def status(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Outcome:
     """Show what runs on a data folder.
 

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import ConfigFile
-from brokers.operating import DataDir, copied, data_folder
+from brokers.operating import DataDir, copied, data_folder, there
 from brokers.render import Outcome, Several, progress
 from shared.options import Json
 
@@ -49,7 +49,7 @@ def fsck(
 
     Everything is read, and what is wrong is told. Exit code 1: data is damaged.
     """
-    folder = _there(data_folder(data_dir, config))
+    folder = there(data_folder(data_dir, config))
     with progress(f"checking {folder}"):
         if repair:
             from shared.storage.tools.repair import repair as mend
@@ -83,7 +83,7 @@ def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = Fals
     """List every log: its offsets, records, and room on disk."""
     from shared.storage.tools.logs import log_ls
 
-    return log_ls(_there(data_folder(data_dir, config)))
+    return log_ls(there(data_folder(data_dir, config)))
 
 
 def dump(
@@ -104,7 +104,7 @@ def dump(
     from shared.storage.tools.logs import DamagedRow, log_dump
 
     damaged = 0
-    for row in log_dump(_there(data_folder(data_dir, config)), namespace, name, start, stop):
+    for row in log_dump(there(data_folder(data_dir, config)), namespace, name, start, stop):
         damaged += isinstance(row, DamagedRow)
         yield row
     if damaged:
@@ -130,7 +130,7 @@ def verify(
 
     with progress("verifying") as update:
         rows = []
-        for row in log_verify(_there(data_folder(data_dir, config)), namespace, name):
+        for row in log_verify(there(data_folder(data_dir, config)), namespace, name):
             rows.append(row)
             update(len(rows))
     return Outcome(rows, ExitCode.OK if all(row.ok for row in rows) else ExitCode.FAILED)
@@ -151,16 +151,10 @@ def restore(
 
     folder = data_folder(data_dir, config)
     with progress(f"restoring {folder}"):
-        report = put_back(_there(source), folder)
+        report = put_back(there(source), folder)
     return copied(report, json)
 
 
 _RESTORE_EXAMPLES = """Examples:
 
     brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers"""
-
-
-def _there(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise Refusal(f"there is no folder {folder}", ExitCode.DATA_FOLDER)
-    return folder

@@ -111,8 +111,8 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
     """What is to be read, and it is there.
 
     `bounded`: options that say from where to where are taken. Raises UsageError, ConfigError, StoreFormat
-    where something is no data folder that we can read, and OSError where it is none at all or no server
-    answers. Spark would say so too, later and at length.
+    where something is no data folder that we can read, Refusal where it is none at all, and OSError where no
+    server answers. Spark would say so too, later and at length.
     """
     if bool(paths) == (reading.servers is not None):
         raise UsageError("PATH", "give either data folders or --servers")
@@ -139,11 +139,12 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
 
 
 def check_folder(path: Path) -> None:
-    """Raises StoreFormat, OSError."""
+    """Raises StoreFormat, Refusal where it is not there, OSError."""
+    from brokers.operating import there
     from shared.storage.os_disk import OsDisk
     from shared.storage.tools.view import check_format
 
-    disk = OsDisk(path, create=False, read_only=True)
+    disk = OsDisk(there(path), create=False, read_only=True)
     try:
         check_format(disk, path)
     finally:

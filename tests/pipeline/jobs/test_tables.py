@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs import decode as job
 from brokers.pipeline.jobs.offers import NoTable, offered
 from brokers.pipeline.jobs.streaming import rows_of
@@ -127,8 +128,9 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         offered("live")
     with pytest.raises(StoreFormat, match="not a data folder"):
         check_folder(tmp_path)
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(Refusal, match="nowhere") as refused:
         check_folder(tmp_path / "nowhere")
+    assert refused.value.code is ExitCode.DATA_FOLDER
 
 
 def test_what_is_gathered_from_all_is_not_followed(spark: "SparkSession", passed: Path) -> None:
