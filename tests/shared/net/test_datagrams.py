@@ -3,6 +3,7 @@
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import attrs
 import pytest
@@ -87,12 +88,13 @@ async def test_a_flood_comes_in_batches_that_are_bounded_and_others_get_their_tu
         count = 4 * TURN_DATAGRAMS
         for number in range(count):
             endpoint.send(b"%d" % number)
-        turns = 0
+        seen = [0]
         while len(sink.payloads) < count:
             await trio.lowlevel.checkpoint()
-            turns += 1
+            seen.append(len(sink.batches))
         assert max(len(batch) for batch in sink.batches) <= TURN_DATAGRAMS
-        assert turns >= 4
+        # Twice is possible: trio shuffles who goes first in a turn.
+        assert max(after - before for before, after in pairwise(seen)) <= 2
         assert len(sink.batches) < count / 4, "they were taken one by one"
 
 
