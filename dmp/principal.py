@@ -74,11 +74,7 @@ class Principal:
 
     async def log_in(self, user: str, password: str) -> None:
         """Raises Refused, Disconnected."""
-        with trio.move_on_after(CALL_SECONDS) as waited:
-            await self._send(AMQP_HEADER)
-            await self._expect(commands.Connection.Start)
-        if waited.cancelled_caught:  # another protocol's port, perhaps
-            raise Disconnected(f"no answer to the AMQP header in {CALL_SECONDS:g} s")
+        await self._ask(AMQP_HEADER, commands.Connection.Start, "the AMQP header")
         properties: dict[str, Any] = {
             "product": "Brokers",
             "capabilities": {"authentication_failure_close": True},
@@ -115,10 +111,7 @@ class Principal:
 
     async def call(self, method: base.Frame, answer: type[M], *, channel: int = _CHANNEL) -> M:
         """Ask and wait. Raises Refused, Disconnected, RemoteProtocolError."""
-        with trio.move_on_after(CALL_SECONDS):
-            await self._send(encode(method, channel))
-            return await self._expect(answer)
-        raise Disconnected(f"no answer to {method.name} in {CALL_SECONDS:g} s")
+        return await self._ask(encode(method, channel), answer, method.name)
 
     async def close(self) -> None:
         """Say goodbye; what comes back until the server agrees is in `returned`."""
@@ -129,6 +122,12 @@ class Principal:
                 )
         except BrokerError:
             pass  # it was faster
+
+    async def _ask(self, data: bytes, answer: type[M], what: str) -> M:
+        with trio.move_on_after(CALL_SECONDS):  # another protocol's server may say nothing at all
+            await self._send(data)
+            return await self._expect(answer)
+        raise Disconnected(f"no answer to {what} in {CALL_SECONDS:g} s")
 
     async def _expect(self, answer: type[M]) -> M:
         while True:

@@ -89,20 +89,19 @@ class Fanout:
         before = self._counts.messages_in
         routes = self._routes
         last = NOWHERE
-        start = visits = 0
+        start = 0
+        visits_most = self._sessions.visits + VISITS_MAX
         left: Frames | None = None
         for at in range(0, len(frames), FRAME_BYTES):
             head = frames[at + TOPIC_AT : at + DATA_AT]
             route = routes.get(head)
             if route is None:
-                if visits > VISITS_MAX:
+                if self._sessions.visits > visits_most:
                     place = at // FRAME_BYTES
                     left = frames[at:], lengths[place:]
                     frames, lengths = frames[:at], lengths[:place]
                     break
-                visits -= self._sessions.visits
                 route, clean = self._look(head)
-                visits += self._sessions.visits
                 if clean is not head:  # it goes out otherwise than it came, so by itself
                     self._put(last, frames[start:at])
                     self._put(

@@ -48,7 +48,6 @@ class LogmqDataSource(DataSource):
         return COLUMNS
 
     def reader(self, schema: StructType) -> "BatchReader":
-        worker.prepare()
         return BatchReader(parse(self._given, streaming=False), _columns(schema))
 
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
@@ -73,6 +72,7 @@ class BatchReader(DataSourceReader):
     """One read of what is there now."""
 
     def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
+        worker.prepare()  # the worker that plans got its data source pickled, and has made none
         self._options = options
         self._columns = columns
 
