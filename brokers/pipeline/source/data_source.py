@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
 from brokers.pipeline.source import positions, rows, sink, spans, stream, worker
-from brokers.pipeline.source.framing import SCHEMA
+from brokers.pipeline.source.framing import OF_BYTES, SCHEMA
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
@@ -91,7 +91,7 @@ class BatchReader(DataSourceReader):
         missing = sorted(set(options.topics.names) - {span.topic for span in found})
         if missing:
             raise ConfigError("subscribe", f"there is no {missing[0]} in {', '.join(options.sources)}")
-        return shares(options, found)
+        return shares(options, found, self._columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(self._options, partition, self._columns)
@@ -127,14 +127,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return stream.following(options, rows.rules(options), start, bound, self._target)
 
     def partitions(self, start: stream.Offset, end: stream.Offset) -> Sequence[InputPartition]:
-        return shares(self._options, stream.spans(self._options, start, end))
+        return shares(self._options, stream.spans(self._options, start, end), self._columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(self._options, partition, self._columns)
 
 
-def shares(options: Options, found: Sequence[Span]) -> list[InputPartition]:
+def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:
     """Spans divided into tasks."""
+    sparing = not options.servers and (options.max_value_bytes is not None or not OF_BYTES & set(columns))
+    size = spans.SPLIT_BYTES_SPARING if sparing else spans.SPLIT_BYTES
     with ExitStack() as stack:
         places = {
             source: stack.enter_context(closing(open_place(options, source))) for source in options.sources
@@ -143,7 +145,7 @@ def shares(options: Options, found: Sequence[Span]) -> list[InputPartition]:
         def cut(span: Span, offset: int) -> int:
             return places[span.source].cut(span, offset)
 
-        return [Share(share) for share in spans.shares(found, options.min_partitions, cut)]
+        return [Share(share) for share in spans.shares(found, options.min_partitions, cut, size=size)]
 
 
 def read(options: Options, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,8 @@ import attrs
 
 SPLIT_BYTES = 128 << 20
 """A task's share unless `minPartitions` asks for more tasks: as Spark's own sources of files have it."""
+SPLIT_BYTES_SPARING = 512 << 20
+"""The same where little of it goes on to Spark: each task costs 10 ms and more before its first row."""
 
 SPLIT_BYTES_LEAST = 64 << 10
 """What an index entry covers: nothing is cut finer."""
@@ -33,13 +35,14 @@ Cut = Callable[[Span, int], int]
 """`cut(span, offset)`: a place near `offset` where an index entry begins: the log can be cut there."""
 
 
-def shares(spans: Sequence[Span], min_partitions: int | None, cut: Cut) -> list[tuple[Span, ...]]:
-    """Divide a read into tasks of about the same size; small logs share one. Empty spans are left out."""
+def shares(
+    spans: Sequence[Span], min_partitions: int | None, cut: Cut, *, size: int = SPLIT_BYTES
+) -> list[tuple[Span, ...]]:
+    """Divide a read into tasks of about `size` bytes; small logs share one. Empty spans are left out."""
     spans = [span for span in spans if span.length > 0]
     total = sum(span.length for span in spans)
     if not total:
         return []
-    size = SPLIT_BYTES
     if min_partitions is not None:
         size = max(min(size, -(-total // min_partitions)), SPLIT_BYTES_LEAST)
     return list(_packed((piece for span in spans for piece in _pieces(span, size, cut)), size))
