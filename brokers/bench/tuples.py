@@ -1,7 +1,7 @@
 """The baseline of `brokers bench pipeline`: a source as it is usually written, which yields tuples.
 
-It reads the same ranges of the same logs as ours does, takes them apart one record after the other, and gives
-as little of each as it is asked for, as ours does.
+It reads the same logs as ours does, takes them apart one record after the other, and gives all columns of
+each, or as little as it is asked for.
 """
 
 from collections.abc import Iterator, Sequence

@@ -29,10 +29,13 @@ def test_every_case_gives_rows_beside_its_baselines(
         assert {len(line) for line in lines} == {200}
     assert [(row.mode, row.baseline) for row in rows] == [
         ("count", "tuples"),
+        ("count", "lean"),
         ("count", "text"),
         ("group", "tuples"),
+        ("group", "lean"),
         ("group", "text"),
         ("payloads", "tuples"),
+        ("payloads", "lean"),
         ("payloads", "text"),
         ("whole", "tuples"),
         ("served", "folder"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from brokers.pipeline.source import positions, rows, spans, stream
+from brokers.pipeline.source import data_source, positions, rows, spans, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Options, Topics, parse
 from brokers.pipeline.source.origin import DataLoss, LogSpot
@@ -290,6 +290,22 @@ def test_a_read_is_cut_at_entries_into_as_many_tasks_as_asked(folder: Path) -> N
     assert len(shares) == 4
     assert {piece.start for piece in pieces} <= starts
     assert values(options(folder), *pieces) == RECORDS
+
+
+def test_where_little_crosses_to_spark_tasks_are_fewer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    span = whole(folder)
+    length = span.length
+    monkeypatch.setattr(spans, "SPLIT_BYTES", length // 4)
+    monkeypatch.setattr(spans, "SPLIT_BYTES_SPARING", length + 1)
+
+    def tasks(*columns: str, **given: str) -> int:
+        return len(data_source.shares(options(folder, **given), [span], columns))
+
+    assert tasks("topic", "offset", "timestamp", "value") > 3
+    assert tasks("offset") > 3
+    assert tasks("topic", "timestamp") == 1
+    assert tasks("value", maxValueBytes="7") == 1
+    assert tasks("timestamp", minPartitions="4") == 4
 
 
 def test_small_logs_share_a_task() -> None:
