@@ -112,7 +112,7 @@ class RetentionKeeper:
             if limit == log.visible:
                 first = limit
             else:
-                mark = await self._look(lambda: self._reader.table.find(log, limit)[1])
+                mark = await self._look(lambda: self._reader.table.find(log, limit - 1)[1])
                 first = max(first, mark.offset if mark.end >= log.visible else mark.end)
         if policy.ms_max is not None and self.paused is None and log.visible > first:
             oldest_ms = now_ms - policy.ms_max

@@ -73,6 +73,26 @@ async def test_bytes_above_the_bound_go_and_offsets_stay() -> None:
         assert [m for m in log.marks(0, end) if m.end <= first] == []
 
 
+@pytest.mark.parametrize(("bytes_max", "kept"), [(300_000, 300_000), (299_999, 280_000), (319_999, 300_000)])
+async def test_what_stays_is_whole_marks_and_as_many_as_the_bound_has_room_for(
+    bytes_max: int, kept: int
+) -> None:
+    """A mark is closed with every second record here."""
+    clock = HandClock()
+    store = await open_store(FakeDisk(), clock=clock)
+    log = await filled(store, clock, Retention(bytes_max=bytes_max))
+    await store.retain()
+    assert log.end - log.first == kept
+
+
+async def test_the_newest_mark_stays_however_small_the_bound_is() -> None:
+    clock = HandClock()
+    store = await open_store(FakeDisk(), clock=clock)
+    log = await filled(store, clock, Retention(bytes_max=5_000), count=9)
+    await store.retain()
+    assert (log.first, log.end) == (8 * RECORD, 9 * RECORD)
+
+
 async def test_records_older_than_the_bound_go() -> None:
     disk, clock = FakeDisk(), HandClock()
     store = await open_store(disk, clock=clock)
@@ -134,15 +154,51 @@ async def test_there_is_no_hole_under_a_reader(tmp_path: Path) -> None:
     await store.close()
 
 
+@pytest.mark.parametrize("below", [0, 1])
+async def test_a_hole_waits_for_readers_below_it_and_for_no_others(below: int) -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log = await filled(store, clock, Retention(bytes_max=300_000))
+    await store.retain()
+    log.users = [log.first - below]
+    holes = punches(disk)
+    await store.retain()
+    assert bool(holes) is not bool(below)
+    log.users = None
+    await store.retain()
+    assert holes
+
+
+async def test_a_mark_that_is_kept_in_part_stays_whole_on_the_disk() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log = await filled(store, clock, Retention(), count=30)
+    await store.checkpoint()
+    await store.wait(log.drop_below(17 * RECORD))  # the second record of a mark
+    holes = punches(disk)
+    await store.retain()
+    assert [(offset, length) for path, offset, length in holes if path.endswith(".log")] == [
+        (0, 16 * RECORD // 4096 * 4096)
+    ]
+    store, _ = await reopen(store, disk)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert len(await read_all(log)) == 13
+
+
 async def test_a_file_system_without_holes_keeps_the_space_and_the_promise() -> None:
     disk, clock = FakeDisk(), HandClock()
     disk.can_punch = False
     store = await open_store(disk, clock=clock)
     log = await filled(store, clock, Retention(bytes_max=300_000))
+    tries = punches(disk)
     for _ in range(3):
         await store.retain()
     assert log.first > 0
     assert len(await read_all(log)) == (log.end - log.first) // RECORD
+    log.retention = Retention(bytes_max=100_000)
+    for _ in range(2):
+        await store.retain()
+    assert len(tries) == 1, "it is asked once"
 
 
 @pytest.mark.parametrize("step", [7200, -7200])
@@ -162,6 +218,15 @@ async def test_age_retention_pauses_after_a_step_of_the_clock(step: int) -> None
     log.retention = Retention(bytes_max=0)
     await store.retain()
     assert log.first == log.end, "retention by bytes does not pause"
+
+
+async def test_small_steps_of_the_clock_do_not_add_up_to_one_that_pauses() -> None:
+    clock = HandClock()
+    store = await open_store(FakeDisk(), clock=clock)
+    for _ in range(10):
+        clock.wall += 1_800_000
+        await store.retain()
+    assert not store.statistics().retention_paused
 
 
 async def test_a_clock_behind_the_catalog_pauses_age_retention_from_the_start() -> None:
