@@ -487,3 +487,13 @@ def test_the_payload_behind_a_header_that_came_alone_is_awaited() -> None:
         peer.send(piece)
         awaited.append(peer.connection.rests_awaited)
     assert awaited == [1, 1, 1, 1, 1]
+
+
+def test_consumes_that_end_in_vain_leave_nothing_behind(world: World) -> None:
+    peer = with_queue(world)
+    for _ in range(5):
+        assert peer.consume("orders") == []
+        world.advance(30)
+        assert statuses(peer.take()) == [Status.TIMEOUT]
+    assert len(world.broker.queues[b"orders"].waiting) <= 1
+    assert world.broker.counts.timeouts == 5

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from dms import straight, wire
 from dms.session import Session
 from dms.settings import DmsSettings
-from dms.wire import Type
-from tests.dms.world import Peer, World
+from dms.wire import Status, Type
+from shared.errors import StoreError
+from tests.dms.world import Peer, World, deliveries, statuses
 
 NAME = wire.pack_name("q")
 OTHER = wire.pack_name("r")
@@ -95,6 +96,63 @@ def test_what_a_closed_loop_sends_goes_the_straight_way(monkeypatch: pytest.Monk
     exchange(consumer, b"", (Type.DELIVER, first_id(3)))
     acked, made, came = (Type.ACK_OK, first_id(3)), (Type.PRODUCE_OK, 4), (Type.DELIVER, first_id(4))
     exchange(consumer, turn(first_id(3), 2, made=produce(4)), acked, made, came)
+
+
+PERSIST = pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
+
+
+@PERSIST
+def test_what_came_back_goes_before_what_nobody_had(persist: bool) -> None:
+    world = World(DmsSettings(persist=persist))
+    peer = world.connect()
+    peer.create("q")
+    peer.produce("q", b"a", b"b", b"c")
+    (first, _), (second, _) = peer.consume("q", 2)
+    peer.nack(first)
+    peer.send(turn(second, 2))
+    assert [body for _, body in deliveries(peer.take())] == [b"a"]
+    assert world.broker.counts.redelivered == 1
+
+
+@PERSIST
+def test_what_is_delayed_is_not_delivered_before_its_time(persist: bool) -> None:
+    world = World(DmsSettings(persist=persist))
+    peer = world.connect()
+    peer.create("q", b'{"delay_ms":5000}')
+    peer.produce("q", b"a")
+    world.advance(6)
+    ((held, _),) = peer.consume("q")
+    peer.produce("q", b"b")
+    peer.send(turn(held, 2))
+    assert [frame[0] for frame in peer.take()] == [Type.ACK_OK]
+    world.advance(6)
+    assert [body for _, body in deliveries(peer.take())] == [b"b"]
+
+
+def test_a_delivery_on_the_straight_way_counts_over_a_restart() -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("q", b'{"max_deliveries":1}')
+    peer.produce("q", b"a", b"b")
+    ((held, _),) = peer.consume("q")
+    peer.send(turn(held, 2))
+    assert [body for _, body in deliveries(peer.take())] == [b"b"]
+    world.advance(1)  # the note of the delivery is written
+    world.kill()
+    assert world.depths() == {"q": 0}
+
+
+def test_of_a_damaged_queue_the_straight_way_gives_nothing_either() -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("q")
+    peer.produce("q", b"a", b"b")
+    ((held, _),) = peer.consume("q")
+    keeper = world.broker.queues[b"q"].keeper
+    assert keeper is not None
+    keeper.damaged = StoreError("a bit has turned over")
+    peer.send(turn(held, 2))
+    assert statuses(peer.take()) == [Status.OK, Status.INTERNAL]
 
 
 def exchange(peer: Peer, data: bytes, *replies: tuple[Type, int]) -> None:

@@ -203,6 +203,29 @@ def test_reading_pauses_while_too_many_bytes_are_owed() -> None:
     assert not replies.full
 
 
+def test_reading_goes_on_once_half_of_the_bytes_have_left() -> None:
+    replies, connection = pair(bytes_max=100)
+    tickets = [Ticket() for _ in range(3)]
+    for ticket, size in zip(tickets, (30, 40, 40), strict=True):
+        owe(replies, ticket, bytes(size))
+    assert not connection.reading
+    tickets[0].resolve()
+    assert (replies.owed_bytes, connection.reading) == (80, False)
+    tickets[1].resolve()
+    assert (replies.owed_bytes, connection.reading) == (40, True)
+
+
+def test_answers_that_come_out_of_turn_count_with_what_is_owed() -> None:
+    replies, connection = pair(bytes_max=100)
+    first, second = replies.hold(), replies.hold()
+    second.resolve([b"x" * 60, b"y" * 41])
+    assert replies.owed_bytes == 101
+    assert not connection.reading
+    first.resolve(b"")
+    assert replies.owed_bytes == 0
+    assert connection.reading
+
+
 def test_reading_pauses_while_too_much_is_waited_for() -> None:
     connection = MemoryConnection()
     room: list[bool] = []
