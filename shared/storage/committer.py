@@ -122,7 +122,7 @@ class Committer:
     def add(self, change: Change, mode: Mode) -> Ticket:
         """Add a change of the catalog. Raises StoreReadOnly, StoreClosed."""
         self._require_open()
-        if change.kind is Kind.FIRST:
+        if change.kind is Kind.FIRST or change.kind is Kind.MODE:
             self._journal_queued(change.log)
         round_ = self._round(len(change.body) + ENTRY_HEADER_BYTES)
         round_.add(change)
@@ -421,13 +421,6 @@ class Committer:
         if commit.error is not None:
             return refusal(commit.error)
         if commit.direct_error is not None:
-            if any(
-                run.journaled and commit.works[log].direct_meant
-                for round_ in commit.rounds[: commit.good]
-                for log, run in round_.runs.items()
-            ):
-                # Later bytes of a log are in the journal, and the earlier could not be written.
-                commit.poison = commit.poison or PoisonError("bytes below journaled ones were not written")
             return refusal(commit.direct_error)
         return None
 

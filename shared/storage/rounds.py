@@ -186,8 +186,6 @@ class Round:
             self.room -= ENTRY_HEADER_BYTES
         else:
             run.ticket = self.ticket(mode)
-            if mode is not _DIRECT:
-                run.journaled = True
         if log.background:
             self.background = True
         if log.mode.mode == "interval":

@@ -1,5 +1,6 @@
 """Commits: who waits for what, and what one sync covers."""
 
+import errno
 import gc
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shared.storage.commit import Commit
 from shared.storage.rounds import Ticket
 from shared.storage.store import Durability, Store
-from tests.support.commits import logs_of, outcome, watch
+from tests.support.commits import fail, log_write, logs_of, outcome, watch
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
@@ -324,6 +325,85 @@ async def test_direct_bytes_queued_before_a_journaled_append_do_not_come_after_i
     await store.wait(ticket)
     assert seen[0].startswith("journal/")
     assert [payload[:1] for payload in await read_all(none)] == [b"1", b"\0", b"3"]
+
+
+async def test_what_was_queued_around_the_journal_is_safe_once_a_stricter_mode_answers() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, NONE)
+    log.append(records(b"before"), 1)
+    store.namespace("logmq", ALWAYS).change_mode("t0", ALWAYS)
+    await store.wait(log.append(records(b"behind"), 1)[1])
+    for choose in (lambda n, what: n - 1, lambda n, what: 0):
+        after = await open_store(disk.power_cut().boot(choose))
+        log = after.namespace("logmq", ALWAYS).logs["t0"]
+        assert (log.mode, await read_all(log)) == (ALWAYS, [b"before", b"behind"])
+
+
+@pytest.mark.parametrize("modes", [(NONE, ALWAYS), (ALWAYS, NONE)], ids=["to always", "to none"])
+async def test_a_file_that_takes_nothing_costs_nothing_when_the_mode_changes_in_one_commit(
+    modes: tuple[Durability, Durability],
+) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, modes[0])
+    large = bytes(8 << 20)
+    log.append(records(large), 1)  # a round of its own
+    store.namespace("logmq", ALWAYS).change_mode("t0", modes[1])
+    _, ticket = log.append(records(b"last"), 1)
+    fail(disk, errno.ENOSPC, lambda operation: log_write(operation) and operation.offset == 0, times=1)
+    await store.wait(ticket)
+    assert store.read_only is None
+    assert store.statistics().unapplied_logs == 1
+    assert await read_all(log) == [large, b"last"]
+    store, _ = await reopen(store, disk)
+    assert await read_all(store.namespace("logmq", ALWAYS).logs["t0"]) == [large, b"last"]
+
+
+async def test_the_shortest_interval_of_a_round_counts(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    logs = await logs_of(store, INTERVAL, Durability("interval", 0.5))
+    (syncs,) = watch(disk, "sync")
+    async with running(store):
+        await trio.sleep(1)
+        syncs.clear()
+        for log in logs:
+            log.append(records(b"x"), 1)
+        store.settle()
+        await trio.sleep(0.06)
+        assert len(syncs) == 1
+
+
+async def test_congestion_ends_once_less_than_half_of_the_bound_waits() -> None:
+    gate = trio.Semaphore(0)
+
+    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        if isinstance(getattr(work, "__self__", None), Commit):
+            await gate.acquire()
+        return work(*args)
+
+    settings = attrs.evolve(SMALL, pending_bytes_max=20 << 20, inline_sync_seconds=0)
+    store = await Store.open(
+        Path("unused"), settings, disk=FakeDisk(), clock=HandClock(), in_thread=in_thread
+    )
+    (log,) = await logs_of(store, ALWAYS)
+    large = records(bytes(5 << 20))
+    async with running(store):
+        log.append(large, 1)
+        store.settle()
+        await wait_all_tasks_blocked()
+        found = []
+        for more in (5, 3, 1):  # what comes while a commit is under way
+            for _ in range(more):
+                log.append(large, 1)
+            gate.release()
+            await wait_all_tasks_blocked()
+            found.append(store.congested)
+        gate.release()
+        await wait_all_tasks_blocked()
+    assert found == [True, True, False]
+    assert log.end == log.visible
 
 
 async def test_congestion_is_said_and_its_end_too() -> None:
