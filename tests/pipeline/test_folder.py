@@ -1,6 +1,7 @@
 """Data folders as the source reads them, without Spark: files made by a real store, and damaged by hand."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,9 +16,11 @@ from brokers.pipeline.source.origin import DataLoss, LogSpot
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError, StoreFormat
 from shared.storage import format
+from shared.storage.disk import Disk
 from shared.storage.format import MARK_BYTES, Flag
 from shared.storage.index import mark_position
 from shared.storage.settings import Retention
+from shared.storage.tools.view import FolderView, look
 from tests.support.folders import ALWAYS, add, fill, flip, open_folder
 
 RECORDS = [b"%06d" % n + b"." * (n * 7 % 400) for n in range(3000)]
@@ -137,7 +140,16 @@ def test_no_lock_is_taken_and_nothing_is_written(folder: Path) -> None:
     fill(folder, {ORDERS: [b"one more"]})  # and a broker may start meanwhile
 
 
-def test_what_the_index_does_not_vouch_for_is_not_read(folder: Path) -> None:
+def test_what_the_index_does_not_vouch_for_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+
+    async def run() -> None:
+        store = await open_folder(folder)
+        add(store, *ORDERS, RECORDS)
+        await store._marking.flush()
+        store.abandon()  # before the catalog has it
+
+    trio.run(run)
     span = whole(folder)
     with (folder / "logmq" / "orders.log").open("ab") as file:
         file.write(format.record(b"not synced yet"))
@@ -163,6 +175,72 @@ def test_a_damaged_range_is_passed_over_and_told_where_that_is_wanted(
     got = values(options(folder, failOnDataLoss="false"), whole(folder))
     assert got == RECORDS[: first.records] + RECORDS[first.records + second.records :]
     assert f"offsets {second.offset} to {second.end} are lost" in capfd.readouterr().err
+
+
+def test_a_damaged_range_is_one_loss_however_long_it_is(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(Folder, "first_kept", lambda self, log_id: asked.append(log_id) or 0)
+    span, every = whole(folder), marks(folder)
+    os.truncate(folder / "logmq" / "orders.log", every[1].offset + 50)
+    text = f"offsets {every[1].offset} to {span.stop} are lost: the file is too short"
+    with pytest.raises(DataLoss, match=text):
+        values(options(folder), span)
+    asked.clear()
+    assert values(options(folder, failOnDataLoss="false"), span) == RECORDS[: every[0].records]
+    assert len(every) > 3
+    assert len(asked) == 1  # it is a look at all of the journal
+    assert capfd.readouterr().err.count("are lost") == 1
+
+
+@pytest.mark.parametrize("left", [None, 0, 10, mark_position(0), mark_position(1) + 7])
+def test_an_index_that_lost_its_end_is_damage_and_not_the_logs_end(folder: Path, left: int | None) -> None:
+    span, every, path = whole(folder), marks(folder), folder / "logmq" / "orders.idx"
+    whole_ones = 1 if left is not None and left > mark_position(1) else 0
+    if left is None:
+        path.unlink()
+    else:
+        os.truncate(path, left)
+    assert whole(folder) == span
+    lost = every[whole_ones].offset
+    with pytest.raises(
+        DataLoss, match=rf"offsets {lost} to {span.stop} are lost: .* ind.* (missing|nothing)"
+    ):
+        values(options(folder), whole(folder))
+    kept = values(options(folder, failOnDataLoss="false"), whole(folder))
+    assert kept == RECORDS[: every[0].records * whole_ones]
+    chosen = options(folder, streaming=True, startingOffsets="earliest", failOnDataLoss="false")
+    end = follow(chosen, stream.INITIAL, stream.Limit(records=1_000_000))
+    assert end["logs"][str(folder)]["orders"][0] == span.stop  # and does not stand still there
+
+
+def test_a_topic_without_a_record_is_empty_wherever_reading_begins(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    fill(data, {ORDERS: []})
+    for given in (
+        {},
+        {"startingTimestamp": "0"},
+        {"startingOffsets": '{"orders": 0}'},
+        {"endingTimestamp": "0"},
+    ):
+        strategy = {"startingOffsetsByTimestampStrategy": "latest"}
+        bounds = [place(data, side, **given, **strategy) for side in ("starting", "ending")]
+        assert bounds == [0, 0]
+    chosen = options(data, streaming=True, startingOffsets="earliest")
+    start = follow(chosen, stream.INITIAL, stream.Limit(records=1))
+    fill(data, {ORDERS: [b"a"]})
+    assert between(chosen, start, follow(chosen, start, stream.Limit(records=1))) == [b"a"]
+
+
+def test_without_crcs_a_length_that_is_wrong_costs_its_index_entry(folder: Path) -> None:
+    first, second = marks(folder)[:2]
+    flip(folder / "logmq" / "orders.log", (second.offset + 2) * 8)
+    chosen = {"verifyCrc": "false", "failOnDataLoss": "false"}
+    got = values(options(folder, **chosen), whole(folder))
+    assert got == RECORDS[: first.records] + RECORDS[first.records + second.records :]
+    with pytest.raises(DataLoss, match=f"offsets {second.offset} to {second.end} are lost"):
+        values(options(folder, verifyCrc="false"), whole(folder))
 
 
 def test_without_crcs_bytes_are_taken_as_they_are(folder: Path) -> None:
@@ -423,6 +501,54 @@ def test_retention_that_overtakes_a_read_is_told_from_damage(tmp_path: Path, ver
             kept = values(options(data, verifyCrc=verify, failOnDataLoss="false"), planned)
             assert kept == RECORDS[-len(kept) :]
             assert values(options(data), whole(data)) == kept
+        finally:
+            store.abandon()
+
+    trio.run(run)
+
+
+def test_an_entry_that_is_bad_in_front_is_damage_unlike_one_that_was_given_back(folder: Path) -> None:
+    first = marks(folder)[0]
+    rewrite_mark(folder, 0, lambda mark: mark[:20] + b"bad" + mark[23:])
+    assert whole(folder).start == 0
+    with pytest.raises(DataLoss, match=f"offsets 0 to {first.end} are lost: the index says nothing"):
+        values(options(folder), whole(folder))
+    assert len(values(options(folder, failOnDataLoss="false"), whole(folder))) == len(RECORDS) - first.records
+
+
+def test_the_journal_is_read_once_for_many_topics_that_retention_was_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, names = tmp_path / "data", [f"t{number}" for number in range(5)]
+    looks: list[FolderView] = []
+
+    def counted(disk: Disk, *, live: bool) -> FolderView:
+        looks.append(look(disk, live=live))
+        return looks[-1]
+
+    async def run() -> None:
+        store = await open_folder(data)
+        try:
+            for name in names:
+                for start in range(0, 3000, 100):
+                    add(store, "logmq", name, RECORDS[start : start + 100])
+            await store._marking.flush()
+            logs = store.namespace("logmq", ALWAYS).logs
+            indexes = {name: (data / "logmq" / f"{name}.idx").read_bytes() for name in names}
+            for name in names:
+                logs[name].retention = Retention(bytes_max=200_000)
+            await store.retain()
+            await store.retain()
+            for name in names:  # as a reader sees it that comes before the index was trimmed
+                (data / "logmq" / f"{name}.idx").write_bytes(indexes[name])
+            monkeypatch.setattr("brokers.pipeline.source.folder.look", counted)
+            with closing(Folder(str(data), "logmq")) as place:
+                found = place.spots(Topics(pattern="t.*"))
+            assert {name: spot.first for name, spot in found.items()} == {
+                name: logs[name].first for name in names
+            }
+            assert min(spot.first for spot in found.values()) > 0
+            assert len(looks) == 1
         finally:
             store.abandon()
 

@@ -8,8 +8,8 @@ journal is read in doubtful cases only: it moves on under a reader, and may be l
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from shared.storage import catalog, format
 from shared.storage.catalog import LogLine
 from shared.storage.format import INDEX_HEADER_BYTES, Mark
 from shared.storage.os_disk import OsDisk
-from shared.storage.tools.view import check_format, look
+from shared.storage.tools.view import LogView, check_format, look
 
 _CUT = "%-"
 """In a file's name: the log's name was too long to be one, and only catalog and journal know it."""
@@ -37,6 +37,8 @@ class Folder:
         self.source = path
         self.namespace = namespace
         self._found: dict[str, LogLine] = {}
+        self._journal: Mapping[int, LogView] = {}
+        """What the journal said of each log when it was last asked, since the logs were looked for."""
         self.disk = OsDisk(Path(path), create=False, read_only=True)
         try:
             check_format(self.disk, path)
@@ -61,10 +63,9 @@ class Folder:
                     return
         except FileNotFoundError:
             pass
-        policy.lose(
-            f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: "
-            "the log has been deleted"
-        )
+        is_there = self.first_kept(span.log_id) is not None
+        text = "its file or its index is missing" if is_there else "the log has been deleted"
+        policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: {text}")
 
     @contextmanager
     def _log(self, file: str) -> Iterator[int]:
@@ -73,6 +74,13 @@ class Folder:
             yield fd
         finally:
             self.disk.close(fd)
+
+    def _has_log(self, file: str) -> bool:
+        try:
+            with self._log(file):
+                return True
+        except FileNotFoundError:
+            return False
 
     def _is_hole(self, file: str, offset: int) -> bool:
         """Whether space was given back there; False where the file system does not tell."""
@@ -97,7 +105,7 @@ class Folder:
     # -- which logs
 
     def spots(self, topics: Topics) -> dict[str, LogSpot]:
-        lines = self._names()
+        lines, self._journal = self._names(), {}
         spots = {name: self._spot(lines[name]) for name in topics.matching(lines) if name in lines}
         return {name: spot for name, spot in spots.items() if spot is not None}
 
@@ -119,23 +127,38 @@ class Folder:
 
     def _spot(self, line: LogLine) -> LogSpot | None:
         """Where a log begins and ends; None where it is gone."""
+        log_id, oldest, newest, is_cut = line.id, None, None, False
         try:
             with self._index(line.file, line.id) as index:
                 log_id = index.log_id
-                oldest, newest = index.first(), index.last()
-        except FileNotFoundError:  # gone, or not a record of it is durable yet
+                oldest, newest, is_cut = index.first(), index.last(), index.begins_damaged()
+        except FileNotFoundError:  # gone, or not a record of it is durable yet, or lost
             if not line.id:
                 return None
-            return LogSpot(self.source, line.name, line.id, line.first, line.first, line.file)
+            if not self._has_log(line.file):
+                return LogSpot(self.source, line.name, line.id, line.first, line.first, line.file)
         first = line.first if line.id == log_id else 0
-        if oldest is not None:
+        if oldest is not None and not is_cut:
             first = max(first, oldest.offset)
         end = max(newest.end if newest else 0, first)
-        if first < end and self._is_hole(line.file, first):
-            # Retention was here since the catalog was written: the journal knows.
-            kept = self.first_kept(log_id)
+        # Up to the catalog's end the index was synced: what it does not have any more, its reader misses.
+        if line.id == log_id and line.end > end:
+            end, is_cut = line.end, True
+        if is_cut or (first < end and self._is_hole(line.file, first)):
+            # Retention may have been here since the catalog was written: the journal knows.
+            kept = self._kept_first(log_id, line.file, end)
+            if is_cut and line.id and kept is None:
+                return None
             first = first if kept is None else min(max(first, kept), end)
         return LogSpot(self.source, line.name, log_id, first, end, line.file)
+
+    def _kept_first(self, log_id: int, file: str, end: int) -> int | None:
+        """`first_kept`, the journal read once for all logs unless it has moved on meanwhile."""
+        log = self._journal.get(log_id)
+        if log is None or (log.first < end and self._is_hole(file, log.first)):
+            self._journal = look(self.disk, live=True).logs
+            log = self._journal.get(log_id)
+        return None if log is None else log.first
 
     def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
         return spot.id != id_before
@@ -143,26 +166,26 @@ class Folder:
     # -- places in a log
 
     def at_time(self, spot: LogSpot, unix_ms: int) -> int | None:
-        with self._index(spot.file, spot.id) as index:
+        with self._index_of(spot) as index:
             mark = index.at_time(unix_ms)
         return None if mark is None else min(max(mark.offset, spot.first), spot.end)
 
     def written_ms(self, spot: LogSpot, offset: int) -> int | None:
         """When the record at `offset` was written, at the index's grain; None where it does not tell."""
-        with self._index(spot.file, spot.id) as index:
+        with self._index_of(spot) as index:
             mark = index.at_or_before(offset)
         return None if mark is None or mark.end <= offset else mark.first_ms
 
     def last_ms(self, spot: LogSpot) -> int | None:
         """When the newest record was written; None where the index has none."""
-        with self._index(spot.file, spot.id) as index:
+        with self._index_of(spot) as index:
             mark = index.last()
         return None if mark is None else mark.last_ms
 
     def start_below(self, spot: LogSpot, offset: int) -> int:
         if offset in (spot.first, spot.end):
             return offset
-        with self._index(spot.file, spot.id) as index:
+        with self._index_of(spot) as index:
             mark = index.at_or_before(offset)
         if mark is None or mark.end <= offset:
             return offset  # a gap: whoever reads there meets it
@@ -176,7 +199,7 @@ class Folder:
 
     def advance(self, spot: LogSpot, start: int, records: int | None, bytes_: int | None) -> tuple[int, int]:
         passed, stop = 0, start
-        with self._index(spot.file, spot.id) as index:
+        with self._index_of(spot) as index:
             for mark in index.marks(start, spot.end):
                 low = max(mark.offset, start)
                 inside = low > mark.offset
@@ -194,7 +217,7 @@ class Folder:
                     ):
                         return stop, passed
                     passed, stop = passed + 1, end
-        return max(stop, start), passed
+        return max(stop, start, spot.end), passed
 
     def _starts(self, file: str, mark: Mark) -> list[int]:
         """The offsets of a mark's records, and of its end; of a damaged one, as far as it goes."""
@@ -223,6 +246,16 @@ class Folder:
             yield LogIndex(self.disk, fd, header[0] if header else log_id)
         finally:
             self.disk.close(fd)
+
+    @contextmanager
+    def _index_of(self, spot: LogSpot) -> Iterator[LogIndex]:
+        """Its index; one without entries where there is none: whoever reads there meets what is missing."""
+        with ExitStack() as stack:
+            try:
+                index = stack.enter_context(self._index(spot.file, spot.id))
+            except FileNotFoundError:
+                index = LogIndex(self.disk, None, spot.id)
+            yield index
 
     def first_kept(self, log_id: int) -> int | None:
         """The first kept offset as of now, the journal asked too; None where the log is gone."""

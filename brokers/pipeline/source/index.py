@@ -16,13 +16,17 @@ _NEAR_MARKS = 256
 
 
 class LogIndex:
-    """An open index file and the log that it is of. `count`: entries when it was opened, good or not."""
+    """An open index file and the log that it is of. `count`: entries when it was opened, good or not.
 
-    def __init__(self, disk: Disk, fd: int, log_id: int) -> None:
+    Without a file it has none.
+    """
+
+    def __init__(self, disk: Disk, fd: int | None, log_id: int) -> None:
         self._disk = disk
         self._fd = fd
         self.log_id = log_id
-        self.count = max(disk.size(fd) - mark_position(0), 0) // MARK_BYTES
+        size = 0 if fd is None else disk.size(fd)
+        self.count = max(size - mark_position(0), 0) // MARK_BYTES
 
     def last(self) -> Mark | None:
         """The last good entry: what is durable ends with it."""
@@ -41,6 +45,11 @@ class LogIndex:
         for _, mark in self._good(self._bisect(lambda mark: False), _NEAR_MARKS):
             return mark
         return None
+
+    def begins_damaged(self) -> bool:
+        """Whether the entry is bad from which on retention has left them."""
+        block = self._block(self._bisect(lambda mark: False), 1)
+        return bool(block) and format.unpack_mark(block, self.log_id) is None
 
     def marks(self, start: int, stop: int) -> Iterator[Mark]:
         """The good entries that touch the offsets [start, stop), in order."""
@@ -107,5 +116,7 @@ class LogIndex:
 
     def _block(self, number: int, count: int) -> bytes:
         """Whole entries: fewer at the file's end."""
+        if self._fd is None:
+            return b""
         data = self._disk.read(self._fd, count * MARK_BYTES, mark_position(number))
         return data[: len(data) // MARK_BYTES * MARK_BYTES]

@@ -45,6 +45,11 @@ class Chunk:
     def end(self) -> int:
         return self.marks[-1].end
 
+    def part(self, mark: Mark) -> "Chunk":
+        """What one of its entries covers."""
+        start = mark.offset - self.offset
+        return Chunk(mark.offset, self.data[start : start + mark.length], [mark])
+
 
 @attrs.frozen
 class Policy:

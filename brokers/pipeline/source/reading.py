@@ -39,6 +39,8 @@ class SpanReader:
         self._first_kept = first_kept
         self._policy = policy
         self._bare = bare
+        self._lost: tuple[int, int, str] | None = None
+        """From where to where, and why: told when it is known how far it goes."""
 
     def chunks(self, marks: Iterator[Mark]) -> Iterator[Chunk]:
         """`marks`: the index's entries that touch the span, in order."""
@@ -59,6 +61,7 @@ class SpanReader:
             yield from self._read(taken)
         if position < self._span.stop:
             self._gap(position, self._span.stop)
+        self._tell()
 
     def _wanted(self, mark: Mark) -> bool:
         if mark.damaged:
@@ -73,6 +76,7 @@ class SpanReader:
     def _read(self, marks: list[Mark]) -> Iterator[Chunk]:
         base = marks[0].offset
         if self._bare and self._span.start <= base and marks[-1].end <= self._span.stop:
+            self._tell()
             yield Chunk(base, b"", marks)
             return
         data = self._bytes(marks[-1].end - base, base)
@@ -80,6 +84,7 @@ class SpanReader:
         for mark in marks:
             text = self._fault(data, mark, base)
             if text is None:
+                self._tell()
                 good.append(mark)
                 continue
             if good:
@@ -92,7 +97,7 @@ class SpanReader:
     def _fault(self, data: bytes, mark: Mark, base: int) -> str | None:
         part = memoryview(data)[mark.offset - base : mark.end - base]
         if len(part) < mark.length:
-            return f"the file ends {mark.length - len(part)} bytes too early"
+            return "the file is too short"
         if self._policy.verify_crc:
             return None if crc32c(part) == mark.crc32c else "these are not the bytes that were written (CRC)"
         # A hole begins before the entry: zeros, which as records would be empty ones, and more of them.
@@ -104,14 +109,33 @@ class SpanReader:
         self._lose(start, stop, "the index says nothing of what stands here")
 
     def _lose(self, start: int, stop: int, text: str) -> None:
+        """Note what is lost: a range is told once, and the journal asked once, however many its entries."""
+        if self._lost is not None:
+            before, end, why = self._lost
+            if (end, why) == (start, text):
+                self._lost = before, stop, text
+                return
+            self._tell()
+        self._lost = start, stop, text
+
+    def _tell(self) -> None:
         """Say what is lost and why: most often it was dropped by retention since the read was planned."""
-        span = self._span
+        if self._lost is None:
+            return
+        (start, stop, text), self._lost = self._lost, None
+        start, stop = max(start, self._span.start), min(stop, self._span.stop)
         first = self._first_kept()
         if first is None:
             text = "the log has been deleted"
-        elif stop <= first:
-            text = f"retention dropped it (the first kept offset is {first})"
-        start, stop = max(start, span.start), min(stop, span.stop)
+        elif start < first:
+            gone = min(first, stop)
+            self._say(start, gone, f"retention dropped it (the first kept offset is {first})")
+            start = gone
+        if start < stop:
+            self._say(start, stop, text)
+
+    def _say(self, start: int, stop: int, text: str) -> None:
+        span = self._span
         self._policy.lose(f"{span.topic} in {span.source}: offsets {start} to {stop} are lost: {text}")
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from brokers.pipeline.source import framing
 from brokers.pipeline.source.framing import NotRecords
 from brokers.pipeline.source.options import Options
-from brokers.pipeline.source.origin import Policy, policy
+from brokers.pipeline.source.origin import Chunk, Policy, policy
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
 
@@ -30,8 +30,20 @@ def read(
         with closing(open_place(options, source)) as place:
             for span in those:
                 for chunk in place.chunks(span, kept, bare=bare):
-                    try:
-                        yield framing.rows(span, chunk, columns, options.max_value_bytes)
-                    except NotRecords as error:
-                        where = f"{span.topic} in {source}: offsets {chunk.offset} to {chunk.end}"
-                        kept.lose(f"{where} are lost: {error}")
+                    yield from _rows(options, span, chunk, columns, kept)
+
+
+def _rows(
+    options: Options, span: Span, chunk: Chunk, columns: Sequence[str], kept: Policy
+) -> Iterator[pa.RecordBatch]:
+    try:
+        found = framing.rows(span, chunk, columns, options.max_value_bytes)
+    except NotRecords as error:
+        if len(chunk.marks) > 1:  # one of them is to blame
+            for mark in chunk.marks:
+                yield from _rows(options, span, chunk.part(mark), columns, kept)
+            return
+        where = f"{span.topic} in {span.source}: offsets {chunk.offset} to {chunk.end}"
+        kept.lose(f"{where} are lost: {error}")
+    else:
+        yield found
