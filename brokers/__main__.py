@@ -1,11 +1,13 @@
 """`python -m brokers`, and the console script `brokers`: the process itself, before anything is imported."""
 
+import io
 import os
 import sys
 
 
 def main() -> None:
     _claim_standard_descriptors()
+    _buffer_standard_output()
     try:
         from brokers.cli import run
 
@@ -28,6 +30,19 @@ def _claim_standard_descriptors() -> None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _buffer_standard_output() -> None:
+    """Where Python was told not to buffer (PYTHONUNBUFFERED), it forgets what a short write has left over.
+
+    A reader that had left after half of a large answer, or a full disk, would be no error. Nothing is later
+    for it: whoever shows something flushes it.
+    """
+    out = sys.stdout
+    if isinstance(out.buffer, io.RawIOBase):
+        sys.stdout = open(  # noqa: SIM115
+            out.fileno(), "w", encoding=out.encoding, errors=out.errors, closefd=False
+        )
 
 
 if __name__ == "__main__":

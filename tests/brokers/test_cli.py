@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import trio
 from cyclopts import App
 from trio.testing import MockClock
 
+from brokers.__main__ import _buffer_standard_output
 from brokers.cli import _finish, _stream, root, run
 from brokers.errors import ExitCode
 from brokers.render import Output
@@ -272,6 +275,23 @@ def test_a_reader_that_leaves_early_gets_no_complaint() -> None:
         said = process.stderr.read()
         assert process.wait(30) == 128 + 13
     assert said == b""
+
+
+def test_a_reader_that_leaves_in_the_middle_is_noticed_where_python_does_not_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    unbuffered = io.TextIOWrapper(os.fdopen(writer, "wb", buffering=0), write_through=True)
+    with unbuffered:
+        monkeypatch.setattr(sys, "stdout", unbuffered)
+        _buffer_standard_output()
+        leaving = threading.Thread(target=lambda: (os.read(reader, 1), os.close(reader)))
+        leaving.start()
+        with pytest.raises(BrokenPipeError):
+            Output().show(b"x" * 4_000_000)
+        leaving.join()
+        with suppress(BrokenPipeError):
+            sys.stdout.close()
 
 
 def test_a_verb_that_waits_ends_when_its_reader_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
