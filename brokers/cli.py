@@ -7,9 +7,7 @@ are imported when they are called, and what serving needs only when something is
 import importlib.metadata
 import inspect
 import os
-import select
 import signal
-import stat
 import sys
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -24,9 +22,6 @@ from brokers.escape import escape
 from brokers.flags import ServeCommand
 from brokers.render import Outcome, Output
 from shared.errors import BrokerError
-
-READER_SECONDS = 0.5
-"""How long a verb that waits for more may outlive whoever reads its output."""
 
 _HELP = """Message brokers: several protocols, one process, one data folder."""
 
@@ -121,31 +116,15 @@ async def _stream(rows: AsyncIterable[Any], output: Output) -> None:
     """Show rows as they come, for as long as somebody reads them."""
     import trio
 
+    from shared.reader import Reader
+
     async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
         if isinstance(rows, AsyncGenerator):
             # Or an early end leaves its connections to the collector. Its nurseries end inside of this one.
             await stack.enter_async_context(aclosing(rows))
-        nursery.start_soon(_watch_reader)
+        nursery.start_soon(Reader().wait_left)
         await output.stream(rows)
         nursery.cancel_scope.cancel()
-
-
-async def _watch_reader() -> None:
-    """Raises BrokenPipeError when the reader of our output has left, though there be nothing to write."""
-    import trio
-
-    try:
-        descriptor = sys.stdout.fileno()
-        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            return
-    except (AttributeError, OSError, ValueError):  # none, or not the system's
-        return
-    output = select.poll()
-    output.register(descriptor, 0)  # errors are always told
-    while True:
-        if output.poll(0):
-            raise BrokenPipeError
-        await trio.sleep(READER_SECONDS)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -23,6 +23,7 @@ from shared.errors import UsageError
 from shared.options import Json, Messages, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
+from shared.reader import Reader
 
 PREFETCH = 64
 LEVELS = ("debug", "info", "warning", "error")
@@ -204,11 +205,12 @@ async def consume(
 ) -> AsyncIterable[Any]:
     """Take messages out of a queue and show them, one a line.
 
-    Each is acknowledged when it has been shown. Without -c it takes one, or --max;
-    where none comes in the time that the server allows, the exit code is 75. With
-    -c several are shown and acknowledged at once: what reads them must read them
-    all, so do not cut it short ("| head"); say --max.
+    Each is acknowledged when it has been shown; into a pipe, when it has been read
+    from there. What was not goes back to the queue at the end. Without -c it takes
+    one, or --max; where none comes in the time that the server allows, the exit
+    code is 75.
     """
+    reader = Reader()
     left = max_ if continuous or max_ is not None else 1
 
     async def shown() -> AsyncIterator[Any]:
@@ -220,9 +222,15 @@ async def consume(
             while left is None or left > 0:
                 some = await consumer.several() if continuous else [await consumer.receive()]
                 left = None if left is None else left - len(some)
-                for item in _shown(some, queue, json=json):
-                    yield item
-                await consumer.ack(*some)
+                taken: list[Message] = []
+                try:
+                    for portion in reader.portions(some):
+                        for item in _shown(portion, queue, json=json):
+                            yield item
+                        await reader.wait_taken()
+                        taken += portion
+                finally:
+                    await consumer.ack(*taken)
 
     return shown()
 

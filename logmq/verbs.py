@@ -19,6 +19,7 @@ from shared.errors import UsageError
 from shared.options import Json, Max, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
+from shared.reader import Reader
 
 app = App(
     name="logmq",
@@ -141,8 +142,10 @@ async def consume(
 ) -> AsyncIterable[Any]:
     """Show a topic's messages, one a line, to its end.
 
-    Begins at the first that is kept, unless --from or --group say otherwise.
+    Begins at the first that is kept, unless --from or --group say otherwise. With
+    --commit, into a pipe, shown is what has been read from there.
     """
+    reader = Reader()
     if commit and group is None:
         raise UsageError("--commit", "needs a --group whose offset it is")
 
@@ -157,10 +160,17 @@ async def consume(
                 if left is not None:
                     chunk = chunk[:left]
                     left -= len(chunk)
-                for item in _shown(chunk, json=json, offsets=offsets):
-                    yield item
-                if commit and group is not None:
-                    await beside.commit(group, topic, chunk[-1].next_offset)
+                taken: int | None = None
+                try:
+                    for portion in reader.portions(chunk) if commit else [chunk]:
+                        for item in _shown(portion, json=json, offsets=offsets):
+                            yield item
+                        if commit:
+                            await reader.wait_taken()
+                            taken = portion[-1].next_offset
+                finally:
+                    if taken is not None and group is not None:
+                        await beside.commit(group, topic, taken)
 
     return shown()
 

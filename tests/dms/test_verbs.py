@@ -13,6 +13,7 @@ import pytest
 from brokers.cli import run as run_here
 from brokers.errors import ExitCode
 from tests.support.dms_spec import Refused, SpecClient
+from tests.support.leaving import run_and_leave
 from tests.support.server import Server, run, until
 
 VERBS = (
@@ -165,6 +166,20 @@ def test_a_continuous_consumer_acknowledges_what_it_has_shown_and_ends_when_inte
         consumer.send_signal(signal.SIGINT)
         assert consumer.stderr.read() == b""
     assert consumer.returncode == ExitCode.INTERRUPTED
+
+
+@pytest.mark.parametrize("more", [("-c",), ("-c", "--json"), ("-n", "9")])
+def test_what_a_reader_that_leaves_early_has_not_read_is_in_the_queue(
+    dms: Command, more: tuple[str, ...]
+) -> None:
+    dms("create", "-q", "cut", "--exist-ok")
+    dms("purge", "-q", "cut")
+    dms("produce", "-q", "cut", *(word for number in range(9) for word in ("-m", f"<{number}>")))
+    code, read = run_and_leave(3, "dms", "consume", "-q", "cut", *more)
+    assert code == 128 + signal.SIGPIPE
+    assert [text for text in read if text.count(b"\n") != 1] == []
+    assert [text.count(b"<%d>" % number) for number, text in enumerate(read)] == [1, 1, 1]
+    assert dms("consume", "-q", "cut", "-c", "-n", "6")[1] == "".join(f"<{n}>\n" for n in range(3, 9))
 
 
 def test_bytes_that_are_no_text_survive_json(dms: Command, server: Server) -> None:

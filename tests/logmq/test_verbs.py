@@ -1,6 +1,7 @@
 """`brokers logmq ...` against the real process: what each command says, and how it ends."""
 
 import json
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from brokers import cli
 from brokers.errors import ExitCode
+from tests.support.leaving import run_and_leave
 from tests.support.server import Server, run, run_here, speak
 
 
@@ -87,6 +89,18 @@ def test_a_group_goes_on_where_it_has_committed(logmq: Command, server: Server) 
     assert logmq("groups", "--group", "nobody", "--json", *folder)[1] == ""
     assert logmq("consume", "grouped", *group)[1] == "three\n"
     assert logmq("consume", "grouped", *group) == (0, "", "")
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_group_goes_on_behind_what_a_reader_that_left_early_has_read(
+    logmq: Command, more: tuple[str, ...]
+) -> None:
+    topic = "-".join(["cut", *more])
+    logmq("produce", topic, *(f"<{number}>" for number in range(9)))
+    code, read = run_and_leave(3, "logmq", "consume", topic, "--group", "g", "--commit", *more)
+    assert code == 128 + signal.SIGPIPE
+    assert [text.count(b"<%d>" % number) for number, text in enumerate(read)] == [1, 1, 1]
+    assert logmq("consume", topic, "--group", "g")[1] == "".join(f"<{n}>\n" for n in range(3, 9))
 
 
 def test_a_commit_without_a_group_is_refused(logmq: Command) -> None:
