@@ -18,7 +18,7 @@ from dms.settings import DmsSettings
 from dms.times import Times
 from dms.wire import DELIVERY_ID_BIT, Refusal, Status, refusal_for
 from shared.errors import StoreError
-from shared.storage.store import Namespace, Store, Ticket
+from shared.storage.store import Log, Namespace, Store, Ticket
 from shared.storage.table import Table
 
 if TYPE_CHECKING:
@@ -107,14 +107,17 @@ class Broker:
             raise Refusal(Status.INTERNAL, text, limit="queues_max")
         queue = self._make(name, asked)
         ticket = None
+
+        def options_row(log: Log) -> tuple[Log, bytes, int]:
+            return self.table.put_record(queue.name, _row(log, asked, snapshot=0))
+
         if self._past_saving:
             self.unkept()
         elif self._namespace is not None:
             try:
-                log, ticket = self._namespace.create(name, settings.for_queue(name).durability)
+                mode = settings.for_queue(name).durability
+                log, ticket = self._namespace.create(name, mode, beside=options_row if asked else None)
                 queue.keeper = Keeper(queue, log)
-                if asked:
-                    ticket = self.table.put(queue.name, self.row(queue, snapshot=0))
             except StoreError as error:
                 self._discard(queue)
                 raise refusal_for(error) from None
@@ -137,9 +140,9 @@ class Broker:
         elif queue.keeper is not None and not queue.keeper.detached:
             assert self._namespace is not None
             try:
-                if queue.name in self.table:
-                    self.table.delete(queue.name)
                 ticket = self._namespace.delete(queue.text)
+                if queue.name in self.table:  # behind it: opening forgets a row without its queue
+                    self.table.delete(queue.name)
             except StoreError as error:
                 raise refusal_for(error) from None
         asked, held = self._asked[queue], queue.hot_bytes
@@ -168,8 +171,7 @@ class Broker:
     def row(self, queue: Queue, *, snapshot: int) -> bytes:
         """What the table has about a queue."""
         assert queue.keeper is not None
-        row = {"log": queue.keeper.log.id, "options": self._asked[queue], "snapshot": snapshot}
-        return json.dumps(row).encode()
+        return _row(queue.keeper.log, self._asked[queue], snapshot)
 
     def move(
         self, source: Queue, target: Queue, seqs: Sequence[int], letters: Sequence[bytes], reason: str
@@ -289,3 +291,7 @@ class Broker:
                     first = held + 1
             first = DELIVERY_ID_BIT
         raise AssertionError("as many messages are held as there are ids")
+
+
+def _row(log: Log, asked: Mapping[str, Any], snapshot: int) -> bytes:
+    return json.dumps({"log": log.id, "options": asked, "snapshot": snapshot}).encode()

@@ -101,8 +101,7 @@ class Committer:
             # After a power cut a log of mode `none` counts as far as its marks go, and the batch may be lost:
             # half of the change would be there. So it is in the journal and synced before any of it is shown.
             mode = Mode.SYNCED
-        size = sum(len(records) + ENTRY_HEADER_BYTES for _, records, _ in parts)
-        round_ = self._round(size)
+        round_ = self._round(Round.size_of(parts))
         offsets = []
         for log, records, count in parts:
             if log.direct and mode is not Mode.DIRECT:
@@ -119,12 +118,12 @@ class Committer:
                 log.fold(offset, records)
         return offsets, ticket
 
-    def add(self, change: Change, mode: Mode) -> Ticket:
-        """Add a change of the catalog. Raises StoreReadOnly, StoreClosed."""
+    def add(self, change: Change, mode: Mode, beside: Sequence[tuple[Log, bytes, int]] = ()) -> Ticket:
+        """Add a change of the catalog, and keep room for `beside`. Raises StoreReadOnly, StoreClosed."""
         self._require_open()
         if change.kind is Kind.FIRST or change.kind is Kind.MODE:
             self._journal_queued(change.log)
-        round_ = self._round(len(change.body) + ENTRY_HEADER_BYTES)
+        round_ = self._round(len(change.body) + ENTRY_HEADER_BYTES + Round.size_of(beside))
         round_.add(change)
         return round_.ticket(mode)
 

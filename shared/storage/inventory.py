@@ -1,6 +1,6 @@
 """Which logs there are: namespaces, their logs, and what of that is durable (the catalog)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -21,6 +21,9 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 KEEP_ALL = Retention()
 
+Beside = Callable[[Log], tuple[Log, bytes, int]]
+"""From a log that is being made to what `Store.append_all` takes."""
+
 
 class Namespace:
     """A folder of logs. `mode` and `retention` are those of logs that say nothing else."""
@@ -35,13 +38,20 @@ class Namespace:
         self.logs: dict[str, Log] = {}
         self._inventory = inventory
 
-    def create(self, name: str, mode: Durability | None = None, reserved: bool = False) -> tuple[Log, Ticket]:
+    def create(
+        self,
+        name: str,
+        mode: Durability | None = None,
+        reserved: bool = False,
+        beside: Beside | None = None,
+    ) -> tuple[Log, Ticket]:
         """Make a log; appends may follow at once, and all become durable in order.
 
+        `beside`: from the log, what another log's records say of it: neither is ever there without the other.
         Raises StoreError where there is one by that name (or, on a file system that folds case, by one that
         differs only in that), and as `Log.append` does.
         """
-        return self._inventory.create(self, name, mode or self.mode, reserved)
+        return self._inventory.create(self, name, mode or self.mode, reserved, beside)
 
     def delete(self, name: str) -> Ticket:
         """End a log: its readers get LogDeleted at once, its files go when that is durable.
@@ -122,7 +132,9 @@ class Inventory:
 
     # -- what namespaces ask for
 
-    def create(self, namespace: Namespace, name: str, mode: Durability, reserved: bool) -> tuple[Log, Ticket]:
+    def create(
+        self, namespace: Namespace, name: str, mode: Durability, reserved: bool, beside: Beside | None
+    ) -> tuple[Log, Ticket]:
         if name in namespace.logs:
             raise StoreError(f"there is a log {namespace.name}/{name} already")
         if self._committer.full and not reserved:
@@ -136,10 +148,13 @@ class Inventory:
             raise StoreError(f"the file system takes {name!r} for another log's name")
         log.fresh = True
         body = catalog.pack_create(line_of(log))
-        ticket = self._committer.add(Change(Kind.CREATE, log, body=body), mode_of(log))
+        parts = () if beside is None else (beside(log),)
+        ticket = self._committer.add(Change(Kind.CREATE, log, body=body), mode_of(log), parts)
         self._next_log_id += 1
         namespace.logs[name] = log
         self._folded.add(_fold(log))
+        if parts:
+            _, ticket = self._committer.append_all(parts, reserved=True)
         return log, ticket
 
     def delete(self, namespace: Namespace, log: Log) -> Ticket:

@@ -166,6 +166,11 @@ class Round:
         self.background = False  # it holds what nobody waits for
         self.interval_seconds = math.inf  # by when it must be synced if nobody waits for that
 
+    @staticmethod
+    def size_of(parts: "Iterable[tuple[Log, bytes, int]]") -> int:
+        """What `Store.append_all` adds for these."""
+        return sum(len(records) + ENTRY_HEADER_BYTES for _, records, _ in parts)
+
     @property
     def bytes(self) -> int:
         return self.payload_bytes_max - self.room

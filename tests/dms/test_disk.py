@@ -11,9 +11,11 @@ from dms import keeper, opening, wire
 from dms.dmsq_file import NotDmsq, import_files, parse
 from dms.settings import DmsSettings, QueueSettings
 from dms.wire import Status, Type
+from shared.storage import rounds
 from shared.storage.settings import Durability
 from tests.dms.world import World, statuses
 from tests.support.explore import sampled_states
+from tests.support.fake_disk import Crash, Operation
 from tests.support.stores import ALWAYS, INTERVAL, MODES, NONE
 
 
@@ -178,6 +180,41 @@ def test_no_queue_outlives_its_options(mode: Durability, seed: int) -> None:
         after = World(settings, disk=disk)
         for queue in after.broker.queues.values():
             assert queue.options.delay_ms == 1000
+
+
+def test_a_queue_and_its_options_come_and_go_as_one_however_full_a_batch_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds, "BATCH_PAYLOAD_MAX", 1000)
+    crashes: list[Crash] = []
+    apart = 0
+
+    def note(operation: Operation) -> None:
+        if operation.kind.startswith("sync"):
+            crashes.append(world.disk.power_cut())
+
+    for filled in range(760, 920, 12):  # in some of them a batch is full between the two
+        filler = filled.to_bytes(4, "big") + bytes(filled)
+        world = World()
+        other, _ = world.store.namespace("other", ALWAYS).create("other")
+        world.settle()
+        batches = world.store.statistics().journal_batches
+        other.append(filler, 1)
+        queue, _ = world.broker.create("late", {"delay_ms": 1000})
+        world.disk.before = note
+        world.settle()
+        apart += world.store.statistics().journal_batches - batches - 1
+        other.append(filler, 1)
+        world.broker.delete(queue)
+        world.settle()
+    assert apart
+    options = [
+        queue.options.delay_ms
+        for seed, crash in enumerate(crashes)
+        for disk in sampled_states(crash, seed, 8)
+        for queue in World(disk=disk).broker.queues.values()
+    ]
+    assert set(options) == {1000}
 
 
 def test_a_queue_is_as_durable_as_it_says_with_its_options() -> None:
