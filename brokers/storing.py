@@ -125,7 +125,10 @@ def verify(
     config: ConfigFile = None,
     json: Json = False,
 ) -> Outcome:
-    """Check every byte of the logs against their CRCs. Exit code 1: a part is damaged."""
+    """Check every byte of the logs against their CRCs.
+
+    Exit code 1: a part is damaged; 66: there is no such log, or the namespace has none.
+    """
     from shared.storage.tools.logs import log_verify
 
     with progress("verifying") as update:

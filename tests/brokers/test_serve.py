@@ -165,6 +165,7 @@ def test_sigterm_drains_and_ends_with_0_and_a_folder_in_order(new_server: NewSer
     rows = command("log", "dump", "logmq", "orders", "--json", *folder)[1].splitlines()
     assert [json.loads(row)["payload"] for row in rows] == ["one", "two"]
     assert command("log", "verify", "logmq", "orders", *folder)[0] == 0
+    assert command("log", "verify", "dms", *folder) == (66, "", "brokers: no log in namespace dms\n")
 
 
 def test_the_line_exit_drains_and_ends_with_0_and_systemd_is_told(

@@ -120,12 +120,17 @@ def _dump_range(reader: LogReader, part: Range, low: int, high: int) -> Iterator
 
 
 def log_verify(folder: Path, namespace: str | None = None, name: str | None = None) -> Iterator[VerifyRow]:
-    """Check every byte of one log, of one namespace's, or of all. Raises as `log_dump` does."""
+    """Check every byte of one log, of one namespace's, or of all.
+
+    Raises as `log_dump` does, LogMissing also for a namespace without logs: nothing of it would be checked.
+    """
     with viewing(folder) as view:
         if namespace is not None and name is not None:
             chosen = [_find(view, namespace, name)]
         else:
             chosen = [log for log in view.sorted_logs() if namespace in (None, log.namespace)]
+            if namespace is not None and not chosen:
+                raise LogMissing(f"no log in namespace {namespace}")
         for log in chosen:
             with view.reader(log) as reader:
                 yield verify(view, log, reader)

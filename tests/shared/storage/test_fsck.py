@@ -108,6 +108,17 @@ def test_dump_gives_the_records_that_begin_in_the_range(folder: Path) -> None:
     assert "<5000 bytes>" in repr(row), "no body ends up in a message"
 
 
+def test_what_is_not_there_is_not_verified(folder: Path) -> None:
+    for namespace, name in (("logmq", "nowhere"), ("nowhere", None), ("nowhere", "orders")):
+        with pytest.raises(LogMissing, match="nowhere"):
+            list(log_verify(folder, namespace, name))
+
+
+def test_a_folder_without_logs_has_nothing_to_verify(tmp_path: Path) -> None:
+    fill(tmp_path, {})
+    assert list(log_verify(tmp_path)) == []
+
+
 async def test_a_served_folder_is_read_as_far_as_its_index_tells(tmp_path: Path) -> None:
     store = await open_folder(tmp_path / "data")
     add(store, "logmq", "orders", [b"one"])
