@@ -33,7 +33,8 @@ TOPIC_WORDS = Wildcards(separator=b".", any_levels=b"#", one_level=b"*")
 _CACHE_BYTES = 128 << 10
 """Of routes found, for each exchange; a connection remembers those of its own messages besides."""
 STEPS_PER_MESSAGE = 8
-"""Of finding a route, in the time that it takes to put a message into a queue."""
+"""Of finding a route, in the time that it takes to put a message into a queue. So messages leave others their
+turn between two; one key is looked up in one (shared/routing/trie.py says how much that may be, and why)."""
 
 Destination: TypeAlias = "Queue | Exchange"
 

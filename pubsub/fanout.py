@@ -39,7 +39,8 @@ ROUTES_MAX = 8192
 """Topics remembered, 52 bytes each; when there are more, all are learnt anew."""
 VISITS_MAX = 10_000
 """Work of one batch on topics that are not remembered, in visits of the index: some milliseconds. One topic
-may be more, where many patterns are made for it; what is behind it then waits for another turn."""
+may be more, where many patterns are made for it (shared/routing/trie.py says how much, and why it is not
+divided); what is behind it then waits for another turn."""
 SURELY_LONG_ENOUGH = DATAGRAM_BYTES_MIN + max(PAYLOAD_BYTES_MIN.values())
 
 

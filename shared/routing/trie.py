@@ -10,6 +10,14 @@ parent, by one level. So a node is visited at most once at each position in the 
 (its levels + 1) * (the name's levels + 1) visits on any input, and for many patterns at most their sum, less
 what they share.
 
+That sum is the bound of one walk, and a walk is not divided among turns of the loop. Patterns made for it, of
+`+`, `*` and one literal, take 0.25 million visits for a thousand patterns of 20 levels and a name of 25 (some
+60 ms), two million for ten thousand (a second), and 2.9 million for a thousand of 30 levels and a name of 127
+(0.8 s); ordinary ones take tens. A walk that pauses would have to begin again, or work on a copy, whenever
+somebody subscribes meanwhile: then whoever subscribes all the time keeps a name from ever being looked up,
+and all that is to stay in order behind it. So what limits the work of one name is how many patterns there may
+be (`subscriptions_max`, `sessions_max`, `bindings_max`); users divide the work of several names.
+
 Most nodes have one child, if any. So `children` and `rests` hold a single entry bare (few.py says why), and
 the shape of the trie follows from the patterns in it, whatever came and went before.
 """
