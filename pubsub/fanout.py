@@ -146,11 +146,9 @@ class Fanout:
                 self._touched.append(bundle)
             bundle.append(frames)
         if route.away:
-            keep = self._sessions.kept.add
+            away = [client.id for client in route.away]
             for at in range(0, len(frames), FRAME_BYTES):
-                frame = frames[at : at + FRAME_BYTES].rstrip(b"\0")  # here once: all keep the same bytes
-                for client in route.away:
-                    keep(client.id, frame)
+                self._sessions.kept.add(away, frames[at : at + FRAME_BYTES])
 
     def _deliver(self) -> None:
         touched, self._touched = self._touched, []

@@ -34,10 +34,14 @@ class Kept:
         """Clients that something is kept for."""
         return len(self._frames)
 
-    def add(self, client_id: bytes, frame: bytes) -> None:
-        """Keep a frame; what is above a bound then goes, which may be this one."""
+    def add(self, client_ids: Iterable[bytes], frame: bytes) -> None:
+        """Keep a frame for each; what is above a bound then goes, which may be this one."""
+        short = frame.rstrip(b"\0")  # once: all keep the same bytes
+        for client_id in client_ids:
+            self._add(client_id, short)
+
+    def _add(self, client_id: bytes, short: bytes) -> None:
         settings = self._settings
-        short = frame.rstrip(b"\0")
         frames = self._frames.get(client_id)
         if frames is None:
             frames = self._frames[client_id] = deque()
@@ -112,6 +116,6 @@ class Kept:
             end = at + 4 + int.from_bytes(records[at : at + 4], "big")
             client_id, _, frame = records[at + 4 : end].partition(b"\0")
             if client_id in known:
-                self.add(client_id, frame)
+                self._add(client_id, frame)
                 self._counts.messages_kept -= 1  # it was counted when it came
             at = end

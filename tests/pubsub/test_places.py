@@ -42,7 +42,7 @@ async def test_a_subscription_is_a_row_and_so_is_its_end() -> None:
 def test_what_is_kept_is_a_row_a_message() -> None:
     keeps = Kept(PubsubSettings(), Counts())
     for frame in (b"one\0\0", b"three"):
-        keeps.add(b"c1", frame)
+        keeps.add([b"c1"], frame)
     ((records, count),) = keeps.records()
     payloads, at = [], 0
     while at < len(records):
