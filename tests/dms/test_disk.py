@@ -1,5 +1,6 @@
 """When the disk fails, what a power cut leaves, .dmsq files, and what no single old message may hold up."""
 
+import errno
 import struct
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dms.wire import Status, Type
 from shared.storage import rounds
 from shared.storage.settings import Durability
 from tests.dms.world import World, statuses
+from tests.support.commits import fail, journal_write
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import Crash, Operation
 from tests.support.stores import ALWAYS, INTERVAL, MODES, NONE
@@ -34,6 +36,60 @@ def test_strict_answers_internal_and_leaves_the_queue_as_it_was() -> None:
     assert [body for _, body in peer.consume("orders")] == [b"b"]
     assert statuses(peer.nack(held)) == [Status.OK]
     assert world.depths() == {"orders": 2}
+    assert world.broker.counts.produced == 2
+
+
+def test_an_ack_that_the_disk_does_not_take_gives_its_message_back_where_nobody_is_left_to_hold_it() -> None:
+    world = World()
+    peer, other = world.connect(), world.connect()
+    peer.create("orders")
+    peer.produce("orders", b"a")
+    ((held, _),) = peer.consume("orders")
+    peer.session.receive(wire.pack(Type.ACK, held))
+    fail(world.disk, errno.ENOSPC, journal_write, times=1)
+    peer.lose()
+    assert world.depths() == {"orders": 1}
+    assert [body for _, body in other.consume("orders")] == [b"a"]
+
+
+def test_messages_that_the_disk_does_not_take_leave_their_places_to_the_next() -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("orders")
+    queue = world.broker.queues[b"orders"]
+    for body in (b"a", b"b"):
+        peer.session.receive(wire.pack(Type.PRODUCE, 1, wire.pack_name("orders") + body))
+        assert queue.keeper is not None
+        queue.keeper.gathered.write()  # a record for each
+    fail(world.disk, errno.ENOSPC, journal_write, times=1)
+    world.settle()
+    peer.take()
+    assert (queue.tail, queue.depth) == (1, 0)
+    assert statuses(peer.produce("orders", b"c")) == [Status.OK]
+    world.kill()
+    assert [body for _, body in world.connect().consume("orders", 2)] == [b"c"]
+
+
+def test_best_effort_gives_what_it_goes_on_with_to_who_waits() -> None:
+    world = World(DmsSettings(disk_failed="best-effort"))
+    peer, consumer = world.connect(), world.connect()
+    peer.create("orders")
+    assert consumer.consume("orders") == []
+    world.disk.before = _fail_syncs
+    assert statuses(peer.produce("orders", b"a")) == [Status.OK]
+    assert [frame[4] for frame in consumer.take()] == [b"a"]
+
+
+def test_best_effort_refuses_for_want_of_space_and_keeps_to_the_disk() -> None:
+    world = World(DmsSettings(disk_failed="best-effort"))
+    peer = world.connect()
+    peer.create("orders")
+    world.store._committer.set_full(True)
+    assert statuses(peer.produce("orders", b"a")) != [Status.OK]
+    world.store._committer.set_full(False)
+    assert statuses(peer.produce("orders", b"b")) == [Status.OK]
+    world.kill()
+    assert [body for _, body in world.connect().consume("orders", 2)] == [b"b"]
 
 
 def test_an_ack_that_the_disk_does_not_take_holds_its_message_again() -> None:
@@ -45,6 +101,7 @@ def test_an_ack_that_the_disk_does_not_take_holds_its_message_again() -> None:
     world.disk.before = _fail_syncs
     assert [(f[2], f[3]) for f in peer.ack(held)] == [(Status.INTERNAL, held)]
     assert world.depths() == {"orders": 1}
+    assert world.broker.counts.acked == 0
     peer.lose()
     assert [body for _, body in world.connect().consume("orders")] == [b"a"]
 

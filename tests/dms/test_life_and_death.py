@@ -1,13 +1,15 @@
 """Lifetimes, delays, retries, dead letters: in memory and on disk, over restarts."""
 
+import errno
 import json
 
 import pytest
 
 from dms import wire
 from dms.settings import DmsSettings, QueueSettings
-from dms.wire import Status
+from dms.wire import Status, Type
 from tests.dms.world import Peer, World, deliveries, statuses
+from tests.support.commits import fail, journal_write
 
 MODES = {"memory": DmsSettings(persist=False), "always": DmsSettings(), "cold": DmsSettings(hot_bytes=0)}
 
@@ -291,3 +293,74 @@ def test_a_purge_takes_what_has_come_also_where_the_disk_has_yet_to_confirm_it()
     queue.produce([b"a", b"b"], 2)
     assert (queue.depth, queue.end) == (2, 1)
     assert world.call("purge", queue="orders") == {"queue": "orders", "purged": 2, "held": 0}
+
+
+def test_a_message_that_the_disk_did_not_take_leaves_its_time_to_none_that_comes_later() -> None:
+    world = World()
+    peer = made(world, ttl_ms=60_000)
+    fail(world.disk, errno.ENOSPC, journal_write, times=1)
+    assert statuses(peer.produce("orders", b"a", b"b")) != [Status.OK] * 2
+    world.advance(50)
+    assert statuses(peer.produce("orders", b"c")) == [Status.OK]
+    world.advance(20)
+    assert world.depths()["orders"] == 1
+    world.advance(41)
+    assert world.depths()["orders"] == 0
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("option", ["ttl_ms", "delay_ms"])
+def test_a_time_that_ends_before_the_disk_has_answered(option: str, taken: bool) -> None:
+    world = World()
+    peer = made(world, **{option: 60_000})
+    peer.session.receive(wire.pack(Type.PRODUCE, 1, wire.pack_name("orders") + b"early"))
+    if not taken:
+        fail(world.disk, errno.ENOSPC, journal_write, times=1)
+    world.advance(61)  # the commit comes behind it
+    assert world.depths()["orders"] == int(taken and option == "delay_ms")
+    peer.take()
+    assert statuses(peer.produce("orders", b"late")) == [Status.OK]
+    found = [body for _, body in peer.consume("orders", 2)]
+    if option == "ttl_ms":
+        assert found == [b"late"]
+    else:
+        assert found == [b"early"] * taken
+        world.advance(61)
+        peer.take()
+        assert [body for _, body in peer.consume("orders")] == [b"late"]
+
+
+def test_what_comes_back_in_its_time_is_not_taken_for_those_before_it(world: World) -> None:
+    peer = made(world, ttl_ms=60_000)
+    peer.produce("orders", b"a")
+    world.advance(40)
+    peer.produce("orders", b"b")
+    (_, (second, _)) = peer.consume("orders", 2)
+    world.advance(21)
+    peer.nack(second)
+    assert bodies(peer, "orders", 1) == [b"b"]
+
+
+def test_a_retry_waits_over_a_restart() -> None:
+    world = World()
+    peer = made(world, retry_ms=60_000)
+    peer.produce("orders", b"a")
+    ((held, _),) = peer.consume("orders")
+    peer.nack(held)
+    world.advance(1)  # the note of it is written
+    world.kill()
+    peer = world.connect()
+    assert peer.consume("orders") == []
+    world.advance(25)
+    assert peer.take() == []
+
+
+def test_what_came_back_is_purged_too(world: World) -> None:
+    peer = made(world)
+    peer.produce("orders", b"a", b"b")
+    ((held, _),) = peer.consume("orders")
+    peer.nack(held)
+    world.call("purge", queue="orders", confirm="orders")
+    assert world.depths()["orders"] == 0
+    peer.produce("orders", b"c")
+    assert bodies(peer, "orders", 2) == [b"c"]

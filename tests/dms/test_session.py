@@ -497,3 +497,31 @@ def test_consumes_that_end_in_vain_leave_nothing_behind(world: World) -> None:
         assert statuses(peer.take()) == [Status.TIMEOUT]
     assert len(world.broker.queues[b"orders"].waiting) <= 1
     assert world.broker.counts.timeouts == 5
+
+
+def test_acks_of_what_is_not_held_are_refused_in_their_places(world: World) -> None:
+    peer = with_queue(world)
+    peer.produce("orders", b"a")
+    ((held, _),) = peer.consume("orders")
+    assert [(f[0], f[3]) for f in peer.ack(1, held, 2)] == [
+        (Type.ERROR, 1),
+        (Type.ACK_OK, held),
+        (Type.ERROR, 2),
+    ]
+
+
+def test_deliveries_are_counted_however_many_come_at_once(world: World) -> None:
+    peer = with_queue(world)
+    peer.consume("orders", 5)
+    assert len(deliveries(peer.produce("orders", *(b"%d" % n for n in range(6))))) == 5
+    assert world.broker.counts.delivered == 5
+
+
+def test_what_has_left_the_row_is_not_counted_as_in_memory(world: World) -> None:
+    peer = with_queue(world)
+    peer.produce("orders", *(bytes(100) for _ in range(10)))
+    before = world.broker.hot_bytes
+    peer.consume("orders", 9)
+    assert world.broker.hot_bytes == before // 10
+    peer.consume("orders")
+    assert world.broker.hot_bytes == 0

@@ -142,6 +142,46 @@ def test_a_delivery_on_the_straight_way_counts_over_a_restart() -> None:
     assert world.depths() == {"q": 0}
 
 
+@PERSIST
+def test_an_ack_of_another_queues_message_is_that_queues(persist: bool) -> None:
+    world = World(DmsSettings(persist=persist))
+    peer = world.connect()
+    for name in "qr":
+        peer.create(name)
+        peer.produce(name, b"a", b"b")
+    ((other, _),) = peer.consume("r")
+    peer.consume("q")
+    peer.send(turn(other, 2))
+    assert statuses(peer.take()) == [Status.OK, Status.OK]
+    assert world.depths() == {"q": 2, "r": 1}
+
+
+@PERSIST
+def test_a_turn_with_a_queue_that_is_gone_is_refused(persist: bool) -> None:
+    world = World(DmsSettings(persist=persist))
+    peer = world.connect()
+    peer.create("q")
+    peer.produce("q", b"a", b"b")
+    ((held, _),) = peer.consume("q")
+    world.connect().ask(Type.DELETE_QUEUE, NAME)
+    peer.send(turn(held, 2))
+    assert statuses(peer.take()) == [Status.QUEUE_NOT_FOUND] * 2
+
+
+@PERSIST
+def test_an_ack_before_a_produce_that_is_refused_counts_once(persist: bool) -> None:
+    world = World(DmsSettings(persist=persist))
+    peer = world.connect()
+    peer.create("q")
+    peer.produce("q", b"a", b"b")
+    ((held, _),) = peer.consume("q")
+    peer.send(turn(held, 2, made=produce(7, b"\0\1s")))
+    frames = peer.take()
+    assert sorted(statuses(frames)) == [Status.OK, Status.OK, Status.QUEUE_NOT_FOUND]
+    assert [body for _, body in deliveries(frames)] == [b"b"]
+    assert world.depths() == {"q": 1}
+
+
 def test_of_a_damaged_queue_the_straight_way_gives_nothing_either() -> None:
     world = World()
     peer = world.connect()
