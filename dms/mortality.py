@@ -236,7 +236,7 @@ def _mark(marks: deque[Mark], now: int, after_ms: int, tail: int) -> None:
     """Messages up to `tail` are due `after_ms` from now; those of nearly the same time share a mark."""
     grain = after_ms // 1000
     due = due_at(now, after_ms) + grain
-    if marks and due - marks[-1][0] <= grain and marks[-1][0] > now:
+    if marks and due - marks[-1][0] <= grain:
         marks[-1] = marks[-1][0], tail
     else:
         marks.append((due, tail))

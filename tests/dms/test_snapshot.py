@@ -1,7 +1,12 @@
 """What a snapshot says, and what stands beside it in the log, make the queue that it was."""
 
+import json
+
 import pytest
 
+from dms import records, runs
+from dms.opening import Replay
+from dms.records import Kind
 from dms.settings import DmsSettings
 from tests.dms.world import World
 
@@ -31,3 +36,64 @@ def test_what_was_acknowledged_before_a_delivery_that_is_noted_with_the_snapshot
     peer.produce("jobs", b"new")
     world.kill()
     assert world.depths() == {"jobs": 2 + rest}
+
+
+def replayed(*some: bytes) -> Replay:
+    """Three messages came, then this."""
+    replay = Replay()
+    came = records.pack(Kind.ENQUEUED, 3, 1, 5, 0, runs.records([b"a", b"b", b"c"]))
+    replay.apply(b"".join((came, *some)), 0)
+    return replay
+
+
+def run(kind: Kind, first: int, length: int) -> bytes:
+    return records.pack_run(kind, first, length, 5, 0)
+
+
+def returned(seq: int, deliveries: int, due: int) -> bytes:
+    return records.pack(Kind.RETURNED, 1, 0, 5, 0, records.pack_returned([(seq, deliveries, due)]))
+
+
+def test_a_note_behind_what_it_is_about_brings_nothing_back() -> None:
+    replay = replayed(run(Kind.ACKED, 1, 1), run(Kind.DELIVERED, 1, 2), returned(1, 2, 0))
+    assert (replay.head, replay.tail, replay.out) == (3, 4, {2: (1, 0)})
+
+
+def test_what_went_without_a_note_says_that_those_before_it_were_delivered() -> None:
+    replay = replayed(run(Kind.ACKED, 2, 1))
+    assert (replay.head, replay.out) == (3, {1: (1, 0)})
+    replay = replayed(returned(3, 2, 70))
+    assert (replay.head, replay.out) == (4, {1: (1, 0), 2: (1, 0), 3: (2, 70)})
+
+
+def test_what_a_snapshot_kept_goes_as_all_else_does() -> None:
+    kept = records.pack(Kind.KEPT, 1, 0, 5, 0, records.pack_kept([records.Kept(1, 4, 0, b"a")]))
+    state = records.pack(Kind.SNAPSHOT, 1, 4, 5, 0, json.dumps({"head": 4, "tail": 4, "home": 9}).encode())
+    replay = replayed(kept, state)
+    assert (replay.head, replay.out, replay.bodies, replay.came) == (4, {1: (4, 0)}, {1: b"a"}, [])
+    replay = replayed(kept, state, run(Kind.ACKED, 1, 1))
+    assert (replay.head, replay.out, replay.bodies) == (4, {}, {})
+
+
+def test_a_row_of_the_table_is_its_own_logs_alone() -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("orders", b'{"depth":7}')
+    table = world.broker.table
+    assert table is not None
+    row = json.loads(table[b"orders"])
+    table.put(
+        b"orders",
+        json.dumps(
+            {
+                **row,
+                "log": row["log"] + 1,
+            }
+        ).encode(),
+    )
+    table.put(b"gone", json.dumps(row).encode())
+    world.settle()
+    world.kill()
+    assert world.broker.queues[b"orders"].options.depth == DmsSettings().depth
+    assert world.broker.table is not None
+    assert b"gone" not in world.broker.table

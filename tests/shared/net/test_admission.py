@@ -16,6 +16,16 @@ def test_the_caps_count_in_all_and_by_address() -> None:
     assert door.connections == 4
 
 
+def test_addresses_whose_connections_have_closed_are_forgotten() -> None:
+    door = Admission(NetSettings())
+    hosts = [f"192.0.2.{number}" for number in range(9)]
+    for host in hosts * 2:
+        assert door.admit(host) is None
+    for host in hosts * 2:
+        door.leave(host)
+    assert (door.connections, len(door._by_address)) == (0, 0)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1", ""])
 def test_loopback_has_no_cap_of_its_own(host: str) -> None:
     door = Admission(NetSettings(connections_max=100, connections_per_address_max=1))

@@ -53,6 +53,16 @@ def test_a_closed_window_with_nothing_in_flight_is_alive() -> None:
     assert look_every_three_seconds(Peer(unacked=0), 300, acks=False) == []
 
 
+def test_what_is_in_flight_anew_has_its_own_time() -> None:
+    peer = Peer(unacked=3, last_ack_ms=3_600_000)
+    assert not is_dead(peer, 1000, 15)
+    peer.unacked = 0
+    assert not is_dead(peer, 1010, 15)
+    assert peer.stalled_since == math.inf
+    peer.unacked, peer.last_ack_ms = 1, 3_600_000
+    assert [is_dead(peer, now, 15) for now in (1020, 1034, 1035)] == [False, False, True]
+
+
 def test_what_is_not_tcp_is_never_dead() -> None:
     assert not is_dead(Peer(unacked=None), 1e9, 15)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.checks import MemoryConnection
-from shared.net.outbox import FileRange, Outbox, OutboxBudget, Policy
+from shared.net.outbox import CHUNK_OVERHEAD_BYTES, FileRange, Outbox, OutboxBudget, Policy
 
 
 @pytest.fixture
@@ -111,6 +111,25 @@ def test_a_file_range_is_read_in_parts_and_released_once(letters: int) -> None:
     assert outbox.begin() == b">"
     outbox.advance(1)
     assert outbox.size == outbox.file_bytes == 0
+
+
+def test_files_that_leave_with_the_last_byte_are_let_go(letters: int) -> None:
+    outbox = Outbox(1 << 20)
+    released: list[int] = []
+    outbox.push(b"ab")
+    for number in range(2):
+        outbox.push_file(FileRange(letters, 0, 10, partial(released.append, number)))
+    outbox.advance(22)
+    assert released == [0, 1]
+    assert (outbox.size, outbox.file_bytes, outbox.memory_bytes, outbox.begun) == (0, 0, 0, False)
+
+
+def test_a_file_that_is_dropped_counts_no_more(letters: int) -> None:
+    outbox = Outbox(1 << 20, Policy.DROP)
+    outbox.push_file(FileRange(letters, 0, 10, lambda: None))
+    outbox.push(b"abc")
+    assert outbox.drop_oldest(5) == 10
+    assert (outbox.size, outbox.file_bytes, outbox.memory_bytes) == (3, 0, 3 + CHUNK_OVERHEAD_BYTES)
 
 
 def test_files_are_let_go_when_dropped_and_when_the_connection_ends(letters: int) -> None:

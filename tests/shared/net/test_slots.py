@@ -64,6 +64,41 @@ def test_frames_hold_the_datagram_its_sender_and_nothing_of_earlier_ones(
 
 
 @pytest.mark.parametrize("in_bulk", [True, False])
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [[b"x" * 20] * 4, [b"y" * 20, b"y"], [b"z" * 6] * 4],
+        [[b"x" * 20] * 4, [b"y" * 9, b"y"], [b"z" * 6] * 4],
+        [[b"x" * 20] * 4, [b"y" * 9] * 2, [b"z" * 9] * 4],
+        [[b"x" * 20] * 4, [b"y" * 9] * 2, [b"z" * 7] * 4],
+    ],
+)
+def test_a_long_batch_leaves_nothing_behind_a_shorter_one(
+    pair: Pair, in_bulk: bool, batches: list[list[bytes]]
+) -> None:
+    near, far = pair
+    slots = Slots(LAYOUT, 4, in_bulk=in_bulk)
+    for batch in batches:
+        for data in batch:
+            near.send(data)
+        _, frames, lengths = slots.receive(far, 4, None)
+        assert lengths == [len(data) for data in batch]
+        assert frames == b"".join(expected(data, near) for data in batch)
+
+
+def test_no_more_senders_are_remembered_than_that(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.net.slots.SENDERS_MAX", 3)
+    _, far = pair
+    slots = Slots(LAYOUT, 4)
+    for number in range(8):
+        with socket.socket(far.family, socket.SOCK_DGRAM) as other:
+            other.connect(far.getsockname())
+            other.send(b"%d" % number)
+            assert slots.receive(far, 4, None)[1] == expected(b"%d" % number, other)
+        assert len(slots._senders) <= 3
+
+
+@pytest.mark.parametrize("in_bulk", [True, False])
 def test_what_is_not_allowed_is_left_out(pair: Pair, in_bulk: bool) -> None:
     near, far = pair
     slots = Slots(LAYOUT, 4, in_bulk=in_bulk)
