@@ -525,3 +525,52 @@ def test_what_has_left_the_row_is_not_counted_as_in_memory(world: World) -> None
     assert world.broker.hot_bytes == before // 10
     peer.consume("orders")
     assert world.broker.hot_bytes == 0
+
+
+def test_produces_go_to_the_queue_that_has_the_name_now(world: World) -> None:
+    peer = with_queue(world)
+    peer.produce("orders", b"a", b"b")
+    other = world.connect()
+    assert statuses(other.ask(Type.DELETE_QUEUE, NAME)) == [Status.OK]
+    assert statuses(peer.produce("orders", b"c", b"d")) == [Status.QUEUE_NOT_FOUND] * 2
+    other.create("orders")
+    assert statuses(peer.produce("orders", b"e", b"f")) == [Status.OK] * 2
+    assert [body for _, body in other.consume("orders", 3)] == [b"e", b"f"]
+
+
+@pytest.mark.parametrize("second", ["orders", "others"])
+def test_a_payload_that_is_too_large_is_refused_among_others_too(world: World, second: str) -> None:
+    peer = with_queue(world)
+    peer.create("others")
+    sizes = (10, 5000, 10)
+    names = ("orders", second, "orders")
+    peer.send(
+        b"".join(
+            wire.pack(Type.PRODUCE, number, wire.pack_name(name) + bytes(size))
+            for number, (name, size) in enumerate(zip(names, sizes, strict=True))
+        )
+    )
+    assert statuses(peer.take()) == [Status.OK, Status.PAYLOAD_TOO_LARGE, Status.OK]
+    assert sum(world.depths().values()) == 2
+
+
+def test_produces_by_turns_do_not_fill_a_queue_above_its_depth(world: World) -> None:
+    peer = world.connect()
+    for name in ("q", "r"):
+        peer.create(name, b'{"depth":3}')
+    peer.send(
+        b"".join(wire.pack(Type.PRODUCE, n, wire.pack_name("qr"[n % 2]) + b"%02d" % n) for n in range(10))
+    )
+    assert statuses(peer.take()) == [Status.OK] * 6 + [Status.QUEUE_FULL] * 4
+    assert world.depths() == {"q": 3, "r": 3}
+
+
+def test_what_follows_a_frame_does_not_complete_it(world: World) -> None:
+    """A payload that ends within its name, and the next header begins as the name would go on."""
+    name = wire.MAGIC.to_bytes(4, "big")[:2].decode()
+    peer = with_queue(world, name)
+    whole = wire.pack(Type.PRODUCE, 1, wire.pack_name(name) + b"body")
+    peer.send(whole + wire.pack(Type.PRODUCE, 2, wire.pack_name(name)[:2]) + whole)
+    found = statuses(peer.take())
+    assert (found[0], found[2]) == (Status.OK, Status.OK) != found[1:2]
+    assert world.depths() == {name: 2}

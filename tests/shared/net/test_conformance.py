@@ -286,3 +286,82 @@ async def test_reading_pauses_and_resumes_when_the_session_says(serve: Serve, at
         session.on_receive = session.connection.write
         session.connection.resume_reading()
         assert await read_all(client, 3) == b"one"
+
+
+@everywhere
+async def test_a_deadline_of_a_connection_that_is_gone_does_not_come(serve: Serve) -> None:
+    sessions = Sessions()
+    async with serve(sessions) as served:
+        _, gone = await sessions.join(served)
+        _, here = await sessions.join(served)
+        passed = trio.Event()
+        here.on_time = lambda now: passed.set()
+        now = gone.connection.now
+        gone.connection.wake_at(now + 0.02)
+        here.connection.wake_at(now + 0.03)
+        gone.connection.abort("test")
+        await passed.wait()
+        assert gone.calls == ["lost"]
+        assert (served.group.counters.deadlines, served.group.counters.crashes) == (1, 0)
+
+
+@everywhere
+async def test_a_session_that_crashes_at_its_end_is_counted_and_others_are_told_of_theirs(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = Sessions()
+    async with serve(sessions) as served:
+        _, bad = await sessions.join(served)
+        _, good = await sessions.join(served)
+        monkeypatch.setattr(bad, "connection_lost", lambda: [][0])
+        bad.connection.abort("test")
+        good.connection.abort("test")
+        await good.lost.wait()
+        assert served.group.counters.crashes == 1
+
+
+@everywhere
+async def test_a_session_that_crashes_when_there_is_room_again_costs_its_own_connection_only(
+    serve: Serve,
+) -> None:
+    sessions = Sessions(echo)
+    async with serve(sessions) as served:
+        good, _ = await sessions.join(served)
+        bad, crashing = await sessions.join(served)
+        crashing.connection.outbox.bound = 1000
+        crashing.connection.on_drained = lambda: [][0]
+        await bad.send_all(b"x" * 1001)
+        await crashing.lost.wait()
+        await good.send_all(b"2")
+        assert await read_all(good, 1) == b"2"
+        assert served.group.counters.closed == {"crash": 1}
+
+
+@everywhere
+async def test_why_a_connection_ended_is_counted(serve: Serve) -> None:
+    def prepare(session: Recorder) -> None:
+        def refuse(data: bytes) -> None:
+            raise RemoteProtocolError("no", reply=b"ERR")
+
+        session.on_receive = refuse
+
+    sessions = Sessions(prepare)
+    async with serve(sessions) as served:
+        client, session = await sessions.join(served)
+        await client.send_all(b"what")
+        assert await read_all(client) == b"ERR"
+        await client.aclose()
+        await session.lost.wait()
+        assert served.group.counters.closed == {"protocol error": 1}
+
+
+@over_tcp
+async def test_what_is_cut_short_ends_in_a_reset_and_not_as_if_it_were_whole(serve: Serve) -> None:
+    sessions = Sessions()
+    async with serve(sessions, outbox_bytes_max=1 << 30) as served:
+        client, session = await sessions.join(served)
+        session.connection.write(bytes(50_000_000))
+        session.connection.abort("test")
+        with pytest.raises(trio.BrokenResourceError):
+            await read_all(client)
+        assert session.connection.tcp_info() is None  # type: ignore[attr-defined]
