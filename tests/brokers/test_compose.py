@@ -8,6 +8,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from brokers.cli import root
 from brokers.config import load
 from brokers.flags import ServeCommand
 from brokers.plugs import load_all
-from tests.support.compose import ROOT, read
+from tests.support.compose import ROOT, interpolated, read
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,7 @@ def test_the_broker_binds_all_addresses_and_is_asked_how_it_does(service: Mappin
 def test_every_image_is_built_from_what_is_here(compose: Mapping[str, Any], name: str) -> None:
     service = compose["services"][name]
     dockerfile = service["build"]["dockerfile_inline"]
-    copied = [
-        word for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile, re.M) for word in line.split()[:-1]
-    ]
+    copied = copied_in(dockerfile)
     assert [name for name in copied if not (ROOT / name).exists()] == []
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= set(copied)
@@ -69,6 +68,20 @@ def test_every_image_is_built_from_what_is_here(compose: Mapping[str, Any], name
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", dockerfile, re.M)[0])
     assert entry == list(project["project"]["scripts"])
     assert service["image"].endswith(f":{project['project']['version']}")
+
+
+@pytest.mark.parametrize("name", built())
+def test_what_an_image_is_built_from_is_sent_to_the_engine(compose: Mapping[str, Any], name: str) -> None:
+    left_out = (ROOT / ".dockerignore").read_text().split("\n")
+    copied = copied_in(compose["services"][name]["build"]["dockerfile_inline"])
+    assert {".git", ".venv*", "data"} <= set(left_out)  # what is large, or another user's
+    assert not any(Path(word).match(pattern) for word in copied for pattern in left_out if pattern)
+
+
+def test_variables_of_whoever_starts_it_are_in_no_text() -> None:
+    assert interpolated({"a": ["$$PATH", 1]}) == {"a": ["$PATH", 1]}
+    with pytest.raises(AssertionError, match="a variable"):
+        interpolated({"a": ["/opt:$PATH"]})
 
 
 @pytest.mark.parametrize("name", built())
@@ -90,6 +103,13 @@ def test_what_an_image_installs_from_the_lock_is_all_that_it_needs(
         if canonical(needed) not in locked
     }
     assert missing == set()
+
+
+def copied_in(dockerfile: str) -> list[str]:
+    """What of the repository goes into the image."""
+    return [
+        word for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile, re.M) for word in line.split()[:-1]
+    ]
 
 
 def canonical(name: str) -> str:
@@ -118,7 +138,8 @@ def test_nobody_is_root_and_everything_has_limits(compose: Mapping[str, Any], na
     service = compose["services"][name]
     assert service["user"].split(":")[0] != "0"
     assert service["read_only"] == "true"
-    assert service["tmpfs"] == ["/tmp"]
+    # Java loads what it has unpacked there: without `exec` a shuffle on the cluster never ends.
+    assert service["tmpfs"] == (["/tmp:exec"] if service["image"].startswith("brokers-spark") else ["/tmp"])
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert {"mem_limit", "cpus", "pids_limit", "restart"} <= set(service)

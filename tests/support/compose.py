@@ -14,7 +14,22 @@ def services() -> Mapping[str, Mapping[str, Any]]:
 
 
 def read() -> Mapping[str, Any]:
-    return read_yaml((ROOT / "compose.yaml").read_text())
+    return interpolated(read_yaml((ROOT / "compose.yaml").read_text()))
+
+
+def interpolated(value: Any) -> Any:
+    """As an engine has it, which puts its caller's variables into every text: `$$` is a dollar.
+
+    Nothing else may begin with one, since whoever starts the services would decide what it is.
+    """
+    if isinstance(value, dict):
+        return {key: interpolated(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [interpolated(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    assert "$" not in value.replace("$$", ""), f"a variable of the caller's: {value!r}"
+    return value.replace("$$", "$")
 
 
 def read_yaml(text: str) -> Any:
