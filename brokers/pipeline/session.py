@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parent.parent.parent
 """The folder that holds our packages."""
 
+_LOOKUP = Path(__file__).parent / "lookup"
+"""What a worker that looks for data sources imports."""
+
 _DEFAULTS = {
     "spark.ui.enabled": "false",  # it would open a port
     "spark.sql.session.timeZone": "UTC",
@@ -36,6 +39,9 @@ _DEFAULTS = {
     "spark.buffer.size": str(1 << 20),
     # Else each task that shuffles makes a file for each of 200 partitions: half a second of a small query.
     "spark.shuffle.sort.bypassMergeThreshold": "1",
+    # Spark's own choice, zstd, loads a library that it unpacks in /tmp. Where that is forbidden (noexec) the
+    # executors of a cluster would wait for ever for what the driver fails to send them.
+    "spark.shuffle.mapStatus.compression.codec": "lz4",
 }
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
@@ -94,10 +100,10 @@ def require_spark(*more: str) -> None:
 def _workers_find_us(master: str) -> None:
     """What must stand in the environment before the JVM starts, since workers inherit it from there."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if _is_local(master):
-        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if str(_ROOT) not in paths:
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), *paths]))
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    ours = [str(_LOOKUP), str(_ROOT)] if _is_local(master) else [str(_LOOKUP)]
+    missing = [path for path in ours if path not in paths]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*missing, *paths]))
 
 
 def _is_local(master: str) -> bool:

@@ -1,10 +1,19 @@
 """What Spark says of itself stays out of a user's sight; what he set himself stays."""
 
 import importlib.util
+import os
+import pkgutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from brokers.pipeline import quiet
+import pytest
+
+from brokers.pipeline import quiet, workers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 OPTIONS = "spark.driver.extraJavaOptions"
 
@@ -40,6 +49,37 @@ def test_workers_of_this_machine_say_nothing_of_a_pipe_that_nobody_reads() -> No
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "ValueError: news" in done.stderr
     assert "nobody" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "ours",
+    ["import pyspark_brokers", "from brokers.pipeline.source import worker; worker.prepare()"],
+    ids=["looks for data sources", "plans a read"],
+)
+def test_so_do_those_that_spark_starts_in_its_own_way(tmp_path: Path, ours: str) -> None:
+    """Theirs is a program of the name `pyspark.daemon`, which prints what ended a worker."""
+    package = tmp_path / "pyspark"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "daemon.py").write_text(
+        f"import sys, traceback; {ours}\n"
+        "for error in (BrokenPipeError(32, 'nobody'), ValueError('news')):\n"
+        "    try: raise error\n"
+        "    except Exception: traceback.print_exc()"
+    )
+    lookup = Path(workers.__file__).parent / "lookup"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(lookup), *sys.path])}
+    for module, told in [("pyspark.daemon", False), ("daemon", True)]:
+        program = [sys.executable, "-m", module]
+        done = subprocess.run(program, cwd=package, env=environ, capture_output=True, text=True, check=True)
+        assert "ValueError: news" in done.stderr
+        assert ("nobody" in done.stderr) is told
+
+
+def test_a_worker_that_looks_for_data_sources_comes_by_here(spark: "SparkSession") -> None:
+    path = spark._jvm.System.getenv("PYTHONPATH")  # type: ignore[union-attr]
+    found = pkgutil.iter_modules(path.split(os.pathsep))
+    assert "pyspark_brokers" in {module.name for module in found}
 
 
 def test_a_verb_says_errors_alone_unless_told() -> None:

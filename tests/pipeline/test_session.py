@@ -4,8 +4,12 @@ import os
 import subprocess
 import sys
 import sysconfig
+from typing import TYPE_CHECKING
 
 from brokers.pipeline.session import _is_local, _zip
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def test_the_zip_file_is_all_of_ours_that_an_executor_needs() -> None:
@@ -32,3 +36,13 @@ def test_only_this_machines_own_workers_are_local() -> None:
     assert _is_local("local[2]")
     assert not _is_local("spark://somewhere:7077")
     assert not _is_local("local-cluster[2,1,1024]")
+
+
+def test_a_shuffle_needs_no_library_that_java_unpacks(spark: "SparkSession") -> None:
+    """Only these two are written in Java alone, or can do without what /tmp does not let them load."""
+    settings = spark.sparkContext.getConf()
+    for key, usual in (
+        ("spark.shuffle.mapStatus.compression.codec", "zstd"),
+        ("spark.io.compression.codec", "lz4"),
+    ):
+        assert settings.get(key, usual) in ("lz4", "lzf")

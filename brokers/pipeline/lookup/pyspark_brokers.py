@@ -1,0 +1,11 @@
+"""What the worker of Spark's that looks for data sources imports: modules whose name begins with `pyspark_`.
+
+It comes by nothing else of ours. This one has no data source, and keeps that worker quiet.
+"""
+
+from contextlib import suppress
+
+with suppress(ImportError):  # on a driver that has our packages in no place that other Pythons know
+    from brokers.pipeline import workers
+
+    workers.hush()
