@@ -5,9 +5,11 @@ import logging
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
@@ -73,6 +75,9 @@ def started(what: str, master: str, config: Mapping[str, str]) -> Iterator["Spar
             spark = session(master, name=f"brokers {what}", config=config)
         except (PySparkException, Py4JError) as error:
             raise JobFailed(f"Spark does not start on {master}: {said(str(error))}") from error
+        except KeyboardInterrupt as interrupt:
+            end_awaited(interrupt)
+            raise
         signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark has put its own meanwhile
         try:
             yield spark
@@ -99,6 +104,19 @@ def interruptible() -> Iterator[None]:
     finally:
         logging.disable(logging.NOTSET)
         signal.signal(signal.SIGINT, before)
+
+
+def end_awaited(interrupt: KeyboardInterrupt) -> None:
+    """Kill the JVM for which PySpark was waiting when it was interrupted.
+
+    It would find the folder gone that PySpark wanted its answer in, say so at length, and stay for ever. The
+    process is a local of PySpark's `launch_gateway`, and nobody else knows it.
+    """
+    for frame, _ in traceback.walk_tb(interrupt.__traceback__):
+        process = frame.f_locals.get("proc")
+        if isinstance(process, subprocess.Popen):
+            process.kill()
+            process.wait()
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
