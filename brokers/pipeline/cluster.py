@@ -5,6 +5,7 @@ set here is what Spark leaves open: the REST port, over which anybody may submit
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +13,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from shared.errors import UsageError
 from shared.options import BoundPort
 
 Host = Annotated[str | None, Parameter(help="Listen on this host's address; the cluster finds it by it.")]
 UiPort = Annotated[BoundPort, Parameter(help="The port of the web page that shows how it does; 0 picks one.")]
+
+_URL = re.compile(r"spark://\S+:\d+")
+_MEMORY = re.compile(r"[1-9]\d*[mgt]b?", re.IGNORECASE)
 
 _DAEMON_MEMORY = "256m"
 """Of a master or a worker itself, which only keep accounts: Spark's own 1 GiB would be idle memory."""
@@ -42,6 +47,15 @@ def worker(
     work_dir: Annotated[Path | None, Parameter(help="For programs' logs and files.")] = None,
 ) -> None:
     """Be a worker of a Spark cluster, until told to stop."""
+    # Spark itself says these with a stack trace, or never.
+    for name, given, pattern, text in (
+        ("URL", url, _URL, "not spark://host:port"),
+        ("--memory", memory, _MEMORY, "not an amount of memory, such as 600m or 4g"),
+    ):
+        if given is not None and not pattern.fullmatch(given):
+            raise UsageError(name, f"{text}: {given!r}")
+    if cores is not None and cores < 1:
+        raise UsageError("--cores", "it is 1 at least")
     offered = [
         *(["--cores", str(cores)] if cores is not None else []),
         *(["--memory", memory] if memory is not None else []),

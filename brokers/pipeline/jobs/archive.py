@@ -66,6 +66,7 @@ def archive(
     from brokers.pipeline.session import require_spark
 
     require_spark()
+    from brokers.operating import there
     from brokers.pipeline.archive.feed import Feed
     from brokers.pipeline.source.options import parse
 
@@ -86,6 +87,8 @@ def archive(
             raise UsageError("--option", f"{key} is the archive's own business")
         options[key] = value
     feed = Feed(parse(options))
+    for each in path:
+        there(Path(each))
     if once:
         _require_topics(feed)
     settings = _settings(trigger, settle_seconds, settle_bytes, compression, allow_loss)

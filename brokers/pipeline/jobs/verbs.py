@@ -124,6 +124,10 @@ def decode(
     if limit < 0:
         raise UsageError("--limit", "it is 0 (all) or more")
     *folders, table = words
+    if not folders and reading.servers is None:
+        raise UsageError(
+            "TABLE", f"{table!r} is all there is: a data folder (or --servers), and then a table"
+        )
     there = where([Path(folder) for folder in folders], reading, bounded=not follow)
     chosen = only_served(offered(table, protocol), there)
     what = f"decode {table}"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archive import names
 from brokers.pipeline.archive.files import LocalFiles
 from brokers.pipeline.archive.folder import ArchiveFolder
@@ -53,6 +54,14 @@ def test_a_topic_that_is_not_there_is_missed_when_it_is_to_be_archived_once(tmp_
     fill(tmp_path / "data", {("logmq", "orders"): [b"x"]})
     with pytest.raises(BrokerError, match="there is no topic bills"):
         archive(tmp_path / "archive", path=(str(tmp_path / "data"),), topics="orders,bills", once=True)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_data_folder_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, once: bool) -> None:
+    with pytest.raises(Refusal, match="there is no folder") as caught:
+        archive(tmp_path / "archive", path=(str(tmp_path / "data"),), once=once)
+    assert caught.value.code == ExitCode.DATA_FOLDER
+    assert not (tmp_path / "archive").exists()
 
 
 def test_the_second_archiver_ends_at_once_before_spark_starts(tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.java_gateway import launch_gateway
 
 from brokers.pipeline.jobs import running, verbs
 from brokers.pipeline.jobs.running import JobFailed, said, spark_for
@@ -80,6 +83,7 @@ def test_tables_are_listed_without_spark() -> None:
 def test_what_cannot_be_done_is_one_line_and_a_code(passed: Path, tmp_path: Path) -> None:
     for arguments, code, text in (
         (["throughput", str(tmp_path)], 73, f"{tmp_path} is not a data folder"),
+        (["decode", "lives"], 2, "TABLE: 'lives' is all there is: a data folder"),
         (["decode", str(passed), "live"], 66, "no protocol has a table live"),
         (["decode", str(passed), "lives", "--follow"], 66, "of dms these can: events"),
         (["throughput", str(passed), "--master", "spark:7077"], 2, "--master: not local"),
@@ -143,6 +147,24 @@ def test_ctrl_c_is_an_interrupt_whatever_fails_for_it() -> None:
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(RuntimeError), running.interruptible():
         raise RuntimeError("not interrupted")
+
+
+def test_ctrl_c_while_spark_starts_leaves_no_jvm() -> None:
+    """Which process it is stands in PySpark's own function alone."""
+    assert "proc" in launch_gateway.__code__.co_cellvars
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    processes = []
+
+    def launch() -> None:
+        proc = subprocess.Popen(sleeper)
+        processes.append(proc)
+        raise KeyboardInterrupt
+
+    try:
+        launch()
+    except KeyboardInterrupt as interrupt:
+        running.end_awaited(interrupt)
+    assert processes[0].returncode == -signal.SIGKILL
 
 
 def test_the_bar_counts_tasks(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
