@@ -4,6 +4,7 @@ import pytest
 
 from dmp import wire
 from dmp.arguments import QueueArguments, QueueKind
+from dmp.door import DMP_HEADER
 from dmp.exchanges import ExchangeKind
 from dmp.feed import IDLE_SECONDS
 from dmp.settings import DmpSettings
@@ -70,6 +71,19 @@ async def test_a_feed_is_idle_for_five_seconds_then_a_null_message_is_written() 
     assert feed.wait(IDLE_SECONDS) == wire.NULL_MESSAGE
 
 
+async def test_a_feed_that_is_slow_is_not_idle() -> None:
+    world, app = await opened()
+    app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    world.publish(b"quotes", b"k", b"x")
+    waiting = feed.connection.outbox.size
+    for _ in range(3):
+        world.advance(IDLE_SECONDS)
+        feed.connection.now = world.clock.now
+        feed.session.on_deadline(world.clock.now)
+    assert feed.connection.outbox.size == waiting
+
+
 async def test_null_messages_of_its_client_are_ignored_and_all_else_ends_it() -> None:
     world, app = await opened()
     app.queue(b"mine", b"quotes")
@@ -79,6 +93,17 @@ async def test_null_messages_of_its_client_are_ignored_and_all_else_ends_it() ->
     assert feed.say(packed(b"x")) == b"", "a text would be taken for a message"
     assert feed.connection.finished
     assert world.broker.counts.refusals == {"dmp INVALID": 1}
+
+
+async def test_what_is_behind_an_answer_to_the_lease_that_never_left_goes_back() -> None:
+    world, app = await opened()
+    queue = app.queue(b"mine", b"quotes")
+    feed = Peer(world)
+    feed.session.receive(DMP_HEADER + wire.short(app.feed_lease(b"mine")))
+    world.publish(b"quotes", b"k", b"1", b"2")
+    assert queue.depth == 0
+    feed.close()
+    assert [message.body for message in queue.ready] == [b"1", b"2"]
 
 
 async def test_while_a_feed_is_open_consumers_get_nothing() -> None:

@@ -220,3 +220,14 @@ def test_an_event_that_came_in_pieces_is_awaited_where_nothing_else_came() -> No
         producer.send(piece)
         awaited.append(producer.connection.rests_awaited)
     assert awaited == [1, 2, 2, 2, 2]
+
+
+def test_only_subscriptions_that_last_count_against_the_bound() -> None:
+    world = World(KqmsgqSettings(subscriptions_max=2))
+    consumer = world.consumer()
+    for end in (unsubscribe(), unsubscribe(b"a") + unsubscribe(b"b")) * 2:
+        consumer.send(subscribe(b"a") + subscribe(b"b") + end)
+    consumer.send(subscribe(b"a") + subscribe(b"b"))
+    assert consumer.fault is None
+    consumer.send(subscribe(b"c"))
+    assert consumer.fault is not None

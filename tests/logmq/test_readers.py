@@ -206,6 +206,31 @@ def test_a_deleted_topic_ends_its_tails() -> None:
         assert reader.ask(b"CONSUME t 0\n") == b"MESSAGE 0 3 new\n"
 
 
+def test_a_tail_that_has_all_and_yet_to_take_it_hears_of_its_topics_end() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    reader.connection.outbox.bound = 3
+    reader.send(b"TAIL t 0\n")
+    assert reader.connection.outbox.size > 3
+    writer.ask(b"DELETE t\n")
+    assert reader.take() == b"MESSAGE 0 3 one\nERR NO_TOPIC the topic was deleted\n"
+    assert world.broker.counts.tails == 0
+
+
+def test_a_fetch_whose_connection_is_lost_while_it_reads_lets_go_of_what_was_read() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    reader.send(b"FETCH t 7 100 60000\n")
+    world.log("t").cold = True
+    writer.ask(b"PRODUCE t two\n")
+    reader.lose()
+    assert world.store.frozen
+    world.store.thaw()
+    assert world.store.open_chunks == 0
+
+
 def test_a_tail_from_amid_a_record_is_refused() -> None:
     world = World()
     writer, reader, early = world.connect(), world.connect(), world.connect()

@@ -429,6 +429,7 @@ def test_a_lost_connection_leaves_nothing_behind() -> None:
     peers = [world.connect() for _ in range(5)]
     peers[0].ask(b"PRODUCE t one\n")
     log = world.log("t")
+    assert peers[4].ask(b"CONSUME t 0\n") == b"MESSAGE 0 3 one\n"
     peers[0].send(b"TAIL t 0\n")
     peers[1].send(b"FETCH t 7 100 60000\nTAIL nix 0\n")
     peers[2].send(b"FETCH nix 0 100 60000\n")
@@ -445,6 +446,7 @@ def test_a_lost_connection_leaves_nothing_behind() -> None:
     assert (world.broker.counts.tails, world.broker.counts.fetches_waiting) == (0, 0)
     assert world.broker.topics._waiting == {}
     assert world.broker.topics._feeds == {}
+    assert world.broker.windows._by_owner == {}
 
 
 def test_a_drain_answers_what_is_owed_ends_waits_and_closes() -> None:

@@ -5,9 +5,11 @@ from itertools import product
 import pytest
 
 from pubsub.fanout import VISITS_MAX
+from pubsub.kept import Kept
 from pubsub.settings import PubsubSettings
 from pubsub.states import State
 from pubsub.wire import Command, Fault, Kind, WireError, datagram, encode_command, encode_id
+from shared.checks import MemoryConnection
 from tests.pubsub.world import World, framed
 
 SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP
@@ -281,3 +283,56 @@ def test_each_change_is_saved_once() -> None:
         encode_command(KEEP, b"a"), encode_command(UNSUBSCRIBE, b"a"), encode_command(UNSUBSCRIBE, b"a")
     )
     assert [(each.topic, each.keeps) for each in world.changes] == [(b"a", False), (b"a", True), (b"a", None)]
+
+
+def test_who_has_unsubscribed_gets_nothing_more_of_what_was_sent_before() -> None:
+    world = World()
+    one, two = world.subscriber(b"A", b"a"), world.subscriber(b"B", b"a")
+    world.publish(b"a")
+    one.send(encode_command(Command.UNSUBSCRIBE, b"a"))
+    world.publish(b"a")
+    assert (one.topics(), two.topics()) == ([b"a"], [b"a", b"a"])
+    assert world.counts.messages_delivered == 3
+
+
+def test_what_is_taken_back_at_a_start_was_counted_when_it_came() -> None:
+    world = World()
+    peer = world.subscriber(b"A", b"a", keep=True)
+    peer.lose()
+    world.publish(b"a", b"a")
+    assert world.counts.messages_kept == 2
+    again = Kept(world.settings, world.counts)
+    for records, count in world.sessions.kept.records():
+        again.restore(records, {b"A"})
+        assert count == 2
+    again.restore(records, {b"B"})
+    assert (again.held(b"A")[0], len(again), world.counts.messages_kept) == (2, 1, 2)
+
+
+def test_no_more_topics_are_remembered_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pubsub.fanout.ROUTES_MAX", 4)
+    world = World()
+    peer = world.subscriber(b"A", b"*")
+    topics = [b"%d" % number for number in range(20)]
+    world.publish(*topics)
+    assert len(world.fanout._routes) <= 4
+    assert peer.topics() == topics
+
+
+def test_who_is_closed_while_a_batch_goes_out_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    one, two, three = (world.subscriber(name, b"a") for name in (b"A", b"B", b"C"))
+    sound = MemoryConnection.write
+
+    def write(self: MemoryConnection, data: bytes) -> None:
+        sound(self, data)
+        for other in (one, two):  # as where all outboxes together have become too much
+            if other.connection is not self and other.session._client is not None:
+                other.lose()
+                break
+
+    monkeypatch.setattr(MemoryConnection, "write", write)
+    world.publish(b"a")
+    assert three.topics() == [b"a"]
