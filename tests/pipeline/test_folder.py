@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from pyspark.sql.types import StructType
 
 from brokers.pipeline.source import data_source, positions, rows, spans, stream
 from brokers.pipeline.source.folder import Folder
@@ -329,7 +330,7 @@ def place(folder: Path, side: str, **given: str) -> int:
     bound = chosen.starting if side == "starting" else chosen.ending
     with closing(Folder(str(folder), "logmq")) as opened:
         found = opened.spots(chosen.topics)
-        return positions.offsets(opened, found, bound, side, rows.rules(chosen))["orders"]
+        return positions.offsets(opened, found, bound, rows.rules(chosen))["orders"]
 
 
 def test_an_offset_must_be_a_records_start(folder: Path) -> None:
@@ -345,6 +346,44 @@ def test_an_offset_that_is_not_there_is_data_loss(folder: Path) -> None:
     with pytest.raises(DataLoss, match="ends at"):
         place(folder, "starting", **given)
     assert place(folder, "starting", failOnDataLoss="false", **given) == offset_of(3000)
+
+
+def planned(folder: Path, **given: str) -> list[Span]:
+    chosen = options(folder, streaming=False, **given)
+    shares = data_source.BatchReader(chosen).partitions()
+    return [span for share in shares if isinstance(share, data_source.Share) for span in share.spans]
+
+
+def test_a_read_that_is_to_end_before_it_begins_is_a_mistake(folder: Path) -> None:
+    start, stop = ({"orders": offset_of(number)} for number in (7, 6))
+    with pytest.raises(ConfigError, match=f"endingOffsets: orders ends there at {offset_of(6)}"):
+        planned(folder, startingOffsets=json.dumps(start), endingOffsets=json.dumps(stop))
+    assert planned(folder, startingOffsets=json.dumps(start), endingOffsets=json.dumps(start)) == []
+    with pytest.raises(ConfigError, match="endingTimestamp: orders ends there at 0"):
+        planned(folder, startingOffsets=json.dumps(start), endingTimestamp="0")
+
+
+def test_an_error_names_the_option_that_was_given(tmp_path: Path, folder: Path) -> None:
+    late = str(marks(folder)[-1].last_ms + 1)
+    with pytest.raises(ConfigError) as error:
+        place(folder, "starting", startingOffsetsByTimestamp=json.dumps({"orders": int(late)}))
+    assert error.value.key == "startingOffsetsByTimestamp"
+    chosen = parse({"path": str(folder), "assign": '["other"]'}, streaming=False)
+    with pytest.raises(ConfigError, match="assign: there is no other"):
+        data_source.BatchReader(chosen).partitions()
+    with pytest.raises(FileNotFoundError, match=r"path: No such file or directory: .*nowhere"):
+        Folder(str(tmp_path / "nowhere"), "logmq")
+
+
+@pytest.mark.parametrize("columns", ["topic string not null", "offset long, offset long", "offset integer"])
+def test_columns_that_cannot_be_had_are_refused(folder: Path, columns: str) -> None:
+    source = data_source.LogmqDataSource({"path": str(folder), "subscribe": "orders"})
+    fields = StructType()
+    for column in columns.split(", "):
+        name, kind, *rest = column.split()
+        fields = fields.add(name, kind, nullable=not rest)
+    with pytest.raises(ConfigError, match="schema: the source has these columns"):
+        source.reader(fields)
 
 
 def test_times_lead_to_the_entry_with_the_first_record_of_that_time(folder: Path) -> None:
@@ -475,6 +514,25 @@ def test_a_stream_goes_on_where_its_folder_was_moved(folder: Path) -> None:
     fill(moved, {ORDERS: [b"later"]})
     chosen = options(moved, streaming=True)
     assert between(chosen, start, follow(chosen, start)) == [b"later"]
+
+
+def test_a_first_batch_that_is_run_again_is_read_where_its_folder_was_moved(folder: Path) -> None:
+    first = follow(options(folder, streaming=True, startingOffsets="earliest"), stream.INITIAL)
+    moved = folder.rename(folder.parent / "moved")
+    assert between(options(moved, streaming=True), stream.INITIAL, first) == RECORDS
+
+
+def test_what_is_not_asked_for_any_more_is_told(folder: Path) -> None:
+    other = folder.parent / "other"
+    fill(other, {ORDERS: [b"x"], ("logmq", "bills"): [b"y"]})
+    both = options(folder, other, streaming=True, subscribe="orders,bills")
+    start = follow(both, stream.INITIAL)
+    with pytest.raises(
+        DataLoss, match=f"^{other}, which the stream has read, is not among {folder} any more"
+    ):
+        follow(options(folder, streaming=True, subscribe="orders,bills"), start)
+    with pytest.raises(DataLoss, match=r"bills in .*, read up to 5, is not asked for any more \(subscribe\)"):
+        follow(options(folder, other, streaming=True), start)
 
 
 @pytest.mark.parametrize("verify", ["true", "false"])

@@ -67,7 +67,7 @@ def test_a_pattern_is_for_the_whole_name() -> None:
     "offsets", ['{"orders": 7, "b": -1, "c": -2}', '{"orders": {"0": 7}, "b": -1, "c": -2}']
 )
 def test_offsets_by_topic(offsets: str) -> None:
-    bound = options(startingOffsets=offsets).starting
+    bound = options(subscribe="orders,b,c,another", startingOffsets=offsets).starting
     assert bound.of("orders") == At(Kind.OFFSET, 7)
     assert bound.of("b") == LATEST
     assert bound.of("c") == EARLIEST
@@ -125,6 +125,15 @@ def test_sizes_have_units(text: str, size: int) -> None:
         (None, {"failOnDataLoss": "maybe"}, "failOnDataLoss"),
         (None, {"verifyCrc": "1"}, "verifyCrc"),
         (None, {"unverified": "hope"}, "unverified"),
+        (None, {"startingOffsets": '{"order": 7}'}, "startingOffsets"),
+        (None, {"startingOffsets": '{"orders": 7, "orders": 8}'}, "startingOffsets"),
+        (None, {"startingOffsets": '{"orders":' * 9999}, "startingOffsets"),
+        (None, {"endingOffsets": '{"order": 7}'}, "endingOffsets"),
+        (None, {"startingOffsetsByTimestamp": '{"order": 7}'}, "startingOffsetsByTimestamp"),
+        (None, {"namespace": "../other"}, "namespace"),
+        (None, {"namespace": ""}, "namespace"),
+        (None, {"tls": "true"}, "tls"),
+        (None, {"replyTimeoutMs": "5"}, "replyTimeoutMs"),
         (True, {"endingOffsets": "latest"}, "endingOffsets"),
         (True, {"endingTimestamp": "5"}, "endingTimestamp"),
         (False, {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger"),
@@ -135,6 +144,16 @@ def test_a_wrong_option_is_named(streaming: bool | None, given: dict[str, str], 
     with pytest.raises(ConfigError) as error:
         options(streaming, **given)
     assert error.value.key == named
+
+
+def test_a_pattern_that_matches_no_name_at_all_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="subscribePattern: is empty"):
+        parse({"path": "data", "subscribePattern": ""})
+
+
+def test_offsets_may_be_of_topics_that_a_pattern_does_not_match_yet() -> None:
+    given = {"path": "data", "subscribePattern": "o.*", "startingOffsets": '{"orders": 7, "bills": 8}'}
+    assert parse(given).starting.of("orders") == At(Kind.OFFSET, 7)
 
 
 @pytest.mark.parametrize("given", [{"path": "data"}, {"subscribe": "orders"}])

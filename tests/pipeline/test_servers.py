@@ -16,6 +16,7 @@ from brokers.pipeline.source.address import Reach, parse_servers
 from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.options import Topics, Unverified, parse
 from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.servers import SAME_MS, Served
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stream import Limit, Offset
@@ -322,12 +323,30 @@ def test_how_servers_are_reached_is_an_option(given: dict[str, str], reach: Reac
         ({"tlsKey": "k"}, "tlsKey: is the key of a certificate"),
         ({"tls": "perhaps"}, "tls: not true or false"),
         ({"retryTimeoutMs": "0"}, "retryTimeoutMs: not a whole number above 0"),
+        ({"replyTimeoutMs": str(1 << 31)}, "replyTimeoutMs: above 2147483647"),
+        ({"servers": "http://a:1"}, "servers: 'http://a:1' is not host:port"),
         ({"namespace": "dms"}, "namespace: only a data folder"),
+        ({"unverified": "fail"}, "unverified: only a data folder"),
+        ({"subscribe": "t,a b"}, "subscribe: 'a b': a name is"),
     ],
 )
 def test_a_wrong_option_of_reaching_servers_is_named(given: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         parse({"servers": "a", "subscribe": "t", **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"tlsCa": "/nowhere.pem"}, "tlsCa: /nowhere.pem cannot be used: No such file"),
+        ({"tlsCa": __file__}, "tlsCa: .* cannot be used"),
+        ({"tlsCertificate": "/nowhere.pem"}, "tlsCertificate: /nowhere.pem cannot be used"),
+    ],
+)
+def test_a_file_that_is_no_good_for_tls_is_named(given: dict[str, str], text: str) -> None:
+    chosen = parse({"servers": "a", "subscribe": "t", **given})
+    with pytest.raises(ConfigError, match=text):
+        open_place(chosen, "a")
 
 
 def test_several_servers_are_read_together(spark: "SparkSession", one: Server, fresh: Server) -> None:

@@ -4,6 +4,8 @@ import ssl
 
 import attrs
 
+from shared.errors import ConfigError
+
 PORT = 8080
 
 
@@ -25,9 +27,9 @@ class Server:
                 raise ValueError(f"{text.strip()!r} is not [address]:port")
         elif host.count(":") == 1:
             host, colon, port = host.partition(":")
-        elif ":" in host:
+        elif ":" in host and "/" not in host:
             raise ValueError(f"{host!r}: an IPv6 address stands in brackets, [{host}]:{PORT}")
-        if not host or any(letter.isspace() for letter in host):
+        if not host or any(letter.isspace() or letter == "/" for letter in host):
             raise ValueError(f"{text.strip()!r} is not host:port")
         if not colon:
             return cls(host)
@@ -54,12 +56,17 @@ class Reach:
     """Long enough for a server to be started again."""
 
     def context(self) -> ssl.SSLContext | None:
-        """None: no TLS. Raises OSError for files that cannot be used."""
+        """None: no TLS. Raises ConfigError for files that cannot be used."""
         if not (self.tls or self.ca or self.certificate):
             return None
-        context = ssl.create_default_context(cafile=self.ca)
-        if self.certificate is not None:
-            context.load_cert_chain(self.certificate, self.key)
+        option, file = "tlsCa", self.ca
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.certificate is not None:
+                option, file = "tlsCertificate", self.certificate
+                context.load_cert_chain(self.certificate, self.key)
+        except OSError as error:
+            raise ConfigError(option, f"{file} cannot be used: {error.strerror or error}") from None
         return context
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructType, Time
 
 from brokers.pipeline.source import positions, rows, sink, spans, stream, worker
 from brokers.pipeline.source.framing import OF_BYTES, SCHEMA
-from brokers.pipeline.source.options import Options, parse
+from brokers.pipeline.source.options import Kind, Options, parse
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError
@@ -83,14 +83,18 @@ class BatchReader(DataSourceReader):
         for source in options.sources:
             with closing(open_place(options, source)) as place:
                 spots = place.spots(options.topics)
-                starts = positions.offsets(place, spots, options.starting, "starting", rules)
-                ends = positions.offsets(place, spots, options.ending, "ending", rules)
+                starts = positions.offsets(place, spots, options.starting, rules)
+                ends = positions.offsets(place, spots, options.ending, rules)
+                for name in spots:
+                    _check_order(options, name, starts[name], ends[name])
                 found += [
                     Span(source, name, spot.id, starts[name], ends[name]) for name, spot in spots.items()
                 ]
         missing = sorted(set(options.topics.names) - {span.topic for span in found})
         if missing:
-            raise ConfigError("subscribe", f"there is no {missing[0]} in {', '.join(options.sources)}")
+            raise ConfigError(
+                options.topics.option, f"there is no {missing[0]} in {', '.join(options.sources)}"
+            )
         return shares(options, found, self._columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -154,11 +158,21 @@ def read(options: Options, partition: InputPartition, columns: Sequence[str]) ->
     return rows.read(options, partition.spans, columns) if isinstance(partition, Share) else iter(())
 
 
+def _check_order(options: Options, topic: str, start: int, end: int) -> None:
+    """Raises ConfigError where reading would end before it begins.
+
+    Not for times in order: clocks are set back, and then a later one may stand in front.
+    """
+    first, last = options.starting.of(topic), options.ending.of(topic)
+    in_order = first.kind is last.kind is Kind.TIME and first.value <= last.value
+    if start > end and not in_order:
+        raise ConfigError(options.ending.option, f"{topic} ends there at {end}, and is to begin at {start}")
+
+
 def _columns(schema: StructType) -> list[str]:
     """The columns that are read: all, or those of a schema that the user gave, which may be fewer."""
-    known = {field.name: field.dataType for field in COLUMNS}
-    if not schema.names or any(known.get(field.name) != field.dataType for field in schema):
-        raise ConfigError(
-            "schema", f"the source has these columns, or some of them: {COLUMNS.simpleString()}"
-        )
+    known = list(COLUMNS)  # and so each may be null, which Spark holds against what is read
+    if not schema.names or len(set(schema.names)) < len(schema.names) or any(f not in known for f in schema):
+        text = "the source has these columns, or some of them, without NOT NULL"
+        raise ConfigError("schema", f"{text}: {COLUMNS.simpleString()}")
     return list(schema.names)

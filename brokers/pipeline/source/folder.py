@@ -39,7 +39,10 @@ class Folder:
         self._found: dict[str, LogLine] = {}
         self._journal: Mapping[int, LogView] = {}
         """What the journal said of each log when it was last asked, since the logs were looked for."""
-        self.disk = OsDisk(Path(path), create=False, read_only=True)
+        try:
+            self.disk = OsDisk(Path(path), create=False, read_only=True)
+        except OSError as error:
+            raise OSError(error.errno, f"path: {error.strerror}", path) from None
         try:
             check_format(self.disk, path)
         except BaseException:

@@ -15,12 +15,15 @@ from typing import Any, TypeVar
 import attrs
 
 from brokers.pipeline.source.address import Reach, parse_servers
+from logmq.wire import Refusal, topic_untrusted
 from shared.errors import ConfigError
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
 _OFFSET_MAX = (1 << 63) - 1
+_TIMEOUT_MS_MAX = (1 << 31) - 1
+"""What poll(2) takes: 24 days."""
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _UNITS |= {_letter: 1 << 10 * _power, f"{_letter}b": 1 << 10 * _power, f"{_letter}ib": 1 << 10 * _power}
@@ -51,12 +54,14 @@ LATEST = At(Kind.LATEST)
 class Bound:
     """Where reading begins or ends: `default`, but for the topics named in `topics`.
 
+    `option`: which one says so; empty where none does.
     `past_end_is_latest`: a time after a log's newest record means its end; otherwise it is an error.
     """
 
     default: At
     topics: Mapping[str, At] = {}
     past_end_is_latest: bool = True
+    option: str = ""
 
     def of(self, topic: str) -> At:
         return self.topics.get(topic, self.default)
@@ -64,10 +69,11 @@ class Bound:
 
 @attrs.frozen
 class Topics:
-    """Which topics: those named, or those whose whole name matches `pattern`."""
+    """Which topics: those named, or those whose whole name matches `pattern`. `option`: which one says so."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
+    option: str = "subscribe"
 
     def matching(self, found: Mapping[str, Any]) -> list[str]:
         """Those of `found`, sorted, and every one that is named whether it is there or not."""
@@ -142,6 +148,11 @@ NAMES = (
     "unverified",
 )
 _ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+_ONLY_FOLDERS = {
+    "namespace": "only a data folder (path) has namespaces; a broker serves its topics",
+    "unverified": "only a data folder (path) says which ranges are unverified",
+}
+_ONLY_SERVERS = dict.fromkeys(REACH_NAMES, "says how brokers (servers) are reached; there are none to read")
 _PER_TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 
 
@@ -159,9 +170,10 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     servers = options.take("servers", _servers, ())
     if bool(paths) == bool(servers):
         raise ConfigError("path", "give either a data folder (path) or brokers (servers)")
-    namespace = options.take("namespace", str, "logmq")
-    if servers and options.has("namespace"):
-        raise ConfigError("namespace", "only a data folder (path) has namespaces; a broker serves its topics")
+    namespace = options.take("namespace", _namespace, "logmq")
+    for name, why in _ONLY_FOLDERS.items() if servers else _ONLY_SERVERS.items():
+        if options.has(name):
+            raise ConfigError(name, why)
     if streaming:
         for name in _ENDING:
             if options.has(name):
@@ -170,14 +182,15 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         for name in _PER_TRIGGER:
             if options.has(name):
                 raise ConfigError(name, "a batch has no triggers; only a stream takes this")
+    topics = _topics(options, name_check=_served_name if servers else str)
     return Options(
         paths,
         servers,
         reach(options),
-        _topics(options),
+        topics,
         namespace,
-        _bound(options, "starting", LATEST if streaming else EARLIEST),
-        _bound(options, "ending", LATEST),
+        _bound(options, "starting", LATEST if streaming else EARLIEST, topics),
+        _bound(options, "ending", LATEST, topics),
         options.take("maxOffsetsPerTrigger", count, None),
         options.take("maxBytesPerTrigger", size, None),
         options.take("maxValueBytes", size, None),
@@ -240,21 +253,34 @@ def _servers(text: str) -> tuple[str, ...]:
 
 
 def _seconds(text: str) -> float:
-    return count(text) / 1000
+    number = count(text)
+    if number > _TIMEOUT_MS_MAX:
+        raise ValueError(f"above {_TIMEOUT_MS_MAX}: {text!r}")
+    return number / 1000
 
 
 # -- which topics
 
 
-def _topics(options: Given) -> Topics:
+def _topics(options: Given, name_check: Callable[[str], str]) -> Topics:
+    """`name_check`: raises ValueError for what no topic there can be called."""
     given = [name for name in ("subscribe", "subscribePattern", "assign") if options.has(name)]
     if not given:
         raise ConfigError("subscribe", "say which topics: subscribe, subscribePattern or assign")
     if len(given) > 1:
         raise ConfigError(given[1], f"there is {given[0]} already, and one of them is enough")
     if given[0] == "subscribePattern":
-        return Topics(pattern=options.take("subscribePattern", _pattern, None))
-    return Topics(options.take(given[0], _names if given[0] == "subscribe" else _assigned, ()))
+        return Topics(pattern=options.take("subscribePattern", _pattern, None), option=given[0])
+    parse = _names if given[0] == "subscribe" else _assigned
+    names = options.take(given[0], lambda text: tuple(map(name_check, parse(text))), ())
+    return Topics(names, option=given[0])
+
+
+def _served_name(name: str) -> str:
+    try:
+        return topic_untrusted(name.encode())
+    except Refusal as error:
+        raise ValueError(error.text) from None
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -272,7 +298,15 @@ def _paths(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths))
 
 
+def _namespace(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*", text):
+        raise ValueError(f"not the name of a namespace (a-z 0-9 . _ -): {text!r}")
+    return text
+
+
 def _pattern(text: str) -> str:
+    if not text:
+        raise ValueError("is empty, which no topic's name is")
     try:
         re.compile(text)
     except re.error as error:
@@ -294,28 +328,39 @@ def _assigned(text: str) -> tuple[str, ...]:
 # -- from where to where
 
 
-def _bound(options: Given, side: str, default: At) -> Bound:
-    """The most exact of what is given counts: a time for all, else times by topic, else offsets."""
+def _bound(options: Given, side: str, default: At, topics: Topics) -> Bound:
+    """What is given counts in this order: a time for all, else times by topic, else offsets."""
     strict = False
     if side == "starting":
         strict = options.take("startingOffsetsByTimestampStrategy", _strategy, "error") == "error"
     if options.has(f"{side}Timestamp"):
-        return Bound(options.take(f"{side}Timestamp", _time, default), {}, not strict)
+        name = f"{side}Timestamp"
+        return Bound(options.take(name, _time, default), {}, not strict, name)
     others = EARLIEST if side == "starting" else LATEST
     if options.has(name := f"{side}OffsetsByTimestamp"):
-        return Bound(others, options.take(name, _times, {}), not strict)
+        times = options.take(name, lambda text: _of(topics, _times(text)), {})
+        return Bound(others, times, not strict, name)
     if not options.has(name := f"{side}Offsets"):
         return Bound(default)
     words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
 
     def parse(text: str) -> Bound:
         if (word := words.get(text.strip().lower())) is not None:
-            return Bound(word)
+            return Bound(word, option=name)
         if not text.lstrip().startswith("{"):
             raise ValueError(f"not {' or '.join(sorted(words))}, nor JSON by topic: {text!r}")
-        return Bound(others, {topic: _at(topic, number, words) for topic, number in _by_topic(text)})
+        places = {topic: _at(topic, number, words) for topic, number in _by_topic(text)}
+        return Bound(others, _of(topics, places), option=name)
 
     return options.take(name, parse, Bound(default))
+
+
+def _of(topics: Topics, places: Mapping[str, At]) -> Mapping[str, At]:
+    """The same. Raises ValueError where one is of a topic that is not read."""
+    for topic in places:
+        if topics.pattern is None and topic not in topics.names:
+            raise ValueError(f"{topic} is not among the topics of {topics.option}")
+    return places
 
 
 def _at(topic: str, number: int, words: Mapping[str, At]) -> At:
@@ -381,9 +426,16 @@ def _strategy(text: str) -> str:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return json.loads(text, object_pairs_hook=_once_each)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
 
 
 def count(text: str) -> int:

@@ -10,12 +10,12 @@ Spots = Mapping[str, LogSpot]
 """Logs of one place, by topic."""
 
 
-def offsets(origin: Origin, spots: Spots, bound: Bound, side: str, policy: Policy) -> dict[str, int]:
-    """Where reading begins or ends in each log. `side`: starting or ending. Raises ConfigError."""
-    return {topic: _place(origin, spot, bound, side, policy) for topic, spot in spots.items()}
+def offsets(origin: Origin, spots: Spots, bound: Bound, policy: Policy) -> dict[str, int]:
+    """Where reading begins or ends in each log. Raises ConfigError."""
+    return {topic: _place(origin, spot, bound, policy) for topic, spot in spots.items()}
 
 
-def _place(origin: Origin, spot: LogSpot, bound: Bound, side: str, policy: Policy) -> int:
+def _place(origin: Origin, spot: LogSpot, bound: Bound, policy: Policy) -> int:
     at = bound.of(spot.name)
     if at.kind is Kind.EARLIEST:
         return spot.first
@@ -26,14 +26,13 @@ def _place(origin: Origin, spot: LogSpot, bound: Bound, side: str, policy: Polic
         if found is None and not bound.past_end_is_latest:
             text = f"{spot.name} in {spot.source} has no record of that time or later"
             raise ConfigError(
-                "startingTimestamp", f"{text} (startingOffsetsByTimestampStrategy=latest: begin at the end)"
+                bound.option, f"{text} (startingOffsetsByTimestampStrategy=latest: begin at the end)"
             )
         return spot.end if found is None else found
-    return _exact(origin, spot, at, side, policy)
+    return _exact(origin, spot, at, bound.option, policy)
 
 
-def _exact(origin: Origin, spot: LogSpot, at: At, side: str, policy: Policy) -> int:
-    name = f"{side}Offsets"
+def _exact(origin: Origin, spot: LogSpot, at: At, name: str, policy: Policy) -> int:
     if at.value < spot.first:
         policy.lose(f"{spot.name} in {spot.source} begins at {spot.first}, {name} says {at.value}")
         return spot.first

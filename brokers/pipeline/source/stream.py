@@ -73,6 +73,8 @@ def following(
     """
     known = _known(options, start)
     parts: list[_Part] = []
+    for source in (known or {}).keys() - set(options.sources):
+        rules.lose(f"{source}, which the stream has read, is not among {', '.join(options.sources)} any more")
     with ExitStack() as stack:
         for source in options.sources:
             place = stack.enter_context(closing(open_place(options, source)))
@@ -82,7 +84,7 @@ def following(
             if known is None:
                 parts += _first(options, rules, place, found)
             else:
-                parts += _next(rules, place, found, known.get(source, {}))
+                parts += _next(options, rules, place, found, known.get(source, {}))
         stops = _limited(parts, limit)
     logs: dict[str, dict[str, list[int]]] = {source: {} for source in options.sources}
     began: dict[str, dict[str, int]] = {}
@@ -100,7 +102,7 @@ def spans(options: Options, start: Offset, end: Offset) -> list[Span]:
     """What stands between two offsets."""
     known, found = _known(options, start) or {}, []
     for source, logs in (_known(options, end) or {}).items():
-        began = end.get("began", {}).get(source, {})
+        began = _here(options, end, "began").get(source, {})
         for name, (stop, log_id) in logs.items():
             begin = began[name] if name in began else known[source][name][0]
             found.append(Span(source, name, log_id, begin, stop))
@@ -108,16 +110,18 @@ def spans(options: Options, start: Offset, end: Offset) -> list[Span]:
 
 
 def _known(options: Options, offset: Offset) -> Known | None:
-    """What an offset says; None for the initial one.
+    """What an offset says; None for the initial one."""
+    return _here(options, offset, "logs") if offset else None
+
+
+def _here(options: Options, offset: Offset, part: str) -> Any:
+    """A part of an offset by source.
 
     Where one place is read and one was, it is the same place: folders are moved, and brokers get new names.
     """
-    if not offset:
-        return None
-    logs: Known = offset["logs"]
-    if len(logs) == 1 and len(options.sources) == 1:
-        return {options.sources[0]: next(iter(logs.values()))}
-    return logs
+    found = offset.get(part, {})
+    is_the_same = len(offset["logs"]) == 1 and len(options.sources) == 1
+    return dict(zip(options.sources, found.values(), strict=False)) if is_the_same else found
 
 
 def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:
@@ -131,15 +135,23 @@ def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:
 
 
 def _first(options: Options, rules: Policy, place: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
-    starts = positions.offsets(place, found, options.starting, "starting", rules)
+    starts = positions.offsets(place, found, options.starting, rules)
     return [_Part(place, spot, min(starts[name], spot.end), True) for name, spot in found.items()]
 
 
 def _next(
-    rules: Policy, place: Origin, found: Mapping[str, LogSpot], known: Mapping[str, tuple[int, int]]
+    options: Options,
+    rules: Policy,
+    place: Origin,
+    found: Mapping[str, LogSpot],
+    known: Mapping[str, tuple[int, int]],
 ) -> list[_Part]:
+    wanted = options.topics.matching(known)
     for name in known.keys() - found.keys():
-        rules.lose(f"{name} in {place.source}, read up to {known[name][0]}, has been deleted")
+        what = (
+            "has been deleted" if name in wanted else f"is not asked for any more ({options.topics.option})"
+        )
+        rules.lose(f"{name} in {place.source}, read up to {known[name][0]}, {what}")
     parts = []
     for name, spot in found.items():
         offset, log_id = known.get(name, (None, 0))
