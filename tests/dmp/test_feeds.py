@@ -71,6 +71,18 @@ async def test_a_feed_is_idle_for_five_seconds_then_a_null_message_is_written() 
     assert feed.wait(IDLE_SECONDS) == wire.NULL_MESSAGE
 
 
+async def test_who_asks_for_one_message_gets_none_while_a_feed_is_open() -> None:
+    world, app = await opened(DmpSettings(feed_bytes_max=4096))
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    for name in names(0, 400):
+        world.publish(b"quotes", b"k", name)
+    assert queue.depth
+    assert queue.get(True) is None
+    feed.close()
+    assert queue.get(True) is not None
+
+
 async def test_a_feed_that_is_slow_is_not_idle() -> None:
     world, app = await opened()
     app.queue(b"mine", b"quotes")

@@ -336,3 +336,25 @@ def test_who_is_closed_while_a_batch_goes_out_costs_the_others_nothing(
     monkeypatch.setattr(MemoryConnection, "write", write)
     world.publish(b"a")
     assert three.topics() == [b"a"]
+
+
+def test_subscriptions_of_a_forgotten_session_count_no_more() -> None:
+    world = World(PubsubSettings(subscriptions_total_max=2))
+    world.subscriber(b"A", b"a", b"b").lose()
+    assert world.subscriber(b"B", b"a").fault is not None
+    assert world.sessions.forget(b"A")
+    assert world.sessions.subscriptions == 0
+    assert world.subscriber(b"C", b"a", b"b").fault is None
+
+
+def test_each_command_that_begins_has_its_own_time() -> None:
+    world = World(PubsubSettings(command_seconds=30))
+    peer = world.subscriber(b"A")
+    command = encode_command(Command.SUBSCRIBE, b"a")
+    peer.send(command[:9])
+    peer.advance(20)
+    peer.send(command[9:] + command[:9])
+    peer.advance(29)
+    assert peer.fault is None
+    peer.advance(2)
+    assert peer.fault is not None

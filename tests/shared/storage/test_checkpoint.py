@@ -1,6 +1,7 @@
 """Checkpoints: what they sync, what they free, and when they must be tried again."""
 
 import errno
+from itertools import pairwise
 
 import attrs
 import pytest
@@ -105,3 +106,21 @@ async def test_a_checkpoint_without_room_is_tried_again(autojump_clock: MockCloc
         disk.before = None
         await trio.sleep(5)
         assert store.statistics().checkpoints >= 1
+
+
+@pytest.mark.parametrize("by_bytes", [True, False])
+async def test_much_since_the_last_brings_another_which_counts_anew(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, by_bytes: bool
+) -> None:
+    monkeypatch.setattr("shared.storage.checkpoint._BATCHES_MAX", 1000 if by_bytes else 3)
+    store = await open_store(FakeDisk(), attrs.evolve(SMALL, checkpoint_direct_bytes=100 * KIB))
+    (log,) = await logs_of(store, NONE if by_bytes else ALWAYS)
+    found = []
+    async with running(store):
+        await trio.sleep(2)
+        for _ in range(12):
+            await store.wait(log.append(records(bytes(30 * KIB if by_bytes else 9)), 1)[1])
+            await trio.sleep(2)
+            found.append(store.statistics().checkpoints)
+    made = [after - before for before, after in pairwise(found)]
+    assert 2 <= sum(made) <= 3, "each fourth time"

@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from shared.errors import CorruptRecord, StoreError
-from shared.storage.store import Durability, Store
+from shared.storage.store import Durability, Retention, Store
 from shared.storage.table import Table
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import ALWAYS, INTERVAL, NONE, SMALL, open_store, read_all, records, reopen
@@ -118,6 +118,52 @@ async def test_a_failed_append_leaves_an_older_change_of_the_same_round_undone_t
         table.put(b"a", b"%d" % n)
     store.settle()
     assert dict(table.items()) == before == {b"a": b"2"}
+
+
+async def test_what_a_failed_change_takes_back_is_as_old_as_it_was() -> None:
+    """Else what is older than the record that seems to be the oldest would be dropped."""
+    disk = FakeDisk()
+    store = await open_store(disk)
+    table = await table_of(store)
+    table.put(b"old", bytes(40 << 10))
+    table.put(b"dead", bytes(70 << 10))
+    table.delete(b"dead")
+    await store.wait(table.put(b"young", b"1"))
+
+    def refuse(operation: Operation) -> None:
+        if operation.kind == "write" and operation.path.startswith("journal"):
+            disk.before = None
+            raise OSError(errno.ENOSPC, "injected")
+
+    disk.before = refuse
+    table.put(b"new", b"1")
+    with pytest.raises(StoreError):
+        await store.wait(table.put(b"old", b"changed"))
+    assert table._live_bytes == sum(7 + len(key) + len(value) for key, value in table.items())
+    await store.wait(table.put(b"other", b"1"))
+    store, _ = await reopen(store, disk)
+    again = await table_of(store)
+    assert dict(again.items()) == {b"old": bytes(40 << 10), b"young": b"1", b"other": b"1"}
+
+
+async def test_retention_leaves_a_table_alone() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    namespace = store.namespace("logmq", ALWAYS, retention=Retention(bytes_max=0))
+    table = await Table.open(namespace, "offsets")
+    await store.wait(table.put(b"a", bytes(1000)))
+    for _ in range(2):
+        await store.retain()
+    store, _ = await reopen(store, disk)
+    assert dict((await table_of(store)).items()) == {b"a": bytes(1000)}
+
+
+async def test_a_record_of_an_unknown_kind_is_refused() -> None:
+    store = await open_store(FakeDisk())
+    log, _ = store.namespace("logmq", ALWAYS).create("offsets")
+    await store.wait(log.append(records(b"\3\0\1k"), 1)[1])
+    with pytest.raises(CorruptRecord):
+        await table_of(store)
 
 
 async def test_a_table_whose_log_is_not_one_is_refused() -> None:
