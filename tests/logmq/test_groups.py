@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from logmq.groups import Committed, Groups
-from tests.logmq.fakes import World
+from tests.logmq.fakes import FakeTicket, World
 
 
 def world_with_commits() -> World:
@@ -51,3 +51,16 @@ def test_a_start_brings_back_commits_past_the_end_of_a_log_that_lost_a_suffix() 
     world.store.settle()
     assert groups.committed("h", cast(Any, log)) == (7, None)
     assert groups.committed("g", cast(Any, log)) == (7, None)
+
+
+def test_a_newer_commit_is_not_durable_because_an_older_one_is() -> None:
+    world = world_with_commits()
+    log, groups = cast(Any, world.log("t")), world.broker.groups
+    older, newer = FakeTicket(), FakeTicket()
+    for offset, ticket in ((7, older), (14, newer)):
+        world.group_table.log.store._tickets["always"] = ticket
+        groups.commit("new", log, offset)
+    older.resolve()
+    assert groups.committed("new", log) == (14, newer)
+    newer.resolve()
+    assert groups.committed("new", log) == (14, None)

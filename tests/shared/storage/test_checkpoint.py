@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.support.commits import fail, logs_of, watch
+from tests.support.commits import fail, log_write, logs_of, watch
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import (
     ALWAYS,
@@ -124,3 +124,19 @@ async def test_much_since_the_last_brings_another_which_counts_anew(
             found.append(store.statistics().checkpoints)
     made = [after - before for before, after in pairwise(found)]
     assert 2 <= sum(made) <= 3, "each fourth time"
+
+
+async def test_there_is_none_while_the_journal_alone_holds_what_a_log_does_not_take() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, ALWAYS)
+    fail(disk, errno.ENOSPC, log_write)
+    await store.wait(log.append(records(b"x"), 1)[1])
+    assert store.statistics().unapplied_logs == 1
+    assert not await store.checkpoint()
+    machine = disk.kill()
+    disk.before = None
+    assert await store.checkpoint()
+    for each in (machine, disk.kill()):
+        again = await open_store(each)
+        assert await read_all(again.namespace("logmq", ALWAYS).logs["t0"]) == [b"x"]
