@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from shared.progress import counting
 
 if TYPE_CHECKING:
     from brokers.pipeline.archive.feed import Feed
-    from brokers.pipeline.archive.job import Archiver, Round
+    from brokers.pipeline.archive.job import Round
 
 Compression = Literal["zstd", "snappy", "lz4", "none"]
 
@@ -59,9 +60,10 @@ def archive(
 ) -> Iterator[Any] | Outcome | Mapping[str, Any]:
     """Write logs to Parquet, by topic and date, each record exactly once.
 
-    It follows the logs until SIGTERM or SIGINT, or with --once ends when all that
-    was there is archived. Killed at any moment, it goes on where it was. With
-    --json each commit is a line.
+    It follows the logs until SIGTERM or SIGINT (a second one does not wait for the
+    round under way), or with --once ends when all that was there is archived.
+    Killed at any moment, it goes on where it was. With --json each commit is a
+    line.
     """
     from brokers.pipeline.session import require_spark
 
@@ -183,22 +185,30 @@ def _rounds(
         started(f"archive {folder}", master, config) as spark,
     ):
         archiver = Archiver(spark, feed, place, folder, settings, warn=_warn)
-        with _until_told(archiver):
+        with _until_told(archiver.stop):
             yield from archiver.once() if once else archiver.follow()
 
 
 @contextmanager
-def _until_told(archiver: "Archiver") -> Iterator[None]:
-    """SIGTERM and SIGINT let the round under way be the last."""
-    before = {
-        number: signal.signal(number, lambda *_: archiver.stop.set())
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
+def _until_told(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT let the round under way be the last; the second one ends that, too.
+
+    A round waits for as long as a cluster has no workers.
+    """
+
+    def tell(*_: object) -> None:
+        stop.set()
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """The verb `brokers pipeline archive`, as far as it goes without Spark: what it refuses, and what it says."""
 
 import fcntl
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archive import names
 from brokers.pipeline.archive.files import LocalFiles
 from brokers.pipeline.archive.folder import ArchiveFolder
-from brokers.pipeline.jobs.archive import archive, archived
+from brokers.pipeline.jobs.archive import _until_told, archive, archived
 from brokers.pipeline.jobs.running import said
 from brokers.render import Outcome
 from shared.errors import BrokerError, ConfigError, UsageError
@@ -74,6 +77,22 @@ def test_the_second_archiver_ends_at_once_before_spark_starts(tmp_path: Path) ->
     assert done.returncode == 73
     assert "another archiver" in done.stderr
     assert "Spark" not in done.stderr
+
+
+def test_the_first_signal_ends_it_behind_its_round_and_the_second_at_once() -> None:
+    """A round on a cluster without workers lasts until there are some."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    stop = threading.Event()
+
+    def both() -> None:
+        with _until_told(stop):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.is_set()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        both()
+    assert {number: signal.getsignal(number) for number in before} == before
 
 
 def test_archived_shows_what_is_there_and_fails_where_a_file_is_not(tmp_path: Path) -> None:
