@@ -276,6 +276,20 @@ async def test_a_name_of_another_user_is_refused() -> None:
     assert said.startswith("403 NO-ACCESS")
 
 
+async def test_a_sink_that_outlives_its_application_speaks_for_no_user() -> None:
+    _, app = await opened()
+    queue = app.queue(b"other")
+    lease = app.sink_lease(b"")
+    app.close()
+    sink = app.open(lease)
+    sink.say(packed(b"x", key=b"nobody"))
+    assert sink.error is None
+    properties = commands.Basic.Properties(user_id="guest").marshal()
+    (said,) = texts(sink.say(packed(b"x", key=b"nobody", properties=properties)))
+    assert said.startswith("403 NO-ACCESS")
+    assert queue.deleted
+
+
 async def test_a_sink_waits_while_memory_is_full_and_loses_nothing() -> None:
     world, app = await opened(DmpSettings(memory_bytes_max=1 << 20))
     queue = app.queue(b"all", b"quotes")

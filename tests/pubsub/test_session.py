@@ -8,7 +8,7 @@ from pubsub.fanout import VISITS_MAX
 from pubsub.kept import Kept
 from pubsub.settings import PubsubSettings
 from pubsub.states import State
-from pubsub.wire import Command, Fault, Kind, WireError, datagram, encode_command, encode_id
+from pubsub.wire import FRAME_BYTES, Command, Fault, Kind, WireError, datagram, encode_command, encode_id
 from shared.checks import MemoryConnection
 from tests.pubsub.world import World, framed
 
@@ -358,3 +358,16 @@ def test_each_command_that_begins_has_its_own_time() -> None:
     assert peer.fault is None
     peer.advance(2)
     assert peer.fault is not None
+
+
+def test_what_a_connection_loses_is_counted_from_its_beginning() -> None:
+    world = World(PubsubSettings(subscriber_bytes_max=4 * FRAME_BYTES, slow_subscriber="drop"))
+    for losses in (1, 2):
+        peer = world.subscriber(b"A", b"a")
+        for _ in range(10):
+            world.publish(b"a")
+        client = world.sessions.clients[b"A"]
+        assert client.dropped == 6
+        assert world.counts.subscribers_dropped_from == losses
+        peer.lose()
+    assert world.counts.frames_dropped == 12
