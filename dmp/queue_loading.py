@@ -5,6 +5,7 @@ order; what is above all of these is there as it came, and needs no memory. The 
 what is below, and of as many more as there is room for.
 """
 
+import math
 from array import array
 from bisect import bisect_left
 from collections.abc import AsyncIterator
@@ -105,7 +106,7 @@ async def load(queue_log: QueueLog, room_bytes: float) -> Loaded:
             body_bytes += message.head.body_bytes
             record_bytes += put_bytes(message.head)
             last = number
-    queue_log.keep(list(found.values()))
+    queue_log.found(list(found.values()), cold_at if count else math.inf)
     cold = Left(count, body_bytes, record_bytes, first, last + 1, cold_at) if count else None
     return Loaded(sorted(found.values(), key=_number), cold, past.following)
 

@@ -60,6 +60,16 @@ class QueueLog:
                 total += size
         self._live_bytes += total
 
+    def found(self, messages: Sequence[Message], cold_at: float) -> None:
+        """A start has found these, in the order of their records; `cold_at`: where the first that is cold is.
+
+        Those behind it were written again: what is cold comes to memory later, and stands before them.
+        """
+        self.keep(messages)
+        for message in messages:
+            if message.offset > cold_at:
+                self._copied[message.number] = self._live.pop(message.number)
+
     def keep_cold(self, messages: Sequence[Message]) -> None:
         """They are on the disk alone."""
         self._live_bytes += sum([put_bytes(message.head) for message in messages])

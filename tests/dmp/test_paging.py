@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pamqp import commands, encode
 
-from dmp import cold, stock
+from dmp import cold, queue_log, stock
 from dmp.arguments import QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
@@ -127,6 +127,25 @@ async def test_an_old_message_that_is_copied_past_what_is_cold_comes_once() -> N
     assert drained(queue) == list(range(200))
     world.settle()
     assert queue.log.log.end - queue.log.log.first < 1 << 20
+
+
+async def test_what_is_read_back_from_before_copies_is_not_dropped_with_what_is_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_log, "_SLACK_BYTES", 4096)
+    world, queue = await deep()
+    assert queue.log is not None
+    queue.log._copy()  # the first of the queue, behind all that is cold
+    world.settle()
+    world = await world.again()
+    queue = world.broker.queues[b"q"]
+    held = [message for _ in range(200) if (message := queue.get(no_ack=False)) is not None]
+    queue.settle(held[1:100])  # what was copied, but for one that somebody still has
+    world.settle()
+    assert queue.log is not None
+    assert queue.log.log.first > 0
+    world = await world.again()
+    assert drained(world.broker.queues[b"q"]) == [0, *range(100, 400)]
 
 
 async def test_messages_expire_at_their_time_wherever_they_are() -> None:
