@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 
 from brokers import plugs
+from tests.trials.dmp_folder import DmpFolder, DmpWork, dmp_settings
+from tests.trials.dmp_ledger import DmpBook
 from tests.trials.dms_folder import DmsFolder, DmsWork, dms_settings
 from tests.trials.dms_ledger import DmsBook
 from tests.trials.folder import Folder, settings
@@ -37,6 +39,13 @@ class RecordedPowerFolder(RecordedWork, PowerFolder):
     book: RecordedBook = attrs.field(factory=RecordedBook)
 
 
+@attrs.define(eq=False)
+class DmpPowerFolder(DmpWork, PowerFolder):
+    """DMP on a volume."""
+
+    book: DmpBook = attrs.field(factory=DmpBook)
+
+
 @attrs.frozen
 class Work:
     """One protocol. `settings`: TOML for the modes of a folder's logs, the rest drawn."""
@@ -49,6 +58,7 @@ class Work:
 WORKS: Mapping[str, Work] = {
     "logmq": Work(settings, Folder, PowerFolder),
     "dms": Work(dms_settings, DmsFolder, DmsPowerFolder),
+    "dmp": Work(dmp_settings, DmpFolder, DmpPowerFolder),
     "pubsub": Work(pubsub_settings, PubsubFolder, PubsubPowerFolder),
     "kqmsgq": Work(recorded_settings, RecordedFolder, RecordedPowerFolder),
 }

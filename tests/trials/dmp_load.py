@@ -1,0 +1,305 @@
+"""An AMQP 0-9-1 load on durable queues, and a record of all that was published, confirmed and delivered.
+
+Publishers with one or many publishes in flight, each confirmed; consumers that acknowledge (one, or all so
+far), give back, or keep what they get, and now and then publish a mark, whose confirm says that what they had
+acknowledged before was taken. What can be judged while the server lives is judged at once: nothing is
+delivered while somebody holds it, or after an acknowledgement was sent for it.
+"""
+
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import attrs
+from pamqp import base, body, commands
+from pamqp.header import ContentHeader
+
+from dmp.amqp.methods import encode
+from dmp.door import AMQP_HEADER
+from tests.dmp.amqp_peer import decoded, publish, start_ok
+from tests.dmp.world import PERSISTENT
+from tests.trials.dmp_ledger import EXCHANGE, FANOUT, Copy, DmpBook, digest, key_of
+from tests.trials.load import Load
+from tests.trials.payloads import Payloads
+from tests.trials.raw_peer import RawPeer
+
+_HELD_MAX = 200
+_PART_BYTES = 60_000
+_FRAME_END = 8
+_MARKS = "marks"
+_CONSUMED = ("orders", "mails", "audit")
+
+LOGIN = AMQP_HEADER + b"".join(
+    encode(method, channel)
+    for method, channel in (
+        (start_ok(), 0),
+        (commands.Connection.TuneOk(0, 0, 0), 0),
+        (commands.Connection.Open("/"), 0),
+        (commands.Channel.Open(), 1),
+        (commands.Confirm.Select(), 1),
+    )
+)
+_EXPECTED = (
+    commands.Connection.Start,
+    commands.Connection.Tune,
+    commands.Connection.OpenOk,
+    commands.Channel.OpenOk,
+    commands.Confirm.SelectOk,
+    commands.Basic.QosOk,
+    commands.Basic.ConsumeOk,
+)
+
+
+class AmqpPeer(RawPeer):
+    """A connection with one channel, in confirm mode."""
+
+    def __init__(self, address: tuple[str, int], name: str, book: DmpBook, payloads: Payloads) -> None:
+        super().__init__(address, name)
+        self._out += LOGIN
+        self._book = book
+        self._payloads = payloads
+        self._tag = 0
+        self._unconfirmed: deque[tuple[int, list[Copy], Sequence[Copy]]] = deque()
+        """Delivery tag, the copies that were published, what had been acknowledged before."""
+
+    def publish(self, queues: Sequence[str], now: float, acked: Sequence[Copy] = ()) -> None:
+        content = self._payloads.raw(self.name)
+        copies = self._book.send(content, queues, self.name, now)
+        self._tag += 1
+        self._unconfirmed.append((self._tag, copies, acked))
+        exchange, key = ("", queues[0]) if len(queues) == 1 else (EXCHANGE, "")
+        self._out += publish(exchange, key, content, properties=PERSISTENT, part=_PART_BYTES)
+
+    def account(self, now: float) -> None:
+        end = whole_frames(self._in)
+        data = bytes(self._in[:end])
+        del self._in[:end]
+        for _, value in decoded(data):
+            self.take(value, now)
+
+    def take(self, value: base.Frame | ContentHeader | body.ContentBody, now: float) -> None:
+        match value:
+            case commands.Basic.Ack():
+                self._confirmed(value.delivery_tag, value.multiple, now)
+            case commands.Basic.Nack() | commands.Connection.Close() | commands.Channel.Close():
+                self.refusals.append((now, f"{self.name}: {value.name} {dict(value)}"))
+            case _ if not isinstance(value, _EXPECTED):
+                self.faults.append(f"{self.name}: a {value.name} that was not asked for")
+
+    def _confirmed(self, tag: int, multiple: bool, now: float) -> None:
+        waiting = self._unconfirmed
+        if (
+            not waiting
+            or tag < waiting[0][0]
+            or tag > waiting[-1][0]
+            or not (multiple or tag == waiting[0][0])
+        ):
+            self.faults.append(f"{self.name}: a confirm of {tag}, with {len(waiting)} publishes unconfirmed")
+            return
+        while waiting and waiting[0][0] <= tag:
+            _, copies, acked = waiting.popleft()
+            for copy in copies:
+                copy.confirmed = now
+            for copy in acked:
+                copy.ack_confirmed = now
+
+
+class Publisher(AmqpPeer):
+    """`window`: publishes in flight at most."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        name: str,
+        book: DmpBook,
+        payloads: Payloads,
+        window: int,
+        source: random.Random,
+    ) -> None:
+        super().__init__(address, name, book, payloads)
+        self._window = window
+        self._source = source
+
+    def fill(self, now: float) -> None:
+        room = self._window - len(self._unconfirmed)
+        if room < self._window // 2:
+            return  # more at once: bursts are what batches are made of
+        for _ in range(room):
+            queues = self._source.choice((("orders",), ("mails",), FANOUT))
+            self.publish(queues, now)
+
+
+@attrs.frozen
+class Temper:
+    """The weights say what is done with a message; `prefetch`: how many it may have."""
+
+    prefetch: int
+    ack: float = 10.0
+    ack_all: float = 0.5
+    nack: float = 1.0
+    hold: float = 1.0
+
+
+TEMPERS = (Temper(1), Temper(16, nack=5), Temper(100, ack_all=5), Temper(64, hold=10))
+
+
+class Consumer(AmqpPeer):
+    """Takes from one queue."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        name: str,
+        book: DmpBook,
+        payloads: Payloads,
+        queue: str,
+        temper: Temper,
+        source: random.Random,
+    ) -> None:
+        super().__init__(address, name, book, payloads)
+        self._queue = book.queues[queue]
+        self._temper = temper
+        self._source = source
+        self._out += encode(commands.Basic.Qos(0, temper.prefetch, False), 1)
+        self._out += encode(commands.Basic.Consume(queue=queue), 1)
+        self._held: dict[int, Copy] = {}
+        self._acked: list[Copy] = []
+        self._coming: tuple[int, int, list[bytes]] = 0, 0, []
+        """Delivery tag, bytes that are missing, and parts, of the message whose frames come."""
+
+    def fill(self, now: float) -> None:
+        if len(self._held) >= min(self._temper.prefetch, _HELD_MAX):
+            self._ack(next(iter(self._held)), multiple=False)
+        if len(self._acked) >= 20 and len(self._unconfirmed) < 4:
+            acked, self._acked = self._acked, []
+            self.publish((_MARKS,), now, acked)
+
+    def take(self, value: base.Frame | ContentHeader | body.ContentBody, now: float) -> None:
+        tag, missing, parts = self._coming
+        match value:
+            case commands.Basic.Deliver():
+                self._coming = value.delivery_tag, 0, []
+            case ContentHeader():
+                self._coming = tag, value.body_size, []
+                if not value.body_size:
+                    self._delivered(tag, b"", now)
+            case body.ContentBody():
+                parts.append(value.value)
+                missing -= len(value.value)
+                self._coming = tag, missing, parts
+                if not missing:
+                    self._delivered(tag, b"".join(parts), now)
+            case _:
+                super().take(value, now)
+
+    def _delivered(self, tag: int, content: bytes, now: float) -> None:
+        name = self._queue.name
+        copy = self._queue.copies.get(key_of(content))
+        if copy is None or copy.digest != digest(content):
+            self.faults.append(f"{name}: delivered, not as anybody sent it: {content[:48]!r}")
+            return
+        if (
+            copy.held
+        ):  # a server that ends gives back what it has not told the other yet: no fault after the cut
+            self.refusals.append((now, f"{name}: delivered while it is held: {copy.key!r}"))
+        elif copy.acked:
+            self.faults.append(f"{name}: delivered after an acknowledgement was sent: {copy.key!r}")
+        copy.shown = now if copy.shown is None else copy.shown
+        copy.held = True
+        self._held[tag] = copy
+        temper = self._temper
+        weights = temper.ack, temper.ack_all, temper.nack, temper.hold
+        (way,) = self._source.choices(("ack", "all", "nack", "hold"), weights)
+        if way == "nack":
+            del self._held[tag]
+            copy.held = False
+            self._out += encode(commands.Basic.Nack(tag, False, True), 1)
+        elif way != "hold":
+            self._ack(tag, multiple=way == "all")
+
+    def _ack(self, tag: int, *, multiple: bool) -> None:
+        for each in [held for held in self._held if held == tag or (multiple and held < tag)]:
+            copy = self._held.pop(each)
+            copy.held, copy.acked = False, True
+            self._acked.append(copy)
+        self._out += encode(commands.Basic.Ack(tag, multiple), 1)
+
+
+class DmpLoad(Load):
+    """Publishers and consumers, on one server."""
+
+    def __init__(self, address: tuple[str, int], book: DmpBook, source: random.Random) -> None:
+        payloads = Payloads(source)
+        if book.mode != "always" or any(queue.made is None for queue in book.queues.values()):
+            _declare(address, book)
+        self._peers = []
+        for number, window in source.sample(list(enumerate((1, 16, 64, 128))), source.randint(1, 3)):
+            self._peers.append(Publisher(address, f"writer-{number}", book, payloads, window, source))
+        for number, temper in source.sample(list(enumerate(TEMPERS)), source.randint(1, 3)):
+            queue, name = source.choice(_CONSUMED), f"reader-{number}"
+            self._peers.append(Consumer(address, name, book, payloads, queue, temper, source))
+
+
+def _declare(address: tuple[str, int], book: DmpBook) -> None:
+    with Asking(address) as asking:
+        for name, queue in book.queues.items():
+            asking.ask(commands.Queue.Declare(queue=name, durable=True), commands.Queue.DeclareOk)
+            queue.made = time.monotonic() if queue.made is None else queue.made
+        asking.ask(
+            commands.Exchange.Declare(0, EXCHANGE, "fanout", durable=True), commands.Exchange.DeclareOk
+        )
+        for name in FANOUT:
+            asking.ask(commands.Queue.Bind(0, name, EXCHANGE, ""), commands.Queue.BindOk)
+
+
+class Asking:
+    """A connection on which one thing after the other is asked, as far as an open channel 1."""
+
+    def __init__(self, address: tuple[str, int], seconds: float = 30.0) -> None:
+        self._socket = socket.create_connection(address, timeout=seconds)
+        self._in = bytearray()
+        self._values: deque[base.Frame | ContentHeader | body.ContentBody] = deque()
+        self.send(LOGIN)
+        while not isinstance(self.next(), commands.Confirm.SelectOk):
+            pass
+
+    def __enter__(self) -> "Asking":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def next(self) -> base.Frame | ContentHeader | body.ContentBody:
+        while not self._values:
+            data = self._socket.recv(1 << 18)
+            if not data:
+                raise ConnectionResetError("the server has closed the connection")
+            self._in += data
+            end = whole_frames(self._in)
+            self._values.extend(value for _, value in decoded(bytes(self._in[:end])))
+            del self._in[:end]
+        return self._values.popleft()
+
+    def ask(self, method: base.Frame, answer: Callable[..., base.Frame], channel: int = 1) -> base.Frame:
+        """Raises ValueError for another answer."""
+        self.send(encode(method, channel))
+        found = self.next()
+        if not isinstance(found, answer):  # type: ignore[arg-type]
+            raise ValueError(f"{method.name}: {found.name} {dict(found)}")
+        return found
+
+
+def whole_frames(data: bytearray) -> int:
+    """Where the last whole frame ends."""
+    at = 0
+    while at + 7 <= len(data):
+        end = at + int.from_bytes(data[at + 3 : at + 7], "big") + _FRAME_END
+        if end > len(data):
+            break
+        at = end
+    return at
