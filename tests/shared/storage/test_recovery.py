@@ -4,6 +4,7 @@ import random
 
 import attrs
 import pytest
+from structlog.testing import capture_logs
 
 from shared.errors import CorruptRecord, StoreFormat
 from shared.storage import replay
@@ -63,6 +64,32 @@ async def test_a_torn_tail_is_cut_and_counted_and_the_rest_is_there() -> None:
     assert store.statistics().journal_damages == 0
     await append_each(store, "orders", 1)
     assert len(await read_all(log)) == 10
+
+
+@pytest.mark.parametrize("marked", [True, False])
+async def test_what_a_log_file_has_is_kept_where_the_journals_newest_batch_is_not_good(marked: bool) -> None:
+    """In mode `always` it was synced there before it came into the file."""
+    disk = FakeDisk()
+    store = await open_store(disk, ROOMY)
+    log, _ = store.namespace("logmq", ALWAYS).create("orders")
+    await append_each(store, "orders", 1)
+    await store.checkpoint()
+    await append_each(store, "orders", 3)
+    whole, size = await read_all(log), log.end
+    if marked:
+        await store._marking.flush()
+    store.abandon()
+    disk = disk.kill()
+    last = batches(disk).batches[-1]
+    flip(disk, segment_path(last.segment.lsn), last.position + 100)
+    with capture_logs() as logged:
+        store = await open_store(disk, ROOMY)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert (log.end, await read_all(log)) == (size, whole)
+    (told,) = [line for line in logged if line["event"].startswith("the journal has lost")]
+    assert told["bytes"] == size // 4
+    store, _ = await reopen(store, disk, ROOMY)
+    assert await read_all(store.namespace("logmq", ALWAYS).logs["orders"]) == whole
 
 
 async def test_damage_is_kept_aside_and_hides_only_what_it_held() -> None:
