@@ -13,7 +13,7 @@ import trio
 
 from shared.errors import ConfigError
 from shared.net.keepalive import is_loopback
-from shared.net.listeners import CannotListen, format_address, resolve
+from shared.net.listeners import bind_each
 from shared.net.rounds import Rounds
 from shared.net.settings import NetSettings
 from shared.net.slots import Frames, Slots, SlotSink
@@ -55,22 +55,8 @@ def bind_udp(host: str, port: int, settings: NetSettings) -> list[socket.socket]
 
     With port 0 the system picks one, the same for all of them. Raises CannotListen.
     """
-    sockets: list[socket.socket] = []
-    try:
-        for family, address in resolve(host, port, socket.SOCK_DGRAM):
-            sock = socket.socket(family, socket.SOCK_DGRAM)
-            sockets.append(sock)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            _enlarge_buffer(sock, settings.udp_receive_buffer_bytes)
-            sock.bind((address, port))
-            sock.setblocking(False)
-            port = sock.getsockname()[1]
-    except OSError as error:
-        for sock in sockets:
-            sock.close()
-        raise CannotListen(format_address(host, port), error.strerror or str(error)) from error
-    return sockets
+    size = settings.udp_receive_buffer_bytes
+    return bind_each(host, port, socket.SOCK_DGRAM, lambda sock, _: _enlarge_buffer(sock, size))
 
 
 def _enlarge_buffer(sock: socket.socket, size: int) -> None:

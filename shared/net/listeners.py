@@ -62,18 +62,38 @@ def bind_tcp(host: str, port: int, settings: NetSettings, *, pushes: bool = Fals
 
     With port 0 the system picks one, the same for all of them. Raises CannotListen.
     """
+
+    def prepare(sock: socket.socket, address: str) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for level, option, value in connection_options(settings, address, pushes=pushes):
+            sock.setsockopt(level, option, value)
+
+    return bind_each(host, port, socket.SOCK_STREAM, prepare, backlog=settings.backlog)
+
+
+def bind_each(
+    host: str,
+    port: int,
+    kind: int,
+    prepare: Callable[[socket.socket, str], None],
+    *,
+    backlog: int | None = None,
+) -> list[socket.socket]:
+    """Nonblocking sockets, one for each address of `host`, listening where there is a `backlog`.
+
+    `prepare`: called with each, and the numeric address that it will have. Otherwise as `bind_tcp`.
+    """
     sockets: list[socket.socket] = []
     try:
-        for family, address in resolve(host, port, socket.SOCK_STREAM):
-            sock = socket.socket(family, socket.SOCK_STREAM)
+        for family, address in resolve(host, port, kind):
+            sock = socket.socket(family, kind)
             sockets.append(sock)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            for level, option, value in connection_options(settings, address, pushes=pushes):
-                sock.setsockopt(level, option, value)
+            prepare(sock, address)
             sock.bind((address, port))
-            sock.listen(settings.backlog)
+            if backlog is not None:
+                sock.listen(backlog)
             sock.setblocking(False)
             port = sock.getsockname()[1]
     except OSError as error:
