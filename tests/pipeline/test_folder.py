@@ -373,6 +373,11 @@ def test_an_error_names_the_option_that_was_given(tmp_path: Path, folder: Path) 
         data_source.BatchReader(chosen).partitions()
     with pytest.raises(FileNotFoundError, match=r"path: No such file or directory: .*nowhere"):
         Folder(str(tmp_path / "nowhere"), "logmq")
+    index = folder / "logmq" / "orders.idx"
+    index.unlink()
+    index.mkdir()
+    with pytest.raises(OSError, match=f"'{index}'"):
+        planned(folder)
 
 
 @pytest.mark.parametrize("columns", ["topic string not null", "offset long, offset long", "offset integer"])

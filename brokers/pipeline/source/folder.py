@@ -70,9 +70,16 @@ class Folder:
         text = "its file or its index is missing" if is_there else "the log has been deleted"
         policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: {text}")
 
+    def _open(self, path: str) -> int:
+        """Raises OSError that names the whole path: several folders may be read."""
+        try:
+            return self.disk.open(path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"{self.source}/{path}") from None
+
     @contextmanager
     def _log(self, file: str) -> Iterator[int]:
-        fd = self.disk.open(f"{self.namespace}/{file}.log")
+        fd = self._open(f"{self.namespace}/{file}.log")
         try:
             yield fd
         finally:
@@ -243,7 +250,7 @@ class Folder:
     @contextmanager
     def _index(self, file: str, log_id: int = 0) -> Iterator[LogIndex]:
         """An index, open. `log_id`: whose it is taken for where its header is damaged."""
-        fd = self.disk.open(f"{self.namespace}/{file}.idx")
+        fd = self._open(f"{self.namespace}/{file}.idx")
         try:
             header = format.unpack_index_header(self.disk.read(fd, INDEX_HEADER_BYTES, 0))
             yield LogIndex(self.disk, fd, header[0] if header else log_id)
