@@ -44,13 +44,22 @@ def run(arguments: Sequence[str]) -> int:
             return ExitCode.INTERRUPTED
         if any(isinstance(leaf, BrokenPipeError) for leaf in leaves):
             # Whoever read our output has left (`| head`): nothing more to say, and not to stderr either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _turn_output_away()
             return 128 + signal.SIGPIPE
         if not all(isinstance(leaf, BrokerError | OSError) for leaf in leaves):
             raise
         for line in dict.fromkeys(line for leaf in leaves for line in _said(leaf).splitlines()):
             print(f"brokers: {escape(line)}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # the disk is full: Python would say so once more at its end, and exit with 120
+            _turn_output_away()
         return max(map(exit_code, leaves))
+
+
+def _turn_output_away() -> None:
+    """What has been shown and not been written goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def root(arguments: Sequence[str] = ()) -> App:

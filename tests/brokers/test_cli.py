@@ -277,6 +277,14 @@ def test_a_reader_that_leaves_early_gets_no_complaint() -> None:
     assert said == b""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full is Linux's")
+def test_output_that_a_full_disk_does_not_take_is_one_line_and_a_failure() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "brokers", "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (1, "brokers: No space left on device\n")
+
+
 def test_a_reader_that_leaves_in_the_middle_is_noticed_where_python_does_not_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
