@@ -200,12 +200,13 @@ class Consumer(AmqpPeer):
         if copy is None or copy.digest != digest(content):
             self.faults.append(f"{name}: delivered, not as anybody sent it: {content[:48]!r}")
             return
-        if (
-            copy.held
-        ):  # a server that ends gives back what it has not told the other yet: no fault after the cut
+        # A server that ends gives to others what it takes back from who has not heard of it yet, and may not
+        # have read what he had acknowledged: no fault after the cut.
+        if copy.held:
             self.refusals.append((now, f"{name}: delivered while it is held: {copy.key!r}"))
         elif copy.acked:
-            self.faults.append(f"{name}: delivered after an acknowledgement was sent: {copy.key!r}")
+            text = f"{name}: delivered after an acknowledgement was sent: {copy.key!r}"
+            self.refusals.append((now, text))
         copy.shown = now if copy.shown is None else copy.shown
         copy.held = True
         self._held[tag] = copy
