@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.where import SERVED
+from brokers.pipeline.source import worker
 from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader
 from brokers.pipeline.source.options import Options, parse
 from shared.errors import ConfigError
@@ -35,6 +36,7 @@ class TableDataSource(LogmqDataSource):
     """Logs as rows of a table's columns."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
+        worker.prepare()
         given = {key.lower(): value for key, value in options.items()}
         for key, why in _NOT_OURS.items():
             if key in given:

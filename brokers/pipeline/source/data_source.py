@@ -105,6 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of batches, each from where the last one ended. See `stream.py` for its offsets."""
 
     def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
+        worker.prepare()
         self._options = options
         self._columns = columns
         self._target: stream.Target | None = None
