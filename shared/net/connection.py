@@ -75,7 +75,7 @@ class Connection:
         """Append to the outbox.
 
         What is written during a round is flushed when the session's `receive` or `on_deadline` returns, if it
-        is little perhaps after a few other sessions' too, or, on another connection than the one being
+        is little perhaps after some other sessions' too, or, on another connection than the one being
         served, when the round ends; outside a round the socket is tried at once. Where the driver is about to
         look for input, it does that first: to a peer that has sent more meanwhile, this goes along with the
         answer. Nothing is sent after `finish` or `abort`.

@@ -35,7 +35,7 @@ YIELD_SECONDS = 300e-6
 LOOK_WORK = 8 * 1024
 """Work between two looks at the clock, in bytes read plus `EVENT_WORK` for each event."""
 EVENT_WORK = 512
-ANSWERS_TOGETHER = 8
+ANSWERS_TOGETHER = 32
 """Small answers are sent so many in a row. To wake a process that waits costs more than to send; peers that
 share one are woken by the first, and the others' answers find it awake."""
 
