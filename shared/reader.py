@@ -2,7 +2,7 @@
 
 What was written into a pipe is not yet read, and a reader takes as much at once as it finds there: `head -3`
 throws away what it read beyond three lines. So a command that must know what was taken (it acknowledges it)
-writes one message at a time and waits until it is read: some 10 us each. That is the most a writer can know;
+writes one message at a time and waits until it is read: some 30 us each. That is the most a writer can know;
 what a reader does with what it has read is its own. Anything but a pipe has taken what it was given.
 """
 

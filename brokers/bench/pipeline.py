@@ -83,21 +83,21 @@ def bench(
 def count(ground: Ground) -> Iterator[Row]:
     """How many records there are, ours asked for as little as it can be."""
     for size in ground.records:
-        others = {"tuples": ground.tuples, "lean": ground.tuples_of_times, "text": ground.text}
+        others = _others(ground, ground.tuples_of_times)
         yield from _compare(ground, "count", size, counting, ground.times, **others)
 
 
 def group(ground: Ground) -> Iterator[Row]:
     """How many there are of each key, with which the payloads begin: no more of them is asked for."""
     for size in ground.records:
-        others = {"tuples": ground.tuples, "lean": ground.tuples_of_keys, "text": ground.text}
+        others = _others(ground, ground.tuples_of_keys)
         yield from _compare(ground, "group", size, grouping, ground.keys, **others)
 
 
 def payloads(ground: Ground) -> Iterator[Row]:
     """The same, found in the whole payloads."""
     for size in ground.records:
-        others = {"tuples": ground.tuples, "lean": ground.tuples_of_values, "text": ground.text}
+        others = _others(ground, ground.tuples_of_values)
         yield from _compare(ground, "payloads", size, grouping, ground.values, **others)
 
 
@@ -128,6 +128,10 @@ Way = Callable[[int], "DataFrame"]
 """The records of a size, read in some way."""
 Work = Callable[["DataFrame"], int]
 """What is done with them; it returns how many records it has seen."""
+
+
+def _others(ground: Ground, lean: Way) -> dict[str, Way]:
+    return {"tuples": ground.tuples, "lean": lean, "text": ground.text}
 
 
 def _compare(ground: Ground, mode: str, size: int, work: Work, ours: Way, **others: Way) -> Iterator[Row]:

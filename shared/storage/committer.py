@@ -351,7 +351,8 @@ class Committer:
             self._give_back(work)
         good = commit.rounds if commit.good == len(commit.rounds) else commit.rounds[: commit.good]
         self._count(commit, good)
-        error = self._failure(commit)
+        failure = commit.error or commit.direct_error  # a poison is told by itself
+        error = None if failure is None else refusal(failure)
         direct_failed = commit.direct_error is not None
         moved = self._advance(commit, good, direct_failed)
         for round_ in good:
@@ -414,14 +415,6 @@ class Committer:
                     self._sync_by = min(self._sync_by, now + round_.interval_seconds)
         for round_ in good:
             self.counts.batch(round_.bytes)
-
-    def _failure(self, commit: Commit) -> StoreError | None:
-        """What became of the rounds that are not good; a poison is told by itself."""
-        if commit.error is not None:
-            return refusal(commit.error)
-        if commit.direct_error is not None:
-            return refusal(commit.direct_error)
-        return None
 
     def _advance(self, commit: Commit, good: list[Round], direct_failed: bool) -> dict[Log, None]:
         """Show what is durable now; returns the logs that have something new."""

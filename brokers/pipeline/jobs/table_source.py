@@ -36,7 +36,7 @@ class TableDataSource(LogmqDataSource):
     """Logs as rows of a table's columns."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        worker.prepare()
+        worker.prepare()  # a worker that tells a mistake lives on
         given = {key.lower(): value for key, value in options.items()}
         for key, why in _NOT_OURS.items():
             if key in given:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
 from brokers.pipeline.source import positions, rows, sink, spans, stream, worker
-from brokers.pipeline.source.framing import OF_BYTES, SCHEMA
+from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import Kind, Options, parse
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
@@ -140,7 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:
     """Spans divided into tasks."""
-    sparing = not options.servers and (options.max_value_bytes is not None or not OF_BYTES & set(columns))
+    sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
     size = spans.SPLIT_BYTES_SPARING if sparing else spans.SPLIT_BYTES
     with ExitStack() as stack:
         places = {

@@ -32,8 +32,7 @@ SCHEMA = pa.schema(
 )
 """Exactly what Spark makes of the source's columns."""
 
-OF_BYTES = {"offset", "value"}
-"""Columns for which the bytes are needed; the others are in the index."""
+_OF_BYTES = {"offset", "value"}
 
 _TOGETHER_LEAST = 0.03
 """Parts for each record of the longest one, from which on stepping through all at once is the faster way."""
@@ -41,6 +40,11 @@ _TOGETHER_LEAST = 0.03
 
 class NotRecords(BrokerError):
     """The bytes are not so many whole records."""
+
+
+def are_in_index(columns: Sequence[str]) -> bool:
+    """Whether these columns of `SCHEMA` need none of the records' bytes."""
+    return not _OF_BYTES & set(columns)
 
 
 def starts(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Starts:
@@ -138,7 +142,7 @@ def rows(
     counts = [mark.records for mark in chunk.marks]
     low, high = span.start - chunk.offset, span.stop - chunk.offset
     whole = low <= 0 and high >= chunk.end - chunk.offset
-    if whole and not OF_BYTES & set(columns):  # where each record stands is of no interest then
+    if whole and are_in_index(columns):  # where each record stands is of no interest then
         begins = np.zeros(sum(counts) + 1, np.int32)
     else:
         begins = starts(chunk.data, [mark.length for mark in chunk.marks], counts)

@@ -25,7 +25,7 @@ def read(
     options: Options, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
 ) -> Iterator[pa.RecordBatch]:
     """The spans' records, as rows of columns of `framing.SCHEMA`. Raises DataLoss by the rules, OSError."""
-    kept, bare = rules(options), not framing.OF_BYTES & set(columns)
+    kept, bare = rules(options), framing.are_in_index(columns)
     for source, those in groupby(spans, attrgetter("source")):
         with closing(open_place(options, source)) as place:
             for span in those:
