@@ -31,7 +31,7 @@ CACHE_BYTES_MAX = 8 * 2**20  # some 20,000 names of 50 bytes with ten subscriber
 
 @attrs.frozen
 class RoutingStatistics:
-    """`walks`: matches that the cache did not answer; `visits`: the (node, position) pairs they looked at."""
+    """`walks`: matches that the cache did not answer; `visits`: nodes and entries they looked at."""
 
     subscriptions: int
     subscribers: int
@@ -110,7 +110,7 @@ class RoutingIndex(Generic[S]):
 
     @property
     def visits(self) -> int:
-        """The (node, position) pairs that all matches so far have looked at: the work that they were."""
+        """The nodes and entries that all matches so far have looked at: the work that they were."""
         return self._patterns.visits
 
     def statistics(self) -> RoutingStatistics:

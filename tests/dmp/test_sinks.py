@@ -323,7 +323,7 @@ async def test_others_have_their_turn_within_a_long_stretch() -> None:
 async def test_others_have_their_turn_between_messages_whose_routes_are_much_work() -> None:
     world, app = await opened()
     queue = app.queue(b"q")
-    for pattern in laborious(20):
+    for pattern in laborious(1024):
         world.wiring.bind(b"quotes", queue, pattern.encode(), b"\0\0\0\0", {})
     sink = app.sink(b"quotes")
     sink.say(b"".join(packed(b"%d" % n, key=b".".join([b"a"] * (60 + n))) for n in range(5)))

@@ -21,8 +21,8 @@ PERSISTENT = b"\x10\x00\x02"
 
 
 def laborious(count: int) -> list[str]:
-    """So many patterns of topics that match a long key of `a`s in very many ways."""
-    odd = [[f"#.{'a*'[number >> bit & 1]}" for bit in range(5)] for number in range(count)]
+    """So many patterns of topics, 1024 at most, that all match the beginning of a long key of `a`s."""
+    odd = [[f"#.{'a*'[number >> bit & 1]}" for bit in range(10)] for number in range(count)]
     return [".".join([*words, *["#.a"] * 25]) for words in odd]
 
 
