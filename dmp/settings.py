@@ -1,11 +1,10 @@
 """DMP's settings: section `[dmp]`."""
 
-from typing import Any
-
 import attrs
 from attrs import validators
 
 from dmp.users import Users
+from shared.limits import limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
 
@@ -13,54 +12,50 @@ KIB = 1024
 MIB = 1024 * 1024
 
 
-def _amount(default: int, least: int, most: int) -> Any:
-    return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
-
-
 @attrs.frozen
 class DmpSettings:
     """Section `[dmp]`: the AMQP principal, and what holds for its exchanges and queues."""
 
-    port: int = _amount(5672, 0, 65535)
+    port: int = limit(5672, 0, 65535)
     users: Users = attrs.field(factory=lambda: Users.parse("guest:guest"))
     """`NAME:PASSWORD`, with commas between (PLAIN). `guest` comes from loopback only, as with RabbitMQ."""
     prefer_direct: bool = False
     """Tell clients, by the server property `direct` = 1, to move bulk messages over DMP."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
     """When a durable declaration is answered and a persistent publish confirmed."""
-    heartbeat_seconds: int = _amount(60, 0, 3600)
+    heartbeat_seconds: int = limit(60, 0, 3600)
     """Proposed to clients, who decide; 0: none. RabbitMQ's default."""
     login_seconds: float = attrs.field(default=10.0, validator=validators.gt(0))
     """From the connection's first moment to connection.open."""
     frame_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """A frame begun is finished within."""
-    frame_bytes_max: int = _amount(128 * KIB, 4096, MIB)
+    frame_bytes_max: int = limit(128 * KIB, 4096, MIB)
     """A frame with its eight bytes around the payload; clients may ask for less. RabbitMQ's default."""
-    channels_max: int = _amount(2047, 1, 65535)
+    channels_max: int = limit(2047, 1, 65535)
     """On one connection. RabbitMQ's default."""
-    message_bytes_max: int = _amount(16 * MIB - 1, 1, 16 * MIB - 1)
+    message_bytes_max: int = limit(16 * MIB - 1, 1, 16 * MIB - 1)
     """One body: what DMP's 24-bit lengths can say."""
-    exchanges_max: int = _amount(10_000, 16, 1_000_000)
-    queues_max: int = _amount(50_000, 1, 1_000_000)
-    bindings_max: int = _amount(200_000, 1, 10_000_000)
-    consumers_max: int = _amount(4096, 1, 65535)
+    exchanges_max: int = limit(10_000, 16, 1_000_000)
+    queues_max: int = limit(50_000, 1, 1_000_000)
+    bindings_max: int = limit(200_000, 1, 10_000_000)
+    consumers_max: int = limit(4096, 1, 65535)
     """On one connection."""
-    unacked_max: int = _amount(100_000, 1, 10_000_000)
+    unacked_max: int = limit(100_000, 1, 10_000_000)
     """On one channel, where it has set no lower prefetch: then deliveries wait for acknowledgements."""
-    leases_max: int = _amount(10_000, 1, 1_000_000)
+    leases_max: int = limit(10_000, 1, 1_000_000)
     """Of all applications together, not used yet."""
-    feed_bytes_max: int = _amount(8 * MIB, 4096, 1 << 32)
+    feed_bytes_max: int = limit(8 * MIB, 4096, 1 << 32)
     """What a feed's connection may have unsent; what is more waits in its queue."""
-    memory_bytes_max: int = _amount(512 * MIB, MIB, 1 << 50)
+    memory_bytes_max: int = limit(512 * MIB, MIB, 1 << 50)
     """All waiting messages together. Above it publishers' connections are not read until a tenth is free;
     a publish from one that itself holds unacknowledged messages, which would then never be read, is
     refused."""
-    hot_bytes: int = _amount(128 * MIB, 0, 1 << 50)
+    hot_bytes: int = limit(128 * MIB, 0, 1 << 50)
     """Of these, as long as durable queues have what came on disk: above it what is behind a queue's front is
     there alone, and is read back when its turn comes."""
-    queue_warn_messages: int = _amount(0, 0, 1 << 40)
+    queue_warn_messages: int = limit(0, 0, 1 << 40)
     """Ready messages above which a queue is logged and counted, once until it has halved; 0: none."""
-    queue_drop_messages: int = _amount(0, 0, 1 << 40)
+    queue_drop_messages: int = limit(0, 0, 1 << 40)
     """Ready messages above which a queue drops what comes new, counted; 0: none."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[dmp.tls]`: instead of `[tls]`."""

@@ -8,6 +8,7 @@ import attrs
 from attrs import validators
 
 from dms.wire import Refusal, name_untrusted
+from shared.limits import limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
 
@@ -16,10 +17,6 @@ MIB = 1024 * 1024
 MS_MAX = 10 * 365 * 86_400_000
 """Ten years: a longer time is a mistake."""
 DEPTH_MAX = 1_000_000_000
-
-
-def _amount(default: int, least: int, most: int) -> Any:
-    return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
 
 
 def _optional(least: int, most: int) -> Any:
@@ -64,7 +61,7 @@ class QueueSettings:
 class DmsSettings:
     """Section `[dms]`. A queue's durability is fixed when it is made."""
 
-    port: int = _amount(9090, 0, 65535)
+    port: int = limit(9090, 0, 65535)
     persist: bool = True
     """Keep queues on disk. False: all in memory, nothing is written, all is gone at exit."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
@@ -72,17 +69,17 @@ class DmsSettings:
     disk_failed: Literal["strict", "best-effort"] = "strict"
     """Once nothing can be written any more. `strict`: a request that would write is answered with INTERNAL.
     `best-effort`: queues go on in memory, each such answer counted."""
-    depth: int = _amount(10_000, 1, DEPTH_MAX)
+    depth: int = limit(10_000, 1, DEPTH_MAX)
     """Messages in a queue, held deliveries counted."""
     consume_seconds: float = attrs.field(default=30.0, validator=[validators.gt(0), validators.le(86_400)])
     """How long a CONSUME waits."""
-    queues_max: int = _amount(128, 1, 1_000_000)
-    clients_max: int = _amount(256, 1, 1_000_000)
-    credits_max: int = _amount(4096, 1, 65_536)
+    queues_max: int = limit(128, 1, 1_000_000)
+    clients_max: int = limit(256, 1, 1_000_000)
+    credits_max: int = limit(4096, 1, 65_536)
     """CONSUMEs that may wait on one connection: so much may be pushed to a peer that has stopped reading."""
     frame_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """From a frame's first byte to its last."""
-    hot_bytes: int = _amount(64 * MIB, 0, 1 << 40)
+    hot_bytes: int = limit(64 * MIB, 0, 1 << 40)
     """Bodies that all durable queues together keep in memory; the rest is read back when its turn comes."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[dms.tls]`: instead of `[tls]`."""

@@ -1,33 +1,30 @@
 """KqueueMsgQ's settings: section `[kqmsgq]`."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 from attrs import validators
 
+from shared.limits import limit
 from shared.net.settings import TlsSettings
 
 MIB = 1024 * 1024
-
-
-def _amount(default: int, least: int, most: int) -> Any:
-    return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
 
 
 @attrs.frozen
 class KqmsgqSettings:
     """Section `[kqmsgq]`. Nothing of it is on disk: queues are names, and messages pass through memory."""
 
-    port: int = _amount(8000, 0, 65535)
-    name_bytes_max: int = _amount(4096, 0, 65535)
+    port: int = limit(8000, 0, 65535)
+    name_bytes_max: int = limit(4096, 0, 65535)
     """A queue's name."""
-    message_bytes_max: int = _amount(16 * MIB, 0, 1024 * MIB)
+    message_bytes_max: int = limit(16 * MIB, 0, 1024 * MIB)
     """One message."""
-    consumer_bytes_max: int = _amount(8 * MIB, 1, 1024 * MIB)
+    consumer_bytes_max: int = limit(8 * MIB, 1, 1024 * MIB)
     """What waits for a consumer that does not read, beside one message, however large."""
     slow_consumer: Literal["drop", "disconnect"] = "drop"
     """Above that: `drop` its oldest whole messages, or `disconnect` it."""
-    subscriptions_max: int = _amount(10_000, 1, 10_000_000)
+    subscriptions_max: int = limit(10_000, 1, 10_000_000)
     """Of one consumer; each holds its name in memory."""
     event_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """For an event from its first byte to its last; between events a connection may be silent for ever."""

@@ -7,15 +7,12 @@ from typing import Any
 import attrs
 from attrs import validators
 
+from shared.limits import limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability, Retention
 
 KIB = 1024
 MIB = 1024 * 1024
-
-
-def _amount(default: int, least: int, most: int) -> Any:
-    return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
 
 
 def _no_less(least: int) -> Any:
@@ -35,28 +32,28 @@ class TopicSettings:
 class LogmqSettings:
     """Section `[logmq]`. A topic's durability is fixed when it is made; retention follows the settings."""
 
-    port: int = _amount(8080, 0, 65535)
+    port: int = limit(8080, 0, 65535)
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
     """When a write is answered: `always` (it is on disk), `interval:50ms`, `none`."""
-    message_bytes_max: int = _amount(MIB, 1, 4 * MIB)
+    message_bytes_max: int = limit(MIB, 1, 4 * MIB)
     """One message, and the whole of a BATCH. Kafka's default too; larger bodies belong beside a
     broker, not in it. (4 MiB at most: what is appended at once must fit one batch of the journal.)"""
-    topics_max: int = _amount(100_000, 1, 10_000_000)
-    commits_max: int = _amount(100_000, 1, 10_000_000)
+    topics_max: int = limit(100_000, 1, 10_000_000)
+    commits_max: int = limit(100_000, 1, 10_000_000)
     """Committed offsets that are kept, one for each group and topic."""
-    writers_max: int = _amount(1024, 1, 100_000)
+    writers_max: int = limit(1024, 1, 100_000)
     """BATCH writers that are remembered; the one that has been silent longest is forgotten for a new one."""
-    fetch_bytes_max: int = _amount(64 * MIB, 1, 64 * MIB)
+    fetch_bytes_max: int = limit(64 * MIB, 1, 64 * MIB)
     """Most bytes of one FETCH; more is asked for, less is given."""
-    fetch_wait_ms_max: int = _amount(60_000, 0, 3_600_000)
+    fetch_wait_ms_max: int = limit(60_000, 0, 3_600_000)
     """Longest wait of a FETCH."""
     line_seconds: float = attrs.field(default=300.0, validator=validators.gt(0))
     """For a line from its first byte to its end: people type."""
     body_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """For the bytes that follow an APPEND or BATCH line: programs do not."""
-    retention_bytes: int = _amount(0, 0, 1 << 62)
+    retention_bytes: int = limit(0, 0, 1 << 62)
     """Of each topic; older records go. 0: keep all."""
-    retention_ms: int = _amount(0, 0, 1 << 62)
+    retention_ms: int = limit(0, 0, 1 << 62)
     """Age at which records go. 0: keep all."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[logmq.tls]`: instead of `[tls]`."""

@@ -1,46 +1,43 @@
 """Pub/sub's settings: section `[pubsub]`."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 from attrs import validators
 
+from shared.limits import limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
 
 MIB = 1024 * 1024
 
 
-def _amount(default: int, least: int, most: int) -> Any:
-    return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
-
-
 @attrs.frozen
 class PubsubSettings:
     """Section `[pubsub]`. Subscriptions are on disk; messages pass through memory."""
 
-    port: int = _amount(7070, 0, 65535)
+    port: int = limit(7070, 0, 65535)
     """Of both, TCP and UDP."""
     allow: tuple[str, ...] = ()
     """Networks whose datagrams are taken. Empty: everybody's, which is allowed on loopback only. A sender's
     address can be forged."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("interval:50ms"))
     """Of subscriptions. No command is answered, so nobody waits for the disk."""
-    subscriber_bytes_max: int = _amount(64 * MIB, 1, 1024 * MIB)
+    subscriber_bytes_max: int = limit(64 * MIB, 1, 1024 * MIB)
     """What waits for a subscriber that does not read."""
     slow_subscriber: Literal["drop", "disconnect"] = "drop"
     """Above that: `drop` its oldest messages, or `disconnect` it."""
-    sessions_max: int = _amount(100_000, 1, 10_000_000)
+    sessions_max: int = limit(100_000, 1, 10_000_000)
     """Clients that are connected or have subscriptions."""
-    subscriptions_max: int = _amount(1_000, 1, 1_000_000)
+    subscriptions_max: int = limit(1_000, 1, 1_000_000)
     """Of one client."""
-    subscriptions_total_max: int = _amount(2_000_000, 1, 100_000_000)
+    subscriptions_total_max: int = limit(2_000_000, 1, 100_000_000)
     """Of all clients: each takes about a kilobyte of memory."""
-    kept_messages_max: int = _amount(10_000, 0, 1_000_000)
+    kept_messages_max: int = limit(10_000, 0, 1_000_000)
     """For one client that is away."""
-    kept_bytes_max: int = _amount(16 * MIB, 0, 1024 * MIB)
+    kept_bytes_max: int = limit(16 * MIB, 0, 1024 * MIB)
     """The same in bytes, without the padding of frames."""
-    kept_bytes_total_max: int = _amount(256 * MIB, 0, 1024 * 1024 * MIB)
+    kept_bytes_total_max: int = limit(256 * MIB, 0, 1024 * 1024 * MIB)
     """For all clients that are away."""
     command_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """For the client id, from the connection on, and for a command from its first byte to its last."""

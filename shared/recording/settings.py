@@ -1,18 +1,12 @@
 """The settings of recording, each with its default and its reason; section `[record]`."""
 
-from typing import Any
-
 import attrs
-from attrs import validators
 
+from shared.limits import limit
 from shared.storage.settings import Durability, Retention
 
 MIB = 1 << 20
 GIB = 1 << 30
-
-
-def _amount(default: int, least: int, most: int) -> Any:
-    return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
 
 
 @attrs.frozen
@@ -25,11 +19,11 @@ class RecordSettings:
     """Nobody waits for what is recorded, so this is `interval:50ms` whatever `[serve]` says; its bytes
     are written once, around the journal. `always` goes through the journal and syncs with every batch; `none`
     is not synced, and a power cut may cost more."""
-    retention_bytes: int = _amount(GIB, MIB, 1 << 62)
+    retention_bytes: int = limit(GIB, MIB, 1 << 62)
     """Of each protocol; older blocks go. Never 0: what is recorded unasked-for must not fill a disk."""
-    retention_ms: int = _amount(7 * 24 * 3600 * 1000, 1, 1 << 62)
+    retention_ms: int = limit(7 * 24 * 3600 * 1000, 1, 1 << 62)
     """Age at which blocks go."""
-    pending_bytes_max: int = _amount(64 * MIB, 1, GIB)
+    pending_bytes_max: int = limit(64 * MIB, 1, GIB)
     """Of each protocol, waiting for the disk; beside them one block, however large. What comes then is not
     recorded: the protocol never waits. 64 MiB: what a fast protocol brings while a disk stalls for a fifth
     of a second; it is used only then."""
