@@ -20,11 +20,11 @@ from kqmsgq.wire import (
     WireError,
     message_end,
     name_end,
-    printable,
 )
 from shared.net.begun import Begun
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
+from shared.printable import printable
 from shared.recording.recorder import Track
 
 LARGE_BYTES = 64 * 1024

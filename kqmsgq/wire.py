@@ -9,6 +9,7 @@ from enum import StrEnum
 import attrs
 
 from shared.errors import RemoteProtocolError
+from shared.printable import printable
 
 PRODUCE = b"produce"
 CONSUME = b"consume"
@@ -110,8 +111,3 @@ def take_messages(data: Buffer, name_bytes_max: int, message_bytes_max: int) -> 
         found.append(Message(queue, bytes(data[after_name + LENGTH_BYTES : end])))
         at = end
     return found, at
-
-
-def printable(data: Buffer, most: int = 64) -> str:
-    """A peer's bytes, fit for a log: quoted, escaped, cut short."""
-    return repr(bytes(data[:most]))[1:] + ("..." if len(data) > most else "")

@@ -18,6 +18,7 @@ from shared.errors import (
     OutOfRange,
     StoreError,
 )
+from shared.printable import printable
 
 NUMBER_MAX = 2**63 - 1
 NAME_BYTES_MAX = 200
@@ -142,11 +143,6 @@ def name_untrusted(name: bytes, what: str) -> str:
 
 
 _NAMES = "a name is 1 to 200 of A-Z a-z 0-9 . _ - and does not start with a dot"
-
-
-def printable(data: bytes, most: int = 64) -> str:
-    """A peer's bytes, fit for an ERR line or a log: quoted, escaped, cut short."""
-    return repr(data[:most])[1:] + ("..." if len(data) > most else "")
 
 
 def refusal_for(error: StoreError) -> Refusal:

@@ -11,6 +11,7 @@ from enum import IntEnum, StrEnum
 import attrs
 
 from shared.errors import RemoteProtocolError
+from shared.printable import printable
 
 ID_BYTES = 11
 ID_CHARACTERS_MAX = 10
@@ -256,11 +257,6 @@ def line(message: Message) -> bytes:
         Kind(message.kind).name.encode(),
         value,
     )
-
-
-def printable(data: Buffer, most: int = 64) -> str:
-    """A peer's bytes, fit for a log: quoted, escaped, cut short."""
-    return repr(bytes(data[:most]))[1:] + ("..." if len(data) > most else "")
 
 
 def _signed(value: int, what: str) -> bytes:
