@@ -9,23 +9,33 @@ from collections.abc import Sequence
 
 import attrs
 
-from shared.errors import BrokerError, ConfigError, StoreFormat, StoreInUse
+from shared.errors import (
+    EXIT_LOST,
+    EXIT_MISSING,
+    EXIT_TEMPORARY,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    BrokerError,
+    ConfigError,
+    StoreFormat,
+    StoreInUse,
+)
 
 
 class ExitCode(enum.IntEnum):
     OK = 0
     FAILED = 1
     """The work could not be done (a final sync that failed, a refused request)."""
-    USAGE = 2
-    MISSING = 66
+    USAGE = EXIT_USAGE
+    MISSING = EXIT_MISSING
     """What the verb is about is not there."""
-    UNAVAILABLE = 69
+    UNAVAILABLE = EXIT_UNAVAILABLE
     """The verb needs a running server, and none runs."""
     DATA_FOLDER = 73
     """Locked by another process, not writable, or written by a newer version."""
-    LOST = 74
+    LOST = EXIT_LOST
     """The connection to a server was lost: what was not answered may or may not have been done."""
-    TEMPORARY = 75
+    TEMPORARY = EXIT_TEMPORARY
     """Nothing is wrong: the same may work later."""
     CONFIGURATION = 78
     """A setting, or an address to bind, cannot be used."""

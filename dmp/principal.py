@@ -16,7 +16,7 @@ from dmp.amqp.methods import FRAME_HEAD, METHOD, Direct, decode_untrusted, encod
 from dmp.amqp.packing import BODY, FRAME_OVERHEAD, HEADER, HEARTBEAT, header_untrusted
 from dmp.door import AMQP_HEADER
 from dmp.refusals import Refusal
-from shared.errors import BrokerError, RemoteProtocolError
+from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 from shared.net.dial import Address, Disconnected
 
 RECEIVE_BYTES = 64 * 1024
@@ -44,7 +44,7 @@ class Refused(BrokerError):
 class NotThere(Refused):
     """404: no such exchange, queue, sink or feed."""
 
-    exit_code = 66
+    exit_code = EXIT_MISSING
 
 
 def refused(code: int, text: str) -> Refused:

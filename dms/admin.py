@@ -14,7 +14,7 @@ from dms.messages import Letter
 from dms.queue import Queue
 from dms.records import Kind, Reason
 from dms.wire import Refusal, Status, malformed
-from shared.errors import BrokerError, StoreError
+from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.plug import Verb
 from shared.storage.log import read_records
 
@@ -26,7 +26,7 @@ MOVED_AT_ONCE = 500
 class FileMissing(BrokerError):
     """There is no such file to import."""
 
-    exit_code = 66
+    exit_code = EXIT_MISSING
 
 
 class Admin:

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from dms.wire import Status
-from shared.errors import BrokerError
+from shared.errors import EXIT_MISSING, EXIT_TEMPORARY, BrokerError
 
 
 class DmsError(BrokerError):
@@ -35,14 +35,14 @@ class QueueFull(DmsError):
     """The queue holds as many messages as it may; later it may take this one."""
 
     of_status = Status.QUEUE_FULL
-    exit_code = 75
+    exit_code = EXIT_TEMPORARY
 
 
 class QueueNotFound(DmsError):
     """There is no such queue, or there is none any more."""
 
     of_status = Status.QUEUE_NOT_FOUND
-    exit_code = 66
+    exit_code = EXIT_MISSING
 
 
 class QueueExists(DmsError):
@@ -55,7 +55,7 @@ class Timeout(DmsError):
     """No message came in the time that the server lets a CONSUME wait."""
 
     of_status = Status.TIMEOUT
-    exit_code = 75
+    exit_code = EXIT_TEMPORARY
 
 
 class ProtocolError(DmsError):

@@ -12,7 +12,7 @@ import attrs
 
 from logmq.runs import HEADER_BYTES
 from logmq.wire import NUMBER_MAX
-from shared.errors import BrokerError, RemoteProtocolError
+from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 LINE_BYTES_MAX = 64 * 1024
 """Of any line but MESSAGE: the longest, HELP's, has less than 1 KiB."""
@@ -36,7 +36,7 @@ class LogmqError(BrokerError):
 class NoTopic(LogmqError):
     """There is no such topic, or there is none any more."""
 
-    exit_code = 66
+    exit_code = EXIT_MISSING
 
 
 @attrs.frozen

@@ -4,12 +4,19 @@ from typing import ClassVar
 
 import attrs
 
+EXIT_USAGE = 2
+EXIT_MISSING = 66
+EXIT_UNAVAILABLE = 69
+EXIT_LOST = 74
+EXIT_TEMPORARY = 75
+"""Exit codes that errors below the host ask for; `brokers.errors.ExitCode` says what each means."""
+
 
 class BrokerError(Exception):
     """The root. What is not one of these is a bug, and is logged with its traceback."""
 
     exit_code: ClassVar[int | None] = None
-    """How a command ends that it ended, where scripts should be able to tell; None: as the host has it."""
+    """That of a command which this error ends, so that scripts can tell; None: the host decides."""
 
 
 @attrs.define(eq=False)
@@ -25,17 +32,6 @@ class RemoteProtocolError(BrokerError):
 
 class LocalProtocolError(BrokerError):
     """We called a protocol's code wrongly: a bug on this side."""
-
-
-@attrs.define(eq=False)
-class LimitExceeded(BrokerError):
-    """A bound was met; `limit` names the setting, `got` is what was asked for."""
-
-    limit: str
-    got: int
-
-    def __str__(self) -> str:
-        return f"{self.limit} exceeded: {self.got}"
 
 
 @attrs.define(eq=False)
@@ -55,7 +51,7 @@ class UsageError(BrokerError):
 
     argument: str
     text: str
-    exit_code: ClassVar[int] = 2
+    exit_code: ClassVar[int] = EXIT_USAGE
 
     def __str__(self) -> str:
         return f"{self.argument}: {self.text}"
@@ -88,7 +84,7 @@ class StoreFormat(StoreError):
 class LogMissing(StoreError):
     """There is no such log."""
 
-    exit_code: ClassVar[int] = 66
+    exit_code: ClassVar[int] = EXIT_MISSING
 
 
 class LogDeleted(StoreError):
