@@ -11,7 +11,7 @@ from dmp.client import Message, open_feed, open_sink
 from shared import options
 from shared.commands import bodies_shown, lost_is_refused, send_given
 from shared.errors import UsageError
-from shared.options import DataDir, Json, Max, Messages, Whole, flag
+from shared.options import DataDir, Json, Max, Messages, Raw, Whole
 from shared.plug import ServeRequest, VerbRequest
 
 app = App(
@@ -112,7 +112,7 @@ async def get(
         Parameter(help="EXCHANGE:KEY, one or more.", negative="", consume_multiple=True, show_default=False),
     ] = None,
     max_: Max = None,
-    raw: Annotated[bool, flag("The messages' bytes as they are, nothing between.")] = False,
+    raw: Raw = False,
     server: Server = LOCAL,
     json: Json = False,
 ) -> AsyncIterable[Any]:

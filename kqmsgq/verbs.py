@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
@@ -12,7 +11,7 @@ from kqmsgq.client import Message, open_consumer, open_producer
 from shared import options
 from shared.commands import bodies_shown, lost_is_refused, send_given
 from shared.errors import UsageError
-from shared.options import Json, Max, Messages, Whole, flag
+from shared.options import DataDir, Json, Max, Messages, Raw, Whole, flag
 from shared.plug import ServeRequest, VerbRequest
 
 app = App(
@@ -92,11 +91,9 @@ async def consume(
     queue: Annotated[
         tuple[str, ...], Parameter(name=("--queue", "-q"), help="A queue; repeatable.", negative="")
     ] = (),
-    all_: Annotated[
-        bool, Parameter(name="--all", help="All queues.", negative="", show_default=False)
-    ] = False,
+    all_: Annotated[bool, flag("All queues.", "--all")] = False,
     max_: Max = None,
-    raw: Annotated[bool, flag("The messages' bytes as they are, nothing between.")] = False,
+    raw: Raw = False,
     server: Server = LOCAL,
     json: Json = False,
 ) -> AsyncIterable[Any]:
@@ -137,7 +134,7 @@ async def consume(
 def consumers(
     *,
     dropped: Annotated[bool, flag("Only those that lost messages because they did not read.")] = False,
-    data_dir: Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)] = None,
+    data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """List the consumers: their subscriptions, what waits for them, what they lost.

@@ -5,7 +5,6 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
@@ -16,7 +15,7 @@ from logmq.client import Client, LogmqError, Record, Unreachable, connect
 from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.options import Json, Max, flag
+from shared.options import DataDir, Json, Max, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 from shared.reader import Reader

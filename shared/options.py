@@ -49,6 +49,7 @@ Messages = Annotated[
     ),
 ]
 Whole = Annotated[bool, flag("All of standard input is one message.")]
+Raw = Annotated[bool, flag("The messages' bytes as they are, nothing between.")]
 Tls = Annotated[bool, flag("Speak TLS.")]
 Ca = Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")]
 
