@@ -63,5 +63,5 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
     return None
 
 
-LOG = RecordedLog("dmp", {RECORDED_MESSAGES: Codec(walk)})
+LOG = RecordedLog("dmp", Codec(RECORDED_MESSAGES, walk))
 TABLES: Sequence[Table] = LOG.tables()

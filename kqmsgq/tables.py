@@ -48,5 +48,5 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
     return None
 
 
-LOG = RecordedLog("kqmsgq", {RECORDED_MESSAGES: Codec(walk)})
+LOG = RecordedLog("kqmsgq", Codec(RECORDED_MESSAGES, walk))
 TABLES: Sequence[Table] = LOG.tables()

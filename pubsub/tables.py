@@ -22,7 +22,7 @@ from pubsub.wire import (
 from shared.recording.blocks import Block
 from shared.recording.rows import Codec, Rows, Runs, texts, unsigned
 from shared.recording.tables import RecordedLog, columns_of
-from shared.tables import KEPT, PLACES, Table, kept_schema, places_schema, time_type
+from shared.tables import KEPT, PLACES, Table, kept_schema, places_schema, schema_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,22 +30,14 @@ if TYPE_CHECKING:
     from shared.recording.rows import Bytes, Numbers
 
 READINGS = "readings"
-READINGS_SCHEMA = pa.schema(
-    [
-        ("log", pa.string()),
-        ("offset", pa.int64()),
-        ("time", time_type()),
-        ("protocol", pa.string()),
-        ("name", pa.string()),
-        ("key", pa.string()),
-        ("source", pa.string()),
-        ("int_value", pa.int64()),
-        ("short_real_value", pa.decimal128(5, 2)),
-        ("float_value", pa.float64()),
-        ("string_value", pa.string()),
-        ("value", pa.float64()),
-        ("fault", pa.string()),
-    ]
+READINGS_SCHEMA = schema_of(
+    *("log", "offset", "time", "protocol", "name", "key", "source"),
+    ("int_value", pa.int64()),
+    ("short_real_value", pa.decimal128(5, 2)),
+    ("float_value", pa.float64()),
+    ("string_value", pa.string()),
+    ("value", pa.float64()),
+    "fault",
 )
 """`name`: the topic; `key`: the type's name. One of the four is not null; `value` is that of any number."""
 
@@ -111,7 +103,7 @@ class _Values:
             least[kind] = size
         good = self._size >= least[kinds]
         self._of = {kind: np.flatnonzero(good & (kinds == kind)) for kind in Kind}
-        self.faults = self._told(np.flatnonzero(~good), kinds)
+        self.faults = self._faults(np.flatnonzero(~good), kinds)
         ints, floats = self._ints(), self._floats()
         hundredths = self._digits(Kind.SHORT_REAL, 0, 2)
         self.columns = {
@@ -126,7 +118,7 @@ class _Values:
         value[self._of[Kind.FLOAT]] = floats
         self.value = pa.array(value, mask=np.isnan(value))
 
-    def _told(self, bad: "Numbers", kinds: "Numbers") -> pa.Array:
+    def _faults(self, bad: "Numbers", kinds: "Numbers") -> pa.Array:
         """Why a message has no value; null for those that have one."""
         if not len(bad):
             return pa.nulls(len(kinds), pa.string())
@@ -178,7 +170,7 @@ def _as_hundredths(numbers: "Numbers") -> pa.Array:
 
 LOG = RecordedLog(
     "pubsub",
-    {RECORDED_FRAMES: Codec(walk, ends_at_nul=frozenset({"name", "source"}), key=kind_names)},
+    Codec(RECORDED_FRAMES, walk, ends_at_nul=frozenset({"name", "source"}), key=kind_names),
 )
 TABLES: Sequence[Table] = (
     LOG.table(

@@ -82,56 +82,36 @@ def tables_of(plug: "Plug") -> Sequence[Table]:
     return found
 
 
+def schema_of(*columns: "str | tuple[str, pa.DataType]") -> "pa.Schema":
+    """These columns, in this order: those listed above by name alone, a table's own with their types."""
+    import pyarrow as pa
+
+    text, number = pa.string(), pa.int64()
+    types = {
+        **dict.fromkeys(("log", "protocol", "name", "key", "source", "fault"), text),
+        **dict.fromkeys(("offset", "messages", "bytes"), number),
+        "time": time_type(),
+        "payload": pa.binary(),
+    }
+    return pa.schema([(each, types[each]) if isinstance(each, str) else each for each in columns])
+
+
 def records_schema() -> "pa.Schema":
     """What the source gives and `decode` takes: one row a record, `timestamp` from the log's index."""
     import pyarrow as pa
 
-    return pa.schema(
-        [
-            ("topic", pa.string()),
-            ("offset", pa.int64()),
-            ("timestamp", time_type()),
-            ("value", pa.binary()),
-        ]
-    )
+    return schema_of(("topic", pa.string()), "offset", ("timestamp", time_type()), ("value", pa.binary()))
 
 
 def recorded_schema() -> "pa.Schema":
     """Of the table `recorded`."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("log", pa.string()),
-            ("offset", pa.int64()),
-            ("time", time_type()),
-            ("protocol", pa.string()),
-            ("name", pa.string()),
-            ("key", pa.string()),
-            ("source", pa.string()),
-            ("payload", pa.binary()),
-            ("fault", pa.string()),
-        ]
-    )
+    return schema_of("log", "offset", "time", "protocol", "name", "key", "source", "payload", "fault")
 
 
 def volumes_schema() -> "pa.Schema":
     """Of the table `volumes`: added up as far as one batch allows, so rows of the same name and time may come
     again and are to be summed."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("log", pa.string()),
-            ("time", time_type()),
-            ("protocol", pa.string()),
-            ("name", pa.string()),
-            ("key", pa.string()),
-            ("messages", pa.int64()),
-            ("bytes", pa.int64()),
-            ("fault", pa.string()),
-        ]
-    )
+    return schema_of("log", "time", "protocol", "name", "key", "messages", "bytes", "fault")
 
 
 def places_schema() -> "pa.Schema":
@@ -143,20 +123,15 @@ def places_schema() -> "pa.Schema":
     """
     import pyarrow as pa
 
-    return pa.schema(
-        [
-            ("log", pa.string()),
-            ("offset", pa.int64()),
-            ("time", time_type()),
-            ("protocol", pa.string()),
-            ("reader", pa.string()),
-            ("name", pa.string()),
-            ("read_namespace", pa.string()),
-            ("log_id", pa.int64()),
-            ("position", pa.int64()),
-            ("ended", pa.bool_()),
-            ("fault", pa.string()),
-        ]
+    return schema_of(
+        *("log", "offset", "time", "protocol"),
+        ("reader", pa.string()),
+        "name",
+        ("read_namespace", pa.string()),
+        ("log_id", pa.int64()),
+        ("position", pa.int64()),
+        ("ended", pa.bool_()),
+        "fault",
     )
 
 
@@ -164,18 +139,8 @@ def kept_schema() -> "pa.Schema":
     """Of the table `kept`: so many messages, and bytes, wait for `reader`."""
     import pyarrow as pa
 
-    return pa.schema(
-        [
-            ("log", pa.string()),
-            ("offset", pa.int64()),
-            ("time", time_type()),
-            ("protocol", pa.string()),
-            ("reader", pa.string()),
-            ("messages", pa.int64()),
-            ("bytes", pa.int64()),
-            ("fault", pa.string()),
-        ]
-    )
+    reader = "reader", pa.string()
+    return schema_of("log", "offset", "time", "protocol", reader, "messages", "bytes", "fault")
 
 
 def time_type() -> "pa.DataType":

@@ -29,7 +29,7 @@ from brokers.bench.servers import processor_seconds, server_process, serving
 from brokers.errors import ExitCode, Refusal
 from shared.options import Json
 from shared.recording import blocks
-from shared.recording.recorder import NAMESPACE
+from shared.recording.blocks import NAMESPACE
 from shared.storage.os_disk import OsDisk
 from shared.storage.settings import INTERVAL_SECONDS_DEFAULT
 from shared.storage.tools.logs import RecordRow, log_dump

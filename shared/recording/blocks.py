@@ -9,6 +9,8 @@ import struct
 
 import attrs
 
+NAMESPACE = "recorded"
+"""The folder of all recorded logs; each has its protocol's name."""
 VERSION = 1
 GAP = 0
 """The codec of a block that stands for messages which were not recorded."""

@@ -23,15 +23,13 @@ import trio
 from shared.errors import StoreError
 from shared.metrics import Sample
 from shared.recording import blocks
-from shared.recording.blocks import GAP
+from shared.recording.blocks import GAP, NAMESPACE
 from shared.recording.settings import RecordSettings
 from shared.storage.inventory import Namespace
 from shared.storage.log import Log
 from shared.storage.store import Store, Ticket
 
-NAMESPACE = "recorded"
-"""The folder of all recorded logs; each has its protocol's name."""
-TELL_SECONDS = 10.0
+WARN_SECONDS = 10.0
 """A recorder that leaves things out says so at once, and then not more often."""
 HELD_BYTES = 1024 * 1024
 HELD_SECONDS = 0.05
@@ -176,8 +174,8 @@ class Recorder:
         self.left_out_bytes = 0
         # Left out, and not marked in the log yet:
         self._gap_messages = self._gap_bytes = 0
-        self._told: float | None = None
-        self._untold = 0
+        self._warned_at: float | None = None  # monotonic
+        self._unwarned = 0  # messages left out since
 
     def track(self, codec: int, *, name: bytes = b"", source: bytes = b"") -> "Track":
         """A source of messages. `codec`: what its frames are, 1 to 255, as RECORDING.md lists them."""
@@ -278,17 +276,17 @@ class Recorder:
         self._gap_messages += messages
         self._gap_bytes += size
         self._recording.holds()  # the gap, which is marked even if nothing comes any more
-        self._untold += messages
+        self._unwarned += messages
         now = self._monotonic()
-        if self._told is None or now - self._told >= TELL_SECONDS:
-            self._told = now
+        if self._warned_at is None or now - self._warned_at >= WARN_SECONDS:
+            self._warned_at = now
             self._report.warning(
                 "what passes through is not all recorded",
                 reason=reason,
-                messages=self._untold,
+                messages=self._unwarned,
                 **({"error": why} if why else {}),
             )
-            self._untold = 0
+            self._unwarned = 0
 
     def _append(self, log: Log, head: bytes, frames: Buffer, count: int, messages: int, size: int) -> None:
         """So many records: whole in `head`, or one that ends with `frames`."""

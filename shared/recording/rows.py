@@ -12,8 +12,8 @@ block that could be read.
 """
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 import numpy as np
@@ -71,12 +71,25 @@ and the block's head; it returns what is wrong with the first frame that it cann
 
 @attrs.frozen
 class Codec:
-    """What the frames of a block are. `ends_at_nul`: fields that end at their first NUL, if they have one.
-    `key`: what the bytes of keys are as text."""
+    """What the frames of a protocol's blocks are. `number`: what its blocks call it (RECORDING.md).
 
+    `ends_at_nul`: fields that end at their first NUL, if they have one. `key`: from keys' bytes to text.
+    """
+
+    number: int
     walk: Walk
     ends_at_nul: frozenset[str] = frozenset()
     key: "Callable[[pa.Array], pa.Array] | None" = None
+
+
+class _Fault(NamedTuple):
+    """What cannot be read. `record`: its number in the batch. `messages`, `bytes`: how many are missing, or
+    NOWHERE where that is not known."""
+
+    record: int
+    what: str
+    messages: int
+    bytes: int
 
 
 class Rows:
@@ -86,7 +99,7 @@ class Rows:
     `places` has no entries for them.
     """
 
-    def __init__(self, batch: pa.RecordBatch, protocol: str, codecs: Mapping[int, Codec]) -> None:
+    def __init__(self, batch: pa.RecordBatch, protocol: str, codec: Codec) -> None:
         self._batch = batch
         self._protocol, self._own = protocol, protocol.encode()
         value = batch.column("value")
@@ -96,10 +109,8 @@ class Rows:
         self._memory = memoryview(self._buffer)
         self.data: Bytes = np.frombuffer(self._memory, np.uint8)
         self._heads: list[Block | None] = []
-        self._faults: list[
-            tuple[int, str, int, int]
-        ] = []  # record, what, messages and bytes that are missing
-        self._codec = codecs
+        self._faults: list[_Fault] = []
+        self._codec = codec
         runs = Runs()
         done = 0
         sizes = []
@@ -115,35 +126,32 @@ class Rows:
         payload = bytes(self._memory[at:end])
         try:
             head = blocks.unpack(payload)
-            codec = self._codec_of(head)
+            self._check(head)
         except BadBlock as bad:
             self._heads.append(None)
             self._fault(number, str(bad))
             return
         self._heads.append(head)
         frames = payload[head.frames_at :]
-        if codec is None:
+        if head.codec == GAP:
             self._gap(number, head, frames)
             return
         before = runs.messages
-        wrong = codec.walk(self.data, frames, at + head.frames_at, head, runs)
+        wrong = self._codec.walk(self.data, frames, at + head.frames_at, head, runs)
         found = runs.messages - before
         if wrong is None and found != head.messages:
             wrong = f"{found} messages where its head says {head.messages}"
         if wrong is not None:
             self._fault(number, wrong)
 
-    def _codec_of(self, head: Block) -> Codec | None:
-        """None: a gap. Raises BadBlock."""
+    def _check(self, head: Block) -> None:
+        """Raises BadBlock for one that this protocol does not write."""
         if head.protocol != self._own:
             raise BadBlock(f"it is of the protocol {head.protocol.decode(errors='backslashreplace')}")
         if head.time_us > TIME_US_MAX:
             raise BadBlock("its time")
-        if head.codec == GAP:
-            return None
-        if head.codec not in self._codec:
+        if head.codec not in (GAP, self._codec.number):
             raise BadBlock(f"codec {head.codec}")
-        return self._codec[head.codec]
 
     def _gap(self, number: int, head: Block, frames: Raw) -> None:
         if len(frames) != GAP_BYTES.size:
@@ -153,7 +161,7 @@ class Rows:
         self._fault(number, NOT_RECORDED, head.messages, min(size, np.iinfo(np.int64).max))
 
     def _fault(self, number: int, what: str, messages: int = NOWHERE, size: int = NOWHERE) -> None:
-        self._faults.append((number, what, messages, size))
+        self._faults.append(_Fault(number, what, messages, size))
 
     def _place(self, runs: "Numbers", sizes: Sequence[int]) -> None:
         """From runs to the places of every message's fields."""
@@ -166,7 +174,8 @@ class Rows:
             column = len(_RUN) + 2 * number
             self.places[field] = begins + runs[which, column], runs[which, column + 1]
         self._message_record = np.repeat(np.arange(len(sizes)), sizes)
-        record = np.concatenate([self._message_record, np.array([f[0] for f in self._faults], np.int64)])
+        of_faults = np.array([fault.record for fault in self._faults], np.int64)
+        record = np.concatenate([self._message_record, of_faults])
         # Rows by record, faults last; `_order` picks from messages followed by faults.
         self._order: Numbers = np.argsort(record, kind="stable")
         self.record: Numbers = record[self._order]
@@ -200,8 +209,7 @@ class Rows:
         return self._field("source", lambda head: head.source or None)
 
     def key(self) -> pa.Array:
-        codec = self._one_codec()
-        shown = codec.key if codec is not None and codec.key is not None else texts
+        shown = self._codec.key or texts
         _, size = self.places["key"]
         if (size == NOWHERE).all():
             return pa.nulls(len(self), pa.string())
@@ -212,14 +220,15 @@ class Rows:
 
     def bytes(self) -> pa.Array:
         """Of payloads; of a gap all that was left out, and null for other faults."""
-        return self._numbers(self.places["payload"][1], 3)
+        return self._numbers(self.places["payload"][1], [fault.bytes for fault in self._faults])
 
     def messages(self) -> pa.Array:
         """1 each; of a gap how many were left out, and null for other faults."""
-        return self._numbers(np.ones(len(self._message_record), np.int64), 2)
+        ones = np.ones(len(self._message_record), np.int64)
+        return self._numbers(ones, [fault.messages for fault in self._faults])
 
     def fault(self) -> pa.Array:
-        faults = pa.array([None, *(what for _, what, _, _ in self._faults)], pa.string())
+        faults = pa.array([None, *(fault.what for fault in self._faults)], pa.string())
         of = np.where(self.good, 0, self._order - len(self._message_record) + 1)
         return faults.take(pa.array(of))
 
@@ -228,9 +237,6 @@ class Rows:
         return self._spread(column)
 
     # -- how columns are made
-
-    def _one_codec(self) -> Codec | None:
-        return next(iter(self._codec.values()), None)
 
     def _field(self, field: str, of_block: Callable[[Block], Raw | None]) -> pa.Array:
         """Where frames have it, from there, else from the head of their block."""
@@ -245,8 +251,7 @@ class Rows:
     def _gathered(self, field: str) -> pa.Array:
         at, size = self.places[field]
         size = np.maximum(size, 0)
-        codec = self._one_codec()
-        if codec is not None and field in codec.ends_at_nul:
+        if field in self._codec.ends_at_nul:
             size = self.to_nul(at, size)
         return self.gather(at, size)
 
@@ -270,13 +275,18 @@ class Rows:
             return column
         return column.take(pa.array(self._order, mask=~self.good))
 
-    def _numbers(self, of_messages: "Numbers", of_fault: int) -> pa.Array:
-        missing = [fault[of_fault] for fault in self._faults]
-        values = np.concatenate([of_messages, np.array(missing, np.int64)])[self._order]
+    def _numbers(self, of_messages: "Numbers", of_faults: Sequence[int]) -> pa.Array:
+        values = np.concatenate([of_messages, np.array(of_faults, np.int64)])[self._order]
         return pa.array(values, pa.int64(), mask=values == NOWHERE)
 
 
 # -- for codecs and tables
+
+
+FEW = 32
+"""Where `repeats` finds fewer it has cost as much as reading these one by one."""
+TRY_AGAIN = 64
+"""After so little luck, that many frames are read one by one before it is asked again."""
 
 
 def repeats(data: "Bytes", at: int, stride: int, most: int, columns: Sequence[tuple[int, int]]) -> int:
@@ -296,11 +306,6 @@ def repeats(data: "Bytes", at: int, stride: int, most: int, columns: Sequence[tu
             break
         step *= 8
     return done
-
-
-FEW = 32
-TRY_AGAIN = 64
-"""Comparing costs as much as reading so few frames one by one; then it is not tried again for so many."""
 
 
 def texts(raw: pa.Array) -> pa.Array:

@@ -1,31 +1,19 @@
 """The tables that every recorded log has: `recorded`, `messages`, `volumes`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import attrs
 import pyarrow as pa
 
+from shared.recording.blocks import NAMESPACE
 from shared.recording.rows import Codec, Rows
-from shared.tables import RECORDED, VOLUMES, Table, recorded_schema, time_type, volumes_schema
+from shared.tables import RECORDED, VOLUMES, Table, recorded_schema, schema_of, volumes_schema
 from shared.volumes import added_up, per_minute
 
-NAMESPACE = "recorded"
-"""As `shared.recording.recorder` has it, which takes a store to import."""
 MESSAGES = "messages"
+Decode = Callable[[Rows], pa.RecordBatch]
 
-MESSAGES_SCHEMA = pa.schema(
-    [
-        ("log", pa.string()),
-        ("offset", pa.int64()),
-        ("time", time_type()),
-        ("protocol", pa.string()),
-        ("name", pa.string()),
-        ("key", pa.string()),
-        ("source", pa.string()),
-        ("bytes", pa.int64()),
-        ("fault", pa.string()),
-    ]
-)
+MESSAGES_SCHEMA = schema_of("log", "offset", "time", "protocol", "name", "key", "source", "bytes", "fault")
 """As `recorded`, with the payload's bytes counted instead of copied."""
 
 
@@ -34,12 +22,12 @@ class RecordedLog:
     """A protocol's recorded log and what its blocks hold."""
 
     protocol: str
-    codecs: Mapping[int, Codec]
+    codec: Codec
 
     def rows(self, batch: pa.RecordBatch) -> Rows:
-        return Rows(batch, self.protocol, self.codecs)
+        return Rows(batch, self.protocol, self.codec)
 
-    def table(self, name: str, summary: str, schema: pa.Schema, decode: "Decode", **more: object) -> Table:
+    def table(self, name: str, summary: str, schema: pa.Schema, decode: Decode) -> Table:
         """A table of the log; `decode` is applied to its rows."""
         return Table(
             name,
@@ -48,11 +36,16 @@ class RecordedLog:
             logs=self.protocol,
             schema=schema,
             decode=lambda batch: decode(self.rows(batch)),
-            **more,  # type: ignore[arg-type]
         )
 
     def tables(self) -> tuple[Table, ...]:
         """Those that every recorded log has."""
+        volumes = self.table(
+            VOLUMES,
+            "what passed through: messages and bytes by name, key and minute",
+            volumes_schema(),
+            _volumes,
+        )
         return (
             self.table(
                 RECORDED,
@@ -61,17 +54,8 @@ class RecordedLog:
                 _recorded,
             ),
             self.table(MESSAGES, "the same with sizes instead of payloads", MESSAGES_SCHEMA, _messages),
-            self.table(
-                VOLUMES,
-                "what passed through: messages and bytes by name, key and minute",
-                volumes_schema(),
-                _volumes,
-                gather=per_minute,
-            ),
+            attrs.evolve(volumes, gather=per_minute),
         )
-
-
-Decode = Callable[[Rows], pa.RecordBatch]
 
 
 def columns_of(rows: Rows, schema: pa.Schema, **own: pa.Array) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from shared.recording.blocks import Block, unpack
-from shared.recording.recorder import HELD_BYTES, HELD_SECONDS, SMALL_BYTES, TELL_SECONDS, Recorder, Recording
+from shared.recording.recorder import HELD_BYTES, HELD_SECONDS, SMALL_BYTES, WARN_SECONDS, Recorder, Recording
 from shared.recording.settings import MIB, RecordSettings
 from shared.storage.settings import Durability
 from shared.storage.store import Store
@@ -104,7 +104,7 @@ async def test_a_full_disk_leaves_out_and_says_so_then_the_log_has_a_gap() -> No
             track.record(5, bytes(100))
             here.settle()
             here.seconds += 1
-        here.seconds += TELL_SECONDS
+        here.seconds += WARN_SECONDS
         track.record(5, bytes(100))
         here.settle()
     assert [(line["log_level"], line["reason"], line["messages"]) for line in logged] == [
