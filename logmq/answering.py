@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from logmq.pacing import READS_PER_ROUND
 from logmq.states import STOP_READ
 from logmq.wire import refusal_for
 from shared.errors import StoreError
@@ -12,10 +13,6 @@ from shared.storage.store import Log
 
 if TYPE_CHECKING:
     from logmq.session import Session
-
-
-LISTING_READS = 32
-"""A listing looks at as much as so many reads, and so ends the round of its connection."""
 
 
 class NotYetError(Exception):
@@ -56,7 +53,7 @@ class Listing:
     def _end(self, answer: bytes) -> None:
         assert self._held is not None
         self._session.listing = None
-        self._session.has_read(LISTING_READS)
+        self._session.has_read(READS_PER_ROUND)
         self._held.resolve(answer)
 
 

@@ -72,15 +72,15 @@ class Mark:
 
 
 class Answer:
-    """Awaited; `told` is called once it is complete: `error` is set, or `result`."""
+    """Awaited. `on_done` is called once it is complete: `error` is set, or `result`."""
 
-    __slots__ = ("done", "error", "result", "told")
+    __slots__ = ("done", "error", "on_done", "result")
 
     def __init__(self) -> None:
         self.done = False
         self.result: object = None
         self.error: BrokerError | None = None
-        self.told: Callable[[], None] | None = None
+        self.on_done: Callable[[], None] | None = None
 
     def take(self, data: Buffer, at: int) -> int:
         raise NotImplementedError
@@ -92,8 +92,8 @@ class Answer:
 
     def _finish(self) -> None:
         self.done = True
-        if self.told is not None:
-            self.told()
+        if self.on_done is not None:
+            self.on_done()
 
 
 class LineAnswer(Answer):

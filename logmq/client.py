@@ -171,17 +171,17 @@ class Client:
         topic: str,
         *,
         writer: str | None = None,
-        told: Callable[[int, Sequence[int]], None] | None = None,
+        on_written: Callable[[int, Sequence[int]], None] | None = None,
     ) -> AsyncIterator[Producer]:
         """A stream of writes to one topic, in order, each made exactly once also over lost connections.
 
-        `writer`: its name, random unless given; a name must be used by one producer at a time, once. `told`
-        is called with each batch's offset and those of its messages, in order, once it is written. The end of
-        the block waits for all of them; errors are raised by the next `send`, or there.
+        `writer`: its name, random unless given; a name must be used by one producer at a time, once.
+        `on_written` is called with each batch's offset and those of its messages, in order, once it is
+        written. The end of the block waits for all of them; errors are raised by the next `send`, or there.
         """
         name = name_untrusted((writer or secrets.token_hex(8)).encode(), "writer")
         _name(topic)
-        producer = Producer(self, topic, name, told)
+        producer = Producer(self, topic, name, on_written)
         async with beside() as nursery:
             nursery.start_soon(producer.run)
             yield producer

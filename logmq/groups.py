@@ -47,7 +47,7 @@ class Groups:
         return self._count
 
     def committed(self, group: str, log: Log) -> tuple[int, Ticket | None] | None:
-        """The offset, and the ticket to wait for before it is told (None: it is durable)."""
+        """The offset, and the ticket to wait for before it may be answered (None: it is durable)."""
         key = _key(group, log)
         value = self._table.get(key)
         return None if value is None else (int.from_bytes(value, "big"), self._unsynced.get(key))

@@ -39,7 +39,7 @@ async def answered(answer: Answer) -> Any:
     """Wait for an answer; its result. Raises its error."""
     if not answer.done:
         event = trio.Event()
-        answer.told = event.set
+        answer.on_done = event.set
         await event.wait()
     if answer.error is not None:
         raise answer.error

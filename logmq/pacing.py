@@ -13,7 +13,7 @@ from shared.net.connection import Connection
 from shared.replies import Replies
 
 READS_PER_ROUND = 32
-"""The same for reads of a log, and for listings, which each count as all of them."""
+"""Reads of a log by one connection before others have their turn; a listing counts as all of them."""
 
 
 class Pacing:

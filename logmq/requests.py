@@ -186,18 +186,18 @@ def marks(session: "Session", fields: Sequence[bytes]) -> None:
     stop = min(number_untrusted(fields[2], "to"), log.visible)
 
     def pieces() -> Iterator[tuple[bytes, bool]]:
-        at = told = max(start, log.first)
+        at = listed = max(start, log.first)
         while True:
             end = min(stop, at + MARKED_BYTES)
             rows = []
             for mark in log.marks(at, end) if at < end else ():
-                if mark.offset + mark.length > told:
-                    told = mark.offset + mark.length
+                if mark.offset + mark.length > listed:  # else the piece before had it
+                    listed = mark.offset + mark.length
                     rows.append(
                         b"MARK %d %d %d %d %d\n"
                         % (mark.offset, mark.length, mark.records, mark.crc32c, mark.first_ms)
                     )
-            at = max(end, told)
+            at = max(end, listed)
             yield b"".join(rows), at >= stop
             if at >= stop:
                 return

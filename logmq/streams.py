@@ -164,12 +164,12 @@ class Producer:
     """
 
     def __init__(
-        self, client: Asker, topic: str, writer: str, told: Callable[[int, Sequence[int]], None] | None
+        self, client: Asker, topic: str, writer: str, on_written: Callable[[int, Sequence[int]], None] | None
     ) -> None:
         self._client = client
         self._topic = topic
         self._writer = writer
-        self._told = told
+        self._on_written = on_written
         self._seq = 0
         self._filling: list[bytes] = []
         self._filling_bytes = 0
@@ -211,7 +211,7 @@ class Producer:
                 self._take_answers()
         except (BrokerError, OSError) as error:
             self._failure = error
-            self._tell()
+            self._wake_waiting()
 
     async def _send_batches(self) -> None:
         if self._filling and len(self._batches) < BATCHES_UNANSWERED_MAX:
@@ -220,7 +220,7 @@ class Producer:
             if batch.answer is None:
                 answer = await self._client.send_batch(self._topic, self._writer, batch.seq, batch.records)
                 batch.answer = answer
-                answer.told = self._wake
+                answer.on_done = self._wake
                 if answer.done:
                     self._wake()
 
@@ -240,9 +240,9 @@ class Producer:
             self._batches.popleft()
             (offset,) = cast(tuple[int], answer.result)
             self.written += batch.count
-            if self._told is not None:
-                self._told(offset, _offsets(batch.records, offset))
-            self._tell()
+            if self._on_written is not None:
+                self._on_written(offset, _offsets(batch.records, offset))
+            self._wake_waiting()
             if self._filling:
                 self._wake()
 
@@ -257,7 +257,8 @@ class Producer:
     def _wake(self) -> None:
         self._moved.set()
 
-    def _tell(self) -> None:
+    def _wake_waiting(self) -> None:
+        """Those who wait in `send` or `flush`."""
         self._answered.set()
         self._answered = trio.Event()
 

@@ -63,7 +63,7 @@ class Topics:
         return log
 
     def delete(self, log: Log) -> Ticket:
-        """End a topic: its readers are told, its name is free. Raises StoreError."""
+        """End a topic: its readers get NO_TOPIC, its name is free. Raises StoreError."""
         self.known.pop(log.name.encode(), None)
         return self._namespace.delete(log.name)
 

@@ -104,14 +104,14 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
     done = size = 0
     with counting("messages") as update:
 
-        def told(_: int, offsets: Sequence[int]) -> None:
+        def on_written(_: int, offsets: Sequence[int]) -> None:
             nonlocal first, last, done
             first = offsets[0] if first is None else first
             last = offsets[-1]
             done += len(offsets)
             update(done, size)
 
-        async with client.producer(topic, told=told) as producer:
+        async with client.producer(topic, on_written=on_written) as producer:
             async for lines in line_runs(trio.wrap_file(sys.stdin.buffer)):
                 for line in lines:
                     size += len(line)
@@ -256,7 +256,7 @@ def groups(
     *,
     topic: Annotated[str | None, Parameter(help="Only of this topic.")] = None,
     group: Annotated[str | None, Parameter(help="Only of this group.")] = None,
-    data_dir: Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)] = None,
+    data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """List what groups have committed, and how far they are behind.

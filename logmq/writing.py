@@ -170,7 +170,7 @@ class Writing:
         self._session.owe(ticket, b"OK %d\n" % first)
 
     def queue(self, log: Log, message: bytes) -> None:
-        """A write that is appended with its neighbours, by `_flush`."""
+        """A write that is appended with its neighbours, by `flush`."""
         self.logs.append(log)
         self.messages.append(message)
 
@@ -185,14 +185,18 @@ class Writing:
         if logs.count(first) == count:
             records, lengths = runs.encode(messages)
             self._append(first, records, count, lengths)
-            return
+        else:
+            self._append_by_topic(logs, messages)
+
+    def _append_by_topic(self, logs: Sequence[Log], messages: Sequence[bytes]) -> None:
+        """Of several topics: one append for each, and the answers in the order of the requests."""
         places: dict[Log, list[int]] = {}
         for place, log in enumerate(logs):
             if log in places:
                 places[log].append(place)
             else:
                 places[log] = [place]
-        offsets = [0] * count
+        offsets = [0] * len(logs)
         outcomes: dict[Log, Ticket | Refusal] = {}
         for log, those in places.items():
             records, lengths = runs.encode([messages[place] for place in those])

@@ -61,7 +61,7 @@ def test_an_answer_is_taken_whole_or_in_pieces_and_no_byte_further(
 ) -> None:
     answer = make()
     told: list[bool] = []
-    answer.told = lambda: told.append(True)
+    answer.on_done = lambda: told.append(True)
     assert feed(answer, data + b"OK 1\nmore", size) == b"OK 1\nmore"
     assert answer.done
     assert answer.error is None

@@ -231,9 +231,9 @@ async def test_a_plain_write_whose_answer_is_lost_is_not_made_twice(tmp_path: Pa
 async def test_a_producer_writes_everything_once_and_in_order_over_lost_connections(tmp_path: Path) -> None:
     async with served(tmp_path) as server, proxied(server.port) as proxy:
         proxy.cut_after_requests = [3000, 1, 20_000, 100_000, 50_000]
-        told: list[int] = []
+        written: list[int] = []
         async with connect(port=proxy.port, retry_seconds=20) as client:
-            async with client.producer("t", told=lambda offset, offsets: told.extend(offsets)) as producer:
+            async with client.producer("t", on_written=lambda _, these: written.extend(these)) as producer:
                 for number in range(3000):
                     await producer.send(b"%08d" % number * 10)
                     if number % 100 == 0:
@@ -241,7 +241,7 @@ async def test_a_producer_writes_everything_once_and_in_order_over_lost_connecti
             assert producer.written == 3000
             got = [record async for record in client.records("t")]
         assert [record.payload for record in got] == [b"%08d" % number * 10 for number in range(3000)]
-        assert [record.offset for record in got] == told
+        assert [record.offset for record in got] == written
         assert proxy.connections == 6
 
 
