@@ -12,9 +12,10 @@ seen before is read with care, by `Queues.look`.
 from collections.abc import Iterator
 
 from kqmsgq.counts import Counts
-from kqmsgq.queues import LOOKED_UP_BYTES, NOWHERE, Bundle, Queues, Route, no_message
+from kqmsgq.queues import LOOKED_UP_BYTES, NOWHERE, Consumer, Queues, Route, no_message
 from kqmsgq.runs import STRETCH_MESSAGES, Mark, Round, Rounds
 from kqmsgq.wire import HEADER_BYTES, MESSAGE, NAME_AT, WireError
+from shared.bundles import Bundle
 from shared.recording.recorder import Track
 
 
@@ -128,7 +129,7 @@ class _Plan:
 
     def __init__(self, found: Round[Route]) -> None:
         self.delivered = self.unrouted = 0
-        places: dict[int, tuple[Bundle, list[tuple[int, int]]]] = {}
+        places: dict[int, tuple[Bundle[Consumer], list[tuple[int, int]]]] = {}
         for route, begins, ends in found.spans:
             self.delivered += route.fan
             self.unrouted += not route.fan
@@ -148,7 +149,7 @@ class _Gathered:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._touched: list[Bundle] = []
+        self._touched: list[Bundle[Consumer]] = []
         self.messages = self._delivered = self._unrouted = 0
 
     def add(self, route: Route, begins: int, ends: int, messages: int) -> None:
@@ -187,7 +188,7 @@ class _Gathered:
         for bundle in self._touched:
             joined = bundle[0] if len(bundle) == 1 else b"".join(bundle)
             bundle.clear()
-            for consumer in bundle.consumers:
+            for consumer in bundle.members:
                 consumer.write(joined)
         counts.messages_in += self.messages
         counts.bytes_in += taken_bytes

@@ -1,9 +1,7 @@
 """Queues are names: who is subscribed to which, and the routes that follow from it.
 
-A *route* says where a queue's messages go. Each set of consumers has a `Bundle` that gathers what one read of
-a producer brought for it; so long as no consumer is in two sets, that keeps each producer's order at each
-consumer over all queues. As soon as one is, every consumer gets a bundle of its own and a message is put in
-several of them; the order stays.
+A *route* says where a queue's messages go: into bundles (`shared.bundles`), each of which gathers what one
+read of a producer brought for the same consumers.
 
 Routes are remembered by the first bytes of messages as they stand in the input, up to and with the upper half
 of the message's length: a hit says at once that they are well-formed and whom the message is for. They hold
@@ -26,9 +24,10 @@ from kqmsgq.wire import (
     WireError,
     message_end,
     name_end,
-    printable,
 )
+from shared.bundles import Bundle, Bundles
 from shared.net.connection import Connection
+from shared.printable import printable
 from shared.recording.recorder import Recorder
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME
@@ -53,22 +52,12 @@ class Consumer:
         self.dropped = 0
 
 
-class Bundle(list[bytes]):
-    """What one pass found for `consumers`: slices of the read, in order."""
-
-    __slots__ = ("consumers",)
-
-    def __init__(self, consumers: tuple[Consumer, ...]) -> None:
-        super().__init__()
-        self.consumers = consumers
-
-
 class Route:
     """Where a queue's messages go: into these bundles, and so to `fan` consumers."""
 
     __slots__ = ("bundles", "fan")
 
-    def __init__(self, bundles: tuple[Bundle, ...], fan: int) -> None:
+    def __init__(self, bundles: tuple[Bundle[Consumer], ...], fan: int) -> None:
         self.bundles = bundles
         self.fan = fan
 
@@ -94,8 +83,7 @@ class Queues:
         self._subscriptions: dict[Consumer, int] = {}
         self.routes: dict[bytes, Route] = {}
         self._by_set: dict[frozenset[Consumer], Route] = {}
-        self._by_consumer: dict[Consumer, Bundle] = {}
-        self._shared = False  # a consumer is in two sets
+        self._bundles: Bundles[Consumer] = Bundles()
         self.epoch = 0
         """Rises whenever routes that were given out are not to be used any more."""
         self._counting = rounds_for_counting()
@@ -194,20 +182,10 @@ class Queues:
         route = self._by_set.get(those)
         if route is not None:
             return route
-        if not self._shared and not self._by_consumer.keys().isdisjoint(those):
+        if self._bundles.clash(those):
             self._forget_routes()  # what is in their bundles is still delivered first: it was touched first
-            self._shared = True
-        if self._shared:
-            bundles = []
-            for consumer in consumers:
-                bundle = self._by_consumer.get(consumer)
-                if bundle is None:
-                    bundle = self._by_consumer[consumer] = Bundle((consumer,))
-                bundles.append(bundle)
-        else:
-            bundles = [Bundle(consumers)]
-            self._by_consumer.update(dict.fromkeys(consumers, bundles[0]))
-        route = self._by_set[those] = Route(tuple(bundles), len(consumers))
+            self._bundles.divide()
+        route = self._by_set[those] = Route(self._bundles.of(consumers), len(consumers))
         return route
 
     def _forget_routes(self) -> None:
@@ -215,8 +193,7 @@ class Queues:
         self.epoch += 1
         self.routes.clear()
         self._by_set.clear()
-        self._by_consumer.clear()
-        self._shared = False
+        self._bundles.forget()
 
 
 def no_message(data: bytes, at: int) -> WireError:

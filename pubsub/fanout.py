@@ -6,9 +6,7 @@ and whom each message is for:
 
 - The topic and type of a frame are looked up as they stand (`_routes`). A hit says at once that they are
   well-formed and who gets the message. A miss is read with care and, where it may come again, remembered.
-- A run of frames for the same clients is one slice of the batch. Each set of clients has a `Bundle` that
-  gathers what is for it, joined once for all of them. So long as no client is in two sets, that keeps the
-  order of messages at each client; as soon as one is, every client gets a bundle of its own.
+- A run of frames for the same clients is one slice of the batch, gathered in bundles (`shared.bundles`).
 """
 
 from collections.abc import Sequence
@@ -27,6 +25,7 @@ from pubsub.wire import (
     TOPIC_BYTES_MAX,
     TYPE_AT,
 )
+from shared.bundles import Bundle, Bundles
 from shared.net.slots import Frames, Layout
 
 LAYOUT = Layout(
@@ -44,22 +43,12 @@ divided); what is behind it then waits for another turn."""
 SURELY_LONG_ENOUGH = DATAGRAM_BYTES_MIN + max(PAYLOAD_BYTES_MIN.values())
 
 
-class Bundle(list[bytes]):
-    """What one batch has for `clients`: slices of it, in order."""
-
-    __slots__ = ("clients",)
-
-    def __init__(self, clients: tuple[Client, ...]) -> None:
-        super().__init__()
-        self.clients = clients
-
-
 class Route:
     """Where a topic's messages go: into these bundles, and so to `fan` clients; `away`: kept for these."""
 
     __slots__ = ("away", "bundles", "fan")
 
-    def __init__(self, bundles: tuple[Bundle, ...], fan: int, away: tuple[Client, ...] = ()) -> None:
+    def __init__(self, bundles: tuple[Bundle[Client], ...], fan: int, away: tuple[Client, ...] = ()) -> None:
         self.bundles = bundles
         self.fan = fan
         self.away = away
@@ -79,12 +68,12 @@ class Fanout:
         self._counts = sessions.counts
         self._routes: dict[bytes, Route] = {}
         self._by_set: dict[tuple[frozenset[Client], frozenset[Client]], Route] = {}
-        self._by_client: dict[Client, Bundle] = {}
-        self._shared = False  # a client is in two sets
-        self._touched: list[Bundle] = []
+        self._bundles: Bundles[Client] = Bundles()
+        self._touched: list[Bundle[Client]] = []
         sessions.on_change = self.forget_routes
 
     def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
+        """Hand on what is in these frames; what is left for another turn, if anything is."""
         if min(lengths) < SURELY_LONG_ENOUGH or max(lengths) > DATAGRAM_BYTES_MAX:
             frames, lengths = self._of_good_length(frames, lengths)
         before = self._counts.messages_in
@@ -127,8 +116,7 @@ class Fanout:
         """Who gets what has changed."""
         self._routes.clear()
         self._by_set.clear()
-        self._by_client.clear()
-        self._shared = False
+        self._bundles.forget()
 
     def _put(self, route: Route, frames: bytes) -> None:
         """`frames`, one or more, are for `route`."""
@@ -155,7 +143,7 @@ class Fanout:
         for bundle in touched:
             joined = bundle[0] if len(bundle) == 1 else b"".join(bundle)
             bundle.clear()
-            for client in bundle.clients:
+            for client in bundle.members:
                 if client.connection is not None:  # a write may have closed another's connection
                     client.connection.write(joined)
 
@@ -186,26 +174,11 @@ class Fanout:
         route = self._by_set.get(those)
         if route is not None:
             return route
-        if not self._shared and not self._by_client.keys().isdisjoint(live):
+        if self._bundles.clash(live):
             self.forget_routes()  # what is in their bundles is still delivered first: it was touched first
-            self._shared = True
-        route = self._by_set[those] = Route(self._bundles(live), len(live), away)
+            self._bundles.divide()
+        route = self._by_set[those] = Route(self._bundles.of(live), len(live), away)
         return route
-
-    def _bundles(self, clients: tuple[Client, ...]) -> tuple[Bundle, ...]:
-        if not clients:
-            return ()
-        if not self._shared:
-            bundle = Bundle(clients)
-            self._by_client.update(dict.fromkeys(clients, bundle))
-            return (bundle,)
-        bundles = []
-        for client in clients:
-            found = self._by_client.get(client)
-            if found is None:
-                found = self._by_client[client] = Bundle((client,))
-            bundles.append(found)
-        return tuple(bundles)
 
     def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
         """Both without what belongs to datagrams that are too short or too long, which are counted."""

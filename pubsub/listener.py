@@ -29,12 +29,12 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
     namespace = context.store.namespace(NAMESPACE, settings.durability)
     table = await Table.open(namespace, SESSIONS)
     counts = Counts()
-    told = False
+    reported = False
 
     def on_failure(error: StoreError) -> None:
-        nonlocal told
-        if not told:
-            told = True
+        nonlocal reported
+        if not reported:
+            reported = True
             context.log.error(
                 "pubsub serves subscriptions that are not on disk, and a restart forgets", error=str(error)
             )
