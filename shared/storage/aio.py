@@ -17,7 +17,7 @@ from typing import Any
 Write = tuple[int, memoryview, int]
 """Descriptor, bytes, offset."""
 
-# struct aiocb of glibc where long and pointers are 64 bits; _probe sees whether that holds here.
+# struct aiocb of glibc where long and pointers are 64 bits; `_works` sees whether that holds here.
 _CONTROL_BYTES = 168
 _REQUEST = struct.Struct("=iiiiQQQii")  # fildes, opcode, priority, padding, buffer, length, sigevent
 _OFFSET_AT = 128

@@ -208,7 +208,7 @@ class Committer:
                 self._commit_here()
         elif self._is_quick():
             self._commit_here()
-            if self._rounds:  # appended by those who were told
+            if self._rounds:  # appended by those whom this commit answered
                 self._wake.set()
         else:
             self._wake.set()
@@ -250,6 +250,7 @@ class Committer:
             self._running = False
 
     def _is_quick(self) -> bool:
+        """Whether a commit here and now costs less than handing it to a thread."""
         settings = self._settings
         if len(self._rounds) > 1:
             return False
@@ -335,9 +336,9 @@ class Committer:
             self._disk,
             self._files,
             self._clock,
-            self._clock.wall_ms(),
-            self._files.room,
-            direct_dirty,
+            now_ms=self._clock.wall_ms(),
+            room=self._files.room,
+            sync_direct_first=direct_dirty,
         )
 
     def _work(self, log: Log) -> Work:
@@ -351,19 +352,14 @@ class Committer:
             self._give_back(work)
         good = commit.rounds if commit.good == len(commit.rounds) else commit.rounds[: commit.good]
         self._count(commit, good)
-        failure = commit.error or commit.direct_error  # a poison is told by itself
+        failure = commit.error or commit.direct_error  # for a poison there is `read_only`
         error = None if failure is None else refusal(failure)
         direct_failed = commit.direct_error is not None
         moved = self._advance(commit, good, direct_failed)
         for round_ in good:
             for change in round_.changes:
                 self._registry.changed(change)
-        for log in moved:
-            if log.advanced is not None:
-                call(log.advanced, log)
-            if log.watchers:
-                for watcher in tuple(log.watchers):
-                    call(watcher, log)
+        self._show(moved)
         for round_ in good:
             for mode, ticket in enumerate(round_.tickets):
                 if ticket is not None:
@@ -381,14 +377,26 @@ class Committer:
         if self.committed is not None:
             self.committed()
         if self.congested and awaited_bytes(self._rounds) <= self._settings.pending_bytes_max // 2:
-            self.congested = False
-            callbacks, self._uncongested = self._uncongested, []
-            for callback in callbacks:
-                call(callback)
+            self._end_congestion()
         self._busy = False
         if self._running and self._sync_by < math.inf:
             self._wake.set()
         self._rest()
+
+    def _show(self, moved: Iterable[Log]) -> None:
+        """Tell those who watch that these logs have something new."""
+        for log in moved:
+            if log.advanced is not None:
+                call(log.advanced, log)
+            if log.watchers:
+                for watcher in tuple(log.watchers):
+                    call(watcher, log)
+
+    def _end_congestion(self) -> None:
+        self.congested = False
+        callbacks, self._uncongested = self._uncongested, []
+        for callback in callbacks:
+            call(callback)
 
     def _give_back(self, work: Work) -> None:
         log = work.log

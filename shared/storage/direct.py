@@ -89,7 +89,7 @@ class DirectWrites:
             with trio.CancelScope(shield=True):  # descriptors are pinned, and cannot be taken back
                 await self._in_thread(self._sync, pinned, limiter=self._limiter)
         except PoisonError as error:
-            self.due |= due  # to be told as possibly lost
+            self.due |= due  # so that it is reported as possibly lost
             self._poison(error)
             self.due.clear()
         else:

@@ -196,7 +196,7 @@ def describe(error: BaseException | None) -> str:
 
 
 def refusal(error: OSError | None) -> StoreError:
-    """What those are told whose bytes were not written."""
+    """The error for those whose bytes were not written."""
     assert error is not None
     if out_of_space(error):
         return StoreFull(f"not written: {describe(error)}")

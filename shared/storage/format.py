@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
+FORMAT_PATH = "FORMAT"
 FORMAT_NUMBER = 1
 FORMAT_TEXT = b"brokers data folder, format %d\n"
 

@@ -48,7 +48,10 @@ def extend(
             begun = chunk
             continue
         size = len(begun) + len(chunk)
-        if size <= MARK_COVERS_BYTES or begun:
+        if size > MARK_COVERS_BYTES and not begun:
+            # Whole records are bytes, or as good as such; only a record in two pieces may be something else.
+            mark = _extend_by_long(closed, mark, now, offset, cast(bytes, chunk))
+        else:
             if mark is not None and size > MARK_COVERS_BYTES:  # one long record: a mark of its own
                 closed.append(mark)
                 mark = None
@@ -56,25 +59,29 @@ def extend(
             crc = _crc(chunk, _crc(begun, crc) if begun else crc)
             begun = b""
             mark = _add(mark, now, offset, size, count, crc)
-            offset += size
             if mark.length >= MARK_COVERS_BYTES:
                 closed.append(mark)
                 mark = None
-            continue
-        view = memoryview(chunk)
-        # Whole records are bytes, or as good as such; only a record in two pieces may be something else.
-        for start, end, records in format.split_records(cast(bytes, chunk), MARK_COVERS_BYTES):
-            size = end - start
-            if mark is not None and size > MARK_COVERS_BYTES:  # one long record: a mark of its own
-                closed.append(mark)
-                mark = None
-            crc = _crc(view[start:end], 0 if mark is None else mark.crc32c)
-            mark = _add(mark, now, offset, size, records, crc)
-            offset += size
-            if mark.length >= MARK_COVERS_BYTES:
-                closed.append(mark)
-                mark = None
+        offset += size
     return closed, mark
+
+
+def _extend_by_long(
+    closed: list[Mark], mark: Mark | None, now_ms: int, offset: int, chunk: bytes
+) -> Mark | None:
+    """The same for whole records that are too many for one mark; what they close is added to `closed`."""
+    view = memoryview(chunk)
+    for start, end, records in format.split_records(chunk, MARK_COVERS_BYTES):
+        size = end - start
+        if mark is not None and size > MARK_COVERS_BYTES:  # one long record: a mark of its own
+            closed.append(mark)
+            mark = None
+        crc = _crc(view[start:end], 0 if mark is None else mark.crc32c)
+        mark = _add(mark, now_ms, offset + start, size, records, crc)
+        if mark.length >= MARK_COVERS_BYTES:
+            closed.append(mark)
+            mark = None
+    return mark
 
 
 def _crc(data: bytes | memoryview, before: int) -> int:

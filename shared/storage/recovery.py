@@ -25,7 +25,6 @@ from shared.storage.settings import Durability
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-_FORMAT_PATH = "FORMAT"
 _SKIPPED_IDS = 1 << 20
 """After an unclean end so many log ids are skipped: a log whose CREATE was lost may have left files."""
 
@@ -91,7 +90,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
 
 def _check_format(disk: Disk) -> None:
     try:
-        fd = disk.open(_FORMAT_PATH)
+        fd = disk.open(format.FORMAT_PATH)
     except FileNotFoundError:
         if catalog.PATH in disk.names(""):
             raise StoreFormat("the data folder has a catalog and no FORMAT file") from None
@@ -122,7 +121,7 @@ def _begin(disk: Disk, clock: Clock) -> Catalog:
             "that brokers fsck --repair can rebuild"
         )
     disk.make_folder(journal.FOLDER)
-    fd = disk.open(_FORMAT_PATH, create=True)
+    fd = disk.open(format.FORMAT_PATH, create=True)
     try:
         disk.truncate(fd, 0)
         write_all(disk, fd, format.FORMAT_TEXT % format.FORMAT_NUMBER, 0)
@@ -260,35 +259,35 @@ def _replay(disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int) -> 
     touched: list[RecoveredLog] = []
     with Segments(disk) as segments:
         for line in sorted(lines.values()):
-            direct = Durability.parse(line.mode).direct or line.id in changes.direct
-            new = line.id in changes.created
-            weak = direct or line.mode != "always"
-            journaled = line.id in changes.pieces or line.id in changes.first
-            if not (new or weak or scanned.damage or journaled or _is_longer(disk, line)):
+            log = _recover_log(disk, segments, line, changes, damaged=bool(scanned.damage))
+            if log is None:
                 continue
-            first = max(line.first, changes.first.get(line.id, 0))
-            line = line._replace(first=first, mode=changes.mode.get(line.id, line.mode))
-            log = recover_log(
-                disk,
-                segments,
-                line,
-                changes.pieces.get(line.id, []),
-                new=new,
-                direct=direct,
-                damaged=bool(scanned.damage),
-            )
             lines[line.id] = log.line
-            if log.kept_bytes:
-                logger.error(
-                    "the journal has lost what a log file still holds: kept",
-                    path=log.paths[0],
-                    bytes=log.kept_bytes,
-                )
-            if log.changed or new:
+            if log.changed or line.id in changes.created:
                 touched.append(log)
     _set_strays_aside(disk, lines.values())
     _sync(disk, touched, folders, sync_all_logs)
     return sorted(lines.values()), changes.seen_id
+
+
+def _recover_log(
+    disk: Disk, segments: Segments, line: LogLine, changes: _Changes, *, damaged: bool
+) -> RecoveredLog | None:
+    """Apply to one log what the journal says of it; None where it can only be as the catalog has it."""
+    direct = Durability.parse(line.mode).direct or line.id in changes.direct
+    new = line.id in changes.created
+    weak = direct or line.mode != "always"
+    journaled = line.id in changes.pieces or line.id in changes.first
+    if not (new or weak or damaged or journaled or _is_longer(disk, line)):
+        return None
+    first = max(line.first, changes.first.get(line.id, 0))
+    line = line._replace(first=first, mode=changes.mode.get(line.id, line.mode))
+    pieces = changes.pieces.get(line.id, [])
+    log = recover_log(disk, segments, line, pieces, new=new, direct=direct, damaged=damaged)
+    if log.kept_bytes:
+        text = "the journal has lost what a log file still holds: kept"
+        logger.error(text, path=log.paths[0], bytes=log.kept_bytes)
+    return log
 
 
 def _is_longer(disk: Disk, line: LogLine) -> bool:

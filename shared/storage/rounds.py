@@ -43,7 +43,7 @@ class Ticket:
             self._callbacks.append(callback)
 
     def resolve(self, error: StoreError | None) -> None:
-        """It is done: tell everybody."""
+        """It is done: call everybody who waits."""
         self.done = True
         self.error = error
         callbacks, self._callbacks = self._callbacks, None
@@ -55,7 +55,7 @@ class Ticket:
 
 
 def call(callback: Callable[..., None], *arguments: Any) -> None:
-    """One waiter's bug must not keep the others from being told."""
+    """Call it, and log what it raises: one waiter's bug must not keep the others from being called."""
     try:
         callback(*arguments)
     except Exception:

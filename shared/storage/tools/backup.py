@@ -16,15 +16,17 @@ import attrs
 from shared.errors import StoreError
 from shared.storage import catalog as catalog_file
 from shared.storage import syscalls
+from shared.storage.format import FORMAT_PATH
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
+from shared.storage.lock import LOCK_NAME
 from shared.storage.tools import copying, manifest
 from shared.storage.tools.fsck import QUARANTINE, FsckReport, check
 from shared.storage.tools.manifest import FileLine, Manifest
 from shared.storage.tools.view import FolderView, viewing
 
 # Of the process that runs, not of the data.
-_NOT_COPIED = frozenset({"LOCK", "control.sock", manifest.PATH, catalog_file.NEW_PATH, QUARANTINE})
+_NOT_COPIED = frozenset({LOCK_NAME, "control.sock", manifest.PATH, catalog_file.NEW_PATH, QUARANTINE})
 
 
 @attrs.frozen
@@ -55,7 +57,7 @@ def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
     journal = view.journal
     assert journal is not None
     for name in view.disk.names(""):
-        if name in _NOT_COPIED or name == "FORMAT":
+        if name in _NOT_COPIED or name == FORMAT_PATH:
             continue
         try:
             inside = [f"{name}/{below}" for below in view.disk.names(name)]
@@ -73,9 +75,9 @@ def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
             finally:
                 view.disk.close(fd)
             yield path, min(firsts.get(path, 0), size), size
-    fd = view.disk.open("FORMAT")
+    fd = view.disk.open(FORMAT_PATH)
     try:
-        yield "FORMAT", 0, view.disk.size(fd)
+        yield FORMAT_PATH, 0, view.disk.size(fd)
     finally:
         view.disk.close(fd)
 
@@ -89,8 +91,8 @@ def restore(source: Path, target: Path) -> BackupReport:
     """
     found = manifest.read(source)
     make_target(source, target)
-    last = [line for line in found.files if line.path == "FORMAT"]
-    for lines in [line for line in found.files if line.path != "FORMAT"], last:
+    last = [line for line in found.files if line.path == FORMAT_PATH]
+    for lines in [line for line in found.files if line.path != FORMAT_PATH], last:
         for line in lines:
             copied = copy_file(source, target, line.path, line.start, line.end)
             if copied.crc32c != line.crc32c:

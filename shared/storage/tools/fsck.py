@@ -9,17 +9,21 @@ from pathlib import Path
 
 import attrs
 
+from shared.storage import catalog
 from shared.storage.disk import Disk
-from shared.storage.format import INDEX_HEADER_BYTES, MARK_BYTES
+from shared.storage.format import FORMAT_PATH, INDEX_HEADER_BYTES, MARK_BYTES
 from shared.storage.index import mark_position
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
+from shared.storage.lock import LOCK_NAME
+from shared.storage.tools import manifest
 from shared.storage.tools.ranges import State, ranges
 from shared.storage.tools.view import DamagedFile, FolderView, Held, LogReader, LogView, check_format, look
 
 QUARANTINE = "quarantine"
 _OURS = frozenset(
-    {"FORMAT", "LOCK", "CATALOG", "CATALOG.new", "control.sock", "BACKUP", QUARANTINE, JOURNAL_FOLDER}
+    {FORMAT_PATH, LOCK_NAME, catalog.PATH, catalog.NEW_PATH, JOURNAL_FOLDER}
+    | {"control.sock", manifest.PATH, QUARANTINE}
 )
 
 
@@ -82,7 +86,7 @@ def check_disk(disk: Disk) -> FsckReport:
         check_format(disk)
         view = look(disk)
     except DamagedFile as error:
-        kind = Kind.FORMAT if error.path == "FORMAT" else Kind.CATALOG
+        kind = Kind.FORMAT if error.path == FORMAT_PATH else Kind.CATALOG
         text = f"{error}; nothing else can be checked"
         return FsckReport((Finding(Severity.DAMAGE, kind, error.path, text),), 0, 0, 0)
     findings = list(_journal(view))

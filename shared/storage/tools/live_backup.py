@@ -49,7 +49,7 @@ def _copy_all(snapshots: list[LogSnapshot], source: Path, target: Path, now_ms: 
     next_id = max((line.id for line in lines), default=0) + 1
     whole = Catalog(secrets.randbits(64), 0, next_id, now_ms, True, lines)
     files.append(_write(target, catalog_file.PATH, whole.pack()))
-    files.append(_write(target, "FORMAT", format.FORMAT_TEXT % format.FORMAT_NUMBER))
+    files.append(_write(target, format.FORMAT_PATH, format.FORMAT_TEXT % format.FORMAT_NUMBER))
     return finish(target, Manifest(now_ms, True, files))
 
 

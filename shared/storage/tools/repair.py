@@ -56,7 +56,7 @@ class _Mender:
         try:
             check_format(self._disk)
         except DamagedFile as error:
-            self._replace("FORMAT", format.FORMAT_TEXT % format.FORMAT_NUMBER)
+            self._replace(format.FORMAT_PATH, format.FORMAT_TEXT % format.FORMAT_NUMBER)
             self.done.append(f"{error}: written anew")
         try:
             found = catalog_file.read(self._disk)

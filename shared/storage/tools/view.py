@@ -23,7 +23,7 @@ from shared.storage import catalog as catalog_file
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog
 from shared.storage.disk import Disk
-from shared.storage.format import INDEX_HEADER_BYTES, MARK_BYTES, Kind
+from shared.storage.format import FORMAT_PATH, INDEX_HEADER_BYTES, MARK_BYTES, Kind
 from shared.storage.index import IndexFile
 from shared.storage.journal import segment_path
 from shared.storage.lock import FolderLock
@@ -277,17 +277,17 @@ def check_format(disk: Disk, folder: Path | str = "this", *, may_be_damaged: boo
 
 def _check_format(disk: Disk, folder: Path | str) -> None:
     names = disk.names("")
-    if "FORMAT" not in names:
-        if "CATALOG" in names:
-            raise DamagedFile("FORMAT", "is missing")
+    if FORMAT_PATH not in names:
+        if catalog_file.PATH in names:
+            raise DamagedFile(FORMAT_PATH, "is missing")
         raise StoreFormat(f"{folder} is not a data folder: it has no file FORMAT")
-    fd = disk.open("FORMAT")
+    fd = disk.open(FORMAT_PATH)
     try:
         number = format.format_number(disk.read(fd, 200, 0))
     finally:
         disk.close(fd)
     if number is None:
-        raise DamagedFile("FORMAT", "is damaged")
+        raise DamagedFile(FORMAT_PATH, "is damaged")
     if number > format.FORMAT_NUMBER:
         raise StoreFormat(f"{folder} has format {number}; this program reads {format.FORMAT_NUMBER}")
 
