@@ -33,10 +33,10 @@ def _claim_standard_descriptors() -> None:
 
 
 def _buffer_standard_output() -> None:
-    """Where Python was told not to buffer (PYTHONUNBUFFERED), it forgets what a short write has left over.
+    """Buffer it also where Python was started not to (PYTHONUNBUFFERED).
 
-    A reader that had left after half of a large answer, or a full disk, would be no error. Nothing is later
-    for it: whoever shows something flushes it.
+    Unbuffered, Python drops what a short write did not take: a reader that leaves after half of a large
+    answer, or a full disk, would be no error. Nothing comes later for it: whoever shows something flushes.
     """
     out = sys.stdout
     if isinstance(out.buffer, io.RawIOBase):

@@ -6,7 +6,6 @@ plugs. Everything that is wrong is reported at once, with the nearest name that 
 
 import os
 import re
-import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import attrs
 
 from brokers.errors import InvalidSettings, Problem, nearest
 from brokers.flags import Flag
-from brokers.plugs import load_all
+from brokers.plugs import load_working
 from brokers.settings import ServeSettings
 from brokers.structure import (
     Given,
@@ -25,9 +24,9 @@ from brokers.structure import (
     environment_keys,
     flatten,
     leaves,
-    plain,
     written,
 )
+from brokers.values import plain
 from shared.net.listeners import check_exposure
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.tls import server_context
@@ -107,36 +106,25 @@ def load(
 ) -> Config:
     """Read everything that was given and check it. Raises InvalidSettings with all that is wrong.
 
-    What is said to a protocol in `broken` is passed over: it was told already why that one does not work.
+    What is said to a protocol in `broken` is passed over: why that one does not work was reported already.
     """
     protocols = {plug.name: plug.settings for plug in plugs}
     sections = {**OWN_SECTIONS, **protocols}
     file = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
-    problems: list[Problem] = []
-    given: dict[Key, Given] = {}
-    ranks: dict[Key, int] = {}
-    layers = (
+    given, ranks, problems = _laid(
         _from_flags(defaults, sections),
         _from_file(file, sections, broken) if file else (),
         _from_environment(environ, sections, broken, plugs),
         _from_flags(flags, sections),
     )
-    for rank, layer in enumerate(layers):
-        for leaf in layer:
-            if isinstance(leaf, Problem):
-                problems.append(leaf)
-            else:
-                given[leaf[0]], ranks[leaf[0]] = leaf[1], rank
     built = {name: build(settings, (name,), given, problems) for name, settings in OWN_SECTIONS.items()}
     if not problems:
         _spread_durability(given, ranks, protocols)
     built |= {name: build(settings, (name,), given, problems) for name, settings in protocols.items()}
     recorded: Key = ("record", "protocols")
     source = given[recorded].source if recorded in given else ""
-    problems += [
-        Problem(written(recorded), why, source)
-        for why in _unrecorded(built["record"].protocols, plugs, broken)
-    ]
+    reasons = _unrecorded(built["record"].protocols, plugs, broken)
+    problems += [Problem(written(recorded), why, source) for why in reasons]
     if problems:
         raise InvalidSettings(tuple(problems))
     return Config(
@@ -147,11 +135,26 @@ def load(
 
 
 def as_served(file: Path | None) -> Config:
-    """The settings as serving would read them; a plug that does not work is told on standard error."""
-    working, broken = load_all()
-    for error in broken.values():
-        print(f"brokers: {error}", file=sys.stderr)
-    return load(working, file=file, environ=os.environ, broken=tuple(broken))
+    """The settings as serving would read them; a plug that does not work is reported on standard error."""
+    working, broken = load_working()
+    return load(working, file=file, environ=os.environ, broken=broken)
+
+
+def _laid(
+    *layers: Iterable[tuple[Key, Given] | Problem],
+) -> tuple[dict[Key, Given], dict[Key, int], list[Problem]]:
+    """Layers over each other, the last on top: each key's value, its layer's number, and what is wrong."""
+    given: dict[Key, Given] = {}
+    ranks: dict[Key, int] = {}
+    problems: list[Problem] = []
+    for rank, layer in enumerate(layers):
+        for leaf in layer:
+            if isinstance(leaf, Problem):
+                problems.append(leaf)
+            else:
+                key, value = leaf
+                given[key], ranks[key] = value, rank
+    return given, ranks, problems
 
 
 def _from_file(
@@ -227,7 +230,7 @@ def _unrecorded(names: Iterable[str], plugs: Sequence[Plug], broken: Sequence[st
 def _spread_durability(
     given: dict[Key, Given], ranks: Mapping[Key, int], protocols: Mapping[str, type[Any]]
 ) -> None:
-    """Let `serve.durability` stand for every protocol that was told nothing of its own, or less loudly.
+    """Let `serve.durability` stand for every protocol whose own was not given, or given in a lower layer.
 
     What a topic's or queue's own table says stays: it is more particular than any flag.
     """

@@ -29,9 +29,7 @@ def listen(folder: Path) -> socket.socket:
     (folder / NAME).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with contextlib.suppress(
-            OSError
-        ):  # Linux takes the file's mode from here; elsewhere chmod below does
+        with contextlib.suppress(OSError):  # Linux takes the file's mode from here, others from chmod below
             os.fchmod(listener.fileno(), 0o600)
         with _address(folder) as address:
             listener.bind(address)

@@ -27,7 +27,7 @@ def escape_name(value: str | bytes) -> str:
     """A peer's name on one line, at most NAME_MAX characters of it; backslashes doubled, so unambiguous.
 
     Bytes are read as UTF-8, others than that shown as `\\xff`; more of them than a name has are a payload,
-    of which only the size is told.
+    of which only the size is shown.
     """
     if isinstance(value, bytes):
         if len(value) > 4 * NAME_MAX:

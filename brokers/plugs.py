@@ -7,6 +7,7 @@ A package that is broken costs one clear line, never the others.
 import functools
 import importlib
 import re
+import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
@@ -78,6 +79,14 @@ def load_all() -> tuple[list["Plug"], dict[str, Refusal]]:
         except Refusal as error:
             broken[name] = error
     return plugs, broken
+
+
+def load_working() -> tuple[list["Plug"], tuple[str, ...]]:
+    """Every plug that works, and the names of the others: each of those is a line on standard error."""
+    working, broken = load_all()
+    for error in broken.values():
+        print(f"brokers: {error}", file=sys.stderr)
+    return working, tuple(broken)
 
 
 def enabled(enable: Sequence[str], plugs: Sequence["Plug"], source: str) -> list["Plug"]:

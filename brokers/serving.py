@@ -1,4 +1,4 @@
-"""`brokers serve` as a process: settings read, signals and standard input heard, readiness told.
+"""`brokers serve` as a process: settings read, signals and standard input obeyed, readiness announced.
 
 What it serves is `host`'s; this module is what an operator and an init system see of it.
 """
@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -33,17 +32,15 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(command: ServeCommand) -> int:
-    """Serve until told to stop; the exit code. Raises BrokerError, in words for a user, where it cannot."""
-    working, broken = plugs.load_all()
-    for error in broken.values():
-        print(f"brokers: {error}", file=sys.stderr)
+    """Serve until a signal or `exit` ends it; the exit code. Raises BrokerError, in words for a user."""
+    working, broken = plugs.load_working()
     config = load(
         working,
         file=command.config,
         environ=os.environ,
         flags=command.flags,
         defaults=command.defaults,
-        broken=tuple(broken),
+        broken=broken,
     )
     enabled_by = config.sources.get(("serve", "enable"), "default")
     chosen = plugs.enabled(config.serve.enable, working, enabled_by)
@@ -190,9 +187,9 @@ def _standard_input() -> Iterator[socket.socket]:
         yield ours
 
 
-def _read_standard_input(told: socket.socket) -> None:
+def _read_standard_input(readers: socket.socket) -> None:
     line = b""
-    with told:
+    with readers:
         while True:
             try:
                 data = os.read(0, 4096)
@@ -207,5 +204,5 @@ def _read_standard_input(told: socket.socket) -> None:
             line = line[-4096:]
             if any(each.strip() == b"exit" for each in lines):
                 with contextlib.suppress(OSError):  # we are ending already
-                    told.send(b"x")
+                    readers.send(b"x")
                 return

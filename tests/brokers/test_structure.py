@@ -11,7 +11,8 @@ import pytest
 from attrs import validators
 
 from brokers.errors import Problem
-from brokers.structure import Given, Key, build, environment_keys, flatten, leaves, plain, written
+from brokers.structure import Given, Key, build, environment_keys, flatten, leaves, written
+from brokers.values import plain
 
 
 class Policy(enum.Enum):
