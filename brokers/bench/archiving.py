@@ -143,14 +143,14 @@ def _row(sent: list[tuple[float, int]], commits: list[tuple[float, int]], spent:
     ages.sort()
     records = sent[-1][1] // (_SIZE + 4)
     return FollowRow(
-        "follow",
-        _SIZE,
-        round(records / (sent[-1][0] - sent[0][0])),
-        round(records / (commits[-1][0] - sent[0][0])),
-        round(ages[len(ages) // 2] * 1000),
-        round(ages[len(ages) * 99 // 100] * 1000),
-        round(spent[0] / records * 1e6, 2),
-        round(spent[1] / records * 1e6, 2),
+        mode="follow",
+        record_bytes=_SIZE,
+        written=round(records / (sent[-1][0] - sent[0][0])),
+        archived=round(records / (commits[-1][0] - sent[0][0])),
+        median_ms=round(ages[len(ages) // 2] * 1000),
+        p99_ms=round(ages[len(ages) * 99 // 100] * 1000),
+        server_cpu_us=round(spent[0] / records * 1e6, 2),
+        archive_cpu_us=round(spent[1] / records * 1e6, 2),
     )
 
 
@@ -168,7 +168,7 @@ def _collect(ours: Connection, sent: list[tuple[float, int]], archiver: "Archive
         archiver.stop.set()
 
 
-def _write(address: tuple[str, int], told: Connection, rate: int, seconds: float) -> None:
+def _write(address: tuple[str, int], outcome: Connection, rate: int, seconds: float) -> None:
     """In a process of its own: so many records a second, and what was sent when, up to which offset."""
     count = rate // _TICKS_PER_SECOND
     record = _SIZE.to_bytes(4, "big") + os.urandom(_SIZE // 2).hex().encode()
@@ -184,7 +184,7 @@ def _write(address: tuple[str, int], told: Connection, rate: int, seconds: float
             if not answer.startswith(b"OK "):
                 break
             sent.append((at, int(answer[3:]) + len(body)))
-    told.send(sent)
+    outcome.send(sent)
 
 
 def _cpu(server: int, writer: int | None) -> tuple[float, float]:

@@ -126,7 +126,7 @@ def _burst(sock: socket.socket, datagram: bytes) -> Callable[[int], int]:
         return lambda count: bool(sock.send(datagram))
     memory = ctypes.create_string_buffer(datagram, len(datagram))
     part = (ctypes.c_size_t * 2)(ctypes.addressof(memory), len(datagram))
-    # A msghdr of 64-bit Linux, and the length that is told behind it: eight words, the third and fourth of
+    # A msghdr of 64-bit Linux, and behind it the length that was sent: eight words, the third and fourth of
     # which say where the parts are and how many there are.
     words = (ctypes.c_size_t * (8 * BURST_DATAGRAMS))()
     for at in range(0, len(words), 8):
@@ -140,7 +140,7 @@ def _burst(sock: socket.socket, datagram: bytes) -> Callable[[int], int]:
 
 
 def _receive() -> None:
-    """How many were received is told whenever a line is read."""
+    """Answers each line of standard input with how many were received so far."""
     (sock,) = bind_udp("127.0.0.1", 0, NetSettings())  # with the buffer that our servers ask for
     with sock:
         print(sock.getsockname()[1], flush=True)

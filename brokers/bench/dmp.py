@@ -40,6 +40,7 @@ from dmp.amqp.packing import BODY, HEADER
 from dmp.door import DMP_HEADER
 from dmp.principal import Principal
 from dmp.properties import NO_PROPERTIES
+from dmp.short_strings import short
 from shared.options import Json
 
 RECEIVE_BYTES = 256 * 1024
@@ -129,15 +130,15 @@ def _beside(
     ours = best.pop("direct")
     for name, theirs in best.items():
         yield Row(
-            "direct",
-            readers,
-            window,
-            round(ours.rate),
-            round(ours.rate * size / 1e6, 1),
-            ours.median_us,
-            ours.p99_us,
-            name,
-            round(ours.rate / theirs.rate, 2),
+            mode="direct",
+            readers=readers,
+            window=window,
+            deliveries_per_second=round(ours.rate),
+            megabytes_per_second=round(ours.rate * size / 1e6, 1),
+            median_us=ours.median_us,
+            p99_us=ours.p99_us,
+            baseline=name,
+            ratio=round(ours.rate / theirs.rate, 2),
         )
 
 
@@ -317,7 +318,7 @@ def _dial(address: Address) -> socket.socket:
 
 def _leased(address: Address, lease: bytes) -> socket.socket:
     sock = _dial(address)
-    sock.sendall(DMP_HEADER + wire.short(lease))
+    sock.sendall(DMP_HEADER + short(lease))
     _read_until(sock, b'"')
     _read_until(sock, b'"')
     return sock

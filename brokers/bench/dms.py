@@ -59,7 +59,9 @@ def bench(
     """
     if not 1 <= size <= 4000:
         raise Refusal("--size: 1 to 4000 bytes", ExitCode.USAGE)
-    case = _Case(connections, window, size, queues, seconds, rounds)
+    case = _Case(
+        connections=connections, window=window, size=size, queues=queues, seconds=seconds, rounds=rounds
+    )
     cases = {"memory": case.memory, "synced": case.synced, "queues": case.many_queues}
 
     def measure(mode: Mode) -> list[Row]:

@@ -129,16 +129,16 @@ class Ground:
         (seconds, cpu), records = middle.pop(""), self.records[size]
         for name, (others_seconds, others_cpu) in middle.items():
             yield Row(
-                mode,
-                size,
-                records,
-                round(seconds, 3),
-                round(cpu, 2),
-                round(records / seconds),
-                round(records * size / seconds / 1e6, 1),
-                name,
-                round(others_seconds / seconds, 2),
-                round(others_cpu / max(cpu, 0.01), 2),
+                mode=mode,
+                record_bytes=size,
+                records=records,
+                seconds=round(seconds, 3),
+                cpu_seconds=round(cpu, 2),
+                records_per_second=round(records / seconds),
+                megabytes_per_second=round(records * size / seconds / 1e6, 1),
+                baseline=name,
+                ratio=round(others_seconds / seconds, 2),
+                cpu_ratio=round(others_cpu / max(cpu, 0.01), 2),
             )
 
 

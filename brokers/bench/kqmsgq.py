@@ -71,7 +71,15 @@ def bench(
         raise Refusal(f"--size: {STAMP_BYTES + 8} bytes at least, for a message's time", ExitCode.USAGE)
     if queues % many or queues > 1000:
         raise Refusal("--queues: a multiple of --many, 1000 at most", ExitCode.USAGE)
-    case = _Case(size, window, queues, many, consumers, seconds, rounds)
+    case = _Case(
+        size=size,
+        window=window,
+        queues=queues,
+        many=many,
+        consumers=consumers,
+        seconds=seconds,
+        rounds=rounds,
+    )
     cases = {"one": case.one, "queues": case.over_queues, "fan-out": case.fan_out}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
@@ -125,17 +133,17 @@ class _Case:
         ours = middle(measured.pop("kqmsgq"))
         name, theirs = next(((name, middle(rounds)) for name, rounds in measured.items()), ("-", None))
         return Row(
-            mode,
-            producers,
-            consumers,
-            window,
-            round(ours.rate),
-            round(ours.rate * self.size / 1e6, 1),
-            round(ours.median_us, 1),
-            round(ours.p99_us, 1),
-            name,
-            None if theirs is None else round(ours.rate / theirs.rate, 2),
-            None if theirs is None else round(ours.p99_us / theirs.p99_us, 2),
+            mode=mode,
+            producers=producers,
+            consumers=consumers,
+            window=window,
+            deliveries_per_second=round(ours.rate),
+            megabytes_per_second=round(ours.rate * self.size / 1e6, 1),
+            median_us=round(ours.median_us, 1),
+            p99_us=round(ours.p99_us, 1),
+            baseline=name,
+            ratio=None if theirs is None else round(ours.rate / theirs.rate, 2),
+            p99_ratio=None if theirs is None else round(ours.p99_us / theirs.p99_us, 2),
         )
 
 

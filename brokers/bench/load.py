@@ -62,15 +62,15 @@ class Row:
     ) -> "Row":
         """`size`: bytes of a message."""
         return cls(
-            mode,
-            connections,
-            window,
-            round(measured.rate),
-            round(measured.rate * size / 1e6, 1),
-            round(measured.median_us, 1),
-            round(measured.p99_us, 1),
-            baseline,
-            None if ratio is None else round(ratio, 2),
+            mode=mode,
+            connections=connections,
+            window=window,
+            messages_per_second=round(measured.rate),
+            megabytes_per_second=round(measured.rate * size / 1e6, 1),
+            median_us=round(measured.median_us, 1),
+            p99_us=round(measured.p99_us, 1),
+            baseline=baseline,
+            ratio=None if ratio is None else round(ratio, 2),
         )
 
 

@@ -13,6 +13,7 @@ are measured in the same run, in turns with the rounds they are compared with:
 
 import mmap
 import os
+import select
 import socket
 import tempfile
 import threading
@@ -66,7 +67,17 @@ def bench(
         address: Address = (
             (host, port) if port is not None else stack.enter_context(serving(folder, "logmq"))["logmq"]
         )
-        case = _Case(address, folder, connections, window, size, topics, readers, seconds, rounds)
+        case = _Case(
+            address=address,
+            folder=folder,
+            connections=connections,
+            window=window,
+            size=size,
+            topics=topics,
+            readers=readers,
+            seconds=seconds,
+            rounds=rounds,
+        )
         cases = {
             "produce": case.produce,
             "topics": case.many_topics,
@@ -252,8 +263,6 @@ class _Case:
                 at = int(following) % end
 
     def _tail_round(self, readers: int) -> Measured:
-        import select
-
         topic = b"bench-%d" % perf_counter_ns()
         trips = histogram()
         filler = b"x" * (self.size - 20)
@@ -267,7 +276,7 @@ class _Case:
                 poll.register(sock, select.EPOLLIN)
                 tails[sock.fileno()] = (sock, bytearray())
             poll.register(writer, select.EPOLLIN)
-            sent = acknowledged = delivered = received = 0
+            sent = delivered = received = 0
             answers, due = lines(), self.window
             begun = now = perf_counter_ns()
             ends = begun + int(self.seconds * 1e9)
@@ -291,7 +300,6 @@ class _Case:
                         stamp = rest[end - self.size : end - self.size + 20]
                         trips.record_value(max((now - int(stamp)) // 1000, 1))
                         del rest[: end + 1]
-                acknowledged += due
                 now = perf_counter_ns()
             wall = (now - begun) / 1e9
             poll.close()

@@ -99,13 +99,13 @@ def run(*, clients: int = 50, seconds: float = 1.0, rounds: int = 3) -> list[Ech
             for driver, load in medians.items():
                 rows.append(
                     EchoRow(
-                        driver,
-                        count,
-                        round(load.rate),
-                        round(load.median_us, 1),
-                        round(load.p99_us, 1),
-                        load.cpu_us and round(load.cpu_us, 2),
-                        round(load.rate / medians["task"].rate, 2),
+                        driver=driver,
+                        clients=count,
+                        requests_per_second=round(load.rate),
+                        round_trip_median_us=round(load.median_us, 1),
+                        round_trip_p99_us=round(load.p99_us, 1),
+                        cpu_us_per_request=load.cpu_us and round(load.cpu_us, 2),
+                        ratio=round(load.rate / medians["task"].rate, 2),
                     )
                 )
     return rows

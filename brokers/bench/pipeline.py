@@ -4,7 +4,7 @@ All ways go through the same work (`ground.py`) in turns, round after round, and
 
 - `tuples`: a source that reads the same logs and yields a tuple of all four columns for each record, as a
   Python data source is usually written;
-- `lean`: the same source, told as ours is how little is needed;
+- `lean`: the same source, asked as ours is for no more than the work needs;
 - `text`: Spark's own source `text` over the lines;
 - `folder`: our source over the data folder, where what is measured is our source over TCP.
 

@@ -6,7 +6,7 @@ The servers are processes of their own, the load comes from this one. Measured i
   mosquitto (QoS 0, in memory, nothing dropped), where it is installed. No more than a window is on its way,
   so that datagrams are not lost for want of a buffer;
 - `intake`: a flood of datagrams at a steady rate, with one matching subscriber, beside a bare loop of
-  recvfrom that does nothing with them. What the system dropped because nobody took it is told.
+  recvfrom that does nothing with them. What the system dropped because nobody took it is shown beside.
 """
 
 import socket
@@ -126,17 +126,17 @@ def _fan_out(peers: Peers, matching: int, subscribers: int, window: int, seconds
     ours = middle(measured.pop("pubsub"))
     name, theirs = next(((name, middle(found)) for name, found in measured.items()), ("-", None))
     return Row(
-        "fan-out",
-        subscribers,
-        matching,
-        round(ours.rate),
-        round(ours.median_us, 1),
-        round(ours.p99_us, 1),
-        None,
-        name,
-        None if theirs is None else round(ours.rate / theirs.rate, 2),
-        None if theirs is None else round(ours.p99_us / theirs.p99_us, 2),
-        None,
+        mode="fan-out",
+        subscribers=subscribers,
+        matching=matching,
+        per_second=round(ours.rate),
+        median_us=round(ours.median_us, 1),
+        p99_us=round(ours.p99_us, 1),
+        dropped_percent=None,
+        baseline=name,
+        ratio=None if theirs is None else round(ours.rate / theirs.rate, 2),
+        p99_ratio=None if theirs is None else round(ours.p99_us / theirs.p99_us, 2),
+        baseline_dropped_percent=None,
     )
 
 
@@ -213,17 +213,17 @@ def _intake(address: Address, data: Path, size: int, rate: int, seconds: float, 
             bare.append(flooded(where, datagram, rate, seconds, received))
     here, there = (sorted(found, key=lambda each: each.rate)[rounds // 2] for found in (ours, bare))
     return Row(
-        "intake",
-        1,
-        1,
-        round(here.rate),
-        None,
-        None,
-        round(here.dropped, 3),
-        "recvfrom",
-        round(here.rate / there.rate, 2),
-        None,
-        round(there.dropped, 3),
+        mode="intake",
+        subscribers=1,
+        matching=1,
+        per_second=round(here.rate),
+        median_us=None,
+        p99_us=None,
+        dropped_percent=round(here.dropped, 3),
+        baseline="recvfrom",
+        ratio=round(here.rate / there.rate, 2),
+        p99_ratio=None,
+        baseline_dropped_percent=round(there.dropped, 3),
     )
 
 

@@ -147,21 +147,23 @@ def _beside(
     rate, base = (median(each.rate for each in rounds) for rounds in (ours, theirs))
     cpu, base_cpu = _cpu(ours), _cpu(theirs)
     return Row(
-        protocol,
-        size,
-        durability,
-        round(rate),
-        round(rate * case.frame_bytes * counted.messages / max(passed, 1) / 1e6, 1),
-        cpu,
-        BASELINE,
-        round(base),
-        base_cpu,
-        round(median(one.rate / other.rate for one, other in zip(ours, theirs, strict=True)), 2),
-        None if cpu is None or not base_cpu else round(cpu / base_cpu, 2),
-        round(100 * counted.messages / max(passed, 1), 2),
-        round(100 * counted.missing / max(passed, 1), 2),
-        abs(passed - counted.messages - counted.missing) + counted.wrong,
-        round(median(disk) / 1e6, 1),
+        protocol=protocol,
+        message_bytes=size,
+        durability=durability,
+        messages_per_second=round(rate),
+        recorded_megabytes_per_second=round(
+            rate * case.frame_bytes * counted.messages / max(passed, 1) / 1e6, 1
+        ),
+        cpu_us=cpu,
+        baseline=BASELINE,
+        baseline_per_second=round(base),
+        baseline_cpu_us=base_cpu,
+        ratio=round(median(one.rate / other.rate for one, other in zip(ours, theirs, strict=True)), 2),
+        cpu_ratio=None if cpu is None or not base_cpu else round(cpu / base_cpu, 2),
+        recorded_percent=round(100 * counted.messages / max(passed, 1), 2),
+        gap_percent=round(100 * counted.missing / max(passed, 1), 2),
+        unaccounted=abs(passed - counted.messages - counted.missing) + counted.wrong,
+        disk_megabytes_per_second=round(median(disk) / 1e6, 1),
     )
 
 

@@ -99,11 +99,11 @@ def nats_server() -> Iterator[Address | None]:
 def mosquitto(folder: Path) -> Iterator[Address | None]:
     """mosquitto, in memory, set to drop nothing and to wait for nothing; None where it is not installed."""
     settings = folder / "mosquitto.conf"
-    told = "allow_anonymous true\npersistence false\nset_tcp_nodelay true\n"
-    told += "max_queued_messages 0\nmax_inflight_messages 0\n"
+    lines = "allow_anonymous true\npersistence false\nset_tcp_nodelay true\n"
+    lines += "max_queued_messages 0\nmax_inflight_messages 0\n"
 
     def flags(port: int) -> Sequence[str]:
-        settings.write_text(f"listener {port} 127.0.0.1\n{told}")
+        settings.write_text(f"listener {port} 127.0.0.1\n{lines}")
         return "-c", str(settings)
 
     with _other("mosquitto", flags) as address:

@@ -92,16 +92,16 @@ class Inventory:
         self._committer, self._reader = committer, reader
         for line in lines:
             log = Log(
-                committer,
-                reader,
-                line.id,
-                line.namespace,
-                line.name,
-                f"{line.namespace}/{line.file}",
-                Durability.parse(line.mode),
-                line.created_ms,
-                line.first,
-                line.end,
+                committer=committer,
+                reader=reader,
+                log_id=line.id,
+                namespace=line.namespace,
+                name=line.name,
+                path=f"{line.namespace}/{line.file}",
+                mode=Durability.parse(line.mode),
+                created_ms=line.created_ms,
+                first=line.first,
+                end=line.end,
             )
             self.logs[log.id] = log
             self._lines[log.id] = catalog.pack_line(line)
@@ -143,7 +143,16 @@ class Inventory:
         log_id = self._next_log_id
         path = f"{namespace.name}/{file}"
         created_ms = self._clock.wall_ms()
-        log = Log(self._committer, self._reader, log_id, namespace.name, name, path, mode, created_ms)
+        log = Log(
+            committer=self._committer,
+            reader=self._reader,
+            log_id=log_id,
+            namespace=namespace.name,
+            name=name,
+            path=path,
+            mode=mode,
+            created_ms=created_ms,
+        )
         if self.folds_case and _fold(log) in self._folded:
             raise StoreError(f"the file system takes {name!r} for another log's name")
         log.fresh = True

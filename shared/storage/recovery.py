@@ -74,17 +74,17 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     catalog.replace(disk, after.pack())
     segments = _move_damaged(disk, segments, kept)
     return Recovered(
-        found.journal_id,
-        next_log_id,
-        next_lsn,
-        found.written_ms,
-        logs,
-        segments,
-        found.clean,
-        len(scanned.batches),
-        scanned.torn_bytes,
-        scanned.damage,
-        clock.monotonic() - began,
+        journal_id=found.journal_id,
+        next_log_id=next_log_id,
+        next_lsn=next_lsn,
+        written_ms=found.written_ms,
+        logs=logs,
+        segments=segments,
+        clean=found.clean,
+        batches=len(scanned.batches),
+        torn_bytes=scanned.torn_bytes,
+        damage=scanned.damage,
+        seconds=clock.monotonic() - began,
     )
 
 

@@ -75,15 +75,15 @@ def _row(folder: Path, view: FolderView, log: LogView) -> LogRow:
         with view.reader(log) as reader:
             records = sum(mark.records for mark in marks) + sum(1 for _ in reader.records(covered, log.end))
     return LogRow(
-        log.namespace,
-        log.name,
-        log.id,
-        log.mode,
-        log.created_ms,
-        log.first,
-        log.end,
-        records,
-        sum(_disk_bytes(folder / path) for path in (log.log_path, log.index_path)),
+        namespace=log.namespace,
+        name=log.name,
+        id=log.id,
+        mode=log.mode,
+        created_ms=log.created_ms,
+        first=log.first,
+        end=log.end,
+        records=records,
+        disk_bytes=sum(_disk_bytes(folder / path) for path in (log.log_path, log.index_path)),
     )
 
 
@@ -148,13 +148,13 @@ def verify(view: FolderView, log: LogView, reader: LogReader) -> VerifyRow:
         else:
             records += part.records
     return VerifyRow(
-        log.namespace,
-        log.name,
-        records,
-        sums[State.GOOD],
-        sums[State.UNVERIFIED],
-        sums[State.UNCOVERED],
-        tuple(damaged),
+        namespace=log.namespace,
+        name=log.name,
+        records=records,
+        good_bytes=sums[State.GOOD],
+        unverified_bytes=sums[State.UNVERIFIED],
+        uncovered_bytes=sums[State.UNCOVERED],
+        damaged=tuple(damaged),
     )
 
 
