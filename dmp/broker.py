@@ -185,9 +185,8 @@ class Broker:
                 del changed[log]
         except StoreError as error:
             self._changed = changed | self._changed
-            if (
-                not self._disk_failed
-            ):  # the store says more itself; what is not written comes back at a restart
+            if not self._disk_failed:
+                # Once: the store says more itself. What is not written comes back at a restart.
                 self._disk_failed = True
                 self.log.error("acknowledgements cannot be written", reason=str(error))
 

@@ -27,6 +27,7 @@ from dmp import wire
 from dmp.door import DMP_HEADER
 from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
+from dmp.short_strings import SHORT_BYTES_MAX, short, take_short
 from dmp.wire import Message, Options
 from shared.net.dial import Address, Disconnected
 from shared.net.pushed import Receiver
@@ -159,10 +160,10 @@ async def _open(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]
     stream = await address.open()
     try:
         with trio.move_on_after(DIALOG_SECONDS):
-            await stream.send_all(DMP_HEADER + wire.short(lease))
+            await stream.send_all(DMP_HEADER + short(lease))
             data = b""
             for _ in ("the greeting", "the answer to the lease"):
-                while (text := wire.take_short(data)) is None:
+                while (text := take_short(data)) is None:
                     data += await _receive(stream)
                 code, _ = wire.read_reply(text)
                 if code != wire.Reply.OK:
@@ -190,7 +191,7 @@ async def _receive(stream: trio.abc.Stream) -> bytes:
 
 def _refusal_in(said: bytes) -> Refused | None:
     """What the server has said to a sink: nothing, or why it goes."""
-    text = wire.take_short(said)
+    text = take_short(said)
     if text is None:
         return None
     return refused(wire.read_reply(text)[0], text.decode(errors="backslashreplace"))
@@ -198,8 +199,8 @@ def _refusal_in(said: bytes) -> Refused | None:
 
 def _packed(key: str | bytes, body: bytes, properties: Properties | None, options: Options) -> bytes:
     name = key.encode() if isinstance(key, str) else key
-    if len(name) > wire.SHORT_BYTES_MAX:
-        raise ValueError(f"a routing key of {len(name)} bytes: {wire.SHORT_BYTES_MAX} at most")
+    if len(name) > SHORT_BYTES_MAX:
+        raise ValueError(f"a routing key of {len(name)} bytes: {SHORT_BYTES_MAX} at most")
     if len(body) > wire.BODY_BYTES_MAX:
         raise ValueError("a body has less than 16 MiB")
     packed = NO_PROPERTIES if properties is None else properties.marshal()

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import attrgetter
 
 import attrs
 
@@ -81,7 +82,7 @@ class Cold:
         self.body_bytes += sum([message.head.body_bytes for message in messages])
         self.end = messages[-1].number + 1
         self._log.keep_cold(messages)
-        for expires, those in groupby(messages, _expires):
+        for expires, those in groupby(messages, attrgetter("expires")):
             self._note(expires, [message.number for message in those][-1])
 
     def restore(self, found: Left, ours: int) -> None:
@@ -101,7 +102,7 @@ class Cold:
         self._log.cold_at = None
 
     def warm(self, done: Callable[[list[Message]], None]) -> None:
-        """Read the first of it; `done` is told what came, now or later: nothing where it cannot be read.
+        """Read the first of it; `done` gets what came, now or later: nothing where it cannot be read.
 
         An `expires` of inf says that this is not known here.
         """
@@ -179,7 +180,3 @@ class Cold:
                 runs.popleft()
             if runs and message.number >= self._ours:
                 message.expires = runs[0][1]
-
-
-def _expires(message: Message) -> float:
-    return message.expires

@@ -13,6 +13,7 @@ from dmp.arguments import QueueArguments, QueueKind
 from dmp.exchanges import Binding, ExchangeKind
 from dmp.field_tables import check_table, read_table
 from dmp.refusals import Refusal
+from dmp.short_strings import short
 from shared.errors import CorruptRecord
 from shared.storage.store import Ticket
 from shared.storage.table import Table
@@ -53,10 +54,10 @@ class Definitions:
 
     def put_exchange(self, name: bytes, kind: ExchangeKind) -> Ticket:
         flags = _AUTO_DELETE * kind.auto_delete + _INTERNAL * kind.internal
-        value = _short(kind.type.encode())
+        value = short(kind.type.encode())
         if kind.alternate is not None:
             flags += _ALTERNATE
-            value += _short(kind.alternate)
+            value += short(kind.alternate)
         return self._table.put(b"e" + name, bytes((flags,)) + value)
 
     def put_queue(self, name: bytes, kind: QueueKind) -> Ticket:
@@ -100,7 +101,7 @@ def _queue_kind(value: bytes) -> QueueKind:
 
 def _binding_key(binding: Binding) -> bytes:
     fields = (binding.source, binding.destination, binding.key)
-    return b"b" + bytes((binding.to_exchange,)) + b"".join(map(_short, fields)) + binding.arguments
+    return b"b" + bytes((binding.to_exchange,)) + b"".join(map(short, fields)) + binding.arguments
 
 
 def _binding(key: bytes) -> Binding:
@@ -108,10 +109,6 @@ def _binding(key: bytes) -> Binding:
     source, destination, routing_key = next(fields), next(fields), next(fields)
     at = 1 + 3 + len(source) + len(destination) + len(routing_key)
     return Binding(source, destination, bool(key[0]), routing_key, key[at:])
-
-
-def _short(data: bytes) -> bytes:
-    return bytes((len(data),)) + data
 
 
 def _shorts(data: bytes, at: int) -> Iterator[bytes]:

@@ -65,7 +65,7 @@ class Feed:
         owner: Owner,
         gone: Callable[[], None],
     ) -> None:
-        """The answer to the lease is written. `gone`: to be told when the queue is."""
+        """The answer to the lease is written. `gone`: called when the queue is."""
         self._connection = connection
         self._broker = broker
         self._queue = queue

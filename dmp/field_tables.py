@@ -1,7 +1,7 @@
 """Field tables from a peer, checked before they are decoded.
 
-pamqp cuts a string that claims more bytes than there are, and recurses as deep as it is told. So every length
-is walked over first; what passes is decoded, and means what it says.
+pamqp cuts a string that claims more bytes than there are, and recurses as deep as tables are nested. So they
+are walked over first, every length of them; what passes is decoded, and means what it says.
 """
 
 import struct

@@ -27,13 +27,15 @@ class Memory:
     def scarce(self) -> bool:
         return self.held_bytes > self.hot_bytes
 
-    def take(self, count: int) -> None:
-        self.held_bytes += count
+    def take(self, size: int) -> None:
+        """So many bytes more are held."""
+        self.held_bytes += size
         if self.held_bytes > self.bytes_max:
             self.full = True
 
-    def give(self, count: int) -> None:
-        self.held_bytes -= count
+    def give(self, size: int) -> None:
+        """So many bytes less are; those who wait go on where that is enough."""
+        self.held_bytes -= size
         if self.full and self.held_bytes <= self.bytes_max * _LOW:
             self.full = False
             waiting, self._waiting = self._waiting, []

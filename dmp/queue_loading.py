@@ -9,6 +9,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import AsyncIterator
+from operator import attrgetter
 
 import attrs
 
@@ -108,7 +109,7 @@ async def load(queue_log: QueueLog, room_bytes: float) -> Loaded:
             last = number
     queue_log.found(list(found.values()), cold_at if count else math.inf)
     cold = Left(count, body_bytes, record_bytes, first, last + 1, cold_at) if count else None
-    return Loaded(sorted(found.values(), key=_number), cold, past.following)
+    return Loaded(sorted(found.values(), key=attrgetter("number")), cold, past.following)
 
 
 async def _blocks(log: Log) -> AsyncIterator[tuple[bytes, int]]:
@@ -118,7 +119,3 @@ async def _blocks(log: Log) -> AsyncIterator[tuple[bytes, int]]:
         data = await read_records(log, offset, _READ_BYTES)
         yield data, offset
         offset += len(data)
-
-
-def _number(message: Message) -> int:
-    return message.number

@@ -8,6 +8,7 @@ there is no pause. What is cold (`cold`) is not copied: it moves on by being rea
 
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import attrgetter
 
 from dmp.message import Head, Message
 from dmp.queue_records import purged, put, put_bytes, taken
@@ -134,7 +135,7 @@ class QueueLog:
     def _oldest(self) -> Message | None:
         """The one whose record stands first."""
         fronts = [next(iter(held.values())) for held in (self._live, self._copied) if held]
-        return min(fronts, key=_offset) if fronts else None
+        return min(fronts, key=attrgetter("offset")) if fronts else None
 
     def _copy(self) -> None:
         """Write the oldest again. Until the copies are on the disk it is the originals that count."""
@@ -164,10 +165,6 @@ class QueueLog:
             if self._live.pop(number, None) is not None or self._copied.pop(number, None) is not None:
                 message.offset = offset
                 self._copied[number] = message
-
-
-def _offset(message: Message) -> int:
-    return message.offset
 
 
 def _first_offset(held: dict[int, Message]) -> int:

@@ -17,6 +17,7 @@ from enum import IntEnum
 
 from dmp.message import Head, Message
 from dmp.refusals import Refusal
+from dmp.short_strings import short
 from shared.errors import CorruptRecord
 from shared.storage.format import LENGTH_BYTES, length_at
 
@@ -126,13 +127,6 @@ class MessageReader:
 
 
 def _common(head: Head) -> bytes:
-    return b"".join(
-        (
-            bytes((len(head.exchange),)),
-            head.exchange,
-            bytes((len(head.key),)),
-            head.key,
-            _LENGTH.pack(len(head.properties)),
-            head.properties,
-        )
-    )
+    """What is the same in the records of all messages with one head: names and properties."""
+    names = short(head.exchange) + short(head.key)
+    return b"".join((names, _LENGTH.pack(len(head.properties)), head.properties))

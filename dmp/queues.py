@@ -8,7 +8,7 @@ can be given and is called whenever something has changed that allows more: a me
 outbox. A run that finds the queue empty and one consumer that acknowledges nothing is passed on without a
 `Message` being made.
 
-Everything is synchronous. What has to be told to others (a dead letter, the queue's end) goes through `Home`.
+Everything is synchronous. What concerns others (a dead letter, the queue's end) goes through `Home`.
 """
 
 import math
@@ -228,7 +228,7 @@ class Queue(Stock):
         except Exception as error:
             taker.crashed(error)
         if taker.no_ack:
-            self._gone(messages)
+            self.leave(messages)
 
     def get(self, no_ack: bool) -> Message | None:
         """The next message, for one that asks for just that; None where nothing is ready."""
@@ -241,7 +241,7 @@ class Queue(Stock):
             return None
         message = self._pop()
         if no_ack:
-            self._gone((message,))
+            self.leave((message,))
         else:
             self.unacked += 1
         return message
@@ -254,7 +254,7 @@ class Queue(Stock):
             self.lose(messages)
             return
         self.unacked -= len(messages)
-        self._gone(messages)
+        self.leave(messages)
 
     def reject(self, messages: list[Message]) -> None:
         """They are not wanted back: dead letters."""
@@ -343,7 +343,7 @@ class Queue(Stock):
             self._home.timers.set(self, deadline)
 
     def delete(self) -> None:
-        """Ready messages go, takers are told; what is unacknowledged stays with its channel. The broker's."""
+        """Ready messages go, takers are cancelled; what is unacknowledged stays with its channel."""
         self._forget_all()
         self._home.timers.forget(self)
         takers, self.consumers = [*self.consumers], []

@@ -6,6 +6,7 @@ Both are read from the front, get new messages at the end, and take those that c
 from collections import deque
 from collections.abc import Iterable, Iterator
 from heapq import merge
+from operator import attrgetter
 from typing import Protocol
 
 from dmp.message import Message
@@ -44,7 +45,7 @@ class Row(deque[Message]):
         if not (self and messages) or messages[-1].number < self[0].number:
             self.extendleft(reversed(messages))
             return
-        merged = list(merge(messages, self, key=_number))
+        merged = list(merge(messages, self, key=attrgetter("number")))
         self.clear()
         self.extend(merged)
 
@@ -113,7 +114,3 @@ class Priorities:
         while not rows[self._top]:
             self._top -= 1
         return rows[self._top]
-
-
-def _number(message: Message) -> int:
-    return message.number

@@ -1,4 +1,4 @@
-"""What is told when somebody scrapes, read from plain ints."""
+"""The metrics, read from plain ints when somebody scrapes."""
 
 from collections.abc import Iterable
 

@@ -11,9 +11,10 @@ from dmp.exchanges import Exchange
 from dmp.feed import Feed
 from dmp.leases import Lease
 from dmp.queues import Queue
+from dmp.short_strings import take_short
 from dmp.sink import Sink
 from dmp.states import TRANSITIONS, Event, State
-from dmp.wire import GREETING, Reply, WireError, ready, refusal, reply, take_short
+from dmp.wire import GREETING, Reply, WireError, ready, refusal, reply
 from shared.errors import LocalProtocolError
 from shared.net.connection import Connection
 

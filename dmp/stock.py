@@ -12,6 +12,7 @@ What is not persistent then goes to the log too, to keep its place.
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from dmp.arguments import QueueKind
 from dmp.cold import Cold
@@ -253,7 +254,7 @@ class Stock:
         home.memory.take(_cost(messages))
         self.ready.extend(messages)
         self._count_in(messages)
-        if not self._warming:  # it came later: those who wait for it must be told
+        if not self._warming:  # it came later: those who wait for it must hear of it
             try:
                 self._warmed_up()
             except Exception as error:
@@ -272,8 +273,8 @@ class Stock:
         self._count_out((message,))
         return message
 
-    def _gone(self, messages: Sequence[Message]) -> None:
-        """They have left the queue and all books."""
+    def leave(self, messages: Sequence[Message]) -> None:
+        """They are gone: from the queue, from all books, and from its log."""
         if not messages:
             return
         self._home.memory.give(_cost(messages))
@@ -284,10 +285,6 @@ class Stock:
                     log.take(message)
             self._home.log_changed(log)
 
-    def leave(self, messages: Sequence[Message]) -> None:
-        """Dead letters have been passed on, or dropped: they are gone from here."""
-        self._gone(messages)
-
     def lose(self, messages: Sequence[Message]) -> None:
         """They leave the queue's books, and their records are another's care."""
         self._home.memory.give(_cost(messages))
@@ -297,7 +294,7 @@ class Stock:
         if given:
             for message in messages:
                 message.redelivered = True
-        messages.sort(key=_number)
+        messages.sort(key=attrgetter("number"))
         self._put_in_front(messages)
 
     def take_back(self, head: Head, bodies: Sequence[bytes]) -> None:
@@ -319,7 +316,7 @@ class Stock:
             self._tell_waiting()
         self.ready.clear()
         self._count_out(messages)
-        self._gone(messages)
+        self.leave(messages)
         return count
 
     def _forget_all(self) -> None:
@@ -350,7 +347,3 @@ class Stock:
 
 def _cost(messages: Sequence[Message]) -> int:
     return sum([message.head.cost_bytes for message in messages])
-
-
-def _number(message: Message) -> int:
-    return message.number

@@ -22,7 +22,7 @@ class Expiring(Protocol):
 class Timers:
     """One for all. `now` is trio's clock in a server, the test's own elsewhere.
 
-    `crashed` is told what an item raises, which must not keep the others from their time.
+    `crashed` gets what an item raises, which must not keep the others from their time.
     """
 
     def __init__(self, now: Callable[[], float], crashed: Callable[[Exception], None]) -> None:

@@ -15,9 +15,9 @@ from enum import IntEnum, IntFlag
 import attrs
 
 from dmp.properties import NO_PROPERTIES, end_of_properties
+from dmp.short_strings import SHORT_BYTES_MAX, short
 from shared.errors import RemoteProtocolError
 
-SHORT_BYTES_MAX = 255
 BODY_BYTES_MAX = (1 << 24) - 1
 """What three bytes of length can say."""
 NULL_MESSAGE = b"\0\0\0\0"
@@ -26,6 +26,8 @@ FLAGS_BYTES = 2
 NAMES_BYTES = 2 + 2 * SHORT_BYTES_MAX
 ENVELOPE_BYTES_MIN = 1 + 1 + FLAGS_BYTES + LENGTH_BYTES
 """Behind the size, of the shortest message there is."""
+PROPERTIES_BYTES_MAX = 128 * 1024
+"""Flags and properties: they must fit one frame where a message goes on to AMQP."""
 
 RECORDED_MESSAGES = 1
 """The codec of recorded blocks (RECORDING.md): whole messages as they came into a sink."""
@@ -85,21 +87,9 @@ def refusal(code: Reply, text: str) -> WireError:
     return WireError(text, reply(code, text), code=code)
 
 
-def short(data: bytes) -> bytes:
-    """A short string."""
-    return bytes((len(data),)) + data
-
-
 def reply(code: Reply, text: str) -> bytes:
     """A response, length and text together; cut where it would be too long."""
     return short(f"{code} {text}".encode()[:SHORT_BYTES_MAX].decode(errors="ignore").encode())
-
-
-def take_short(data: bytes | bytearray, at: int = 0) -> bytes | None:
-    """The short string at `at`; None while it is not all there."""
-    if at >= len(data) or at + 1 + data[at] > len(data):
-        return None
-    return bytes(data[at + 1 : at + 1 + data[at]])
 
 
 def ready(sink: bool, name: bytes) -> bytes:
@@ -121,7 +111,7 @@ def envelope(
     exchange: bytes, key: bytes, properties: bytes, body_bytes: int, options: Options = NO_OPTIONS
 ) -> bytes:
     """All of a message that stands before its body."""
-    inner = b"".join(
+    inner = b"".join(  # in one go, without `short`: a client does this for each message
         (
             bytes((len(exchange),)),
             exchange,
@@ -226,13 +216,13 @@ def take_messages(data: bytes, body_bytes_max: int = BODY_BYTES_MAX) -> tuple[li
     return found, at
 
 
-PROPERTIES_BYTES_MAX = 128 * 1024
-"""Flags and properties: they must fit one frame where a message goes on to AMQP."""
-
-
 def size_max_of(body_bytes_max: int) -> int:
     """What a message's size field can be at most."""
     return NAMES_BYTES + PROPERTIES_BYTES_MAX + LENGTH_BYTES + body_bytes_max
+
+
+FEW = 8
+"""Compared first: where messages differ, nothing is lost by trying."""
 
 
 def uniform(data: bytes, at: int, stride: int, head_bytes: int) -> int:
@@ -253,10 +243,6 @@ def uniform(data: bytes, at: int, stride: int, head_bytes: int) -> int:
         if same < FEW:
             return same
     return same
-
-
-FEW = 8
-"""Compared first: where messages differ, nothing is lost by trying."""
 
 
 def runs(data: bytes) -> list[tuple[bytes, list[bytes]]]:

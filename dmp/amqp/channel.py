@@ -73,7 +73,7 @@ class Channel:
         self.silent = False
         """Nothing more may be sent on it."""
         self.crowded = False
-        """Some consumer was told that there is no room for more unacknowledged messages on the channel."""
+        """Some consumer found no room for more unacknowledged messages on the channel."""
         self.delivered = 0
         self.unacked: dict[int, Delivery] = {}
         self.consumers: dict[bytes, Consumer] = {}

@@ -9,6 +9,7 @@ import struct
 from dmp.amqp.methods import FRAME_END, FRAME_HEAD, METHOD
 from dmp.message import Head
 from dmp.refusals import Code, Refusal
+from dmp.short_strings import short
 
 HEADER, BODY, HEARTBEAT = 2, 3, 8
 FRAME_OVERHEAD = 8
@@ -136,8 +137,3 @@ def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
 def nack_frame(channel: int, tag: int, multiple: bool) -> bytes:
     """Basic.Nack, whole."""
     return _ACK_FRAME.pack(METHOD, channel, 13, _NACK_INDEX, tag, multiple, FRAME_END[0])
-
-
-def short(data: bytes) -> bytes:
-    """A short string."""
-    return bytes((len(data),)) + data

@@ -24,6 +24,7 @@ from dmp.exchanges import DEFAULT
 from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
+from dmp.short_strings import short
 from shared.errors import StoreError
 from shared.storage.store import Ticket
 
@@ -115,17 +116,8 @@ class Publishing:
         if not 0 < head.body_bytes <= channel.payload_max:
             return post
         bits = content.mandatory | content.immediate << 1
-        method = b"".join(
-            (
-                PUBLISH,
-                b"\0\0",
-                bytes((len(content.exchange),)),
-                content.exchange,
-                bytes((len(content.key),)),
-                content.key,
-                bytes((bits,)),
-            )
-        )
+        names = short(content.exchange) + short(content.key)
+        method = b"".join((PUBLISH, b"\0\0", names, bytes((bits,))))
         header = struct.pack(">HHQ", 60, 0, head.body_bytes) + head.properties
         number = channel.number
         post.bytes = b"".join(
@@ -215,7 +207,7 @@ class Publishing:
         return ticket
 
     def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: Confirms) -> None:
-        """Some queue that rejects what it has no room for is nearly full: each is told what becomes of it."""
+        """Some queue that rejects what it has no room for is nearly full: each has an answer of its own."""
         head = post.head
         for body in bodies:
             rejected = any(

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from dmp.broker import Broker
     from dmp.queues import Queue
 
-CLOSE_SECONDS = 5.0
-"""For the peer's close-ok."""
 _KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 _END = FRAME_END[0]
 _ACK_BYTES = 13

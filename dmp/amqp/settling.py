@@ -1,4 +1,4 @@
-"""What becomes of deliveries: acknowledgements, gathered over a stretch of input, then told to queues."""
+"""What becomes of deliveries: acknowledgements, gathered over a stretch of input, then given to queues."""
 
 import struct
 from collections.abc import Iterable, Sequence

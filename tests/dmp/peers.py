@@ -11,6 +11,7 @@ from dmp.message import Head
 from dmp.owners import Owner
 from dmp.queues import Queue
 from dmp.refusals import Code
+from dmp.short_strings import short, take_short
 from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError
 from tests.dmp.world import World
@@ -94,7 +95,7 @@ class Application:
     def open(self, lease: bytes, *, bound: int = 1 << 20) -> Peer:
         """A connection by that lease, its dialog over."""
         peer = Peer(self.world, bound=bound)
-        said = peer.say(DMP_HEADER + wire.short(lease))
+        said = peer.say(DMP_HEADER + short(lease))
         said = said[1 + said[0] :]
         peer.read = said[1 + said[0] :]
         return peer
@@ -137,7 +138,7 @@ def texts(data: bytes) -> Sequence[str]:
     """Short strings, one after the other."""
     found = []
     while data:
-        text = wire.take_short(data)
+        text = take_short(data)
         assert text is not None
         found.append(text.decode())
         data = data[1 + len(text) :]

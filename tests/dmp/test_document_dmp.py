@@ -7,6 +7,7 @@ from dmp.door import DMP_HEADER
 from dmp.feed import IDLE_SECONDS
 from dmp.leases import LEASE_SECONDS, RANDOM_BYTES
 from dmp.settings import DmpSettings
+from dmp.short_strings import short
 from dmp.states import TRANSITIONS, State
 from shared.states import diagram
 from tests.dmp.peers import Application, Peer, texts
@@ -42,7 +43,7 @@ def _bytes(line: str, app: Application) -> bytes:
         assert b"AMQP" + bytes(map(int, fields)) == DMP_HEADER
         return DMP_HEADER
     if what == "word":
-        return wire.short(app.sink_lease(b"orders"))
+        return short(app.sink_lease(b"orders"))
     if what == "null":
         return wire.NULL_MESSAGE
     said = dict(field.split("=") for field in fields)

@@ -8,6 +8,7 @@ from dmp.door import DMP_HEADER
 from dmp.exchanges import ExchangeKind
 from dmp.feed import IDLE_SECONDS
 from dmp.settings import DmpSettings
+from dmp.short_strings import short
 from tests.dmp.peers import Application, Peer, bodies, packed
 from tests.dmp.world import PERSISTENT, Taker, World
 
@@ -111,7 +112,7 @@ async def test_what_is_behind_an_answer_to_the_lease_that_never_left_goes_back()
     world, app = await opened()
     queue = app.queue(b"mine", b"quotes")
     feed = Peer(world)
-    feed.session.receive(DMP_HEADER + wire.short(app.feed_lease(b"mine")))
+    feed.session.receive(DMP_HEADER + short(app.feed_lease(b"mine")))
     world.publish(b"quotes", b"k", b"1", b"2")
     assert queue.depth == 0
     feed.close()

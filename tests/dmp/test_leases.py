@@ -2,11 +2,11 @@
 
 import pytest
 
-from dmp import wire
 from dmp.door import DMP_HEADER
 from dmp.refusals import Code, Refusal
 from dmp.session import Session
 from dmp.settings import DmpSettings
+from dmp.short_strings import short
 from dmp.states import TRANSITIONS, Event, State
 from shared.checks import MemoryConnection
 from shared.errors import LocalProtocolError
@@ -25,7 +25,7 @@ async def opened(settings: DmpSettings | None = None) -> tuple[World, Applicatio
 
 def answers(world: World, lease: bytes) -> tuple[Peer, list[str]]:
     peer = Peer(world)
-    return peer, list(texts(peer.say(DMP_HEADER + wire.short(lease))))
+    return peer, list(texts(peer.say(DMP_HEADER + short(lease))))
 
 
 async def test_the_dialog_is_the_specifications() -> None:
@@ -33,7 +33,7 @@ async def test_the_dialog_is_the_specifications() -> None:
     peer = Peer(world)
     assert peer.say(DMP_HEADER[:5]) == b""
     assert peer.say(DMP_HEADER[5:]) == GREETING == b"\x0e200 OK DMP/0.1"
-    said = wire.short(app.sink_lease(b"quotes"))
+    said = short(app.sink_lease(b"quotes"))
     for at in range(len(said) - 1):
         assert peer.say(said[at : at + 1]) == b""
     assert texts(peer.say(said[-1:])) == ['200 OK Ready to write to "quotes"']

@@ -14,6 +14,7 @@ from dmp.door import DMP_HEADER
 from dmp.queues import Queue
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
+from dmp.short_strings import short
 from tests.dmp.peers import Application, Peer, bodies, packed, texts
 from tests.dmp.world import World, laborious
 
@@ -51,7 +52,7 @@ async def test_the_default_exchange_is_a_sink_by_its_empty_name() -> None:
 async def test_what_comes_with_the_lease_in_one_read_is_not_lost() -> None:
     _, app = await opened()
     queue = app.queue(b"all", b"quotes")
-    Peer(app.world).say(DMP_HEADER + wire.short(app.sink_lease(b"quotes")) + packed(b"x", b"y"))
+    Peer(app.world).say(DMP_HEADER + short(app.sink_lease(b"quotes")) + packed(b"x", b"y"))
     assert ready(queue) == [b"x", b"y"]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from brokers import cli
-from dmp import wire
 from dmp.door import DMP_HEADER
 from dmp.principal import open_principal
+from dmp.short_strings import short
 from shared.net.dial import Address
 from tests.support.server import Server, run, run_here, speak, until
 
@@ -122,5 +122,5 @@ async def test_leases_are_listed_by_target_and_age_alone(server: Server) -> None
             ["age_seconds", "kind", "target"],
         )
         assert word.decode() not in said
-        assert speak((host, port), DMP_HEADER + wire.short(word)).endswith(b'Ready to write to "amq.topic"')
+        assert speak((host, port), DMP_HEADER + short(word)).endswith(b'Ready to write to "amq.topic"')
         assert listed() == ""

@@ -7,6 +7,7 @@ from pamqp import commands
 
 from dmp import wire
 from dmp.properties import NO_PROPERTIES
+from dmp.short_strings import short, take_short
 from dmp.wire import Message, Options, Reply, WireError
 
 SPEC = bytes.fromhex(
@@ -156,7 +157,7 @@ def test_columns_find_as_many_alike_as_there_are(alike: int, at: int, head: int)
 def test_a_response_is_code_indicator_and_text(code: Reply, text: str) -> None:
     data = wire.reply(code, "x")
     assert data == bytes([len(text)]) + text.encode()
-    assert wire.read_reply(wire.take_short(data) or b"") == (int(code), text[4:])
+    assert wire.read_reply(take_short(data) or b"") == (int(code), text[4:])
 
 
 def test_the_answer_to_a_lease_names_sink_or_feed_and_fits_whatever_the_name() -> None:
@@ -170,7 +171,7 @@ def test_the_answer_to_a_lease_names_sink_or_feed_and_fits_whatever_the_name() -
 
 @given(st.binary(max_size=300), st.integers(0, 300))
 def test_a_short_string_is_all_there_or_not_there(data: bytes, cut: int) -> None:
-    whole = wire.short(data[:255])
-    assert wire.take_short(whole) == data[:255]
+    whole = short(data[:255])
+    assert take_short(whole) == data[:255]
     if cut < len(whole):
-        assert wire.take_short(whole[:cut]) is None
+        assert take_short(whole[:cut]) is None
