@@ -25,6 +25,10 @@ LOG: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     None, wrapper_class=structlog.make_filtering_bound_logger(logging.INFO)
 )
 
+MEMORY = DmsSettings(persist=False)
+NAME = wire.pack_name("orders")
+"""Of the queue that `with_queue` makes unless another is named."""
+
 
 class World:
     """One broker, restarted at will. Time stands still unless `advance` moves it."""
@@ -212,3 +216,10 @@ def statuses(frames: Sequence[Frame]) -> list[Status]:
         assert (frame[0] == Type.ERROR or frame[0] == Type.HANDSHAKE_NACK) == (frame[2] != 0), frame
         assert frame[2] == 0 or frame[4], "an error without a text"
     return [Status(frame[2]) for frame in frames]
+
+
+def with_queue(world: World, name: str = "orders", options: bytes = b"") -> Peer:
+    """A connection that has made a queue."""
+    peer = world.connect()
+    assert statuses(peer.create(name, options)) == [Status.OK]
+    return peer

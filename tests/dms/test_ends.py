@@ -1,0 +1,98 @@
+"""How connections end: by DISCONNECT, half closed, in a drain, as one too many; and one that is not read."""
+
+import pytest
+
+from dms import wire
+from dms.settings import DmsSettings
+from dms.wire import Status, Type
+from tests.dms.world import NAME, World, deliveries, statuses, with_queue
+
+
+def test_disconnect_is_answered_and_closes(world: World) -> None:
+    peer = with_queue(world)
+    peer.ask(Type.CONSUME, NAME, 5)
+    frames = peer.ask(Type.DISCONNECT, message_id=6)
+    assert [(f[0], f[2], f[3]) for f in frames] == [
+        (Type.ERROR, Status.TIMEOUT, 5),
+        (Type.DISCONNECT_OK, 0, 6),
+    ]
+    assert peer.connection.finished
+
+
+def test_a_half_closed_client_gets_what_its_consume_waits_for(world: World) -> None:
+    peer, other = with_queue(world), world.connect()
+    peer.consume("orders")
+    peer.close_input()
+    assert not peer.connection.finished
+    other.produce("orders", b"late")
+    assert [body for _, body in deliveries(peer.take())] == [b"late"]
+    assert peer.connection.finished
+
+
+def test_a_half_closed_client_is_told_when_nothing_comes(world: World) -> None:
+    peer = with_queue(world)
+    peer.consume("orders", 2)
+    peer.send(wire.pack(Type.LIST_QUEUES, 1)[:9])
+    peer.close_input()
+    world.advance(31)
+    assert statuses(peer.take()) == [Status.TIMEOUT] * 2
+    assert peer.connection.finished
+
+
+def test_in_a_drain_waits_end_and_a_goodbye_is_said(world: World) -> None:
+    peer, silent = with_queue(world), world.connect()
+    peer.ask(Type.CONSUME, NAME, 5)
+    world.broker.drain()
+    world.settle()
+    assert [(f[0], f[2], f[3]) for f in peer.take()] == [
+        (Type.ERROR, Status.TIMEOUT, 5),
+        (Type.DISCONNECT, 0, 0),
+    ]
+    assert [(f[0], f[3]) for f in silent.take()] == [(Type.DISCONNECT, 0)]
+    assert peer.connection.finished
+    assert silent.connection.finished
+
+
+@pytest.mark.parametrize(
+    "late",
+    [wire.pack(Type.DISCONNECT, 9), b"not DMS at all, and long enough", wire.pack(Type.LIST_QUEUES, 9)[:9]],
+)
+def test_what_comes_while_a_drain_waits_for_the_disk_is_not_executed(late: bytes) -> None:
+    world = World(DmsSettings())
+    peer = world.connect()
+    peer.create("orders")
+    peer.take()
+    peer.session.receive(wire.pack(Type.PRODUCE, 8, NAME + b"a message"))
+    world.broker.drain()
+    peer.session.receive(late)
+    peer.session.receive(wire.pack(Type.PRODUCE, 10, NAME + b"too late"))
+    world.advance(31)
+    world.settle()
+    assert [(frame[0], frame[3]) for frame in peer.take()] == [(Type.PRODUCE_OK, 8), (Type.DISCONNECT, 0)]
+    assert peer.connection.finished
+    assert world.depths() == {"orders": 1}
+
+
+def test_the_257th_client_is_told(world: World) -> None:
+    clients = [world.connect() for _ in range(256)]
+    late = world.connect(handshake=False)
+    assert statuses(late.take()) == [Status.INTERNAL]
+    assert late.connection.finished
+    late.lose()
+    clients.pop().lose()
+    world.connect()
+
+
+def test_who_does_not_read_is_not_read_from() -> None:
+    world = World(DmsSettings(persist=False, queues_max=200))
+    peer = world.connect(bound=10_000)
+    for number in range(150):
+        peer.create(f"{number:060}")
+    for _ in range(300):
+        peer.send(wire.pack(Type.LIST_QUEUES, 1))
+    assert not peer.connection.reading
+    assert peer.connection.outbox.size < 300_000
+    taken = 0
+    while frames := peer.take():
+        taken += len(frames)
+    assert taken == 300

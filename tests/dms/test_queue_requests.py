@@ -1,0 +1,82 @@
+"""Queues: made, listed, deleted, and what their options may say."""
+
+import pytest
+
+from dms import wire
+from dms.settings import DmsSettings
+from dms.wire import Status, Type
+from tests.dms.world import MEMORY, NAME, World, statuses, with_queue
+
+
+def test_queues_come_and_go(world: World) -> None:
+    peer = with_queue(world)
+    assert statuses(peer.create("orders")) == [Status.QUEUE_EXISTS]
+    assert statuses(peer.ask(Type.DELETE_QUEUE, NAME)) == [Status.OK]
+    for type_, payload in (
+        (Type.DELETE_QUEUE, NAME),
+        (Type.PRODUCE, NAME + b"x"),
+        (Type.CONSUME, NAME),
+    ):
+        assert statuses(peer.ask(type_, payload)) == [Status.QUEUE_NOT_FOUND]
+    assert statuses(peer.create("orders")) == [Status.OK]
+
+
+def test_the_129th_queue_is_refused(world: World) -> None:
+    peer = world.connect()
+    for number in range(128):
+        assert statuses(peer.create(f"q{number}")) == [Status.OK]
+    assert statuses(peer.create("one-more")) == [Status.INTERNAL]
+    total, entries = wire.unpack_list(peer.ask(Type.LIST_QUEUES)[0][4])
+    assert (total, len(entries)) == (128, 128)
+
+
+def test_a_long_list_is_read_page_by_page() -> None:
+    world = World(DmsSettings(persist=False, queues_max=2000))
+    peer = world.connect()
+    names = sorted(f"queue-{number:04}-{'x' * 40}" for number in range(300))
+    for name in names:
+        peer.create(name)
+    found: list[str] = []
+    payload = b""
+    while True:
+        total, entries = wire.unpack_list(peer.ask(Type.LIST_QUEUES, payload)[0][4])
+        assert total == 300
+        if not entries:
+            break
+        found += [name for name, _ in entries]
+        payload = wire.pack_name(found[-1])
+    assert found == names
+
+
+def test_deleting_a_queue_answers_who_waits_and_voids_what_is_held(world: World) -> None:
+    owner, consumer = with_queue(world), world.connect()
+    owner.produce("orders", b"a")
+    ((held, _),) = consumer.consume("orders", 3)
+    owner.ask(Type.DELETE_QUEUE, NAME)
+    assert statuses(consumer.take()) == [Status.QUEUE_NOT_FOUND] * 2
+    assert statuses(consumer.ack(held)) == [Status.QUEUE_NOT_FOUND]
+    assert statuses(consumer.ack(held)) == [Status.PROTOCOL_ERROR]
+    owner.create("orders")
+    assert world.depths() == {"orders": 0}
+
+
+def test_an_unknown_option_is_named() -> None:
+    peer = World(MEMORY).connect()
+    (frame,) = peer.create("a", b'{"depht":5}')
+    assert b"depht" in frame[4]
+    assert peer.ask(Type.LIST_QUEUES)[0][4] == b"\0\0"
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_refusal_of_a_number_as_long_as_a_payload_fits_a_payload(sign: str) -> None:
+    peer = World().connect()
+    number = sign + "9" * 4070
+    (frame,) = peer.create("a", f'{{"depth":{number}}}'.encode())  # `take` decodes as a client does
+    assert (frame[0], frame[2]) == (Type.ERROR, Status.PROTOCOL_ERROR)
+    assert b"'depth'" in frame[4]
+
+
+def test_options_are_what_the_settings_say_unless_asked() -> None:
+    world = World(DmsSettings(persist=False, depth=2))
+    peer = with_queue(world)
+    assert statuses(peer.produce("orders", b"a", b"b", b"c"))[-1] is Status.QUEUE_FULL
