@@ -28,7 +28,7 @@ _ROOT = Path(__file__).parent.parent.parent
 """The folder that holds our packages."""
 
 _LOOKUP = Path(__file__).parent / "lookup"
-"""What a worker that looks for data sources imports."""
+"""What a worker that looks for data sources imports; on this machine also its folder `local`."""
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",  # it would open a port
@@ -80,7 +80,11 @@ def session(
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the format `logmq` known to a session, and ship to its executors what they need for it."""
+    """Make the format `logmq` known to a session, and ship to its executors what they need for it.
+
+    Also where a lookup has found it (`lookup/local`): for what it finds Spark starts Python workers of their
+    own, beside those that it has for all else.
+    """
     from brokers.pipeline.source.data_source import LogmqDataSource
 
     context = spark.sparkContext
@@ -101,7 +105,7 @@ def _workers_find_us(master: str) -> None:
     """What must stand in the environment before the JVM starts, since workers inherit it from there."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    ours = [str(_LOOKUP), str(_ROOT)] if _is_local(master) else [str(_LOOKUP)]
+    ours = [str(_LOOKUP), *([str(_LOOKUP / "local"), str(_ROOT)] if _is_local(master) else [])]
     missing = [path for path in ours if path not in paths]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*missing, *paths]))
 

@@ -79,7 +79,7 @@ def test_so_do_those_that_spark_starts_in_its_own_way(tmp_path: Path, ours: str)
 def test_a_worker_that_looks_for_data_sources_comes_by_here(spark: "SparkSession") -> None:
     path = spark._jvm.System.getenv("PYTHONPATH")  # type: ignore[union-attr]
     found = pkgutil.iter_modules(path.split(os.pathsep))
-    assert "pyspark_brokers" in {module.name for module in found}
+    assert {"pyspark_brokers", "pyspark_logmq"} <= {module.name for module in found}
 
 
 def test_a_verb_says_errors_alone_unless_told() -> None:

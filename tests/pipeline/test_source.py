@@ -103,3 +103,20 @@ def test_columns_that_are_not_asked_for_are_not_read(spark: "SparkSession", fold
     assert sorted(bytes(row.value) for row in fronts) == sorted(each[:4] for each in ORDERS)
     with pytest.raises(Exception, match="schema: the source has these columns"):
         reader.schema("offset string").load(str(folder)).count()
+
+
+def test_a_session_that_is_made_of_another_has_the_source(spark: "SparkSession", folder: Path) -> None:
+    reader = spark.newSession().read.format("logmq").option("subscribe", "orders")
+    assert reader.load(str(folder)).columns == ["topic", "offset", "timestamp", "value"]
+
+
+def test_sql_reads_through_a_temporary_view(spark: "SparkSession", folder: Path) -> None:
+    what = f"logs USING logmq OPTIONS (path '{folder}', subscribe 'bills', endingOffsets '{{\"bills\": 20}}')"
+    spark.sql(f"CREATE TEMPORARY VIEW {what}")
+    try:
+        found = spark.sql("SELECT topic, offset, value FROM logs")
+        assert rows(found) == expected("bills", BILLS[:2])
+    finally:
+        spark.catalog.dropTempView("logs")
+    with pytest.raises(Exception, match=r"CREATE TABLE: .* CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE {what}")

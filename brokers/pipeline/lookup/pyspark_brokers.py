@@ -1,6 +1,6 @@
 """What the worker of Spark's that looks for data sources imports: modules whose name begins with `pyspark_`.
 
-It comes by nothing else of ours. This one has no data source, and keeps that worker quiet.
+This one has no data source, and keeps that worker quiet.
 """
 
 from contextlib import suppress
