@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pipeline.folders import ORDERS, RECORDS
+from tests.support.folders import fill
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -37,6 +40,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     found.sparkContext.setLogLevel("ERROR")
     yield found
     found.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data folder with the topic `orders`: RECORDS, in several index entries."""
+    data = tmp_path / "data"
+    fill(data, {ORDERS: RECORDS})
+    return data
 
 
 @pytest.fixture

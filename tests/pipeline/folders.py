@@ -1,0 +1,79 @@
+"""Data folders as the source reads them, without Spark: made by a real store, and damaged by hand."""
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import trio
+
+from brokers.pipeline.source import rows, stream
+from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source.options import Options, Topics, parse
+from brokers.pipeline.source.origin import LogSpot
+from brokers.pipeline.source.spans import Span
+from shared.storage import format
+from shared.storage.format import MARK_BYTES
+from shared.storage.index import mark_position
+from tests.support.folders import ALWAYS, add, open_folder
+
+RECORDS = [b"%06d" % n + b"." * (n * 7 % 400) for n in range(3000)]
+ORDERS = ("logmq", "orders")
+
+
+def options(*folders: Path, streaming: bool | None = None, **given: str) -> Options:
+
+    paths = json.dumps([str(folder) for folder in folders])
+    return parse({"paths": paths, "subscribe": "orders"} | given, streaming=streaming)
+
+
+def spot(folder: Path, name: str = "orders", namespace: str = "logmq") -> LogSpot:
+    with closing(Folder(str(folder), namespace)) as place:
+        return place.spots(Topics((name,)))[name]
+
+
+def whole(folder: Path, name: str = "orders", namespace: str = "logmq") -> Span:
+    found = spot(folder, name, namespace)
+    return Span(str(folder), name, found.id, found.first, found.end)
+
+
+def values(chosen: Options, *those: Span) -> list[bytes]:
+    return [value for batch in rows.read(chosen, those) for value in batch["value"].to_pylist()]
+
+
+def offset_of(number: int) -> int:
+    return sum(format.LENGTH_BYTES + len(payload) for payload in RECORDS[:number])
+
+
+def rewrite_mark(folder: Path, number: int, change: Callable[[bytes], bytes]) -> None:
+    path = folder / "logmq" / "orders.idx"
+    with path.open("r+b") as file:
+        file.seek(mark_position(number))
+        changed = change(file.read(MARK_BYTES))
+        file.seek(mark_position(number))
+        file.write(changed)
+
+
+def marks(folder: Path) -> list[format.Mark]:
+    found = spot(folder)
+    with closing(Folder(str(folder), "logmq")) as place, place._index("orders") as index:
+        return list(index.marks(found.first, found.end))
+
+
+def remake(folder: Path, payloads: list[bytes]) -> None:
+    async def run() -> None:
+        store = await open_folder(folder)
+        space = store.namespace("logmq", ALWAYS)
+        await store.wait(space.delete("orders"))
+        add(store, *ORDERS, payloads)
+        await store.close()
+
+    trio.run(run)
+
+
+def follow(chosen: Options, start: stream.Offset, limit: stream.Limit | None = None) -> stream.Offset:
+    return stream.following(chosen, rows.rules(chosen), start, limit or stream.Limit())
+
+
+def between(chosen: Options, start: stream.Offset, end: stream.Offset) -> list[bytes]:
+    return values(chosen, *stream.spans(chosen, start, end))

@@ -1,0 +1,329 @@
+"""Which logs a data folder has, where reading them begins and ends, and how that goes on in a stream."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trio
+from pyspark.sql.types import StructType
+
+from brokers.pipeline.source import data_source, positions, rows, spans, stream
+from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source.options import Topics, parse
+from brokers.pipeline.source.origin import DataLoss
+from brokers.pipeline.source.spans import Span
+from shared.errors import ConfigError, StoreFormat
+from shared.storage.disk import Disk
+from shared.storage.settings import Retention
+from shared.storage.tools.view import FolderView, look
+from tests.pipeline.folders import (
+    ORDERS,
+    RECORDS,
+    between,
+    follow,
+    marks,
+    offset_of,
+    options,
+    remake,
+    values,
+    whole,
+)
+from tests.support.folders import ALWAYS, add, fill, open_folder
+
+
+def test_other_namespaces_logs_have_their_own_names(tmp_path: Path) -> None:
+    name = "Fürs Büro/1"
+    fill(tmp_path / "data", {("dms", name): [b"job"]})
+    chosen = options(tmp_path / "data", namespace="dms")
+    assert values(chosen, whole(tmp_path / "data", name, "dms")) == [b"job"]
+
+
+def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    async def run() -> None:
+        store = await open_folder(data)
+        try:
+            long = "ü" * 60  # as a file's name too long, so only the journal knows it
+            for name in ("Neu!", long):
+                add(store, "dms", name, [b"a", b"b"])
+            await store._marking.flush()
+            for name in ("Neu!", long):
+                assert values(options(data, namespace="dms"), whole(data, name, "dms")) == [b"a", b"b"]
+        finally:
+            store.abandon()
+
+    trio.run(run)
+
+
+def test_another_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreFormat):
+        Folder(str(tmp_path), "logmq")
+
+
+def test_a_topic_without_a_record_is_empty_wherever_reading_begins(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    fill(data, {ORDERS: []})
+    for given in (
+        {},
+        {"startingTimestamp": "0"},
+        {"startingOffsets": '{"orders": 0}'},
+        {"endingTimestamp": "0"},
+    ):
+        strategy = {"startingOffsetsByTimestampStrategy": "latest"}
+        bounds = [place(data, side, **given, **strategy) for side in ("starting", "ending")]
+        assert bounds == [0, 0]
+    chosen = options(data, streaming=True, startingOffsets="earliest")
+    start = follow(chosen, stream.INITIAL, stream.Limit(records=1))
+    fill(data, {ORDERS: [b"a"]})
+    assert between(chosen, start, follow(chosen, start, stream.Limit(records=1))) == [b"a"]
+
+
+def test_the_journal_is_read_once_for_many_topics_that_retention_was_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, names = tmp_path / "data", [f"t{number}" for number in range(5)]
+    looks: list[FolderView] = []
+
+    def counted(disk: Disk, *, live: bool) -> FolderView:
+        looks.append(look(disk, live=live))
+        return looks[-1]
+
+    async def run() -> None:
+        store = await open_folder(data)
+        try:
+            for name in names:
+                for start in range(0, 3000, 100):
+                    add(store, "logmq", name, RECORDS[start : start + 100])
+            await store._marking.flush()
+            logs = store.namespace("logmq", ALWAYS).logs
+            indexes = {name: (data / "logmq" / f"{name}.idx").read_bytes() for name in names}
+            for name in names:
+                logs[name].retention = Retention(bytes_max=200_000)
+            await store.retain()
+            await store.retain()
+            for name in names:  # as a reader sees it that comes before the index was trimmed
+                (data / "logmq" / f"{name}.idx").write_bytes(indexes[name])
+            monkeypatch.setattr("brokers.pipeline.source.folder.look", counted)
+            with closing(Folder(str(data), "logmq")) as place:
+                found = place.spots(Topics(pattern="t.*"))
+            assert {name: spot.first for name, spot in found.items()} == {
+                name: logs[name].first for name in names
+            }
+            assert min(spot.first for spot in found.values()) > 0
+            assert len(looks) == 1
+        finally:
+            store.abandon()
+
+    trio.run(run)
+
+
+# -- places
+
+
+def place(folder: Path, side: str, **given: str) -> int:
+    chosen = options(folder, **given)
+    bound = chosen.starting if side == "starting" else chosen.ending
+    with closing(Folder(str(folder), "logmq")) as opened:
+        found = opened.spots(chosen.topics)
+        return positions.offsets(opened, found, bound, rows.rules(chosen))["orders"]
+
+
+def test_an_offset_must_be_a_records_start(folder: Path) -> None:
+    assert place(folder, "starting", startingOffsets=json.dumps({"orders": offset_of(1234)})) == offset_of(
+        1234
+    )
+    with pytest.raises(ConfigError, match=f"the nearest below is {offset_of(1234)}"):
+        place(folder, "starting", startingOffsets=json.dumps({"orders": offset_of(1234) + 1}))
+
+
+def test_an_offset_that_is_not_there_is_data_loss(folder: Path) -> None:
+    given = {"startingOffsets": json.dumps({"orders": offset_of(3000) + 100})}
+    with pytest.raises(DataLoss, match="ends at"):
+        place(folder, "starting", **given)
+    assert place(folder, "starting", failOnDataLoss="false", **given) == offset_of(3000)
+
+
+def planned(folder: Path, **given: str) -> list[Span]:
+    chosen = options(folder, streaming=False, **given)
+    shares = data_source.BatchReader(chosen).partitions()
+    return [span for share in shares if isinstance(share, data_source.Share) for span in share.spans]
+
+
+def test_a_read_that_is_to_end_before_it_begins_is_a_mistake(folder: Path) -> None:
+    start, stop = ({"orders": offset_of(number)} for number in (7, 6))
+    with pytest.raises(ConfigError, match=f"endingOffsets: orders ends there at {offset_of(6)}"):
+        planned(folder, startingOffsets=json.dumps(start), endingOffsets=json.dumps(stop))
+    assert planned(folder, startingOffsets=json.dumps(start), endingOffsets=json.dumps(start)) == []
+    with pytest.raises(ConfigError, match="endingTimestamp: orders ends there at 0"):
+        planned(folder, startingOffsets=json.dumps(start), endingTimestamp="0")
+
+
+def test_an_error_names_the_option_that_was_given(tmp_path: Path, folder: Path) -> None:
+    late = str(marks(folder)[-1].last_ms + 1)
+    with pytest.raises(ConfigError) as error:
+        place(folder, "starting", startingOffsetsByTimestamp=json.dumps({"orders": int(late)}))
+    assert error.value.key == "startingOffsetsByTimestamp"
+    chosen = parse({"path": str(folder), "assign": '["other"]'}, streaming=False)
+    with pytest.raises(ConfigError, match="assign: there is no other"):
+        data_source.BatchReader(chosen).partitions()
+    with pytest.raises(FileNotFoundError, match=r"path: No such file or directory: .*nowhere"):
+        Folder(str(tmp_path / "nowhere"), "logmq")
+    index = folder / "logmq" / "orders.idx"
+    index.unlink()
+    index.mkdir()
+    with pytest.raises(OSError, match=f"'{index}'"):
+        planned(folder)
+
+
+@pytest.mark.parametrize("columns", ["topic string not null", "offset long, offset long", "offset integer"])
+def test_columns_that_cannot_be_had_are_refused(folder: Path, columns: str) -> None:
+    source = data_source.LogmqDataSource({"path": str(folder), "subscribe": "orders"})
+    fields = StructType()
+    for column in columns.split(", "):
+        name, kind, *rest = column.split()
+        fields = fields.add(name, kind, nullable=not rest)
+    with pytest.raises(ConfigError, match="schema: the source has these columns"):
+        source.reader(fields)
+
+
+def test_times_lead_to_the_entry_with_the_first_record_of_that_time(folder: Path) -> None:
+    every = marks(folder)
+    assert place(folder, "starting", startingTimestamp="0") == 0
+    after = str(every[-1].last_ms + 1)
+    assert place(folder, "ending", endingTimestamp=after) == every[-1].end
+    with pytest.raises(ConfigError, match="startingOffsetsByTimestampStrategy"):
+        place(folder, "starting", startingTimestamp=after)
+
+
+# -- tasks
+
+
+def test_a_read_is_cut_at_entries_into_as_many_tasks_as_asked(folder: Path) -> None:
+    span = whole(folder)
+    starts = {mark.offset for mark in marks(folder)}
+    with closing(Folder(str(folder), "logmq")) as opened:
+        shares = spans.shares([span], 4, opened.cut)
+    pieces = [piece for share in shares for piece in share]
+    assert len(shares) == 4
+    assert {piece.start for piece in pieces} <= starts
+    assert values(options(folder), *pieces) == RECORDS
+
+
+def test_where_little_crosses_to_spark_tasks_are_fewer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    span = whole(folder)
+    length = span.length
+    monkeypatch.setattr(spans, "SPLIT_BYTES", length // 4)
+    monkeypatch.setattr(spans, "SPLIT_BYTES_SPARING", length + 1)
+
+    def tasks(*columns: str, **given: str) -> int:
+        return len(data_source.shares(options(folder, **given), [span], columns))
+
+    assert tasks("topic", "offset", "timestamp", "value") > 3
+    assert tasks("offset") > 3
+    assert tasks("topic", "timestamp") == 1
+    assert tasks("value", maxValueBytes="7") == 1
+    assert tasks("timestamp", minPartitions="4") == 4
+
+
+def test_small_logs_share_a_task() -> None:
+    small = [Span("here", str(number), 1, 0, 1000) for number in range(500)]
+    assert spans.shares(small, None, lambda span, offset: span.start) == [tuple(small)]
+    assert spans.shares([], None, lambda span, offset: span.start) == []
+
+
+# -- streams
+
+
+def test_latest_is_resolved_once_and_kept_in_the_first_batchs_end(folder: Path) -> None:
+    chosen = options(folder, streaming=True)
+    first = follow(chosen, stream.INITIAL)
+    fill(folder, {ORDERS: [b"later"]})
+    assert between(chosen, stream.INITIAL, first) == []  # again, as when the first batch is recovered
+    second = follow(chosen, first)
+    assert between(chosen, first, second) == [b"later"]
+    assert follow(chosen, second) == second
+
+
+def test_batches_are_as_small_as_asked_and_leave_nothing_out(folder: Path) -> None:
+    chosen = options(folder, streaming=True, startingOffsets="earliest")
+    for limit, most in [(stream.Limit(records=700), 700), (stream.Limit(length=50_000), 1000)]:
+        start, got = stream.INITIAL, []
+        while (end := follow(chosen, start, limit)) != start:
+            batch = between(chosen, start, end)
+            assert 0 < len(batch) <= most
+            assert limit.length is None or sum(len(value) + 4 for value in batch) <= limit.length
+            got += batch
+            start = end
+        assert got == RECORDS
+
+
+def test_a_record_longer_than_the_limit_is_a_batch(folder: Path) -> None:
+    chosen = options(folder, streaming=True, startingOffsets="earliest")
+    end = follow(chosen, stream.INITIAL, stream.Limit(length=1))
+    assert between(chosen, stream.INITIAL, end) == RECORDS[:1]
+
+
+def test_a_topic_that_comes_later_is_read_from_its_first_record(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    fill(data, {("logmq", "another"): [b"x"]})
+    chosen = options(data, streaming=True)
+    start = follow(chosen, stream.INITIAL)
+    fill(data, {ORDERS: [b"a", b"b"]})
+    assert between(chosen, start, follow(chosen, start)) == [b"a", b"b"]
+
+
+def test_a_topic_that_goes_or_is_made_again_is_told_and_read_anew(folder: Path) -> None:
+    start = follow(options(folder, streaming=True), stream.INITIAL)
+    remake(folder, [b"new"] * 9000)
+    with pytest.raises(DataLoss, match="deleted and made again"):
+        follow(options(folder, streaming=True), start)
+    lenient = options(folder, streaming=True, failOnDataLoss="false")
+    end = follow(lenient, start)
+    assert between(lenient, start, end) == [b"new"] * 9000
+
+
+def test_a_stream_with_a_target_ends_there(folder: Path) -> None:
+    chosen = options(folder, streaming=True, startingOffsets="earliest")
+    target = stream.target(chosen)
+    fill(folder, {ORDERS: [b"later"]})
+    end = stream.following(chosen, rows.rules(chosen), stream.INITIAL, stream.Limit(), target)
+    assert between(chosen, stream.INITIAL, end) == RECORDS
+    assert stream.following(chosen, rows.rules(chosen), end, stream.Limit(), target) == end
+
+
+def test_folders_are_read_together_and_share_a_limit(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    fill(one, {ORDERS: RECORDS[:2000]})
+    fill(two, {ORDERS: RECORDS[2000:2010]})
+    chosen = options(one, two, streaming=True, startingOffsets="earliest")
+    end = follow(chosen, stream.INITIAL, stream.Limit(records=50))
+    assert between(chosen, stream.INITIAL, end) == RECORDS[:40] + RECORDS[2000:2010]
+
+
+def test_a_stream_goes_on_where_its_folder_was_moved(folder: Path) -> None:
+    start = follow(options(folder, streaming=True), stream.INITIAL)
+    moved = folder.rename(folder.parent / "moved")
+    fill(moved, {ORDERS: [b"later"]})
+    chosen = options(moved, streaming=True)
+    assert between(chosen, start, follow(chosen, start)) == [b"later"]
+
+
+def test_a_first_batch_that_is_run_again_is_read_where_its_folder_was_moved(folder: Path) -> None:
+    first = follow(options(folder, streaming=True, startingOffsets="earliest"), stream.INITIAL)
+    moved = folder.rename(folder.parent / "moved")
+    assert between(options(moved, streaming=True), stream.INITIAL, first) == RECORDS
+
+
+def test_what_is_not_asked_for_any_more_is_told(folder: Path) -> None:
+    other = folder.parent / "other"
+    fill(other, {ORDERS: [b"x"], ("logmq", "bills"): [b"y"]})
+    both = options(folder, other, streaming=True, subscribe="orders,bills")
+    start = follow(both, stream.INITIAL)
+    with pytest.raises(
+        DataLoss, match=f"^{other}, which the stream has read, is not among {folder} any more"
+    ):
+        follow(options(folder, streaming=True, subscribe="orders,bills"), start)
+    with pytest.raises(DataLoss, match=r"bills in .*, read up to 5, is not asked for any more \(subscribe\)"):
+        follow(options(folder, other, streaming=True), start)

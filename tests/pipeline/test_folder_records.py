@@ -1,0 +1,257 @@
+"""What is read of a data folder's logs, and what of it is told as lost: nothing else is ever left out."""
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from brokers.pipeline.source import rows, stream
+from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source.origin import DataLoss
+from brokers.pipeline.source.spans import Span
+from shared.storage import format
+from shared.storage.format import MARK_BYTES, Flag
+from shared.storage.index import mark_position
+from shared.storage.settings import Retention
+from tests.pipeline.folders import (
+    ORDERS,
+    RECORDS,
+    follow,
+    marks,
+    offset_of,
+    options,
+    remake,
+    rewrite_mark,
+    spot,
+    values,
+    whole,
+)
+from tests.support.folders import ALWAYS, add, fill, flip, open_folder
+
+
+def test_every_record_is_read_with_its_offset(folder: Path) -> None:
+    batches = list(rows.read(options(folder), [whole(folder)]))
+    assert [value for batch in batches for value in batch["value"].to_pylist()] == RECORDS
+    offsets = [offset for batch in batches for offset in batch["offset"].to_pylist()]
+    assert offsets == [offset_of(number) for number in range(len(RECORDS))]
+
+
+def test_any_part_between_two_records_can_be_read(folder: Path) -> None:
+    span = whole(folder)
+    for first, last in [(0, 1), (1, 2), (17, 2000), (2999, 3000), (1234, 1234)]:
+        part = Span(span.source, span.topic, span.log_id, offset_of(first), offset_of(last))
+        assert values(options(folder), part) == RECORDS[first:last]
+
+
+def test_columns_that_the_index_has_need_no_bytes(folder: Path) -> None:
+    def read(span: Span, *columns: str) -> list[dict[str, object]]:
+        return [row for batch in rows.read(options(folder), [span], columns) for row in batch.to_pylist()]
+
+    span, entries = whole(folder), marks(folder)
+    for number, entry in enumerate(entries):
+        packed = format.pack_mark(entry._replace(first_ms=entry.first_ms - 1000 + number), span.log_id)
+        rewrite_mark(folder, number, lambda _, packed=packed: packed)  # type: ignore[misc]
+    all_of_it = read(span, "topic", "timestamp", "value")
+    wanted = [{name: row[name] for name in ("topic", "timestamp")} for row in all_of_it]
+    assert len({row["timestamp"] for row in wanted}) == len(entries) > 2
+    for first, last in [(0, 1), (17, 2000), (2999, 3000), (1234, 1234)]:
+        part = Span(span.source, span.topic, span.log_id, offset_of(first), offset_of(last))
+        assert read(part, "topic", "timestamp") == wanted[first:last]
+    (folder / "logmq" / "orders.log").write_bytes(b"")
+    assert read(span, "topic", "timestamp") == wanted
+    with pytest.raises(DataLoss):
+        read(span, "offset")
+
+
+def test_no_lock_is_taken_and_nothing_is_written(folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    values(options(folder), whole(folder))
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    fill(folder, {ORDERS: [b"one more"]})  # and a broker may start meanwhile
+
+
+def test_what_the_index_does_not_vouch_for_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+
+    async def run() -> None:
+        store = await open_folder(folder)
+        add(store, *ORDERS, RECORDS)
+        await store._marking.flush()
+        store.abandon()  # before the catalog has it
+
+    trio.run(run)
+    span = whole(folder)
+    with (folder / "logmq" / "orders.log").open("ab") as file:
+        file.write(format.record(b"not synced yet"))
+    assert whole(folder) == span
+    rewrite_mark(folder, len(marks(folder)) - 1, lambda mark: mark[:40] + b"torn" + mark[44:])
+    shorter = whole(folder)
+    assert shorter.stop < span.stop
+    assert values(options(folder), shorter) == RECORDS[: len(values(options(folder), shorter))]
+
+
+def test_a_flipped_bit_is_an_error_that_says_where(folder: Path) -> None:
+    second = marks(folder)[1]
+    flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
+    with pytest.raises(DataLoss, match=f"orders in .*: offsets {second.offset} to {second.end} are lost"):
+        values(options(folder), whole(folder))
+
+
+def test_a_damaged_range_is_passed_over_and_told_where_that_is_wanted(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = marks(folder)[:2]
+    flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
+    got = values(options(folder, failOnDataLoss="false"), whole(folder))
+    assert got == RECORDS[: first.records] + RECORDS[first.records + second.records :]
+    assert f"offsets {second.offset} to {second.end} are lost" in capfd.readouterr().err
+
+
+def test_a_damaged_range_is_one_loss_however_long_it_is(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(Folder, "first_kept", lambda self, log_id: asked.append(log_id) or 0)
+    span, every = whole(folder), marks(folder)
+    os.truncate(folder / "logmq" / "orders.log", every[1].offset + 50)
+    text = f"offsets {every[1].offset} to {span.stop} are lost: the file is too short"
+    with pytest.raises(DataLoss, match=text):
+        values(options(folder), span)
+    asked.clear()
+    assert values(options(folder, failOnDataLoss="false"), span) == RECORDS[: every[0].records]
+    assert len(every) > 3
+    assert len(asked) == 1  # it is a look at all of the journal
+    assert capfd.readouterr().err.count("are lost") == 1
+
+
+@pytest.mark.parametrize("left", [None, 0, 10, mark_position(0), mark_position(1) + 7])
+def test_an_index_that_lost_its_end_is_damage_and_not_the_logs_end(folder: Path, left: int | None) -> None:
+    span, every, path = whole(folder), marks(folder), folder / "logmq" / "orders.idx"
+    whole_ones = 1 if left is not None and left > mark_position(1) else 0
+    if left is None:
+        path.unlink()
+    else:
+        os.truncate(path, left)
+    assert whole(folder) == span
+    lost = every[whole_ones].offset
+    with pytest.raises(
+        DataLoss, match=rf"offsets {lost} to {span.stop} are lost: .* ind.* (missing|nothing)"
+    ):
+        values(options(folder), whole(folder))
+    kept = values(options(folder, failOnDataLoss="false"), whole(folder))
+    assert kept == RECORDS[: every[0].records * whole_ones]
+    chosen = options(folder, streaming=True, startingOffsets="earliest", failOnDataLoss="false")
+    end = follow(chosen, stream.INITIAL, stream.Limit(records=1_000_000))
+    assert end["logs"][str(folder)]["orders"][0] == span.stop  # and does not stand still there
+
+
+def test_without_crcs_a_length_that_is_wrong_costs_its_index_entry(folder: Path) -> None:
+    first, second = marks(folder)[:2]
+    flip(folder / "logmq" / "orders.log", (second.offset + 2) * 8)
+    chosen = {"verifyCrc": "false", "failOnDataLoss": "false"}
+    got = values(options(folder, **chosen), whole(folder))
+    assert got == RECORDS[: first.records] + RECORDS[first.records + second.records :]
+    with pytest.raises(DataLoss, match=f"offsets {second.offset} to {second.end} are lost"):
+        values(options(folder, verifyCrc="false"), whole(folder))
+
+
+def test_without_crcs_bytes_are_taken_as_they_are(folder: Path) -> None:
+    flip(folder / "logmq" / "orders.log", (marks(folder)[1].offset + 7) * 8)
+    got = values(options(folder, verifyCrc="false"), whole(folder))
+    assert len(got) == len(RECORDS)
+    assert got != RECORDS
+
+
+@pytest.mark.parametrize("verify", ["true", "false"])
+def test_a_hole_that_retention_makes_meanwhile_is_lost_not_zeros(folder: Path, verify: str) -> None:
+    span = whole(folder)
+    third = marks(folder)[2]
+    with (folder / "logmq" / "orders.log").open("r+b") as file:
+        file.write(bytes(third.offset))
+    with pytest.raises(DataLoss):
+        values(options(folder, verifyCrc=verify), span)
+    got = values(options(folder, verifyCrc=verify, failOnDataLoss="false"), span)
+    assert got == RECORDS[-len(got) :]
+    assert offset_of(len(RECORDS) - len(got)) == third.offset
+
+
+def test_a_gap_in_the_index_is_damage_and_a_trimmed_front_is_not(folder: Path) -> None:
+    first, second = marks(folder)[:2]
+    rewrite_mark(folder, 1, lambda mark: bytes(MARK_BYTES))
+    with pytest.raises(DataLoss, match=f"offsets {second.offset} to {second.end}"):
+        values(options(folder), whole(folder))
+    rewrite_mark(folder, 0, lambda mark: bytes(MARK_BYTES))
+    found = spot(folder)
+    assert found.first == second.end
+    assert values(options(folder), whole(folder)) == RECORDS[first.records + second.records :]
+
+
+def test_what_the_journal_lost_is_told(folder: Path) -> None:
+    second = marks(folder)[1]
+    changed = second._replace(flags=Flag.DAMAGED, records=0)
+    rewrite_mark(folder, 1, lambda _: format.pack_mark(changed, spot(folder).id))
+    with pytest.raises(DataLoss, match="the journal lost what stood here"):
+        values(options(folder), whole(folder))
+
+
+@pytest.mark.parametrize("unverified", ["read", "skip", "fail"])
+def test_unverified_ranges_are_read_passed_over_or_refused(folder: Path, unverified: str) -> None:
+    first, second = marks(folder)[:2]
+    changed = second._replace(flags=Flag.UNVERIFIED)
+    rewrite_mark(folder, 1, lambda _: format.pack_mark(changed, spot(folder).id))
+    chosen = options(folder, unverified=unverified)
+    if unverified == "fail":
+        with pytest.raises(DataLoss, match="unverified"):
+            values(chosen, whole(folder))
+        return
+    left_out = RECORDS[: first.records] + RECORDS[first.records + second.records :]
+    assert values(chosen, whole(folder)) == (RECORDS if unverified == "read" else left_out)
+
+
+def test_a_topic_made_again_is_never_read_for_the_old_one(folder: Path) -> None:
+    old = whole(folder)
+    remake(folder, [b"new"] * 9000)
+    assert whole(folder).log_id != old.log_id
+    with pytest.raises(DataLoss, match="deleted"):
+        values(options(folder), old)
+    assert values(options(folder, failOnDataLoss="false"), old) == []
+
+
+@pytest.mark.parametrize("verify", ["true", "false"])
+def test_retention_that_overtakes_a_read_is_told_from_damage(tmp_path: Path, verify: str) -> None:
+    data = tmp_path / "data"
+
+    async def run() -> None:
+        store = await open_folder(data)
+        try:
+            for start in range(0, 3000, 100):
+                add(store, *ORDERS, RECORDS[start : start + 100])
+            await store._marking.flush()
+            planned = whole(data)
+            log = store.namespace("logmq", ALWAYS).logs["orders"]
+            log.retention = Retention(bytes_max=200_000)
+            await store.retain()
+            assert values(options(data), planned) == RECORDS  # it is still there
+            await store.retain()
+            assert log.first > 0
+            with pytest.raises(
+                DataLoss, match=rf"retention dropped it \(the first kept offset is {log.first}"
+            ):
+                values(options(data, verifyCrc=verify), planned)
+            kept = values(options(data, verifyCrc=verify, failOnDataLoss="false"), planned)
+            assert kept == RECORDS[-len(kept) :]
+            assert values(options(data), whole(data)) == kept
+        finally:
+            store.abandon()
+
+    trio.run(run)
+
+
+def test_an_entry_that_is_bad_in_front_is_damage_unlike_one_that_was_given_back(folder: Path) -> None:
+    first = marks(folder)[0]
+    rewrite_mark(folder, 0, lambda mark: mark[:20] + b"bad" + mark[23:])
+    assert whole(folder).start == 0
+    with pytest.raises(DataLoss, match=f"offsets 0 to {first.end} are lost: the index says nothing"):
+        values(options(folder), whole(folder))
+    assert len(values(options(folder, failOnDataLoss="false"), whole(folder))) == len(RECORDS) - first.records
