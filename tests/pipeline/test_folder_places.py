@@ -1,11 +1,13 @@
 """Which logs a data folder has, where reading them begins and ends, and how that goes on in a stream."""
 
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import trio
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from brokers.pipeline.source import data_source, positions, rows, spans, stream
@@ -145,8 +147,8 @@ def test_an_offset_that_is_not_there_is_data_loss(folder: Path) -> None:
     assert place(folder, "starting", failOnDataLoss="false", **given) == offset_of(3000)
 
 
-def planned(folder: Path, **given: str) -> list[Span]:
-    chosen = options(folder, streaming=False, **given)
+def planned(*folders: Path, **given: str) -> list[Span]:
+    chosen = options(*folders, streaming=False, **given)
     shares = data_source.BatchReader(chosen).partitions()
     return [span for share in shares if isinstance(share, data_source.Share) for span in share.spans]
 
@@ -314,6 +316,41 @@ def test_a_first_batch_that_is_run_again_is_read_where_its_folder_was_moved(fold
     first = follow(options(folder, streaming=True, startingOffsets="earliest"), stream.INITIAL)
     moved = folder.rename(folder.parent / "moved")
     assert between(options(moved, streaming=True), stream.INITIAL, first) == RECORDS
+
+
+def names(folder: Path) -> list[Path]:
+    """A link to a folder, and other names of it."""
+    link = folder.parent / "link"
+    link.symlink_to(folder.name)
+    return [folder, folder / ".." / folder.name, link, Path(os.path.relpath(folder))]
+
+
+def test_a_folder_that_is_given_by_several_names_is_read_once(tmp_path: Path, folder: Path) -> None:
+    other = tmp_path / "other"
+    fill(other, {ORDERS: [b"x"]})
+    _, *more = known = names(folder)
+    assert planned(*known) == planned(folder)
+    assert [span.source for span in planned(*more, other)] == [str(more[0]), str(other)]
+    reader = data_source.StreamReader(options(*known, other, streaming=True, startingOffsets="earliest"))
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert list(end["logs"]) == [str(folder), str(other)]
+
+
+def test_a_stream_goes_on_where_its_folder_has_another_name(tmp_path: Path, folder: Path) -> None:
+    other = tmp_path / "other"
+    fill(other, {ORDERS: [b"x"]})
+    first, *more = names(folder)
+    both = options(first, other, streaming=True, startingOffsets="earliest")
+    start = follow(both, stream.INITIAL)
+    # As checkpoints are of the time when each name was a folder of its own.
+    twice = {part: {**those, str(more[1]): those[str(first)]} for part, those in start.items()}
+    fill(folder, {ORDERS: [b"later"]})
+    for old, here in [(start, more[0]), (start, more[1]), (twice, first), (twice, more[0])]:
+        chosen = options(here, other, streaming=True)
+        assert len(between(chosen, stream.INITIAL, old)) == len(RECORDS) + 1  # a batch that is run again
+        end = follow(chosen, old)
+        assert list(end["logs"]) == [str(here), str(other)]
+        assert between(chosen, old, end) == [b"later"]
 
 
 def test_what_is_not_asked_for_any_more_is_told(folder: Path) -> None:

@@ -121,7 +121,10 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
         lower = key.lower()
         if lower in _OURS or (lower.startswith(_BOUNDS) and not bounded):
             raise UsageError("--option", f"{key} is this command's own business")
-    twice = [path for number, path in enumerate(paths) if path in paths[:number]]
+    from brokers.pipeline.source.same import folder_id
+
+    known = [folder_id(str(path)) for path in paths]
+    twice = [path for number, path in enumerate(paths) if known[number] in known[:number]]
     if twice:
         raise UsageError("PATH", f"{twice[0]} is named twice")
     found = Where(tuple(paths), reading.servers, options)

@@ -16,6 +16,7 @@ from brokers.pipeline.source import positions
 from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import LogSpot, Origin, Policy
 from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.same import folder_id
 from brokers.pipeline.source.spans import Span
 
 Offset = dict[str, Any]
@@ -118,10 +119,15 @@ def _here(options: Options, offset: Offset, part: str) -> Any:
     """A part of an offset by source.
 
     Where one place is read and one was, it is the same place: folders are moved, and brokers get new names.
+    So is a folder that the offset has by another of its names, or by several, as older ones may.
     """
     found = offset.get(part, {})
-    is_the_same = len(offset["logs"]) == 1 and len(options.sources) == 1
-    return dict(zip(options.sources, found.values(), strict=False)) if is_the_same else found
+    if len(offset["logs"]) == 1 and len(options.sources) == 1:
+        return dict(zip(options.sources, found.values(), strict=False))
+    if options.servers:
+        return found
+    names = {folder_id(path): path for path in options.paths}
+    return {names.get(folder_id(source), source): those for source, those in found.items()}
 
 
 def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:

@@ -1,5 +1,6 @@
 """What the archive asks of the source, without Spark: of folders that move, servers renamed, and several."""
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +39,8 @@ def test_a_data_folder_is_the_same_wherever_it_is(tmp_path: Path) -> None:
     fill(tmp_path / "data", {("logmq", "orders"): [b"a", b"b"]})
     before = names(Feed(parse({"path": str(tmp_path / "data"), "subscribe": "orders"})), Manifest())
     (tmp_path / "data").rename(tmp_path / "moved")
-    feed = Feed(parse({"path": str(tmp_path / "moved"), "subscribe": "orders"}))
+    paths = json.dumps([str(tmp_path / "moved"), f"{tmp_path}/moved/"])
+    feed = Feed(parse({"paths": paths, "subscribe": "orders"}))
     assert names(feed, Manifest()) == before
     assert records(feed) == [("orders", 0, b"a"), ("orders", 5, b"b")]
 

@@ -107,7 +107,7 @@ def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_p
     with pytest.raises(UsageError, match="either data folders or --servers"):
         where([passed], Reading(servers="127.0.0.1:1"))
     with pytest.raises(UsageError, match="named twice"):
-        where([passed, passed])
+        where([passed, passed.parent / "." / ".." / passed.parent.name / passed.name])
     with pytest.raises(StoreFormat, match="not a data folder"):
         where([passed, tmp_path])
     for option, error, text in (
