@@ -13,12 +13,11 @@ behind a literal level those that it stands at, and behind `any_levels` there ar
 A node has one parent, so it is visited once in a walk.
 
 So a match costs at most the nodes that there are, some 0.4 us each: 0.1 s for ten thousand patterns of 30
-levels made for it (pairs of node and place took 22 s for a name of 127), and ordinary matches visit tens. A
-walk is not divided among turns of the loop: one that
-pauses would have to begin again, or work on a copy, whenever somebody subscribes meanwhile; then whoever
-subscribes all the time keeps a name from ever being looked up, and all that is to stay in order behind it.
-What limits the work of one name is how many patterns there may be (`subscriptions_max`, `sessions_max`,
-`bindings_max`); users divide the work of several names.
+levels made for it (pairs of node and place took 22 s for a name of 127), and ordinary matches visit tens.
+A walk is not divided among turns of the loop: one that pauses would have to begin again, or work on a copy,
+whenever somebody subscribes meanwhile; then whoever subscribes all the time keeps a name from ever being
+looked up, and all that is to stay in order behind it. What limits the work of one name is how many patterns
+there may be (`subscriptions_max`, `sessions_max`, `bindings_max`); users divide the work of several names.
 
 Most nodes have one child, if any. So `children` and `rests` hold a single entry bare (few.py says why), and
 the shape of the trie follows from the patterns in it, whatever came and went before.
