@@ -229,6 +229,27 @@ def test_where_little_crosses_to_spark_tasks_are_fewer(folder: Path, monkeypatch
     assert tasks("timestamp", minPartitions="4") == 4
 
 
+@pytest.mark.parametrize(
+    ("length", "asked", "tasks"), [(999, 2, 2), (1000, 2, 2), (2001, 2, 4), (2500, 3, 3)]
+)
+def test_tasks_are_a_multiple_of_what_was_asked_for_and_of_one_size(
+    monkeypatch: pytest.MonkeyPatch, length: int, asked: int, tasks: int
+) -> None:
+    monkeypatch.setattr(spans, "SPLIT_BYTES_LEAST", 1)
+    span = Span("here", "a", 1, 0, length)
+    shares = spans.shares([span], asked, lambda span, offset: offset, size=1000)
+    sizes = [piece.length for share in shares for piece in share]
+    assert len(sizes) == len(shares) == tasks
+    assert sum(sizes) == length
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_what_fills_its_tasks_just_so_has_no_task_more() -> None:
+    span = Span("here", "a", 1, 0, 2000)
+    shares = spans.shares([span], None, lambda span, offset: offset, size=1000)
+    assert [piece.length for share in shares for piece in share] == [1000, 1000]
+
+
 def test_small_logs_share_a_task() -> None:
     small = [Span("here", str(number), 1, 0, 1000) for number in range(500)]
     assert spans.shares(small, None, lambda span, offset: span.start) == [tuple(small)]

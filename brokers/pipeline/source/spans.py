@@ -1,6 +1,7 @@
 """What a Spark task reads: spans of logs, and how a read is cut into tasks."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import ceil
 
 import attrs
 
@@ -38,20 +39,24 @@ Cut = Callable[[Span, int], int]
 def shares(
     spans: Sequence[Span], min_partitions: int | None, cut: Cut, *, size: int = SPLIT_BYTES
 ) -> list[tuple[Span, ...]]:
-    """Divide a read into tasks of about `size` bytes; small logs share one. Empty spans are left out."""
+    """Divide a read into tasks of about `size` bytes; small logs share one. Empty spans are left out.
+
+    Where `min_partitions` asks for tasks there are a multiple of it, so that so many cores end together.
+    """
     spans = [span for span in spans if span.length > 0]
     total = sum(span.length for span in spans)
     if not total:
         return []
     if min_partitions is not None:
-        size = max(min(size, -(-total // min_partitions)), SPLIT_BYTES_LEAST)
+        rounds = ceil(total / (size * min_partitions))
+        size = max(ceil(total / (rounds * min_partitions)), SPLIT_BYTES_LEAST)
     return list(_packed((piece for span in spans for piece in _pieces(span, size, cut)), size))
 
 
 def _pieces(span: Span, size: int, cut: Cut) -> Iterable[Span]:
-    start = span.start
-    for number in range(1, span.length // size + 1):
-        place = cut(span, span.start + number * span.length // (span.length // size + 1))
+    start, pieces = span.start, ceil(span.length / size)
+    for number in range(1, pieces):
+        place = cut(span, span.start + number * span.length // pieces)
         if start < place < span.stop:
             yield attrs.evolve(span, start=start, stop=place)
             start = place
