@@ -68,8 +68,8 @@ class Proxy:
                     continue  # answers that get lost
                 if limit > 0 and passed + len(data) >= limit:
                     await target.send_all(data[: limit - passed])
-                    await trio.sleep(0.02)  # the server deals with it; nobody hears of it
-                    break
+                    await target.send_eof()
+                    await trio.sleep_forever()  # the server deals with it, unheard, and closes: that ends both
                 passed += len(data)
                 await target.send_all(data)
         except trio.BrokenResourceError:

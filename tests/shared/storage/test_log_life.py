@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from shared.errors import (
     LogDeleted,
@@ -61,12 +62,14 @@ async def test_a_log_made_again_by_its_name_is_another_log() -> None:
         assert await read_all(log) == [b"new"]
 
 
-async def test_a_deleted_log_leaves_no_files_and_no_handles() -> None:
+async def test_a_deleted_log_leaves_no_files_and_no_handles(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     disk = FakeDisk()
     store = await open_store(disk)
     await filled(store)
     async with running(store):
-        await trio.sleep(1)
+        await trio.sleep(1)  # the marks are written
         assert disk.names("logmq") == ["orders.idx", "orders.log"]
         await store.wait(store.namespace("logmq", ALWAYS).delete("orders"))
         assert disk.names("logmq") == []
