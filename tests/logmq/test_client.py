@@ -69,7 +69,7 @@ class Proxy:
                 if limit > 0 and passed + len(data) >= limit:
                     await target.send_all(data[: limit - passed])
                     await target.send_eof()
-                    await trio.sleep_forever()  # the server deals with it, unheard, and closes: that ends both
+                    await trio.sleep_forever()  # the server deals with it and closes, unheard: that ends both
                 passed += len(data)
                 await target.send_all(data)
         except trio.BrokenResourceError:
