@@ -140,8 +140,8 @@ def test_garbage_for_properties_is_refused_or_well_formed(data: bytes) -> None:
         noted = note_untrusted(data)
     except Refusal:
         return
-    if noted.headers is not None:
-        Head(b"", b"", 0, data, noted)
+    with suppress(Refusal):  # a time, or a decimal, that Python has none of
+        assert isinstance(Head(b"", b"", 0, data, noted).headers, dict)
 
 
 @given(tables)

@@ -264,6 +264,6 @@ async def test_reading_below_the_first_kept_offset_is_out_of_range() -> None:
     assert isinstance(await ask(log.is_record_start, 0), OutOfRange)
 
 
-async def test_the_store_can_be_opened_inline_and_in_a_thread_alike(tmp_path: Path) -> None:
+async def test_a_store_needs_no_threads_to_be_opened_and_closed(tmp_path: Path) -> None:
     store = await Store.open(tmp_path, SMALL, in_thread=inline)
     await store.close()
