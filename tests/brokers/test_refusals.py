@@ -26,7 +26,7 @@ def refused(command: Run, folder: Path, code: int, *words: str) -> str:
     return said
 
 
-def test_a_taken_port(command: Run, tmp_path: Path) -> None:
+def test_a_taken_port_is_named_and_leaves_the_folder_free(command: Run, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -37,24 +37,26 @@ def test_a_taken_port(command: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "control.sock").exists()
 
 
-def test_an_address_that_is_not_ours(command: Run, tmp_path: Path) -> None:
+def test_an_address_that_is_not_ours_is_named(command: Run, tmp_path: Path) -> None:
     line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--host", "192.0.2.1", "--insecure")
     assert "192.0.2.1" in line
 
 
-def test_an_address_that_others_reach(command: Run, tmp_path: Path) -> None:
+def test_an_address_that_others_reach_asks_for_tls_or_insecure(command: Run, tmp_path: Path) -> None:
     line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--host", "0.0.0.0")
     assert "serve.host: 0.0.0.0 can be reached from other machines" in line
     assert "--insecure" in line
 
 
-def test_a_folder_in_use(command: Run, shared_server: Server) -> None:
+def test_a_folder_in_use_names_the_process_and_does_not_disturb_it(
+    command: Run, shared_server: Server
+) -> None:
     line = refused(command, shared_server.folder, ExitCode.DATA_FOLDER)
     assert f"in use by process {shared_server.pid}" in line
     assert speak(shared_server.address("logmq"), b"PING\n") == b"PONG\n"
 
 
-def test_a_folder_that_cannot_be_written(command: Run, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named_and_left_as_it_is(command: Run, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
     assert f"data folder {tmp_path}/data: Not a folder" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
     assert (tmp_path / "data").read_text() == "a file"
@@ -66,12 +68,12 @@ def test_a_file_of_it_that_cannot_be_written_is_named_whole(command: Run, tmp_pa
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_of_somebody_else(command: Run, tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_is_refused(command: Run, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     assert "Permission denied" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
 
 
-def test_a_folder_of_a_newer_version(command: Run, tmp_path: Path) -> None:
+def test_a_folder_of_a_newer_version_is_refused_and_left_as_it_is(command: Run, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "FORMAT").write_text("brokers data folder, format 2\n")
     assert "newer" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
@@ -88,13 +90,17 @@ def test_a_folder_of_a_newer_version(command: Run, tmp_path: Path) -> None:
         ("[serve]\nenable = ['lgomq']", "did you mean logmq?"),
     ],
 )
-def test_a_bad_setting(command: Run, tmp_path: Path, toml: str, says: str) -> None:
+def test_a_bad_setting_is_named_with_what_is_wrong(
+    command: Run, tmp_path: Path, toml: str, says: str
+) -> None:
     file = tmp_path / "b.toml"
     file.write_text(toml)
     assert says in refused(command, tmp_path, ExitCode.CONFIGURATION, "--config", str(file))
 
 
-def test_a_settings_file_that_is_not_there(command: Run, tmp_path: Path) -> None:
+def test_a_settings_file_that_is_not_there_is_named_before_a_folder_is_made(
+    command: Run, tmp_path: Path
+) -> None:
     line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--config", str(tmp_path / "nowhere"))
     assert "nowhere: cannot be read: No such file or directory" in line
     assert not (tmp_path / "data").exists()
@@ -121,12 +127,16 @@ def test_a_check_of_the_settings_says_what_serving_would(
     assert command("config", "check", *words) == (ExitCode.CONFIGURATION, "", line)
 
 
-def test_a_ready_file_that_cannot_be_written(command: Run, tmp_path: Path) -> None:
+def test_a_ready_file_that_cannot_be_written_is_a_mistake_on_the_command_line(
+    command: Run, tmp_path: Path
+) -> None:
     line = refused(command, tmp_path, ExitCode.USAGE, "--ready-file", str(tmp_path / "nowhere" / "r"))
     assert "No such file or directory" in line
 
 
-def test_a_protocols_own_certificate(command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_protocol_s_own_certificate_is_checked_as_that_of_all(
+    command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install_echo(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     look_again(monkeypatch)

@@ -127,7 +127,9 @@ async def test_the_alternate_exchange_gets_what_nobody_wants() -> None:
         ({}, {}, True),
     ],
 )
-def test_headers_fit(arguments: dict[str, Any], headers: dict[str, Any], fits: bool) -> None:
+def test_headers_fit_a_binding_by_all_or_any_of_its_arguments(
+    arguments: dict[str, Any], headers: dict[str, Any], fits: bool
+) -> None:
     assert HeaderMatch(arguments).fits(headers) is fits
 
 

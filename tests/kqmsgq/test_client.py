@@ -163,7 +163,7 @@ async def test_what_no_server_would_take_is_refused_here() -> None:
         await Consumer(near, 4096, 4096).subscribe("")
 
 
-async def test_nobody_there() -> None:
+async def test_nobody_there_is_a_connection_refused() -> None:
     with pytest.raises(ConnectionRefusedError, match="no KqueueMsgQ server answers"):
         async with open_producer(port=1):
             pass

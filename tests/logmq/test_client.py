@@ -298,7 +298,7 @@ async def test_a_server_that_answers_nothing_is_not_asked_in_a_hot_loop(tmp_path
         assert 1 < proxy.connections < 15
 
 
-async def test_tls(tmp_path: Path) -> None:
+async def test_a_client_speaks_tls_and_checks_the_server_s_name(tmp_path: Path) -> None:
     authority = trustme.CA()
     leaf = authority.issue_cert("localhost")
     certificate, key = tmp_path / "server.pem", tmp_path / "server.key"

@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "logmq"
 
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.hex")), ids=lambda file: file.stem)
-def test_golden_conversations(file: Path) -> None:
+def test_a_golden_conversation_is_answered_byte_for_byte(file: Path) -> None:
     """Each file is a connection to an empty server: `C` bytes are sent, `S` bytes are what must come back."""
     peer = World().connect()
     said = 0
@@ -31,7 +31,7 @@ def test_golden_conversations(file: Path) -> None:
     assert said
 
 
-def test_the_specs_own_example() -> None:
+def test_the_example_of_the_specification_is_answered_as_it_says() -> None:
     peer = World().connect()
     assert peer.ask(b"PRODUCE orders item-1\n") == b"OK 0\n"
     assert peer.ask(b"CONSUME orders 0\n") == b"MESSAGE 0 6 item-1\n"
@@ -385,7 +385,7 @@ def test_a_batch_of_broken_records_is_refused_whole() -> None:
     assert peer.world.namespace.logs == {}
 
 
-def test_limits_are_told() -> None:
+def test_a_topic_or_commit_above_the_limit_is_refused_and_names_it() -> None:
     world = World(LogmqSettings(topics_max=2, commits_max=1))
     peer = world.connect()
     assert peer.ask(b"PRODUCE a 1\nPRODUCE b 1\nPRODUCE c 1\nPRODUCE a 1\n").splitlines() == [

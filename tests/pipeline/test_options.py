@@ -54,7 +54,9 @@ def test_several_folders_come_as_spark_hands_them_over() -> None:
         ({"assign": '{"a": [0], "b": [0]}'}, ("a", "b")),
     ],
 )
-def test_topics_by_name(given: dict[str, str], names: tuple[str, ...]) -> None:
+def test_topics_are_named_by_subscribe_and_assign_alike(
+    given: dict[str, str], names: tuple[str, ...]
+) -> None:
     assert parse({"path": "data"} | given).topics.names == names
 
 
@@ -66,7 +68,7 @@ def test_a_pattern_is_for_the_whole_name() -> None:
 @pytest.mark.parametrize(
     "offsets", ['{"orders": 7, "b": -1, "c": -2}', '{"orders": {"0": 7}, "b": -1, "c": -2}']
 )
-def test_offsets_by_topic(offsets: str) -> None:
+def test_offsets_by_topic_may_be_written_with_kafka_s_partition(offsets: str) -> None:
     bound = options(subscribe="orders,b,c,another", startingOffsets=offsets).starting
     assert bound.of("orders") == At(Kind.OFFSET, 7)
     assert bound.of("b") == LATEST
@@ -75,7 +77,7 @@ def test_offsets_by_topic(offsets: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1767225600000", "2026-01-01T00:00:00Z", "2026-01-01T01:00:00+01:00"])
-def test_times(text: str) -> None:
+def test_a_time_is_milliseconds_or_iso_8601_with_a_zone(text: str) -> None:
     assert options(startingTimestamp=text).starting.of("orders") == At(Kind.TIME, 1767225600000)
 
 

@@ -423,7 +423,7 @@ def test_what_is_no_logmq_server_is_told_apart(answer: bytes) -> None:
         ("[::1],[::1]:9", [("::1", 8080), ("::1", 9)]),
     ],
 )
-def test_servers_are_named(text: str, servers: list[tuple[str, int]]) -> None:
+def test_servers_are_hosts_with_or_without_ports(text: str, servers: list[tuple[str, int]]) -> None:
     parsed = parse_servers(text)
     assert [(each.host, each.port) for each in parsed] == servers
     assert parse_servers(",".join(map(str, parsed))) == parsed

@@ -137,7 +137,7 @@ async def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
             await publisher.publish("t", Kind.SHORT_REAL, "655.36")
 
 
-async def test_nobody_there() -> None:
+async def test_nobody_there_is_a_connection_refused() -> None:
     with pytest.raises(ConnectionRefusedError, match="no pub/sub server answers"):
         async with open_subscriber("A", port=1):
             pass

@@ -52,7 +52,7 @@ def pictures(disk: FakeDisk, look: Callable[[FakeDisk], Picture] = picture) -> s
     return set(seen)
 
 
-def test_it_is_a_disk() -> None:
+def test_a_fresh_one_is_empty() -> None:
     disk: Disk = FakeDisk()
     assert disk.names("") == []
 
