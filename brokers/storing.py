@@ -47,7 +47,7 @@ def fsck(
 ) -> Outcome:
     """Check a data folder that no server uses.
 
-    Everything is read, and what is wrong is told. Exit code 1: data is damaged.
+    Everything is read, and what is wrong is listed. Exit code 1: data is damaged.
     """
     folder = there(data_folder(data_dir, config))
     with progress(f"checking {folder}"):
@@ -99,7 +99,7 @@ def dump(
     """Print a log's records.
 
     Each with its offset, a time it is no later than, and its payload. Exit code 1:
-    a part of the log is damaged (it is told where, and the rest follows).
+    a part of the log is damaged (a row says where, and the rest follows).
     """
     from shared.storage.tools.logs import DamagedRow, log_dump
 

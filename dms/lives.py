@@ -5,10 +5,10 @@
                    v   |
                  returned -> dead-lettered, expired, ...
 
-A life ends once, and each of its events is told once, so plain minima, maxima and counts are enough, in one
-pass and in any order; which came first their offsets say, since clocks may be set back. What no record says
-in so many words is inferred as the broker does when it opens the queue (STORAGE.md): all before the row's
-head, and not gone, was delivered, even if a crash lost the note.
+A life ends once, and each of its events is in the log once, so plain minima, maxima and counts are enough, in
+one pass and in any order; which came first their offsets say, since clocks may be set back. What no record
+says outright is inferred as the broker does when it opens the queue (STORAGE.md): all before the row's head,
+and not gone, was delivered, even if a crash lost the note.
 """
 
 from collections.abc import Callable
@@ -44,10 +44,10 @@ def lives(events: "DataFrame") -> "DataFrame":
     """
     from pyspark.sql import functions as fn
 
-    told = events.where(fn.col("fault").isNull())
+    sound = events.where(fn.col("fault").isNull())
     each = (
-        told.where(fn.col("messages") > 0)
-        .join(fn.broadcast(_queues(told)), "log")
+        sound.where(fn.col("messages") > 0)
+        .join(fn.broadcast(_queues(sound)), "log")
         .withColumn("seq", fn.explode(fn.sequence("seq", fn.col("seq") + fn.col("messages") - 1)))
     )
     is_, place = fn.col("event"), fn.col("offset")

@@ -26,7 +26,7 @@ def _optional(least: int, most: int) -> Any:
 
 
 def _queue_name(_: object, attribute: "attrs.Attribute[str]", name: str) -> None:
-    """A queue's name, or "". What is no text is told elsewhere."""
+    """A queue's name, or "". What is no text is refused elsewhere."""
     if isinstance(name, str) and name:
         try:
             name_untrusted(name.encode("utf-8", "surrogatepass"))

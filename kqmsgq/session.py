@@ -30,7 +30,7 @@ from shared.recording.recorder import Track
 LARGE_BYTES = 64 * 1024
 """A message of more is gathered in place, and looked at again once it is whole."""
 HELD_BYTES_MIN = 4 * 1024
-"""Less of an event that is not all there is not told to the connection: it is what each may hold."""
+"""Of an unfinished event so much is each connection's own; more is told to `Connection.hold`."""
 
 
 class Session:

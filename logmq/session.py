@@ -47,7 +47,7 @@ from shared.net.connection import Connection
 from shared.storage.store import Ticket
 
 HELD_BYTES_MIN = 4 * 1024
-"""Less of a line or body that is not all there is not told to the connection: it is what each may hold."""
+"""Of an unfinished line or body so much is each connection's own; more is told to `Connection.hold`."""
 LINES_PER_ROUND = 1024
 """Lines looked at one by one before others have their turn: about a millisecond."""
 
