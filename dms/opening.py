@@ -6,6 +6,7 @@ from typing import Any
 from dms import records
 from dms.broker import MINE_KEY, Broker
 from dms.keeper import HOME_BYTES, Keeper
+from dms.logs import NAMESPACE, QUEUES, TABLES_NAMESPACE
 from dms.mortality import due_at, heap_of
 from dms.queue import Queue
 from dms.records import Kind, NotOurs, Record, Run
@@ -18,10 +19,6 @@ from shared.storage.settings import Durability
 from shared.storage.store import Log, Retention
 from shared.storage.table import Table
 
-NAMESPACE = "dms"
-TABLES = "dms-tables"
-"""Apart from the queues, whose names are the users'."""
-TABLE = "queues"
 _ROWS = Durability("always")
 """Whatever mode queues have: the catalog, which has their names, is journaled, and a queue must not be there
 without its options."""
@@ -110,10 +107,10 @@ async def open_broker(context: Context, settings: DmsSettings, times: Times | No
         return Broker(settings, context.log, store=context.store, times=times)
     store = context.store
     namespace = store.namespace(NAMESPACE, settings.durability, retention=Retention())
-    tables = store.namespace(TABLES, _ROWS)
-    table = await Table.open(tables, TABLE)
+    tables = store.namespace(TABLES_NAMESPACE, _ROWS)
+    table = await Table.open(tables, QUEUES)
     if store.read_only is None:
-        tables.change_mode(TABLE, _ROWS)  # an earlier version gave it that of most queues
+        tables.change_mode(QUEUES, _ROWS)  # an earlier version gave it that of most queues
     broker = Broker(settings, context.log, store=store, namespace=namespace, table=table, times=times)
     mine = table.get(MINE_KEY)
     if mine is not None:

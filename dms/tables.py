@@ -7,18 +7,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dms import events
+from dms.logs import NAMESPACE
 from shared.tables import LIVES, VOLUMES, Table, volumes_schema
 from shared.volumes import added_up, per_minute
 
 EVENTS = "events"
-NAMESPACE = "dms"
 
 
 def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
     """What was produced, and what could not be read."""
-    told = events.events(batch)
-    came = pc.equal(told.column("event"), events.PRODUCED).fill_null(False)
-    return added_up(told.filter(pc.or_(came, told.column("fault").is_valid())))
+    happened = events.events(batch)
+    came = pc.equal(happened.column("event"), events.PRODUCED).fill_null(False)
+    return added_up(happened.filter(pc.or_(came, happened.column("fault").is_valid())))
 
 
 def _gather(rows: Any) -> Any:

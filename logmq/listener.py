@@ -5,6 +5,7 @@ from typing import Any
 
 from logmq.broker import Broker
 from logmq.groups import Groups
+from logmq.logs import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
 from logmq.session import Session
 from logmq.settings import LogmqSettings
 from logmq.topics import Topics
@@ -14,10 +15,6 @@ from shared.net.connection import Connection
 from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.settings import Retention
 from shared.storage.table import Table
-
-NAMESPACE = "logmq"
-TABLES = "logmq-tables"
-"""Apart from the topics, whose names are the users'."""
 
 
 async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
@@ -29,13 +26,13 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
         plain_names=True,
         retention=Retention(settings.retention_bytes or None, settings.retention_ms or None),
     )
-    tables = store.namespace(TABLES, settings.durability)
+    tables = store.namespace(TABLES_NAMESPACE, settings.durability)
     broker = Broker(
         store=store,
         settings=settings,
         topics=Topics(namespace, settings),
-        groups=Groups(await Table.open(tables, "groups"), settings.commits_max),
-        writers=Writers(store, await Table.open(tables, "writers"), writers_max=settings.writers_max),
+        groups=Groups(await Table.open(tables, GROUPS), settings.commits_max),
+        writers=Writers(store, await Table.open(tables, WRITERS), writers_max=settings.writers_max),
     )
     if store.read_only is None:
         by_id = broker.topics.by_id()

@@ -2,10 +2,10 @@
 
 import pyarrow as pa
 
+from logmq.logs import NAMESPACE
 from shared.storage.changes import change
 from shared.tables import places_schema
 
-GROUPS = "groups"
 _NUMBER_BYTES = 8
 
 
@@ -28,7 +28,7 @@ def places(batch: pa.RecordBatch) -> pa.RecordBatch:
             | {
                 "protocol": "logmq",
                 "reader": found.key[_NUMBER_BYTES:].decode(errors="backslashreplace"),
-                "read_namespace": "logmq",
+                "read_namespace": NAMESPACE,
                 "log_id": _signed(found.key[:_NUMBER_BYTES]),
                 "position": None if ended else _signed(found.value or b""),
                 "ended": ended,

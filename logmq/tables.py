@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logmq.places import GROUPS, places
+from logmq.logs import GROUPS, NAMESPACE, TABLES_NAMESPACE
+from logmq.places import places
 from shared.tables import PLACES, VOLUMES, Table, places_schema, volumes_schema
 from shared.volumes import added_up, per_minute
-
-NAMESPACE, TABLES_NAMESPACE = "logmq", "logmq-tables"
 
 
 def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:

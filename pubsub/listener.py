@@ -7,6 +7,7 @@ import trio
 
 from pubsub.counts import Counts
 from pubsub.fanout import Fanout
+from pubsub.logs import KEPT, NAMESPACE, SESSIONS
 from pubsub.recording import FrameTrack
 from pubsub.session import Session
 from pubsub.sessions import Sessions, saved, saver
@@ -19,8 +20,6 @@ from shared.storage.log import read_records
 from shared.storage.store import Namespace
 from shared.storage.table import Table
 
-NAMESPACE = "pubsub"
-SESSIONS, KEPT = "sessions", "kept"
 READ_BYTES = 1 << 20
 
 

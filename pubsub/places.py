@@ -5,9 +5,6 @@ import pyarrow as pa
 from shared.storage.changes import change
 from shared.tables import kept_schema, places_schema
 
-NAMESPACE, SESSIONS, KEPT_LOG = "pubsub", "sessions", "kept"
-"""As `listener.py` has them, which takes a store to import."""
-
 
 def places(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A row for each subscription made or ended. A session has no place in a log."""

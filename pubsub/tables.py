@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pubsub.places import KEPT_LOG, NAMESPACE, SESSIONS, kept, places
+from pubsub import logs
+from pubsub.places import kept, places
 from pubsub.wire import (
     DATA_AT,
     DATAGRAM_BYTES_MIN,
@@ -183,16 +184,16 @@ TABLES: Sequence[Table] = (
     Table(
         PLACES,
         "who is subscribed to what: a row for each subscription made or ended",
-        namespace=NAMESPACE,
-        logs=SESSIONS,
+        namespace=logs.NAMESPACE,
+        logs=logs.SESSIONS,
         schema=places_schema(),
         decode=places,
     ),
     Table(
         KEPT,
         "what a clean stop has kept for clients that were away: a row a message",
-        namespace=NAMESPACE,
-        logs=KEPT_LOG,
+        namespace=logs.NAMESPACE,
+        logs=logs.KEPT,
         schema=kept_schema(),
         decode=kept,
     ),
