@@ -27,6 +27,7 @@ from shared.storage.index import MARK_COVERS_BYTES
 from shared.storage.log import Log
 from shared.storage.marks import MarkTable, NotInMemory
 from shared.storage.memory_range import MemoryRange, spooled
+from shared.storage.verified import Verified
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -34,9 +35,13 @@ _UNVERIFIED_BYTES_MAX = 1 << 20
 """Of one answer: checking a megabyte takes some 0.2 ms, after which other connections have their turn."""
 
 _PROBE_BYTES = 128 << 10
+"""The page cache is asked for a byte in each so many, whether a range can be sent without the disk."""
 _BLOCK_BYTES_MAX = 256 << 10
+"""A mark's bytes are kept in memory up to this: only a mark of one large record has more."""
 _STARTS = 16384
+"""Offsets that are known to be records' starts."""
 _NEAR = 4096
+"""Logs of which the mark that was found last is kept."""
 
 
 class Want(Enum):
@@ -80,10 +85,10 @@ class Reader:
         self._files = files
         self._background = background
         self._zero_copy = zero_copy
-        self._verified: dict[int, bytearray] = {}
-        self._starts: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._blocks = Cache(cache_bytes // 2)
-        self._recent = Cache(cache_bytes // 2)
+        self._verified = Verified()
+        self._starts: OrderedDict[tuple[int, int], None] = OrderedDict()  # (log id, offset)
+        self._blocks = Cache(cache_bytes // 2)  # by log id and offset: bytes of a mark, checked
+        self._recent = Cache(cache_bytes // 2)  # by log: what has just become visible
         self._near: dict[Log, tuple[int, Mark]] = {}  # the mark found last: most readers go on from there
 
     # -- what logs ask for
@@ -147,7 +152,7 @@ class Reader:
         """The log is deleted."""
         self._recent.drop(log)
         self._near.pop(log, None)
-        self._verified.pop(log.id, None)
+        self._verified.forget(log.id)
         self.table.forget(log)
 
     # -- one request
@@ -267,7 +272,7 @@ class Reader:
         def checked(data: bytes) -> Any:
             if number != _IN_MEMORY and (len(data) != mark.length or crc32c(data) != mark.crc32c):
                 raise self._corrupt(log, mark)
-            self._set_verified(log, number)
+            self._verified.add(log.id, number)
             if len(data) <= _BLOCK_BYTES_MAX:
                 self._blocks.put((log.id, mark.offset), mark.offset, data)
             return self._answer_block(request, mark, data)
@@ -297,7 +302,7 @@ class Reader:
         while following is not None and following.end <= stop and not following.damaged:
             if following is log.open_mark:
                 number = _OPEN
-            if not self._is_verified(log, number):
+            if not self._verified.has(log.id, number):
                 if spans and unverified + following.length > _UNVERIFIED_BYTES_MAX:
                     break
                 unverified += following.length
@@ -312,7 +317,7 @@ class Reader:
         log, offset = request.log, request.offset
         first = spans[0][1]
         start_known = offset == first.offset or (log.id, offset) in self._starts
-        unverified = [span for span in spans if not self._is_verified(log, span[0])]
+        unverified = [span for span in spans if not self._verified.has(log.id, span[0])]
         base = offset if start_known and (not unverified or unverified[0] is not spans[0]) else first.offset
         stop = spans[-1][1].end
         if request.want is Want.RANGE and start_known and self._zero_copy:
@@ -335,7 +340,7 @@ class Reader:
                     self.report(log, mark)
                     end = mark.offset  # what is good before it is served; the next request meets it
                     break
-                self._set_verified(log, number)
+                self._verified.add(log.id, number)
             if not start_known:
                 self._check_start(request, base, data)
             if request.want is Want.RANGE and self._zero_copy:
@@ -356,7 +361,7 @@ class Reader:
             data = self._disk.read_nowait(fd, mark.length, mark.offset) if fd >= 0 else None
             if data is None or len(data) != mark.length or crc32c(data) != mark.crc32c:
                 return mark.offset
-            self._set_verified(log, number)
+            self._verified.add(log.id, number)
         return None
 
     def _resident_range(self, request: _Request, stop: int) -> Any:
@@ -454,21 +459,7 @@ class Reader:
         if not log.users:
             log.users = None
 
-    # -- which marks have been checked
-
-    def _is_verified(self, log: Log, number: int) -> bool:
-        bits = self._verified.get(log.id)
-        return (
-            bits is not None and 0 <= number >> 3 < len(bits) and bool(bits[number >> 3] & 1 << (number & 7))
-        )
-
-    def _set_verified(self, log: Log, number: int) -> None:
-        if number < 0:
-            return
-        bits = self._verified.setdefault(log.id, bytearray())
-        if number >> 3 >= len(bits):
-            bits.extend(bytes((number >> 3) + 64 - len(bits)))
-        bits[number >> 3] |= 1 << (number & 7)
+    # -- damage
 
     def report(self, log: Log, mark: Mark) -> None:
         """What the mark covers is not what was written: count it, and say so once."""
