@@ -8,7 +8,7 @@ import attrs
 import pytest
 import trio
 
-from dms import keeper, opening, wire
+from dms import keeper, logs, wire
 from dms.dmsq_file import NotDmsq, import_files, parse
 from dms.settings import DmsSettings, QueueSettings
 from dms.wire import Status, Type
@@ -287,7 +287,7 @@ def test_a_queue_is_as_durable_as_it_says_with_its_options() -> None:
 def test_rows_of_an_earlier_version_are_made_safe(mode: Durability) -> None:
     """Its table had the mode of most queues, and keeps what it holds."""
     world = World(DmsSettings(durability=mode))
-    world.store.namespace(opening.TABLES, mode).change_mode(opening.TABLE, mode)
+    world.store.namespace(logs.TABLES_NAMESPACE, mode).change_mode(logs.QUEUES, mode)
     world.connect().create("late", b'{"delay_ms":1000}')
     world.kill()
     world.connect().create("later", b'{"delay_ms":1000}')
