@@ -13,6 +13,8 @@ from shared.net.dial import Disconnected
 
 CLOSING_SECONDS = 30.0
 """For the server to read what was sent at the end."""
+LOOK_SECONDS = 0.001
+"""For a server that has closed, or said something, before our end: it has refused something, or goes away."""
 _PIECE_BYTES = 256 * 1024
 """What is sent at once goes in pieces of this size."""
 _RECEIVE_BYTES = 64 * 1024
@@ -22,6 +24,7 @@ class Sender:
     """Writes to `stream`, which stays the caller's to close.
 
     `last_words`: what an error is made of that the server has said before it closed; None for nothing said.
+    Without it there is nothing that the server could say.
     """
 
     def __init__(
@@ -90,21 +93,39 @@ class Sender:
             if not isinstance(self._stream, trio.abc.HalfCloseableStream):  # TLS: closing is all there is
                 await self._stream.aclose()
                 return
+            said = bytearray()
             try:
-                with trio.move_on_after(CLOSING_SECONDS):
+                with trio.move_on_after(LOOK_SECONDS):
+                    await self._read_to_end(said)
+                    raise self._words(said) or Disconnected("the server closed before it had read everything")
+                with trio.fail_after(CLOSING_SECONDS):
                     await self._stream.send_eof()
-                    said = await self._read_rest()
-                    if said is not None:
-                        raise said
+                    await self._read_to_end(said)
+            except trio.TooSlowError:
+                why = f"the server has not read everything in {CLOSING_SECONDS:g} s"
+                raise Disconnected(why) from None
             except trio.BrokenResourceError as error:
-                raise _broken(error, "reset") from error
+                raise self._words(said) or _broken(error, "reset") from error
+            words = self._words(said)
+            if words is not None:
+                raise words
 
     async def _read_rest(self) -> BrokerError | None:
-        said = b""
+        said = bytearray()
+        await self._read_to_end(said)
+        return self._words(said)
+
+    async def _read_to_end(self, said: bytearray) -> None:
         while data := await self._stream.receive_some(_RECEIVE_BYTES):
-            if self._last_words is not None:
+            if len(said) < _RECEIVE_BYTES:
                 said += data
-        return self._last_words(said) if self._last_words is not None else None
+
+    def _words(self, said: bytearray) -> BrokerError | None:
+        if self._last_words is not None:
+            return self._last_words(bytes(said))
+        if not said:
+            return None
+        return Disconnected(f"the server is of another protocol: it says {bytes(said[:100])!r}")
 
 
 def _broken(error: Exception, otherwise: str) -> Disconnected:

@@ -40,6 +40,13 @@ async def test_leaving_a_producer_waits_until_the_server_has_all() -> None:
         assert server.value["kqmsgq_messages_produced_total"] == 5000
 
 
+async def test_a_message_that_the_server_does_not_take_is_no_success() -> None:
+    async with served(KqmsgqSettings(message_bytes_max=1 << 20)) as server:
+        with pytest.raises(Disconnected):
+            async with open_producer(port=server.port) as producer:
+                await producer.send("q", bytes(8 << 20))
+
+
 async def test_subscriptions_end_one_by_one_and_all_at_once() -> None:
     async with (
         served() as server,
