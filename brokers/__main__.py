@@ -8,6 +8,11 @@ import sys
 def main() -> None:
     _claim_standard_descriptors()
     _buffer_standard_output()
+    # In a locale that is not UTF-8 the characters that it lacks are shown by their numbers.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if not os.environ.get("COLUMNS", "").strip("0"):  # a terminal without a size: no width to fold help to
+        os.environ.pop("COLUMNS", None)
     try:
         from brokers.cli import run
 

@@ -164,6 +164,9 @@ async def _arguments(request: Request) -> Mapping[str, Any]:
                 raise HTTPException(413, f"arguments above {BODY_BYTES_MAX} bytes")
     try:
         arguments = json.loads(body or b"{}")
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # a lone surrogate, which no name on a wire can hold
+        raise HTTPException(400, "the body has text that is not Unicode") from None
     except ValueError:
         raise HTTPException(400, "the body is not JSON") from None
     if not isinstance(arguments, dict):

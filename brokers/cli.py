@@ -18,7 +18,7 @@ from cyclopts import App, CycloptsError
 from brokers import operating, plugs
 from brokers.commands import add_commands
 from brokers.errors import ExitCode, exit_code
-from brokers.escape import escape
+from brokers.escape import NAME_MAX, escape
 from brokers.flags import ServeCommand
 from brokers.render import Outcome, Output
 from shared.errors import BrokerError
@@ -46,15 +46,22 @@ def run(arguments: Sequence[str]) -> int:
             # Whoever read our output has left (`| head`): nothing more to say, and not to stderr either.
             _turn_output_away()
             return 128 + signal.SIGPIPE
-        if not all(isinstance(leaf, BrokerError | OSError) for leaf in leaves):
+        if not all(isinstance(leaf, BrokerError | OSError) or _is_no_text(leaf) for leaf in leaves):
             raise
         for line in dict.fromkeys(line for leaf in leaves for line in _said(leaf).splitlines()):
-            print(f"brokers: {escape(line)}", file=sys.stderr)
+            _complain(line)
         try:
             sys.stdout.flush()
         except OSError:  # the disk is full: Python would say so once more at its end, and exit with 120
             _turn_output_away()
-        return max(map(exit_code, leaves))
+        return max(ExitCode.USAGE if _is_no_text(leaf) else exit_code(leaf) for leaf in leaves)
+
+
+def _complain(line: str) -> None:
+    try:
+        print(f"brokers: {escape(line)}", file=sys.stderr)
+    except OSError:  # nobody hears it; the exit code says it too
+        pass
 
 
 def _turn_output_away() -> None:
@@ -85,7 +92,7 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        print(f"brokers: {' '.join(str(error).split())}", file=sys.stderr)
+        _complain(" ".join(str(error).split()))
         return ExitCode.USAGE
     result = command(*bound.args, **bound.kwargs)
     if isinstance(result, ServeCommand):
@@ -144,7 +151,14 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
+def _is_no_text(error: BaseException) -> bool:
+    """An argument that is not UTF-8 where it must be: its bytes are lone surrogates here."""
+    return isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed"
+
+
 def _said(error: BaseException) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[:NAME_MAX]} is not UTF-8"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 from cyclopts import App, Parameter
 
@@ -116,7 +117,7 @@ def call(
         if protocol is not None and not found:
             raise Refusal(f"no protocol that runs here is called {protocol} and has such verbs")
         return found
-    return control.request(folder, "POST", f"/{protocol}/{verb}", _keyed(arguments))
+    return control.request(folder, "POST", f"/{quote(protocol)}/{quote(verb)}", _keyed(arguments))
 
 
 _CALL_EXAMPLES = """Examples:

@@ -14,6 +14,7 @@ Bytes in a row are text where they are UTF-8; in JSON others become `{"base64": 
 """
 
 import base64
+import codecs
 import enum
 import json
 import sys
@@ -53,6 +54,8 @@ class Output:
         self._stream = stream or sys.stdout
         self._json = as_json
         self._terminal = self._stream.isatty()
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._ascii = self._terminal or codecs.lookup(encoding).name != "utf-8"
 
     def show(self, result: Any) -> None:
         """Show anything but an async iterable."""
@@ -100,7 +103,7 @@ class Output:
         self._stream.write(text if text.endswith("\n") else text + "\n")
 
     def _json_text(self, value: Any) -> str:
-        return json.dumps(value, default=json_value, ensure_ascii=self._terminal)
+        return json.dumps(value, default=json_value, ensure_ascii=self._ascii)
 
     def _safe(self, text: str) -> str:
         if not self._terminal:

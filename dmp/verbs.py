@@ -8,6 +8,7 @@ import attrs
 from cyclopts import App, Parameter
 
 from dmp.client import Message, open_feed, open_sink
+from dmp.short_strings import SHORT_BYTES_MAX
 from shared import options
 from shared.commands import bodies_shown, lost_is_refused, send_given
 from shared.errors import UsageError
@@ -87,7 +88,8 @@ async def put(
 
     Nothing is confirmed but that: what no queue is bound for is dropped.
     """
-    name = os.fsencode(key)
+    name = _short("--key", os.fsencode(key))
+    _short("SINK", sink.encode())
     with lost_is_refused():
         async with open_sink(sink, **server.place()) as opened:
             done = await send_given(
@@ -125,6 +127,7 @@ async def get(
         raise UsageError("--raw", "is the bytes alone; --json shows more")
     if bind == ():
         raise UsageError("--bind", "needs EXCHANGE:KEY behind it")
+    _short("FEED", feed.encode())
     bindings = [_binding(said) for said in bind or ()]
 
     async def shown() -> AsyncIterator[Any]:
@@ -169,7 +172,16 @@ def _binding(said: str) -> tuple[str, str]:
     exchange, colon, key = said.rpartition(":")
     if not colon:
         raise UsageError("--bind", f"{said!r} is not EXCHANGE:KEY")
+    _short("--bind", exchange.encode())
+    _short("--bind", key.encode())
     return exchange, key
+
+
+def _short(argument: str, name: bytes) -> bytes:
+    """What goes over the wire as a short string. Raises UsageError."""
+    if len(name) > SHORT_BYTES_MAX:
+        raise UsageError(argument, f"a name of {len(name)} bytes: {SHORT_BYTES_MAX} at most")
+    return name
 
 
 def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[Any]:

@@ -74,7 +74,7 @@ def subscriber(
     from pubsub.terminal import Terminal
 
     try:
-        wire.encode_id(client_id.encode())
+        wire.encode_id(client_id.encode(errors="surrogateescape"))
     except ValueError as error:
         raise UsageError("CLIENT-ID", str(error)) from None
     try:
@@ -130,7 +130,10 @@ async def publish(
     *,
     value: Annotated[Value, Parameter(name="*")] = Value(),
     from_: Annotated[
-        Path | None, Parameter(name="--from", help="JSON, a message a line; - is standard input.")
+        Path | None,
+        Parameter(
+            name="--from", help="JSON, a message a line; - is standard input.", allow_leading_hyphen=True
+        ),
     ] = None,
     rate: Annotated[float | None, Parameter(help="Messages a second, at most.")] = None,
     host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1",
@@ -206,7 +209,11 @@ def _nothing() -> Any:
 
 def _single(topic: str, kind: Kind, text: str) -> Iterator[bytes]:
     try:
-        yield wire.datagram(topic.encode("utf-8", "surrogateescape"), kind, wire.payload_of(kind, text))
+        payload = wire.payload_of(kind, text)
+    except ValueError as error:
+        raise UsageError(f"--{kind.name.lower().replace('_', '-')}", str(error)) from None
+    try:
+        yield wire.datagram(topic.encode("utf-8", "surrogateescape"), kind, payload)
     except ValueError as error:
         raise UsageError("TOPIC", str(error)) from None
 

@@ -38,6 +38,10 @@ def commands() -> App:
         return [{"name": "a", "size": 1}, {"name": "b", "size": 20}]
 
     @app.command
+    async def named(name: str) -> None:
+        name.encode()
+
+    @app.command
     async def later() -> str:
         await trio.lowlevel.checkpoint()
         return "done"
@@ -162,6 +166,11 @@ def test_a_mistake_in_the_command_is_one_line_and_exit_2(capsys: Said, words: li
     assert says in said
 
 
+def test_an_argument_that_is_not_utf_8_is_one_line_and_exit_2(capsys: Said) -> None:
+    assert run(["thing", "named", os.fsdecode(b"a\xff")]) == ExitCode.USAGE
+    assert capsys.readouterr().err.endswith("brokers: a\\xff is not UTF-8\n")
+
+
 def test_every_verb_has_help_with_examples(capsys: Said) -> None:
     own = root(["thing"])
     pages = [[]]
@@ -283,6 +292,25 @@ def test_output_that_a_full_disk_does_not_take_is_one_line_and_a_failure() -> No
         command = [sys.executable, "-m", "brokers", "--version"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (1, "brokers: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full is Linux's")
+def test_an_error_that_nobody_hears_has_its_exit_code_all_the_same() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "brokers", "nothing"], stderr=full, timeout=30)
+    assert done.returncode == ExitCode.USAGE
+
+
+def test_a_terminal_without_a_size_and_without_utf_8_is_no_traceback(tmp_path: Path) -> None:
+    environment = os.environ | {"COLUMNS": "0", "PYTHONIOENCODING": "ascii", "BROKERS_SERVE_DATA_DIR": "ż"}
+    command = [sys.executable, "-m", "brokers"]
+    shown = subprocess.run([*command, "--help"], env=environment, capture_output=True, timeout=30)
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    shown = subprocess.run(
+        [*command, "config", "show", "--json"], env=environment, capture_output=True, timeout=30
+    )
+    values = {row["setting"]: row["value"] for row in map(json.loads, shown.stdout.splitlines())}
+    assert values["serve.data_dir"] == "ż"
 
 
 def test_a_reader_that_leaves_in_the_middle_is_noticed_where_python_does_not_buffer(

@@ -42,6 +42,12 @@ def test_rows_are_json_lines_when_asked_for() -> None:
     ]
 
 
+def test_json_is_whole_where_the_locale_lacks_its_characters() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="iso-8859-2", errors="backslashreplace")
+    Output(stream, as_json=True).show({"name": "zażółć 😀"})
+    assert json.loads(stream.buffer.getvalue()) == {"name": "zażółć 😀"}  # type: ignore[attr-defined]
+
+
 def test_rows_are_a_table_on_a_terminal_and_cannot_repaint_it() -> None:
     text = shown([Topic("[bold]x\x1b[2J", 5)], stream=Terminal())
     assert r"[bold]x\x1b[2J" in text

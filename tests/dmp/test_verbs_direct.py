@@ -1,6 +1,7 @@
 """`brokers dmp put, get, leases` against the real process: what each says, and how it ends."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -101,6 +102,12 @@ def test_refusals_are_one_line_and_a_code(here: Command) -> None:
     code, out, err = here("get", "x", "--bind")
     assert (code, out) == (2, "")
     assert "EXCHANGE:KEY" in err
+    for words in (["put", "x" * 256], ["put", "x", "-k", "x" * 256], ["get", "x" * 256]):
+        code, out, err = here(*words)
+        assert (code, out) == (2, "")
+        assert "a name of 256 bytes: 255 at most" in err
+    code, out, err = here("get", os.fsdecode(b"\xff"))
+    assert (code, out, err) == (2, "", "brokers: \\xff is not UTF-8\n")
     code, out, err = here("get", "x", "--bind", "nowhere:k")
     assert (code, out) == (66, "")
     assert "no exchange 'nowhere'" in err

@@ -200,12 +200,29 @@ def test_the_subscriber_of_the_command_line_speaks_tls(new_server: NewServer, tm
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("t",), ("t", "--int", "1", "--string", "x"), ("t", "--short-real", "1.234")]
+    ("named", "arguments"),
+    [
+        ("TOPIC", ()),
+        ("TOPIC", ("t",)),
+        ("TOPIC", ("t", "--int", "1", "--string", "x")),
+        ("TOPIC", ("t" * 51, "--int", "1")),
+        ("--int", ("t", "--int", "4294967296")),
+        ("--short-real", ("t", "--short-real", "1.234")),
+    ],
 )
-def test_what_cannot_be_published_is_refused_in_one_line(arguments: tuple[str, ...]) -> None:
+def test_what_cannot_be_published_is_refused_in_one_line(named: str, arguments: tuple[str, ...]) -> None:
     refused = run_here("pubsub", "publish", *arguments)
     assert refused.returncode == 2
+    assert refused.stderr.startswith(f"brokers: {named}: ")
     assert len(refused.stderr.splitlines()) == 1
+
+
+def test_messages_to_publish_may_come_from_standard_input() -> None:
+    refused = run("pubsub", "publish", "--from", "-", stdin=b"{}\n")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "brokers: --from: line 1: no topic, type or value: 'type'\n",
+    )
 
 
 def test_an_id_that_is_none_is_a_mistake_on_the_command_line() -> None:
