@@ -14,6 +14,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.errors import InvalidSettings, Problem
+from shared.options import a_path
 
 if TYPE_CHECKING:
     from shared.plug import ServeRequest, VerbRequest
@@ -24,7 +25,9 @@ ConfigFile = Annotated[Path | None, Parameter(help="A TOML file of settings (or 
 HOST_FLAGS: Mapping[str, Any] = {
     "config": ConfigFile,
     "host": Annotated[str | None, Parameter(help="Address to bind; 127.0.0.1 unless set.")],
-    "data_dir": Annotated[Path | None, Parameter(help="The data folder; ./data unless set.")],
+    "data_dir": Annotated[
+        Path | None, Parameter(help="The data folder; ./data unless set.", converter=a_path)
+    ],
     "durability": Annotated[
         str | None,
         Parameter(help="When a write is acknowledged: always (it is on disk), interval:50ms, or none."),

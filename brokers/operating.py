@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import ConfigFile
 from brokers.render import Outcome, Several, json_value, progress
-from shared.options import Json
+from shared.options import Json, a_path
 from shared.progress import waiting
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 DataDir = Annotated[
     Path | None,
-    Parameter(help="The data folder; else BROKERS_SERVE_DATA_DIR, else that of --config, else ./data."),
+    Parameter(
+        help="The data folder; else BROKERS_SERVE_DATA_DIR, else that of --config, else ./data.",
+        converter=a_path,
+    ),
 ]
 
 

@@ -20,7 +20,7 @@ from dms.stress import stress as run_stress
 from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.options import Json, Messages, flag
+from shared.options import Json, Messages, a_path, flag
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
 from shared.reader import Reader
@@ -54,6 +54,7 @@ DataDir = Annotated[
         name=("--data-dir", "-D"),
         help="The server's data folder: ./data unless set, or ./dms_data where only that is there.",
         show_default=False,
+        converter=a_path,
     ),
 ]
 
@@ -100,7 +101,9 @@ def serve(
     ] = False,
     data_dir: Annotated[
         Path | None,
-        Parameter(name=("--data-dir", "-D"), help="The data folder (./dms_data unless set)."),
+        Parameter(
+            name=("--data-dir", "-D"), help="The data folder (./dms_data unless set).", converter=a_path
+        ),
     ] = None,
     level: Annotated[
         int | None,

@@ -1,11 +1,12 @@
 """The options that commands of several protocols take. Nothing heavy is imported: commands start with it."""
 
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import attrs
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 
 def flag(help_: str, *names: str) -> Parameter:
@@ -29,13 +30,22 @@ def _bindable(_: type, number: int) -> None:
         raise ValueError("a port is 1 to 65535; 0 picks one")
 
 
+def a_path(_: type, tokens: Sequence[Token]) -> Path:
+    """A converter, for folders: of nothing (`--data-dir "$UNSET"`) pathlib would make the current one."""
+    if not tokens[0].value:
+        raise ValueError("a path is needed")
+    return Path(tokens[0].value)
+
+
 Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]
 Port = Annotated[int, Parameter(help="Its port.", validator=_a_port)]
 """Of a server that is asked. A protocol's own says more: its variable, its usual port."""
 MaybePort = Annotated[int | None, Parameter(help="Its port.", validator=_a_port, show_default=False)]
 BoundPort = Annotated[int, Parameter(help="Listen on this port; 0 picks one.", validator=_bindable)]
 """Of a server that is started, where no settings check it."""
-DataDir = Annotated[Path | None, Parameter(help="The server's data folder.", show_default=False)]
+DataDir = Annotated[
+    Path | None, Parameter(help="The server's data folder.", show_default=False, converter=a_path)
+]
 Max = Annotated[
     int | None, Parameter(name="--max", help="Stop after so many messages.", validator=at_least_one)
 ]

@@ -23,6 +23,7 @@ from brokers.errors import ExitCode
 from brokers.render import Output
 from shared.errors import BrokerError
 from shared.nurseries import beside
+from shared.options import DataDir
 from shared.plug import VerbRequest
 from tests.support.installed import install, plug
 
@@ -57,7 +58,7 @@ def commands() -> App:
             nursery.start_soon(_refuse)
 
     @app.command
-    def ask(*, data_dir: Path | None = None) -> VerbRequest:
+    def ask(*, data_dir: DataDir = None) -> VerbRequest:
         return VerbRequest("thing", "verb", {}, data_dir)
 
     @app.command
@@ -153,6 +154,9 @@ def test_a_broken_protocol_spoils_its_own_commands_alone(capsys: Said) -> None:
         (["serve", "--port", "thing=many"], "thing.port: 'many' is not a number"),
         (["serve", "--durability", "sometimes"], "serve.durability: "),
         (["call", "thing", "verb", "x"], "'x' is not KEY=VALUE"),
+        (["serve", "--data-dir", ""], "a path is needed"),
+        (["status", "--data-dir", ""], "a path is needed"),
+        (["thing", "ask", "--data-dir", ""], "a path is needed"),
         (["log", "dump", "logmq"], "--name requires an argument"),
     ],
 )
