@@ -74,10 +74,9 @@ def _config_app() -> App:
     @app.command(help_epilogue="Examples:\n\n    brokers config check --config brokers.toml")
     def check(*, config: ConfigFile = None) -> str:
         """Read the settings as serving would, and say what is wrong with them (exit 78)."""
-        from brokers.config import as_served
+        from brokers.config import checked
 
-        settings = as_served(config)
-        settings.check_files()
+        settings = checked(config)
         return f"{len(settings.shown(human=True))} settings are in order"
 
     @app.command(

@@ -15,7 +15,7 @@ import attrs
 
 from brokers.errors import InvalidSettings, Problem, nearest
 from brokers.flags import Flag
-from brokers.plugs import load_working
+from brokers.plugs import enabled, load_working
 from brokers.settings import ServeSettings
 from brokers.structure import (
     Given,
@@ -27,6 +27,7 @@ from brokers.structure import (
     written,
 )
 from brokers.values import plain
+from shared.net.datagrams import allowed_networks
 from shared.net.listeners import check_exposure
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.tls import server_context
@@ -77,13 +78,21 @@ class Config:
             return f"{protocol}.tls", own
         return "tls", self.tls
 
-    def check_files(self) -> None:
+    def enabled(self, working: Sequence[Plug]) -> list[Plug]:
+        """Those of `working` that are to be served. Raises InvalidSettings."""
+        return enabled(self.serve.enable, working, self.sources.get(("serve", "enable"), "default"))
+
+    def check_start(self, protocols: Iterable[str]) -> None:
         """Read what the settings name, as a start would, and refuse what it would. Raises ConfigError."""
-        for protocol in self.protocols:
+        host = self.serve.host
+        for protocol in protocols:
             section, tls = self.tls_of(protocol)
             if tls.enabled:
                 server_context(tls, section)
-            check_exposure("serve.host", self.serve.host, secure=tls.enabled, insecure=self.serve.insecure)
+            check_exposure("serve.host", host, secure=tls.enabled, insecure=self.serve.insecure)
+            allow = getattr(self.protocols[protocol], "allow", None)
+            if allow is not None:
+                allowed_networks(f"{protocol}.allow", host, allow)
 
     def shown(self, *, human: bool) -> list[Shown]:
         """Every setting in order of section; `human` writes sizes and durations with their units."""
@@ -136,8 +145,19 @@ def load(
 
 def as_served(file: Path | None) -> Config:
     """The settings as serving would read them; a plug that does not work is reported on standard error."""
+    return _as_served(file)[0]
+
+
+def checked(file: Path | None) -> Config:
+    """The same, refused where serving would refuse to start. Raises InvalidSettings, ConfigError."""
+    config, working = _as_served(file)
+    config.check_start(plug.name for plug in config.enabled(working))
+    return config
+
+
+def _as_served(file: Path | None) -> tuple[Config, Sequence[Plug]]:
     working, broken = load_working()
-    return load(working, file=file, environ=os.environ, broken=broken)
+    return load(working, file=file, environ=os.environ, broken=broken), working
 
 
 def _laid(

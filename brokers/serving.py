@@ -42,8 +42,7 @@ def serve(command: ServeCommand) -> int:
         defaults=command.defaults,
         broken=broken,
     )
-    enabled_by = config.sources.get(("serve", "enable"), "default")
-    chosen = plugs.enabled(config.serve.enable, working, enabled_by)
+    chosen = config.enabled(working)
     if not chosen:
         raise Refusal("no protocol is installed that could be served", ExitCode.CONFIGURATION)
     log = logs.configure(config.serve.log_level, config.serve.log_format)

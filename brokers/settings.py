@@ -1,5 +1,6 @@
 """The host's own settings: the section `[serve]`."""
 
+import ipaddress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +18,27 @@ def _not_empty(_: Any, field: "attrs.Attribute[Any]", value: tuple[str, ...]) ->
         raise ValueError("name at least one protocol, or all")
 
 
+def _bare(host: str) -> str:
+    """`[::1]`, as addresses with ports have it, is `::1`."""
+    return host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
+
+
+def _an_address(_: Any, field: "attrs.Attribute[Any]", value: str) -> None:
+    if not value.strip():
+        raise ValueError("name an address")
+    if ":" in value:
+        try:
+            ipaddress.IPv6Address(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is no address; ports are the protocols' own settings") from None
+
+
 @attrs.frozen
 class ServeSettings:
     """What `brokers serve` does, apart from any protocol."""
 
     enable: tuple[str, ...] = attrs.field(default=("all",), validator=_not_empty)
-    host: str = attrs.field(default="127.0.0.1", validator=validators.min_len(1))
+    host: str = attrs.field(default="127.0.0.1", converter=_bare, validator=_an_address)
     data_dir: Path = Path("data")
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
     """For every protocol whose own section says nothing else."""

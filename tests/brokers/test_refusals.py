@@ -114,6 +114,11 @@ def test_a_settings_file_that_is_not_there_is_named_before_a_folder_is_made(
         ("[tls]\ncertificate = '{file}'", "tls.certificate: {file} does not hold a certificate and its key"),
         ("[logmq.tls]\ncertificate = '/nowhere.pem'", "logmq.tls.certificate: cannot read /nowhere.pem"),
         ("[serve]\nhost = '0.0.0.0'", "serve.host: 0.0.0.0 can be reached from other machines"),
+        ("[serve]\nhost = '[::]'", "serve.host: :: can be reached from other machines"),
+        ("[serve]\nhost = '127.0.0.1:80'", "serve.host: '127.0.0.1:80' is no address"),
+        ("[serve]\nhost = '0.0.0.0'\ninsecure = true", "pubsub.allow: 0.0.0.0 can be reached"),
+        ("[pubsub]\nallow = ['300.0.0.0/8']", "pubsub.allow: '300.0.0.0/8' does not appear to be"),
+        ("[serve]\nenable = ['nosuch']", "serve.enable: no protocol 'nosuch' is installed"),
     ],
 )
 def test_a_check_of_the_settings_says_what_serving_would(
