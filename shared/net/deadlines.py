@@ -6,7 +6,7 @@ one it replaces.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, Protocol, TypeVar
@@ -58,26 +58,35 @@ class Deadlines(Generic[T]):
             self._stale += 1
             self._rebuild_if_stale()
 
-    def due(self, now: float) -> Iterator[T]:
+    def due(self, now: float) -> Generator[T, None, None]:
         """Take those whose deadline has come, one by one; each has none any more when it is given.
 
-        The caller may set new ones meanwhile; however early, they do not make this endless.
+        The caller may set new ones meanwhile: however early, they are for the next call. It may also
+        stop anywhere (and `close` this); what it has not been given stays.
         """
-        for _ in range(len(self._heap)):
-            heap = self._heap
-            if not heap or heap[0][0] > now:
-                return
-            time, _, item = heappop(heap)
-            self.next = heap[0][0] if heap else math.inf
-            if time != item.heaped:
-                self._stale -= 1
-                continue
-            item.heaped = math.inf
-            if item.deadline > now:
-                self.set(item, item.deadline)
-            else:
-                item.deadline = math.inf
-                yield item
+        newest = next(self._order)
+        set_meanwhile: list[tuple[float, int, T]] = []
+        try:
+            while self._heap and self._heap[0][0] <= now:
+                entry = heappop(self._heap)
+                self.next = self._heap[0][0] if self._heap else math.inf
+                time, order, item = entry
+                if time != item.heaped:
+                    self._stale -= 1
+                    continue
+                if order > newest:
+                    set_meanwhile.append(entry)
+                    continue
+                item.heaped = math.inf
+                if item.deadline > now:
+                    self.set(item, item.deadline)
+                else:
+                    item.deadline = math.inf
+                    yield item
+        finally:
+            for entry in set_meanwhile:
+                heappush(self._heap, entry)
+            self.next = self._heap[0][0] if self._heap else math.inf
 
     def _rebuild_if_stale(self) -> None:
         if self._stale < STALE_MIN or self._stale * 2 < len(self._heap):

@@ -6,7 +6,11 @@ commits what was appended), and what that wrote is flushed too. A session's `con
 end of a round, never from inside a call that the session made.
 """
 
+import math
+from collections import deque
 from collections.abc import Callable, Container, Iterable
+from contextlib import closing
+from time import perf_counter
 from typing import Any
 
 import structlog
@@ -25,6 +29,11 @@ OpenSession = Callable[[Connection], Session]
 AfterRound = Callable[[], bool | None]
 """Called after every round; True asks the driver to let other tasks run at once."""
 
+DEADLINES_SECONDS = 2e-3
+"""Work on deadlines in one round. Sessions that leave others a turn ask for one at once; where many do, input
+would wait for all of them."""
+FAREWELLS_SECONDS = 2e-3
+"""The same for sessions whose connections are gone: one may have ten thousand subscriptions to take back."""
 HOLD_LEAST = 4
 """Fewer connections than this are sent at once what `after_round` brought them: they have it soonest so."""
 
@@ -64,7 +73,7 @@ class Rounds:
         self._after_round = after_round
         self._deadlines: Deadlines[DrivenConnection] = Deadlines()
         self._timer = trio.CancelScope()
-        self._lost: list[DrivenConnection] = []
+        self._lost: deque[DrivenConnection] = deque()
         self._ending: list[DrivenConnection] = []
         self._emptied = trio.lowlevel.ParkingLot()
 
@@ -173,21 +182,29 @@ class Rounds:
             expecting, self.expecting = self.expecting, []
             self.flush(expecting)
         hold = hold and len(self.dirty) >= HOLD_LEAST
+        farewells_end = perf_counter() + FAREWELLS_SECONDS
         while (self.dirty and not hold) or self._lost or self._ending:
             self._end_inputs()
             if not hold:
                 self.flush_dirty()
-            self.say_farewell()
+            if not self.say_farewell(farewells_end):
+                self.request()
+                break
         self.in_round = False
         return bool(yield_now)
 
     def _run_deadlines(self) -> None:
-        for connection in self._deadlines.due(self.now):
-            self.counters.deadlines += 1
-            if connection._finishing:
-                connection._advance()
-            else:
-                self.call(connection, connection._session.on_deadline, self.now)
+        """Some, where those that have come up are many: the rest follow in the next round."""
+        ends = perf_counter() + DEADLINES_SECONDS
+        with closing(self._deadlines.due(self.now)) as due:
+            for connection in due:
+                self.counters.deadlines += 1
+                if connection._finishing:
+                    connection._advance()
+                else:
+                    self.call(connection, connection._session.on_deadline, self.now)
+                if perf_counter() > ends:
+                    break
 
     def _end_inputs(self) -> None:
         ending, self._ending = self._ending, []
@@ -213,9 +230,10 @@ class Rounds:
             if not connection.closed:
                 connection._flush()
 
-    def say_farewell(self) -> None:
-        lost, self._lost = self._lost, []
-        for connection in lost:
+    def say_farewell(self, until: float = math.inf) -> bool:
+        """Tell sessions whose connections are gone. False: not all, for `until` (`perf_counter`) has come."""
+        while self._lost:
+            connection = self._lost.popleft()
             session = connection._part()
             if session is None:  # it could not be opened
                 continue
@@ -224,8 +242,11 @@ class Rounds:
             except Exception as error:
                 self.counters.crashes += 1
                 self.log.error("a session crashed at its end", peer=connection.peer, exc_info=error)
+            if self._lost and perf_counter() > until:
+                return False
         if not self.connections:
             self._emptied.unpark_all()
+        return True
 
     async def watch_deadlines(self) -> None:
         """Runs a round when a deadline comes up while nothing else happens, or when one was requested."""

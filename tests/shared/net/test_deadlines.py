@@ -53,16 +53,36 @@ def test_those_who_leave_do_not_pile_up_until_their_time() -> None:
     assert list(deadlines.due(31.0)) == []
 
 
-def test_setting_deadlines_that_have_passed_while_they_are_served_ends() -> None:
+def test_a_deadline_set_while_others_are_served_is_for_the_next_time() -> None:
     deadlines: Deadlines[Item] = Deadlines()
-    item = Item()
-    deadlines.set(item, 1.0)
-    served = 0
-    for each in deadlines.due(1.0):
-        served += 1
+    items = [Item() for _ in range(3)]
+    idle = [Item() for _ in range(50)]
+    for each in idle:
+        deadlines.set(each, 9.0)
+    for each in items:
         deadlines.set(each, 1.0)
-    assert served == 1
+    for _ in range(2):
+        served = []
+        for each in deadlines.due(1.0):
+            served.append(each)
+            deadlines.set(each, 1.0)
+        assert served == items
+        assert deadlines.next == 1.0
+    assert set(deadlines.due(9.0)) == {*items, *idle}
+
+
+def test_who_stops_amid_those_that_are_due_is_given_the_rest_the_next_time() -> None:
+    deadlines: Deadlines[Item] = Deadlines()
+    items = [Item() for _ in range(4)]
+    for each in items:
+        deadlines.set(each, 1.0)
+    due = deadlines.due(1.0)
+    assert next(due) is items[0]
+    deadlines.set(items[0], 1.0)
+    assert next(due) is items[1]
+    due.close()
     assert deadlines.next == 1.0
+    assert list(deadlines.due(1.0)) == [items[2], items[3], items[0]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.integers(0, 50), st.just(math.inf), st.none()))))
