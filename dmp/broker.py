@@ -5,14 +5,13 @@ the queues are durable and the messages persistent, their records are appended t
 the ticket says when they count. What is taken from durable queues is written down once a round (`flush`).
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
 
-from dmp import dead_letters
 from dmp.arguments import QueueLimits
+from dmp.burials import Burials
 from dmp.counts import Counts
 from dmp.definitions import Definitions
 from dmp.exchanges import DEFAULT, Exchange, route
@@ -22,7 +21,7 @@ from dmp.message import Head, Message
 from dmp.owners import Owner
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue
-from dmp.refusals import Refusal, not_found, shown
+from dmp.refusals import not_found, shown
 from dmp.settings import DmpSettings
 from dmp.timers import Timers
 from dmp.wiring import Wiring
@@ -77,8 +76,7 @@ class Broker:
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max)
         self.wiring = Wiring(self)
         self._changed: dict[QueueLog, None] = {}
-        self._dying: deque[tuple[Queue, Message, str]] = deque()
-        self._burying = False
+        self._burials = Burials(self)
         self._disk_failed = False
 
     # -- publishing
@@ -105,31 +103,33 @@ class Broker:
         for queue in queues:
             if queue.capped and queue.room_for(head, count) < count:
                 return self._publish_where_room_is(head, queues, bodies)
-        return self._publish(head, queues, bodies)
+        return self.publish_to(head, queues, bodies)
 
     def _publish_where_room_is(
         self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]
     ) -> Ticket | None:
         ticket = None
         for body in bodies:
-            open_ = self._with_room(head, queues)
+            open_ = self.with_room(head, queues)
             if open_:
-                ticket = self._publish(head, open_, (body,)) or ticket
+                ticket = self.publish_to(head, open_, (body,)) or ticket
         return ticket
 
-    def _with_room(self, head: Head, queues: Sequence[Queue]) -> list[Queue]:
+    def with_room(self, head: Head, queues: Sequence[Queue]) -> list[Queue]:
+        """Without those that are full, which is counted."""
         open_ = [queue for queue in queues if not queue.capped or queue.room_for(head, 1)]
         self.counts.dropped_full += len(queues) - len(open_)
         return open_
 
-    def _publish(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
+    def publish_to(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
+        """To all of them, full or not."""
         ticket = None
         persistent = head.persistent
         logged = [
             (queue, queue.log) for queue in queues if queue.log is not None and (persistent or queue.paged)
         ]
         if logged:
-            ticket = self._publish_logged(head, logged, bodies)
+            ticket = self.publish_logged(head, logged, bodies)
             queues = [queue for queue in queues if queue.log is None or not (persistent or queue.paged)]
         for queue in queues:
             try:
@@ -138,13 +138,14 @@ class Broker:
                 self.crashed(error)
         return ticket
 
-    def _publish_logged(
+    def publish_logged(
         self,
         head: Head,
         logged: list[tuple[Queue, QueueLog]],
         bodies: Sequence[bytes],
         taken: tuple[Log, bytes, int] | None = None,
     ) -> Ticket:
+        """To durable queues, in one step with `taken`, which says what leaves another's log."""
         runs = [queue.number(head, bodies) for queue, _ in logged]
         parts = [
             (log.log, log.records(head, messages), len(messages))
@@ -194,52 +195,7 @@ class Broker:
         if queue.kind.arguments.dead_letter_exchange is None:
             queue.leave(messages)
             return
-        self._dying.extend((queue, message, reason) for message in messages)
-        if self._burying:  # one dead letter pushes out another: they go one after the other, not nested
-            return
-        self._burying = True
-        try:
-            while self._dying:
-                self._bury(*self._dying.popleft())
-        finally:
-            self._burying = False
-
-    def _bury(self, queue: Queue, message: Message, reason: str) -> None:
-        arguments = queue.kind.arguments
-        exchange = arguments.dead_letter_exchange
-        assert exchange is not None
-        key = message.head.key if arguments.dead_letter_key is None else arguments.dead_letter_key
-        try:
-            head = dead_letters.head_of(message, queue.name, reason, exchange, key, self.wall_seconds())
-            found = dead_letters.without_circles(head, self.route(exchange, head)[0], reason)
-            targets = self._with_room(head, found)
-            if not targets:
-                self.counts.dead_letters_lost += 1
-                queue.leave([message])
-                return
-            self._move(queue, message, head, targets)
-            self.counts.dead_lettered += 1
-        except Refusal:  # the exchange is not there
-            self.counts.dead_letters_lost += 1
-            queue.leave([message])
-        except StoreError:  # its record stands: a restart brings it back
-            self.counts.dead_letters_lost += 1
-            queue.lose([message])
-
-    def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> None:
-        """Into the targets, and out of the queue, as one where both are on the disk."""
-        logged = [(target, target.log) for target in targets if target.log is not None]
-        if message.offset >= 0 and logged and queue.log is not None:
-            queue.log.take(message)
-            taken = queue.log.log, queue.log.taken_record(), 1
-            self._publish_logged(head, logged, (message.body,), taken)
-            queue.lose([message])  # the record that it was taken went along
-            for target in targets:
-                if target.log is None:
-                    target.publish(head, (message.body,))
-            return
-        self._publish(head, targets, (message.body,))
-        queue.leave([message])
+        self._burials.add(queue, messages, reason)
 
     def queue_unused(self, queue: Queue) -> None:
         self.wiring.delete_unused(queue)

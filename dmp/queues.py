@@ -12,7 +12,7 @@ Everything is synchronous. What concerns others (a dead letter, the queue's end)
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dmp.arguments import QueueKind, QueueLimits
 from dmp.exchanges import Binding
@@ -21,6 +21,11 @@ from dmp.owners import Owner
 from dmp.stock import Stock
 from dmp.takers import Feed, Home, Taker, able, room_of, share_out
 
+EXPIRED_AT_ONCE = 4096
+"""So many leave before others have their turn: some milliseconds."""
+LOOKED_AT_ONCE = 1024
+"""Consumers asked for their room before others have their turn: about a millisecond."""
+
 
 class Queue(Stock):
     """One queue. `owner`: the application that it is exclusive to."""
@@ -28,6 +33,7 @@ class Queue(Stock):
     __slots__ = (
         "_blocked",
         "_drop_messages",
+        "_looked_at",
         "_single",
         "_start",
         "_warn_messages",
@@ -69,6 +75,7 @@ class Queue(Stock):
         """It may refuse what comes: ask `room_for`."""
         self._blocked = False  # nobody has room: until `deal` is called it is no use to ask again
         self._drop_messages = limits.drop_messages
+        self._looked_at = 0  # so many in a row had no room, and there are more to be asked
         self._single = kind.arguments.single_active
         self._start = 0  # whose turn it is, of the consumers
         self._warn_messages = limits.warn_messages
@@ -128,7 +135,7 @@ class Queue(Stock):
         waiting, waiting_bytes = self.depth, self.depth_bytes
         if not any(room_of(taker)[0] for taker in self._in_turn()):  # else these do not stay
             waiting += self.unsynced
-            waiting_bytes += sum([m.head.body_bytes for _, those in self._unsynced for m in those])
+            waiting_bytes += self.unsynced_bytes
         room = count
         if self._drop_messages:
             room = min(room, self._drop_messages - waiting)
@@ -141,7 +148,7 @@ class Queue(Stock):
         return max(room, 0)
 
     def _came(self) -> None:
-        self._give_out()
+        self._give_out(check=self._behind)
         if self._timed:  # one with no time to live at all is given to who waits for it, or to nobody
             self._expire_ready()
             self._arm()
@@ -179,6 +186,7 @@ class Queue(Stock):
     def deal(self) -> None:
         """Give out what can be given: something has changed that allows more."""
         self._blocked = False
+        self._looked_at = 0
         if self._timed:
             self._expire_ready()
         self._give_out(check=self._timed)
@@ -187,11 +195,13 @@ class Queue(Stock):
 
     def _give_out(self, *, check: bool = False) -> None:
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
-        while (depth := self.depth) and not self._blocked:
-            shares = able(self._in_turn(), depth)
+        while (depth := self.depth) and not self._blocked and not (check and self._behind):
+            takers = self._in_turn()
+            shares = able(takers, depth)
             if not shares:
-                self._blocked = True
+                self._found_no_room(len(takers))
                 break
+            self._looked_at = 0
             ready = self.ready
             if not ready and not self._warm():
                 break
@@ -217,7 +227,22 @@ class Queue(Stock):
         if self._single:
             return takers[:1]
         start = self._start % len(takers)
-        return takers[start:] + takers[:start]
+        end = start + LOOKED_AT_ONCE
+        return (
+            takers[start:end] + takers[: min(end - len(takers), start)]
+            if end > len(takers)
+            else takers[start:end]
+        )
+
+    def _found_no_room(self, count: int) -> None:
+        """So many whose turn it was cannot take anything: leave it, or ask the others in another turn."""
+        self._looked_at += count
+        if self.feed is not None or self._single or self._looked_at >= len(self.consumers):
+            self._blocked = True
+            self._looked_at = 0
+        else:
+            self._start += count
+            self._arm()
 
     def _hand_over(self, taker: Taker, messages: list[Message]) -> None:
         self._home.counts.delivered += len(messages)
@@ -237,7 +262,7 @@ class Queue(Stock):
             self._arm()
         if self._timed:
             self._expire_ready()
-        if self.feed is not None or not (self.ready or self._warm()):
+        if self.feed is not None or not (self.ready or self._warm()) or self._behind:
             return None
         message = self._pop()
         if no_ack:
@@ -287,6 +312,15 @@ class Queue(Stock):
         if self._single:
             self.deal()
 
+    def remove_consumers(self, consumers: Iterable[Taker]) -> None:
+        """The same for all of a connection's."""
+        gone = set(consumers)
+        self.consumers = [consumer for consumer in self.consumers if consumer not in gone]
+        self.exclusive_consumer = False
+        self._used_now()
+        if self._single:
+            self.deal()
+
     def attach_feed(self, feed: Feed) -> None:
         """From now on everything goes to it."""
         assert self.feed is None, "a queue has one feed"
@@ -318,16 +352,27 @@ class Queue(Stock):
         if expires_ms is not None and not self.in_use and self.used + expires_ms / 1000 <= now:
             self._home.queue_unused(self)
             return
-        self._expire_ready()
+        if self._timed:
+            self._expire_ready()
+        self._give_out(check=self._timed)
         self._arm()
+        if not self._behind:
+            self._tell_waiting()
 
     def _expire_ready(self) -> None:
-        """Those at the front that are too old go. (One behind a longer-lived one waits for it to go.)"""
+        """Those at the front that are too old go, some at a time: the timers bring the next.
+
+        (One behind a longer-lived one waits for it to go.)
+        """
         now = self._home.timers.now()
         expired: list[Message] = []
-        while (self.ready or self._warm()) and self.ready[0].expires <= now:
-            expired.append(self._pop())
+        while (
+            len(expired) < EXPIRED_AT_ONCE and (self.ready or self._warm()) and self.ready[0].expires <= now
+        ):
+            expired.append(self.ready.popleft())
+        self._behind = bool(self.ready) and self.ready[0].expires <= now
         if expired:
+            self._count_out(expired)
             self._expired(expired)
 
     def _expired(self, messages: list[Message]) -> None:
@@ -339,6 +384,8 @@ class Queue(Stock):
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
+        if self._looked_at:
+            deadline = self._home.timers.now()
         if deadline != self.deadline:
             self._home.timers.set(self, deadline)
 

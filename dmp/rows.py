@@ -3,13 +3,17 @@
 Both are read from the front, get new messages at the end, and take those that come back to their old places.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
-from heapq import merge
 from operator import attrgetter
 from typing import Protocol
 
 from dmp.message import Message
+
+_NUMBER = attrgetter("number")
+_FEW = 16
+"""So many are put into their places one by one; for more, all that stands before the last is sorted again."""
 
 
 class Ready(Protocol):
@@ -37,7 +41,10 @@ class Ready(Protocol):
 
 
 class Row(deque[Message]):
-    """In order of arrival."""
+    """In order of arrival.
+
+    What comes back stood near the front: how much is behind that, which may be millions, costs it nothing.
+    """
 
     __slots__ = ()
 
@@ -45,9 +52,20 @@ class Row(deque[Message]):
         if not (self and messages) or messages[-1].number < self[0].number:
             self.extendleft(reversed(messages))
             return
-        merged = list(merge(messages, self, key=attrgetter("number")))
-        self.clear()
-        self.extend(merged)
+        if len(messages) <= _FEW:
+            end = 1
+            for message in messages:  # looked for from the front, where a deque is quickly reached
+                while end < len(self) and self[end].number < message.number:
+                    end *= 2
+                insort(self, message, 0, min(end, len(self)), key=_NUMBER)
+            return
+        last = messages[-1].number
+        front: list[Message] = []
+        while self and self[0].number < last:
+            front.append(self.popleft())
+        front += messages
+        front.sort(key=_NUMBER)
+        self.extendleft(reversed(front))
 
     def first_number(self) -> int:
         return self[0].number

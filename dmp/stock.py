@@ -31,6 +31,7 @@ class Stock:
     """A queue without those who take from it. `log`: where it is durable."""
 
     __slots__ = (
+        "_behind",
         "_home",
         "_hot_bytes",
         "_next",
@@ -49,6 +50,7 @@ class Stock:
         "ready_bytes",
         "unacked",
         "unsynced",
+        "unsynced_bytes",
     )
 
     def __init__(self, name: bytes, kind: QueueKind, home: Home) -> None:
@@ -61,12 +63,15 @@ class Stock:
         """Of the bodies that are ready and in memory."""
         self.unacked = 0
         self.unsynced = 0
+        self.unsynced_bytes = 0
+        """Of the bodies that wait for the disk."""
         self.deleted = False
         self._home = home
         self._hot_bytes = 0  # what is ready in memory takes there
         self._started = 0.0
         self._next = 0  # the number of the next message
         self._timed = kind.arguments.ttl_ms is not None  # some message may expire
+        self._behind = False  # the next one out has expired: they are so many that their end takes turns
         self._unsynced: deque[tuple[Ticket | None, list[Message]]] = deque()
         self._unlogged = 0  # of these, without a record
         self._warming = False
@@ -146,6 +151,7 @@ class Stock:
         unsynced = self._unsynced
         if unsynced or ticket is not None:
             self.unsynced += len(messages)
+            self.unsynced_bytes += messages[0].head.body_bytes * len(messages)
             if ticket is None:
                 self._unlogged += len(messages)
             if unsynced and unsynced[-1][0] is ticket:
@@ -171,6 +177,7 @@ class Stock:
             if self.deleted:
                 continue
             self.unsynced -= len(messages)
+            self.unsynced_bytes -= sum([message.head.body_bytes for message in messages])
             if ticket is None:
                 self._unlogged -= len(messages)
             if ticket is not None and ticket.error is not None:
@@ -224,8 +231,8 @@ class Stock:
 
     @property
     def warming(self) -> bool:
-        """Something is ready, and on its way from the log."""
-        return not self.ready and self.cold is not None and self.cold.reading
+        """Something is ready, and on its way from the log, or behind what has expired and is not gone yet."""
+        return self._behind if self.ready else self.cold is not None and self.cold.reading
 
     @property
     def damaged(self) -> bool:
@@ -275,11 +282,14 @@ class Stock:
 
     def leave(self, messages: Sequence[Message]) -> None:
         """They are gone: from the queue, from all books, and from its log."""
-        if not messages:
-            return
-        self._home.memory.give(_cost(messages))
+        if messages:
+            self._home.memory.give(_cost(messages))
+            self._taken(messages)
+
+    def _taken(self, messages: Sequence[Message]) -> None:
+        """They go from the log."""
         log = self.log
-        if log is not None:
+        if log is not None and messages:
             for message in messages:
                 if message.offset >= 0:
                     log.take(message)
@@ -307,7 +317,7 @@ class Stock:
 
     def purge(self) -> int:
         """Throw away what is ready; how many that were. Raises StoreError."""
-        messages = list(self.ready)
+        messages = list(self.ready) if self.log is not None else []
         count = self.depth
         if self.cold is not None and self.cold.count:
             assert self.log is not None
@@ -315,17 +325,19 @@ class Stock:
             self.cold.clear()
             self._tell_waiting()
         self.ready.clear()
-        self._count_out(messages)
-        self.leave(messages)
+        self._home.memory.give(self._hot_bytes)
+        self.ready_bytes = self._hot_bytes = 0
+        self._behind = False
+        self._taken(messages)
         return count
 
     def _forget_all(self) -> None:
         """The queue is deleted, with its log."""
         self.deleted = True
         held = [message for _, messages in self._unsynced for message in messages]
-        self._home.memory.give(_cost((*self.ready, *held)))
+        self._home.memory.give(self._hot_bytes + _cost(held))
         self.ready.clear()
-        self.ready_bytes = self._hot_bytes = self.unsynced = self._unlogged = 0
+        self.ready_bytes = self._hot_bytes = self.unsynced = self.unsynced_bytes = self._unlogged = 0
         self._unsynced.clear()
         if self.cold is not None:
             self.cold.clear()

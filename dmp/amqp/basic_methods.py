@@ -10,6 +10,9 @@ from dmp.message import Message
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 
+CHANNELS_COUNTED = 16
+"""So many are gone through in the time that it takes to put a message into a queue."""
+
 
 def qos(channel: Channel, method: commands.Basic.Qos, table: bytes) -> None:
     """As RabbitMQ has it: without `global` for each consumer to come, with it for the channel."""
@@ -33,6 +36,7 @@ def consume(channel: Channel, method: commands.Basic.Consume, table: bytes) -> N
     if queue.exclusive_consumer or (method.exclusive and (queue.in_use or single)):
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
     consumers = sum(len(other.consumers) for other in session.channels.values())
+    session.worked(len(session.channels) // CHANNELS_COUNTED)
     if consumers >= session.broker.settings.consumers_max:
         most = session.broker.settings.consumers_max
         raise Refusal(Code.NOT_ALLOWED, f"there are consumers_max = {most} on this connection already")

@@ -3,6 +3,7 @@
 Its methods' handlers are in `basic_methods` and `wiring_methods`; publishing at speed is in `publishing`.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pamqp import base
@@ -20,6 +21,10 @@ from shared.storage.store import Ticket
 
 if TYPE_CHECKING:
     from dmp.amqp.session import Session
+    from dmp.broker import Broker
+
+CONSUMERS_DEALT = 2
+"""To so many consumers nothing is dealt in the time that it takes to put a message into a queue."""
 
 Delivery = tuple[Consumer | None, Queue, Message]
 """What is unacknowledged, and who has it: a consumer, or None for `basic.get`."""
@@ -193,6 +198,7 @@ class Channel:
 
     def deal(self) -> None:
         """Something allows more deliveries to its consumers."""
+        self.session.worked(len(self.consumers) // CONSUMERS_DEALT)
         for queue in {consumer.queue: None for consumer in self.consumers.values()}:
             if not queue.deleted:
                 queue.deal()
@@ -210,24 +216,36 @@ class Channel:
             queue.remove_consumer(consumer)
             self.session.broker.wiring.consumer_left(queue)
 
-    def release(self) -> None:
-        """Give everything back: messages first, so that a queue that others read has them, then consumers."""
+    def let_go(self) -> None:
+        """Its end: what is begun is forgotten, nothing is dealt to it any more."""
         if self.content is not None and self.content.head is not None:
             self.session.unfinished(-self.content.head.body_bytes)
         self.content = None
-        consumers = list(self.consumers.values())
-        queues: dict[Queue, list[Message]] = {}
-        for _, queue, message in self.unacked.values():
-            queues.setdefault(queue, []).append(message)
-        self.unacked.clear()
         self.state = ChannelState.CLOSED if self.state is not ChannelState.CLOSING else self.state
-        self.flowing = False  # nothing is dealt to it any more
-        for queue, messages in queues.items():
-            self.session.broker.counts.requeued += len(messages)
-            queue.requeue(messages)
-        for consumer in consumers:
-            self.remove_consumer(consumer)
-        for queue in queues:
-            if not queue.deleted:
-                queue.deal()
-        self.session.broker.counts.consumers -= len(consumers)
+        self.flowing = False
+
+
+def release(broker: "Broker", channels: Sequence[Channel]) -> None:
+    """Give back all that channels of one session have: messages first, so that a queue that others read has
+    them, then consumers. Together, so that each queue takes back what is its in one go."""
+    queues: dict[Queue, list[Message]] = {}
+    consumers: dict[Queue, list[Consumer]] = {}
+    for channel in channels:
+        channel.let_go()
+        for _, queue, message in channel.unacked.values():
+            queues.setdefault(queue, []).append(message)
+        for consumer in channel.consumers.values():
+            consumers.setdefault(consumer.queue, []).append(consumer)
+        channel.unacked.clear()
+        channel.consumers.clear()
+    for queue, messages in queues.items():
+        broker.counts.requeued += len(messages)
+        queue.requeue(messages)
+    for queue, those in consumers.items():
+        broker.counts.consumers -= len(those)
+        if not queue.deleted:
+            queue.remove_consumers(those)
+            broker.wiring.consumer_left(queue)
+    for queue in queues:
+        if not queue.deleted:
+            queue.deal()

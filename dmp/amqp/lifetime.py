@@ -4,11 +4,12 @@ refused.
 What comes in between, frame by frame, is in `session`.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from dmp.amqp.channel import Channel
+from dmp.amqp.channel import Channel, release
 from dmp.amqp.consumers import Consumer
 from dmp.amqp.handshake import Handshake
 from dmp.amqp.methods import METHOD, decode_untrusted, encode
@@ -125,7 +126,7 @@ class Lifetime(Pacing):
         """Its client has closed it."""
         channel.step(ChannelEvent.CLOSE)
         channel.fall_silent()
-        self._release_channel(channel)
+        self._release_channels((channel,))
         del self.channels[channel.number]
         channel.reply(commands.Channel.CloseOk())
 
@@ -183,7 +184,7 @@ class Lifetime(Pacing):
         channel.fall_silent()
         channel.reply(close)
         channel.step(ChannelEvent.REFUSED)
-        self._release_channel(channel)
+        self._release_channels((channel,))
 
     def _close(self, refusal: Refusal) -> None:
         """Say why, and wait for the peer to agree."""
@@ -201,11 +202,11 @@ class Lifetime(Pacing):
         for channel in self.channels.values():
             channel.fall_silent()
 
-    def _release_channel(self, channel: Channel) -> None:
+    def _release_channels(self, channels: Sequence[Channel]) -> None:
         self.settling.settle_now()
         self.publishing.forget()
-        self.broker.counts.channels -= 1
-        channel.release()
+        self.broker.counts.channels -= len(channels)
+        release(self.broker, channels)
 
     def _release(self) -> None:
         """Everything that depends on this connection goes; once."""
@@ -214,12 +215,14 @@ class Lifetime(Pacing):
         self.broker.sessions.discard(self)
         if self.user and self.owner.user:
             self.broker.counts.connections -= 1
-        for channel in list(self.channels.values()):
-            if channel.state is not ChannelState.CLOSING:
-                self._release_channel(channel)
+        self._release_channels(
+            [channel for channel in self.channels.values() if channel.state is not ChannelState.CLOSING]
+        )
         self.owner.principal_open = False
         self.owner.release()
         self.forget_deadlines()
+        if self._stops & Stop.OTHERS:  # the dialog of its end may be in what was read and not applied
+            self.due(Due.SOON, self.connection.now)
 
     def _end(self) -> None:
         if self.state is not State.ENDED:

@@ -45,6 +45,13 @@ if TYPE_CHECKING:
     from dmp.broker import Broker
     from dmp.queues import Queue
 
+METHOD_WORK = 8
+"""A method, in messages that could have been put into a queue meanwhile: some ten microseconds. So a stretch
+that is all methods has a few hundred."""
+METHOD_BYTES = 2
+"""The same for what a method says: a table may have a field in each byte, and it is decoded twice."""
+HEADER_BYTES = 4
+"""And for properties, which may hold such a table: it is gone through, and decoded where somebody asks."""
 _KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 _END = FRAME_END[0]
 _ACK_BYTES = 13
@@ -207,6 +214,7 @@ class Session(Lifetime):
         elif channel is None:
             raise Refusal(Code.CHANNEL_ERROR, f"content on channel {number}, which is not open")
         elif kind == HEADER:
+            self.worked(len(payload) // HEADER_BYTES)
             if channel.take_header(*header_untrusted(payload)):
                 self._published(channel, b"")
         else:
@@ -219,6 +227,7 @@ class Session(Lifetime):
         if index == PUBLISH and channel is not None and channel.state is ChannelState.OPEN:
             channel.begin_content(Content(*publish_untrusted(payload)))
             return
+        self.worked(METHOD_WORK + len(payload) // METHOD_BYTES)
         method, table = decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:
@@ -234,7 +243,7 @@ class Session(Lifetime):
             return
         if channel.state is not ChannelState.OPEN:
             raise Refusal(Code.UNEXPECTED_FRAME, f"{method.name} while {channel.state.value}")
-        self.settling.settle_now()
+        self.worked(self.settling.settle_now())
         handler(channel, method, table)
 
     def _open_channel(self, number: int) -> None:
@@ -322,6 +331,7 @@ class Session(Lifetime):
 
     def _continue(self) -> None:
         data, self._held, self._late = self._held + self._late, b"", b""
+        self._work = 0
         if data:
             self._stretch(data, 0)
         if self._end_of_input and not self._stops:

@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from dmp.message import Message
-from dmp.queues import Queue
+from dmp.queues import LOOKED_AT_ONCE, Queue
 from dmp.refusals import Code, Refusal
 
 if TYPE_CHECKING:
@@ -23,11 +23,12 @@ _ack_fields = struct.Struct(">QBB").unpack_from
 class Settling:
     """One session's."""
 
-    __slots__ = ("_counts", "_settled")
+    __slots__ = ("_counts", "_roomy", "_settled")
 
     def __init__(self, counts: "Counts") -> None:
         self._counts = counts
         self._settled: dict[Queue, list[Message]] = {}
+        self._roomy: dict[Channel, None] = {}  # where something was settled that had kept others waiting
 
     def take_run(self, session: "Session", channel: "Channel", data: bytes, at: int) -> int:
         """Acknowledgements that stand at `at`, one behind the other; where they end. Raises Refusal.
@@ -90,20 +91,27 @@ class Settling:
                 messages.append(message)
         if channel.crowded or channel.prefetch_all:  # room for one is room for all its consumers
             channel.crowded = False
-            for consumer in channel.consumers.values():
-                settled.setdefault(consumer.queue, [])
+            self._roomy[channel] = None
 
-    def settle_now(self) -> None:
+    def settle_now(self) -> int:
+        """Tell the queues, and have them deal; how much work that was beside the messages."""
+        for channel in self._roomy:
+            for consumer in channel.consumers.values():
+                self._settled.setdefault(consumer.queue, [])
+        self._roomy.clear()
         if not self._settled:
-            return
+            return 0
         settled, self._settled = self._settled, {}
         for queue, messages in settled.items():
             if messages:
                 self._counts.acknowledged += len(messages)
                 queue.settle(messages)
+        work = 0
         for queue in settled:
             if not queue.deleted:
+                work += 1 + min(len(queue.consumers), LOOKED_AT_ONCE) // 2
                 queue.deal()
+        return work
 
 
 def _up_to(unacked: Iterable[int], tag: int) -> list[int]:

@@ -53,7 +53,8 @@ class World:
 
     def advance(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.broker.timers.run_due()
+        while self.broker.timers.next <= self.clock.now:
+            self.broker.timers.run_due()
 
     def publish(self, exchange: bytes, key: bytes, *bodies: bytes, properties: bytes = NO_PROPERTIES) -> Any:
         ticket = None

@@ -1,0 +1,262 @@
+"""Requests that are small to send and long to do: others have their turn in between, and nothing is lost."""
+
+import struct
+
+from pamqp import commands
+
+from dmp.amqp.methods import encode
+from dmp.amqp.packing import short
+from dmp.arguments import QueueArguments, QueueKind
+from dmp.burials import LETTER_BYTES, LETTERS_PER_TURN
+from dmp.header_match import HeaderMatch
+from dmp.message import Message
+from dmp.queues import EXPIRED_AT_ONCE, LOOKED_AT_ONCE, Queue
+from dmp.rows import Row
+from tests.dmp.amqp_peer import Peer, bodies, publish
+from tests.dmp.world import PERSISTENT, Taker, World, head
+
+C = commands
+EXPIRES_SOON = struct.pack(">H", 0x0100) + short(b"1")
+EXPIRES_LATER = struct.pack(">H", 0x0100) + short(b"60000")
+
+
+def declared(world: World, name: bytes, **arguments: object) -> Queue:
+    kind = QueueKind(arguments=QueueArguments(**arguments))  # type: ignore[arg-type]
+    return world.wiring.declare_queue(name, kind, world.owner)[0]
+
+
+def dying(world: World, name: bytes, **arguments: object) -> Queue:
+    return declared(world, name, dead_letter_exchange=b"", dead_letter_key=b"dead", **arguments)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(count)]
+
+
+def ready(queue: Queue) -> list[bytes]:
+    return [message.body for message in queue.ready]
+
+
+def rejected(world: World, queue: Queue, sent: list[bytes], properties: bytes = b"\0\0") -> None:
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    world.publish(b"", queue.name, *sent, properties=properties)
+    queue.remove_consumer(taker)
+    queue.reject(taker.messages)
+
+
+async def test_many_dead_letters_are_buried_in_turns_and_in_order() -> None:
+    world = await World.open()
+    dead = declared(world, b"dead")
+    sent = numbered(5 * LETTERS_PER_TURN)
+    rejected(world, dying(world, b"q"), sent)
+    assert ready(dead) == sent[:LETTERS_PER_TURN]
+    world.broker.timers.run_due()
+    assert ready(dead) == sent[: 2 * LETTERS_PER_TURN]
+    world.advance(0)
+    assert ready(dead) == sent
+    assert world.broker.memory.held_bytes == sum(message.head.cost_bytes for message in dead.ready)
+
+
+async def test_the_few_dead_of_one_queue_do_not_wait_for_the_many_of_another() -> None:
+    world = await World.open()
+    dead = declared(world, b"dead")
+    many = numbered(10 * LETTERS_PER_TURN)
+    rejected(world, dying(world, b"q"), many)
+    rejected(world, dying(world, b"other"), [b"few"])
+    world.broker.timers.run_due()
+    assert b"few" in ready(dead)
+    world.advance(0)
+    assert sorted(ready(dead)) == [*many, b"few"]
+
+
+async def test_a_dead_letter_with_large_headers_is_a_turn_of_its_own() -> None:
+    world = await World.open()
+    dead = declared(world, b"dead")
+    table = b"".join(short(b"%04d" % number) + b"V" for number in range(LETTERS_PER_TURN * LETTER_BYTES // 6))
+    properties = struct.pack(">HI", 0x2000, len(table)) + table
+    rejected(world, dying(world, b"q"), numbered(3), properties)
+    assert ready(dead) == numbered(1)
+    world.advance(0)
+    assert ready(dead) == numbered(3)
+
+
+async def test_dead_letters_outlive_their_queue() -> None:
+    world = await World.open()
+    dead = world.wiring.declare_queue(b"dead", QueueKind(durable=True), world.owner)[0]
+    arguments = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
+    queue = world.wiring.declare_queue(b"q", QueueKind(durable=True, arguments=arguments), world.owner)[0]
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    sent = numbered(2 * LETTERS_PER_TURN)
+    world.publish(b"", b"q", *sent, properties=PERSISTENT)
+    world.settle()
+    queue.remove_consumer(taker)
+    queue.reject(taker.messages)
+    world.wiring.delete_queue(queue)
+    world.advance(0)
+    world.settle()
+    assert ready(dead) == sent
+    after = await world.again()
+    assert ready(after.broker.queues[b"dead"]) == sent
+
+
+async def test_much_that_expires_at_once_goes_in_turns_and_nobody_is_given_any_of_it() -> None:
+    world = await World.open()
+    queue = declared(world, b"q")
+    world.publish(b"", b"q", b"long", properties=EXPIRES_LATER)
+    for _ in range(3):
+        message_head = head(b"q", 1, EXPIRES_SOON)
+        world.broker.publish(message_head, [queue], [b"x"] * EXPIRED_AT_ONCE)
+    world.publish(b"", b"q", b"alive")
+    world.clock.now += 1
+    late = Taker(room=1)
+    queue.add_consumer(late)
+    queue.deal()
+    assert late.bodies == [b"long"]
+    late.count = 100
+    queue.deal()
+    assert late.bodies == [b"long"], "behind it stands what is to go in several turns"
+    assert queue.depth == 2 * EXPIRED_AT_ONCE + 1
+    world.advance(0)
+    assert late.bodies == [b"long", b"alive"]
+    assert world.broker.counts.expired == 3 * EXPIRED_AT_ONCE
+    assert world.broker.memory.held_bytes == 0
+
+
+async def test_a_get_behind_what_expires_waits_until_that_is_gone() -> None:
+    world = await World.open()
+    peer = Peer(world).login()
+    peer.method(C.Queue.Declare(0, "q"))
+    queue = world.broker.queues[b"q"]
+    world.broker.publish(head(b"q", 1, EXPIRES_SOON), [queue], [b"x"] * (2 * EXPIRED_AT_ONCE))
+    world.publish(b"", b"q", b"alive")
+    peer.frames()
+    world.clock.now += 1
+    peer.connection.now = world.clock.now
+    peer.method(C.Basic.Get(0, "q", True))
+    assert peer.names() == []
+    world.advance(0)
+    assert bodies(peer.frames()) == [b"alive"]
+
+
+async def test_methods_in_great_number_leave_others_their_turn() -> None:
+    world = await World.open()
+    peer = Peer(world).login()
+    count = 5000
+    peer.session.receive(encode(C.Queue.Declare(0, "q"), 1) * count)
+    assert not peer.connection.reading
+    first = len(peer.frames_now())
+    assert first < 600
+    turns = 1
+    while not peer.connection.reading:
+        peer.wake()
+        turns += 1
+    assert first + len(peer.frames_now()) == count
+    assert turns > 8
+
+
+async def test_tables_count_by_their_bytes() -> None:
+    world = await World.open()
+    peer = Peer(world).login()
+    table = short(b"a") + b"A" + struct.pack(">I", 4000) + b"V" * 4000
+    declare = encode(C.Queue.Declare(0, "q"), 1)
+    body = declare[7:-5] + struct.pack(">I", len(table)) + table
+    peer.session.receive((declare[:3] + struct.pack(">I", len(body)) + body + b"\xce") * 20)
+    assert len(peer.frames_now()) < 5
+
+
+async def test_a_refusal_amid_a_long_stretch_still_hears_the_clients_answer() -> None:
+    world = await World.open()
+    peer = Peer(world).login()
+    cheap = encode(C.Basic.Cancel("nobody", True), 1)
+    for count in range(280, 300):  # somewhere in there the turn ends with the method that is refused
+        other = Peer(world).login()
+        bad = encode(C.Channel.Open(), 1)
+        other.send(cheap * count + bad + encode(C.Connection.CloseOk(), 0))
+        assert other.names() == ["Connection.Close"]
+        assert other.connection.finished, count
+    assert peer.connection.reading
+
+
+async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns() -> None:
+    world = await World.open()
+    queue = declared(world, b"q")
+    asked = 0
+
+    class Busy(Taker):
+        def room(self) -> tuple[int, int]:
+            nonlocal asked
+            asked += 1
+            return super().room()
+
+    for _ in range(3 * LOOKED_AT_ONCE):
+        queue.add_consumer(Busy(room=0))
+    free = Busy(room=1)
+    queue.add_consumer(free)
+    world.publish(b"", b"q", b"a")
+    assert asked <= LOOKED_AT_ONCE
+    assert free.bodies == []
+    world.advance(0)
+    assert free.bodies == [b"a"]
+    asked = 0
+    world.publish(b"", b"q", b"b", b"c")
+    world.advance(0)
+    assert asked <= len(queue.consumers) + LOOKED_AT_ONCE, "nobody has room, and nobody is asked again"
+    free.count = 2
+    queue.deal()
+    world.advance(0)
+    assert free.bodies == [b"a", b"b", b"c"]
+
+
+async def test_all_that_a_connection_held_comes_back_in_its_order() -> None:
+    world = await World.open()
+    owner = Peer(world).login()
+    owner.method(C.Queue.Declare(0, "q"))
+    sent = numbered(400)
+    owner.send(publish("", "q", *sent))
+    peer = Peer(world).login()
+    for channel in range(2, 6):
+        peer.method(C.Channel.Open(), channel)
+        peer.method(C.Basic.Consume(0, "q", "tag"), channel)
+    queue = world.broker.queues[b"q"]
+    assert (queue.depth, queue.unacked) == (0, 400)
+    peer.lose()
+    assert ready(queue) == sent
+    assert (queue.unacked, queue.consumers, world.broker.counts.consumers) == (0, [], 0)
+
+
+def test_what_comes_back_finds_its_place_however_much_comes_back_at_once() -> None:
+    for several in (1, 5, 40):
+        row = Row(Message(head(), b"", number) for number in range(1000, 1200))
+        numbers = [*range(0, 1000, 7), *range(3, 1000, 7)]
+        for start in range(0, len(numbers), several):
+            those = sorted(numbers[start : start + several])
+            row.put_back([Message(head(), b"", number) for number in those])
+        assert [message.number for message in row] == [*sorted(numbers), *range(1000, 1200)]
+
+
+async def test_bytes_that_wait_for_the_disk_are_counted_until_it_has_them() -> None:
+    world = await World.open()
+    arguments = QueueArguments(bytes_max=10, rejects=True)
+    queue = world.wiring.declare_queue(b"q", QueueKind(durable=True, arguments=arguments), world.owner)[0]
+    world.publish(b"", b"q", b"1234", properties=PERSISTENT)
+    assert (queue.unsynced_bytes, queue.room_for(head(b"q", 4), 3)) == (4, 1)
+    world.settle()
+    assert (queue.unsynced_bytes, queue.room_for(head(b"q", 4), 3)) == (0, 1)
+
+
+def test_a_message_with_few_headers_is_soon_held_against_a_large_binding() -> None:
+    class Counted(dict[str, object]):
+        looked = 0
+
+        def __contains__(self, name: object) -> bool:
+            Counted.looked += 1
+            return super().__contains__(name)
+
+    wanted = {f"{number}": 1 for number in range(1000)}
+    assert not HeaderMatch({**wanted, "x-match": "any"}).fits(Counted(other=1))
+    assert not HeaderMatch(wanted).fits(Counted({"1": 1}))
+    assert Counted.looked < 5
+    assert HeaderMatch({**wanted, "x-match": "any"}).fits({"7": 1, "other": 2})
+    assert HeaderMatch(wanted).fits({**wanted, "other": 2})
