@@ -97,6 +97,7 @@ def seek(session: "Session", fields: Sequence[bytes]) -> None:
     in_turn(session)
     log = session.topics.existing_untrusted(fields[0])
     unix_ms = number_untrusted(fields[1], "unix-ms")
+    session.has_read()
     try:
         offset = log.seek(unix_ms)
     except StoreError as error:

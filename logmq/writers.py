@@ -11,7 +11,7 @@ silent longest, whose repetitions would then be written as new. After a restart 
 the order is that of the table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from logmq.wire import Code, Refusal
 from shared.storage.store import Log, Store, Ticket
@@ -74,14 +74,12 @@ class Writers:
     def forget(self, log_id: int) -> None:
         """The log is deleted. Raises StoreError."""
         prefix = log_id.to_bytes(_PREFIX_BYTES, "big")
-        for owner in [owner for owner in self._slots if owner.startswith(prefix)]:
-            self._forget_writer(owner)
+        self._forget_writers([owner for owner in self._slots if owner.startswith(prefix)])
 
     def repair(self, logs: Callable[[int], Log | None]) -> int:
         """At start: drop the writers of deleted logs; how many that were. Raises StoreError."""
         gone = [owner for owner in self._slots if logs(int.from_bytes(owner[:_PREFIX_BYTES], "big")) is None]
-        for owner in gone:
-            self._forget_writer(owner)
+        self._forget_writers(gone)
         return len(gone)
 
     def _touch(self, owner: bytes) -> set[bytes]:
@@ -94,11 +92,10 @@ class Writers:
 
     def _make_room(self) -> None:
         while len(self._slots) > self._writers_max:
-            self._forget_writer(next(iter(self._slots)))
+            self._forget_writers([next(iter(self._slots))])
 
-    def _forget_writer(self, owner: bytes) -> None:
-        for key in self._slots.pop(owner):
-            self._table.delete(key)
+    def _forget_writers(self, owners: Sequence[bytes]) -> None:
+        self._table.delete_all([key for owner in owners for key in self._slots.pop(owner)])
 
     def _written(self, key: bytes, ticket: Ticket) -> None:
         if self._unsynced.get(key) is ticket:

@@ -86,7 +86,7 @@ class Writing:
         if end < 0 or space < 0 or end - space > self._size_max:
             return False
         try:
-            self._log = self._session.topics.writable_untrusted(data[len("PRODUCE ") : space])
+            self._log = self._writable(data[len("PRODUCE ") : space])
         except Refusal:
             return False
         self.word = data[: space + 1]
@@ -103,7 +103,7 @@ class Writing:
         message = line[space + 1 :]
         if len(message) > self._size_max:
             raise too_large("a message", len(message), self._size_max)
-        self.queue(self._session.topics.writable_untrusted(line[len("PRODUCE ") : space]), message)
+        self.queue(self._writable(line[len("PRODUCE ") : space]), message)
 
     def announced(self, word: bytes, fields: Sequence[bytes], data: bytes, after: int) -> int:
         """An APPEND or BATCH line; its bytes begin at `after`. Returns the position behind what was taken."""
@@ -124,13 +124,22 @@ class Writing:
         self._session.await_body(length, done)
         return after
 
+    def _writable(self, topic: bytes) -> Log:
+        """The log of a topic, made if it is not there, which counts as a read does. Raises Refusal."""
+        topics = self._session.topics
+        before = len(topics)
+        log = topics.writable_untrusted(topic)
+        if len(topics) > before:
+            self._session.has_read()
+        return log
+
     def _append_done(self, fields: Sequence[bytes]) -> Callable[[bytes], None]:
         topic = fields[0]
         topic_untrusted(topic)
 
         def done(body: bytes) -> None:
             try:
-                self.queue(self._session.topics.writable_untrusted(topic), body)
+                self.queue(self._writable(topic), body)
             except Refusal as refusal:
                 self._session.refuse(refusal)
 
@@ -156,7 +165,7 @@ class Writing:
         count = runs.record_count(records, self._size_max)
         if count is None:
             raise Refusal(Code.SYNTAX, "a batch is whole records: length in 4 bytes, payload")
-        log = self._session.topics.writable_untrusted(topic)
+        log = self._writable(topic)
         self.flush()
         try:
             first, ticket, written = self._session.broker.writers.write(log, writer, seq, records, count)
@@ -241,7 +250,7 @@ class Writing:
         if not log.deleted:
             return log
         self.word = self._separator = _NEVER
-        return self._session.topics.writable_untrusted(log.name.encode())
+        return self._writable(log.name.encode())
 
     def _after_write(self) -> None:
         session = self._session

@@ -1,7 +1,7 @@
 """A store in memory whose commits, cold reads and failures are the test's to decide."""
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from logmq.broker import Broker
@@ -185,6 +185,11 @@ class FakeTable:
 
     def delete(self, key: bytes) -> FakeTicket:
         self.rows.pop(key, None)
+        return self.store.ticket(self.log)
+
+    def delete_all(self, keys: Sequence[bytes]) -> FakeTicket:
+        for key in keys:
+            self.rows.pop(key, None)
         return self.store.ticket(self.log)
 
     def put_record(self, key: bytes, value: bytes) -> tuple[FakeLog, bytes, int]:

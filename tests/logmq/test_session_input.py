@@ -397,6 +397,20 @@ def test_reads_all_over_a_log_let_others_have_their_turn() -> None:
         assert peer.connection.reading
 
 
+@pytest.mark.parametrize("request_", [b"PRODUCE made-%d x\n", b"SEEK t %d\n"])
+def test_topics_that_are_made_and_places_looked_for_let_others_have_their_turn(request_: bytes) -> None:
+    world = World()
+    peer = world.connect()
+    peer.ask(b"PRODUCE t x\n")
+    peer.send(b"".join(request_ % number for number in range(100)))
+    assert not peer.connection.reading
+    assert len(world.broker.topics) <= 33
+    assert peer.connection.outbox.size <= 33 * len(b"OK 0\n")
+    peer.settle()
+    assert peer.take().count(b"OK") == 100
+    assert peer.connection.reading
+
+
 def test_listings_let_others_have_their_turn() -> None:
     world = World()
     peer = world.connect()

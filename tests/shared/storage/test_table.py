@@ -182,3 +182,22 @@ async def test_deleting_what_is_not_there_is_done_at_once() -> None:
     assert ticket.done
     assert ticket.error is None
     assert table.log.end == end
+
+
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
+async def test_many_keys_are_removed_with_few_appends(mode: Durability) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    table = await table_of(store, mode)
+    keys = [b"%d" % number for number in range(10_000)]
+    for key in keys:
+        table.put(key, b"value")
+    table.put(b"stays", b"1")
+    store.settle()
+    before = table.log.end
+    await store.wait(table.delete_all([*keys, b"not there"]))
+    assert dict(table.items()) == {b"stays": b"1"}
+    assert table.log.end - before < 12 * len(keys), "nothing is copied between one removal and the next"
+    assert table.delete_all([b"not there"]).done
+    store, _ = await reopen(store, disk)
+    assert dict((await table_of(store, mode)).items()) == {b"stays": b"1"}
