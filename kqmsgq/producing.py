@@ -18,20 +18,28 @@ from kqmsgq.wire import HEADER_BYTES, MESSAGE, NAME_AT, WireError
 from shared.bundles import Bundle
 from shared.recording.recorder import Track
 
+PIECES_PER_TURN = 16 * 1024
+"""Put into bundles, one for each run of messages and each bundle that it is for; then others have their turn.
+A read is thousands of messages, and each may be for hundreds of consumers."""
+
+PIECES_PER_LOOK = 8
+"""A message that is read with care costs as much."""
+
 
 class Producing:
-    """What one producer sends, on its way to consumers."""
+    """What one producer sends, on its way to consumers. `more`: the last `publish` left whole messages."""
 
-    __slots__ = ("_epoch", "_queues", "_rounds", "_track")
+    __slots__ = ("_epoch", "_queues", "_rounds", "_track", "more")
 
     def __init__(self, queues: Queues, track: Track | None = None) -> None:
         self._queues = queues
         self._track = track
         self._rounds: Rounds[Route, _Plan] = Rounds(self._marks, _Plan)
         self._epoch = queues.epoch
+        self.more = False
 
     def publish(self, data: bytes) -> int:
-        """Hand on the whole messages at the front of `data`; returns where they end.
+        """Hand on the whole messages at the front of `data`, as far as a turn goes; returns where they end.
 
         Raises WireError at what is no message; those before it are handed on.
         """
@@ -43,12 +51,18 @@ class Producing:
         at = start = run = stretch = 0
         size = len(data)
         latest = size - HEADER_BYTES  # where the last message may begin
+        self.more = False
         while at <= latest:
+            if gathered.pieces >= PIECES_PER_TURN:
+                self.more = True
+                break
             if not stretch:
                 stretch = STRETCH_MESSAGES
                 found = self._round(data, at)
                 if found is not None:
                     those, plan, count = found
+                    if plan.pieces:
+                        count = min(count, (PIECES_PER_TURN - gathered.pieces) // plan.pieces + 1)
                     if run:
                         gathered.add(last, start, at, run)
                         run = 0
@@ -69,6 +83,7 @@ class Producing:
                 except WireError as refused:
                     error = refused
                     break
+                gathered.pieces += PIECES_PER_LOOK
                 if looked is None:
                     break
                 route, _, after = looked
@@ -123,9 +138,12 @@ class Producing:
 
 
 class _Plan:
-    """What to do with each round: for each bundle the places of what it gets, as (begin, end)."""
+    """What to do with each round: for each bundle the places of what it gets, as (begin, end).
 
-    __slots__ = ("delivered", "parts", "unrouted")
+    `pieces`: how many that are, but for bundles that get all of it.
+    """
+
+    __slots__ = ("delivered", "parts", "pieces", "unrouted")
 
     def __init__(self, found: Round[Route]) -> None:
         self.delivered = self.unrouted = 0
@@ -140,17 +158,18 @@ class _Plan:
                 else:
                     spans.append((begins, ends))
         self.parts = list(places.values())
+        self.pieces = sum(len(spans) for _, spans in self.parts if spans[0][1] - spans[0][0] != found.size)
 
 
 class _Gathered:
     """What a pass found for each bundle."""
 
-    __slots__ = ("_data", "_delivered", "_touched", "_unrouted", "messages")
+    __slots__ = ("_data", "_delivered", "_touched", "_unrouted", "messages", "pieces")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._touched: list[Bundle[Consumer]] = []
-        self.messages = self._delivered = self._unrouted = 0
+        self.messages = self._delivered = self._unrouted = self.pieces = 0
 
     def add(self, route: Route, begins: int, ends: int, messages: int) -> None:
         """A run of messages for one route."""
@@ -160,6 +179,7 @@ class _Gathered:
             return
         self._delivered += messages * route.fan
         piece = self._data[begins:ends]
+        self.pieces += len(route.bundles)
         for bundle in route.bundles:
             if not bundle:
                 self._touched.append(bundle)
@@ -170,6 +190,7 @@ class _Gathered:
         self.messages += count * those.messages
         self._delivered += count * plan.delivered
         self._unrouted += count * plan.unrouted
+        self.pieces += count * plan.pieces + len(plan.parts)
         data, size = self._data, those.size
         end = at + count * size
         for bundle, spans in plan.parts:

@@ -24,11 +24,14 @@ from kqmsgq.wire import (
 from shared.net.begun import Begun
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
+from shared.net.turns import Turns
 from shared.printable import printable
 from shared.recording.recorder import Track
 
 LARGE_BYTES = 64 * 1024
 """A message of more is gathered in place, and looked at again once it is whole."""
+EVENTS_PER_TURN = 1024
+"""Of a consumer; then others have theirs."""
 HELD_BYTES_MIN = 4 * 1024
 """Of an unfinished event so much is each connection's own; more is told to `Connection.hold`."""
 
@@ -42,9 +45,11 @@ class Session:
         "_consumer",
         "_large",
         "_large_bytes",
+        "_more",
         "_producing",
         "_queues",
         "_rest",
+        "_turns",
         "state",
     )
 
@@ -57,9 +62,13 @@ class Session:
         self._large: bytearray | None = None  # that of a large message, whose end is at `_large_bytes`
         self._large_bytes = 0
         self._begun = Begun(connection, queues.settings.event_seconds)
+        self._turns = Turns(connection, self._begun, self.receive)
+        self._more = False  # the turn is over, and there is more that is whole
         self.state = State.ROLE
 
     def receive(self, data: bytes) -> None:
+        if self._turns.keeps(data):
+            return
         try:
             if self._large is not None:
                 missing = self._large_bytes - len(self._large)
@@ -77,7 +86,10 @@ class Session:
                 self._rest = b""
             taken = self._take(data)
             left = len(data) - taken
-            if left:
+            if self._more:
+                self._more = False
+                self._turns.put_off(data[taken:])
+            elif left:
                 self._keep(data[taken:], begins=taken > 0)
             else:
                 self._begun.end()
@@ -98,15 +110,16 @@ class Session:
             error = WireError(f"an event was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
             self._refuse(error)
             raise error
+        self._turns.on_deadline()
 
     def connection_lost(self) -> None:
         if self.state is not State.ENDING:
             self._end(Event.INPUT_ENDS)
 
     def _take(self, data: bytes) -> int:
-        """Apply what is whole; returns where that ends. Raises WireError."""
+        """Apply what is whole, as far as this turn goes; returns where that ends. Raises WireError."""
         if self._producing is not None:
-            return self._producing.publish(data)
+            return self._publish(self._producing, data)
         if self.state is State.CONSUMER:
             return self._subscribe(data, 0)
         role = data[:ROLE_BYTES]
@@ -118,10 +131,15 @@ class Session:
             self.state = TRANSITIONS[self.state][Event.PRODUCE]
             self._queues.counts.producers += 1
             self._producing = Producing(self._queues, self._track())
-            return ROLE_BYTES + self._producing.publish(data[ROLE_BYTES:])
+            return ROLE_BYTES + self._publish(self._producing, data[ROLE_BYTES:])
         self.state = TRANSITIONS[self.state][Event.CONSUME]
         self._become_consumer()
         return self._subscribe(data, ROLE_BYTES)
+
+    def _publish(self, producing: Producing, data: bytes) -> int:
+        taken = producing.publish(data)
+        self._more = producing.more
+        return taken
 
     def _track(self) -> Track | None:
         recorder = self._queues.recorder
@@ -143,7 +161,12 @@ class Session:
         consumer = self._consumer
         assert consumer is not None
         queues = self._queues
+        left = EVENTS_PER_TURN
         while at < len(data):
+            if not left:
+                self._more = True
+                break
+            left -= 1
             event = data[at]
             if event not in (SUBSCRIBE, UNSUBSCRIBE):
                 if event == MESSAGE:
@@ -192,4 +215,5 @@ class Session:
             self._consumer = None
         self._rest, self._large = b"", None
         self._begun.end()
+        self._turns.forget()
         self.state = TRANSITIONS[self.state][event]

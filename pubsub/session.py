@@ -6,10 +6,23 @@ connection.
 
 from pubsub.sessions import Client, Sessions
 from pubsub.states import TRANSITIONS, Event, State
-from pubsub.wire import FRAME_BYTES, ID_BYTES, Command, Fault, WireError, decode_commands, decode_id
+from pubsub.wire import (
+    COMMAND_BYTES,
+    FRAME_BYTES,
+    ID_BYTES,
+    Command,
+    Fault,
+    WireError,
+    decode_commands,
+    decode_id,
+)
 from shared.net.begun import Begun
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
+from shared.net.turns import Turns
+
+COMMANDS_PER_TURN = 256
+"""Then others have theirs: each may be a record in a log, and a pattern in the index."""
 
 _EVENTS = {
     Command.SUBSCRIBE: Event.SUBSCRIBE,
@@ -22,7 +35,7 @@ _EVENTS = {
 class Session:
     """What the driver serves (`shared.net.connection.Session`)."""
 
-    __slots__ = ("_begun", "_client", "_connection", "_rest", "_sessions", "state")
+    __slots__ = ("_begun", "_client", "_connection", "_rest", "_sessions", "_turns", "state")
 
     def __init__(self, connection: Connection, sessions: Sessions) -> None:
         self._connection = connection
@@ -31,9 +44,12 @@ class Session:
         self._rest = b""  # the beginning of an id or a command
         self._begun = Begun(connection, sessions.settings.command_seconds)
         self._begun.begin()  # an id is due from the start
+        self._turns = Turns(connection, self._begun, self.receive)
         self.state = State.ID
 
     def receive(self, data: bytes) -> None:
+        if self._turns.keeps(data):
+            return
         if self._rest:
             data = self._rest + data
         begins = not self._rest
@@ -44,7 +60,10 @@ class Session:
             raise
         self._rest = data[taken:] if self.state is not State.ENDING else b""
         if self.state is State.SUBSCRIBER:
-            if not self._rest:
+            if self._rest and taken >= COMMANDS_PER_TURN * COMMAND_BYTES:
+                left, self._rest = self._rest, b""
+                self._turns.put_off(left)
+            elif not self._rest:
                 self._begun.end()
             elif taken or begins:
                 self._begun.begin()
@@ -61,20 +80,21 @@ class Session:
             error = WireError(f"{what} was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
             self._refuse(error)
             raise error
+        self._turns.on_deadline()
 
     def connection_lost(self) -> None:
         if self.state is not State.ENDING:
             self._end(Event.INPUT_ENDS)
 
     def _take(self, data: bytes) -> int:
-        """Apply what is whole; returns where that ends. Raises WireError."""
+        """Apply what is whole, as far as this turn goes; returns where that ends. Raises WireError."""
         at = 0
         if self.state is State.ID:
             if len(data) < ID_BYTES:
                 return 0
             self._join(decode_id(data[:ID_BYTES]))
             at = ID_BYTES
-        commands, at, error = decode_commands(data, at)
+        commands, at, error = decode_commands(data[: at + COMMANDS_PER_TURN * COMMAND_BYTES], at)
         sessions, client = self._sessions, self._client
         assert client is not None
         for command, topic in commands:
@@ -111,4 +131,5 @@ class Session:
             self._client = None
         self._rest = b""
         self._begun.end()
+        self._turns.forget()
         self.state = TRANSITIONS[self.state][event]

@@ -2,6 +2,8 @@
 
 import pytest
 
+from kqmsgq.producing import PIECES_PER_LOOK, PIECES_PER_TURN
+from kqmsgq.session import EVENTS_PER_TURN
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
 from kqmsgq.wire import Fault, Message, WireError, message, subscribe, unsubscribe
@@ -231,3 +233,55 @@ def test_only_subscriptions_that_last_count_against_the_bound() -> None:
     assert consumer.fault is None
     consumer.send(subscribe(b"c"))
     assert consumer.fault is not None
+
+
+def test_events_in_great_number_are_taken_in_turns() -> None:
+    world = World()
+    consumer = world.consumer()
+    names = [b"%05d" % number for number in range(3 * EVENTS_PER_TURN)]
+    consumer.send(b"".join(map(subscribe, names)) + b">\0\0")
+    assert world.queues.statistics()[0] == EVENTS_PER_TURN
+    assert not consumer.connection.reading
+    consumer.send(b"\0\4last")  # it was on its way
+    consumer.advance(0)
+    assert world.queues.statistics()[0] == len(names) + 1
+    assert consumer.connection.reading
+    world.producer(message(b"last", b"x"))
+    assert consumer.bodies() == [b"x"]
+    consumer.send(b">")
+    consumer.advance(world.settings.event_seconds + 1)
+    assert consumer.closed, "what has begun is timed as ever"
+
+
+def test_messages_for_very_many_are_handed_on_in_turns_and_in_order() -> None:
+    world = World()
+    readers = [world.consumer(subscribe(b"a") + subscribe(b"%d" % number)) for number in range(100)]
+    reader = readers[7]
+    world.producer(b"".join(message(b"%d" % number, b"") for number in range(100)))  # all are in two sets
+    reader.taken()
+    producer = world.producer()
+    count = 3 * PIECES_PER_TURN // len(readers)
+    sent = [message((b"a", b"7")[number % 2], b"%d" % number) for number in range(2 * count)]
+    producer.send(b"".join(sent) + b"*\0\0\0\1")
+    assert 0 < len(reader.messages()) < len(sent) // 2
+    assert not producer.connection.reading
+    for each in readers:
+        each.taken()
+    producer.advance(0)
+    assert producer.connection.reading
+    assert reader.bodies()[-1] == b"%d" % (2 * count - 1)
+    producer.send(b"a\0\0\0\1z")
+    assert reader.bodies() == [b"z"]
+    assert world.counts.messages_in == 100 + len(sent) + 1
+
+
+def test_messages_that_nobody_has_seen_the_like_of_are_handed_on_in_turns() -> None:
+    world = World()
+    everything = world.consumer(subscribe())
+    producer = world.producer()
+    names = [b"%06d" % number for number in range(2 * PIECES_PER_TURN // PIECES_PER_LOOK)]
+    producer.send(b"".join(message(name, b"") for name in names))
+    first = everything.messages()
+    assert 0 < len(first) < len(names)
+    producer.advance(0)
+    assert [each.queue for each in (*first, *everything.messages())] == names

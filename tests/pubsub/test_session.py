@@ -6,6 +6,7 @@ import pytest
 
 import pubsub.fanout
 from pubsub.kept import Kept
+from pubsub.session import COMMANDS_PER_TURN
 from pubsub.settings import PubsubSettings
 from pubsub.states import State
 from pubsub.wire import FRAME_BYTES, Command, Fault, Kind, WireError, datagram, encode_command, encode_id
@@ -375,3 +376,23 @@ def test_what_a_connection_loses_is_counted_from_its_beginning() -> None:
         assert world.counts.subscribers_dropped_from == losses
         peer.lose()
     assert world.counts.frames_dropped == 12
+
+
+def test_commands_in_great_number_are_taken_in_turns() -> None:
+    world = World()
+    topics = [b"t/%d" % number for number in range(3 * COMMANDS_PER_TURN)]
+    peer = world.subscriber(b"A", *topics)
+    assert len(world.changes) == COMMANDS_PER_TURN
+    assert not peer.connection.reading
+    last = encode_command(SUBSCRIBE, b"last")
+    peer.send(last[:20])  # it was on its way
+    peer.advance(0)
+    assert [change.topic for change in world.changes] == topics
+    assert peer.connection.reading
+    peer.send(last[20:])
+    world.publish(b"last", topics[-1])
+    assert peer.topics() == [b"last", topics[-1]]
+    peer.send(encode_command(UNSUBSCRIBE, b"none") * (2 * COMMANDS_PER_TURN) + b"\7")
+    assert peer.fault is None
+    peer.advance(0)
+    assert peer.fault is not None, "what is wrong is met in its turn"
