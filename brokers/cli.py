@@ -132,13 +132,13 @@ async def _stream(rows: AsyncIterable[Any], output: Output) -> None:
     """Show rows as they come, for as long as somebody reads them."""
     import trio
 
-    from shared.reader import Reader
+    from shared.output_reader import OutputReader
 
     async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
         if isinstance(rows, AsyncGenerator):
             # Or an early end leaves its connections to the collector. Its nurseries end inside of this one.
             await stack.enter_async_context(aclosing(rows))
-        nursery.start_soon(Reader().wait_left)
+        nursery.start_soon(OutputReader().wait_left)
         await output.stream(rows)
         nursery.cancel_scope.cancel()
 

@@ -21,9 +21,9 @@ from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
 from shared.options import Json, Messages, a_path, flag
+from shared.output_reader import OutputReader
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
-from shared.reader import Reader
 
 PREFETCH = 64
 LEVELS = ("debug", "info", "warning", "error")
@@ -213,7 +213,7 @@ async def consume(
     one, or --max; where none comes in the time that the server allows, the exit
     code is 75.
     """
-    reader = Reader()
+    reader = OutputReader()
     left = max_ if continuous or max_ is not None else 1
 
     async def shown() -> AsyncIterator[Any]:

@@ -16,9 +16,9 @@ from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
 from shared.options import DataDir, Json, Max, flag
+from shared.output_reader import OutputReader
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
-from shared.reader import Reader
 
 app = App(
     name="logmq",
@@ -144,7 +144,7 @@ async def consume(
     Begins at the first that is kept, unless --from or --group say otherwise. With
     --commit, into a pipe, shown is what has been read from there.
     """
-    reader = Reader()
+    reader = OutputReader()
     if commit and group is None:
         raise UsageError("--commit", "needs a --group whose offset it is")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from shared.reader import Reader
+from shared.output_reader import OutputReader
 
 
 @contextmanager
@@ -27,7 +27,7 @@ async def test_what_others_have_written_before_is_waited_for_as_well() -> None:
         taken: list[int] = []
 
         async def wait() -> None:
-            await Reader().wait_taken()
+            await OutputReader().wait_taken()
             taken.append(len(taken))
 
         async with trio.open_nursery() as nursery:
@@ -42,7 +42,7 @@ async def test_what_others_have_written_before_is_waited_for_as_well() -> None:
 
 async def test_a_reader_that_leaves_before_it_has_taken_all_is_noticed() -> None:
     with piped() as (reader, writer):
-        shown = Reader()
+        shown = OutputReader()
         await shown.wait_taken()
         os.write(writer, b"a message")
         os.close(reader)
@@ -52,7 +52,7 @@ async def test_a_reader_that_leaves_before_it_has_taken_all_is_noticed() -> None
 
 async def test_what_was_taken_is_taken_though_the_reader_has_left_since() -> None:
     with piped() as (reader, writer):
-        shown = Reader()
+        shown = OutputReader()
         await shown.wait_taken()
         os.write(writer, b"a message")
         os.read(reader, 100)
@@ -65,7 +65,7 @@ async def test_what_was_taken_is_taken_though_the_reader_has_left_since() -> Non
 def test_a_file_is_given_all_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as file:
         monkeypatch.setattr(sys, "stdout", file)
-        shown = Reader()
+        shown = OutputReader()
         assert list(shown.portions([1, 2])) == [[1, 2]]
         trio.run(shown.wait_taken)
         trio.run(shown.wait_left)

@@ -26,7 +26,7 @@ TURN_MS = 10
 PAUSE_SECONDS = 0.001
 
 
-class Reader:
+class OutputReader:
     """Of standard output, as that is when this is made."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Reader:
             await trio.sleep(WATCH_SECONDS)
 
     def _is_empty(self, pipe: int) -> bool:
-        """Whether it is, or soon was: a pipe of one page has room when it is empty, and not before."""
+        """Whether it is, or is in TURN_MS: a pipe of one page has room when it is empty, and not before."""
         self._is_narrow = self._is_narrow or _narrowed(pipe)
         return self._is_narrow and any(events & select.POLLOUT for _, events in self._room.poll(TURN_MS))
 
