@@ -9,7 +9,7 @@ from dms import events, records
 from dms.records import Kind, Run
 from dms.settings import DmsSettings
 from dms.tables import TABLES, volumes
-from tests.dms import told
+from tests.dms import plain_events
 from tests.dms.busy import QUEUES, busy
 from tests.dms.world import World
 
@@ -41,13 +41,13 @@ def rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
 @pytest.mark.parametrize("seed", range(12))
 def test_events_are_what_the_records_say(seed: int) -> None:
     for queue in QUEUES:
-        those = told.log_of(busy(seed), queue)
-        batch = told.batch_of(those)
-        assert rows(events.events(batch)) == list(told.events(those))
+        those = plain_events.log_of(busy(seed), queue)
+        batch = plain_events.batch_of(those)
+        assert rows(events.events(batch)) == list(plain_events.events(those))
         # Batches are cut anywhere, and a part of one has its bytes in the middle of somebody else's.
         cut = len(those) // 3
         parts = [events.events(part) for part in (batch.slice(0, cut), batch.slice(cut))]
-        assert [row for part in parts for row in rows(part)] == list(told.events(those))
+        assert [row for part in parts for row in rows(part)] == list(plain_events.events(those))
 
 
 def test_every_event_occurs_in_these_tests() -> None:
@@ -55,10 +55,10 @@ def test_every_event_occurs_in_these_tests() -> None:
         (row["event"], row["reason"])
         for seed in range(12)
         for queue in QUEUES
-        for row in told.events(told.log_of(busy(seed), queue))
+        for row in plain_events.events(plain_events.log_of(busy(seed), queue))
     }
-    assert {event for event, _ in seen} == set(told.NAMES.values()) - {"imported"}
-    assert {reason for _, reason in seen} == {None, *told.REASONS.values()}
+    assert {event for event, _ in seen} == set(plain_events.NAMES.values()) - {"imported"}
+    assert {reason for _, reason in seen} == {None, *plain_events.REASONS.values()}
 
 
 def payload(kind: Kind, count: int, seq: int, body: bytes = b"", reason: int = 0, **head: int) -> bytes:
@@ -75,7 +75,7 @@ def test_messages_of_one_length_and_of_many_have_their_places() -> None:
         ("q", number, payload(Kind.ENQUEUED, len(sizes), 10 * number + 1, entries(*sizes)))
         for number, sizes in enumerate(cases)
     ]
-    found = [(row["seq"], row["bytes"]) for row in rows(events.events(told.batch_of(those)))]
+    found = [(row["seq"], row["bytes"]) for row in rows(events.events(plain_events.batch_of(those)))]
     assert found == [
         (10 * number + 1 + place, size)
         for number, sizes in enumerate(cases)
@@ -85,7 +85,7 @@ def test_messages_of_one_length_and_of_many_have_their_places() -> None:
 
 def test_a_long_run_is_several_rows() -> None:
     body = records.pack_runs([Run(1, 10), Run(100, 2 * events.RUN_MAX + 1), Run(7, 0)])
-    batch = told.batch_of([("q", 0, payload(Kind.GONE, 3, 0, body, 5))])
+    batch = plain_events.batch_of([("q", 0, payload(Kind.GONE, 3, 0, body, 5))])
     assert [(row["seq"], row["messages"]) for row in rows(events.events(batch))] == [
         (1, 10),
         (100, events.RUN_MAX),
@@ -125,7 +125,7 @@ GOOD = payload(Kind.ENQUEUED, 1, 7, b"\0\0\0\2ab")
 )
 def test_what_cannot_be_read_is_one_row_that_says_so(bad: bytes) -> None:
     found = events.events(
-        told.batch_of([("q", 0, GOOD), ("q", 10, bad), ("q", 20, GOOD)], time=5)
+        plain_events.batch_of([("q", 0, GOOD), ("q", 10, bad), ("q", 20, GOOD)], time=5)
     ).to_pylist()
     assert [(row["offset"], row["event"]) for row in found] == [(0, "produced"), (10, None), (20, "produced")]
     assert found[1].pop("fault")
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_one_row_that_says_so(bad: bytes) -> None:
 @given(st.lists(st.binary(max_size=90)), st.lists(st.tuples(st.integers(0, 11), st.binary(max_size=60))))
 def test_no_bytes_are_too_bad_to_be_decoded(garbage: list[bytes], bodies: list[tuple[int, bytes]]) -> None:
     heads = [bytes([kind, 1, 0, 3, 0, 0, 0, 1]) + bytes(24) + body for kind, body in bodies]
-    batch = told.batch_of([("q", number, each) for number, each in enumerate([*garbage, *heads])])
+    batch = plain_events.batch_of([("q", number, each) for number, each in enumerate([*garbage, *heads])])
     for table in TABLES:
         assert table.decode(batch).schema == table.schema
     faults = {row["offset"] for row in events.events(batch).to_pylist() if row["fault"]}
@@ -153,8 +153,8 @@ def test_volumes_are_what_was_produced() -> None:
     peer.produce("jobs", b"one", b"three")
     ((held, _),) = peer.consume("jobs")
     peer.ack(held)
-    those = [*told.log_of(world, "jobs"), ("jobs", 9999, b"bad")]
-    (good, bad) = volumes(told.batch_of(those)).to_pylist()
+    those = [*plain_events.log_of(world, "jobs"), ("jobs", 9999, b"bad")]
+    (good, bad) = volumes(plain_events.batch_of(those)).to_pylist()
     assert (good["name"], good["messages"], good["bytes"], good["fault"]) == ("jobs", 2, 8, None)
     assert (bad["log"], bad["name"], bad["messages"], bad["bytes"]) == ("jobs", None, None, None)
     assert bad["fault"]

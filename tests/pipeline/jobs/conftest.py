@@ -10,7 +10,7 @@ import pytest
 from dms import wire
 from dms.wire import Type
 from shared.storage.tools.logs import RecordRow, log_dump
-from tests.dms import told
+from tests.dms import plain_events
 from tests.support.server import Server, run, speak
 
 ORDERS = [b"%06d" % number + b"." * (number % 50) for number in range(500)]
@@ -78,7 +78,7 @@ def _frames(connection: socket.socket, count: int) -> list[wire.Frame]:
         data += received
 
 
-def records_of(folder: Path, namespace: str, name: str) -> list[told.Placed]:
+def records_of(folder: Path, namespace: str, name: str) -> list[plain_events.Placed]:
     """Plain Python's view of a log."""
     rows = [row for row in log_dump(folder, namespace, name) if isinstance(row, RecordRow)]
     return [(name, row.offset, row.payload) for row in rows]

@@ -17,7 +17,7 @@ from brokers.pipeline.jobs.windows import in_words, length
 from shared.errors import UsageError
 from shared.storage.tools.logs import RecordRow, log_dump
 from shared.tables import LIVES, PLACES, time_type, volumes_schema
-from tests.dms import told
+from tests.dms import plain_events
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ, records_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def test_latency_percentiles_are_those_of_the_sorted_times(spark: "SparkSession"
 
 def test_latency_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> None:
     rows = rows_of(latency.latency(decode.decode(spark, Where((passed,)), offered(LIVES))))
-    lives = told.lives(records_of(passed, "dms", "jobs"))
+    lives = plain_events.lives(records_of(passed, "dms", "jobs"))
     for measure in latency.MEASURES:
         values = [life[measure] for life in lives.values() if life[measure] is not None]
         (row,) = [row for row in rows if (row["name"], row["measure"]) == ("jobs", measure)]

@@ -16,7 +16,7 @@ from dms import events
 from dms.lives import lives
 from shared.errors import StoreFormat
 from shared.tables import LIVES, VOLUMES
-from tests.dms import told
+from tests.dms import plain_events
 from tests.dms.busy import QUEUES, busy
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, records_of
 
@@ -27,7 +27,7 @@ TIMES = ("produced", "delivered", "redelivered", "returned", "ended")
 
 
 def by_message(rows: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    """As `told.lives` has them."""
+    """As `plain_events.lives` has them."""
     found = {}
     for row in rows:
         assert row.pop("protocol") == "dms"
@@ -44,9 +44,9 @@ def test_a_life_is_what_the_records_tell_one_by_one(spark: "SparkSession") -> No
     for seed in range(8):
         world = busy(seed)
         for queue in QUEUES:
-            those += [(f"{queue} {seed}", *record[1:]) for record in told.log_of(world, queue)]
-    frame = spark.createDataFrame(pa.Table.from_batches([events.events(told.batch_of(those))]))
-    expected = told.lives(those)
+            those += [(f"{queue} {seed}", *record[1:]) for record in plain_events.log_of(world, queue)]
+    frame = spark.createDataFrame(pa.Table.from_batches([events.events(plain_events.batch_of(those))]))
+    expected = plain_events.lives(those)
     found = by_message(rows_of(lives(frame)))
     assert found == expected
     assert {life["outcome"] for life in expected.values()} >= {
@@ -57,7 +57,7 @@ def test_a_life_is_what_the_records_tell_one_by_one(spark: "SparkSession") -> No
 def test_lives_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> None:
     found = by_message(rows_of(job.decode(spark, Where((passed,)), offered(LIVES))))
     those = [record for queue in ("jobs", "dead") for record in records_of(passed, "dms", queue)]
-    assert found == told.lives(those)
+    assert found == plain_events.lives(those)
     outcomes = Counter((queue, life["outcome"]) for (queue, _), life in found.items())
     assert outcomes == {
         ("jobs", "acknowledged"): 5,
@@ -79,7 +79,7 @@ def test_volumes_count_every_protocols_messages(spark: "SparkSession", passed: P
         sums[row["protocol"], row["name"], "bytes"] += row["bytes"]
     expected = {("logmq", "orders"): ORDERS, ("logmq", "bills"): BILLS}
     for queue in ("jobs", "dead"):
-        bodies = [life["bytes"] for life in told.lives(records_of(passed, "dms", queue)).values()]
+        bodies = [life["bytes"] for life in plain_events.lives(records_of(passed, "dms", queue)).values()]
         expected["dms", queue] = [bytes(size) for size in bodies]
     assert sums == {
         (*key, what): size
