@@ -4,12 +4,9 @@ import attrs
 from attrs import validators
 
 from dmp.users import Users
-from shared.limits import limit
+from shared.limits import KIB, MIB, limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
-
-KIB = 1024
-MIB = 1024 * 1024
 
 
 @attrs.frozen

@@ -5,10 +5,8 @@ from typing import Literal
 import attrs
 from attrs import validators
 
-from shared.limits import limit
+from shared.limits import MIB, limit
 from shared.net.settings import TlsSettings
-
-MIB = 1024 * 1024
 
 
 @attrs.frozen

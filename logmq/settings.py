@@ -7,12 +7,9 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from shared.limits import limit
+from shared.limits import MIB, limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability, Retention
-
-KIB = 1024
-MIB = 1024 * 1024
 
 
 def _no_less(least: int) -> Any:

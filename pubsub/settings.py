@@ -5,11 +5,9 @@ from typing import Literal
 import attrs
 from attrs import validators
 
-from shared.limits import limit
+from shared.limits import MIB, limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
-
-MIB = 1024 * 1024
 
 
 @attrs.frozen

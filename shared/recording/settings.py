@@ -2,11 +2,8 @@
 
 import attrs
 
-from shared.limits import limit
+from shared.limits import GIB, MIB, limit
 from shared.storage.settings import Durability, Retention
-
-MIB = 1 << 20
-GIB = 1 << 30
 
 
 @attrs.frozen

@@ -6,8 +6,7 @@ from typing import Literal, Self
 import attrs
 from attrs import validators
 
-KIB = 1 << 10
-MIB = 1 << 20
+from shared.limits import KIB, MIB
 
 INTERVAL_SECONDS_DEFAULT = 0.05
 INTERVAL_SECONDS_MAX = 1.0

@@ -13,8 +13,9 @@ from brokers.config import load
 from brokers.errors import Refusal
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
 from shared.errors import StoreError, StoreReadOnly
+from shared.limits import KIB, MIB
 from shared.plug import Context, Plug, Service
-from shared.storage.settings import KIB, MIB, StorageSettings
+from shared.storage.settings import StorageSettings
 from tests.support.installed import Idle, plug, quiet_log
 
 

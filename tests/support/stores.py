@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from shared.errors import StoreError
+from shared.limits import KIB
 from shared.net.outbox import FileRange
 from shared.storage import format
 from shared.storage.disk import Disk
@@ -16,7 +17,6 @@ from shared.storage.settings import Durability, StorageSettings
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk
 
-KIB = 1 << 10
 ALWAYS = Durability("always")
 INTERVAL = Durability("interval", 0.05)
 NONE = Durability("none")

@@ -8,9 +8,10 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from shared.limits import MIB
 from shared.recording.blocks import Block, unpack
 from shared.recording.recorder import HELD_BYTES, HELD_SECONDS, SMALL_BYTES, WARN_SECONDS, Recorder, Recording
-from shared.recording.settings import MIB, RecordSettings
+from shared.recording.settings import RecordSettings
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from tests.support.commits import fail, log_write, watch

@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.errors import CorruptRecord, StoreFormat
+from shared.limits import KIB
 from shared.storage import replay
 from shared.storage.catalog import read as read_catalog
 from shared.storage.journal import segment_path
@@ -15,7 +16,6 @@ from tests.support.fake_disk import FakeDisk, newest
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
-    KIB,
     NONE,
     SMALL,
     ask,
