@@ -24,6 +24,7 @@ CLOSING_SECONDS = 5.0
 CALL_SECONDS = 60.0
 """For an answer: a durable declaration waits for a disk."""
 RETURNED_MAX = 10_000
+"""Messages that came back and were not looked at; what comes beyond that is dropped."""
 FRAME_BYTES_MAX = 1 << 20
 _CHANNEL = 1
 

@@ -19,7 +19,7 @@ _SLACK_BYTES = 256 << 10
 """Dead bytes that nobody minds; also the least that is dropped at once."""
 _COPIES = 64
 _COPY_BYTES = 256 << 10
-"""At most so many of the oldest messages are written again at one change."""
+"""At most so many of the oldest messages, and bytes of them, are written again at one change."""
 
 
 class QueueLog:

@@ -26,6 +26,7 @@ _PLACE = struct.Struct(">BQ")
 _PURGED = struct.Struct(">IBQQ")
 _LENGTH = struct.Struct(">I")
 _HEADS_MAX = 1024
+"""Parsed forms that are kept: most messages of a queue have what is before the body in common."""
 
 
 class Op(IntEnum):

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _ROUTES_MAX = 4096
 """Names and properties that one connection's routes are kept for."""
 _HEADS_MAX = 1024
+"""Envelopes whose parsed form one connection keeps."""
 _LARGE_BYTES = 64 * 1024
 """A message of more is gathered in place."""
 _LOOK_EVERY, _LOOK_AT = 16, 2

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = 1 << 30
 _HEADS_MAX = 64
+"""Kinds of messages of which a consumer keeps what is put around the bodies."""
 
 
 class Consumer:

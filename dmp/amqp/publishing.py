@@ -35,6 +35,7 @@ _POSTS_MAX = 512
 """Kinds of messages that one connection's fast path knows; a producer whose properties change every time pays
 for each, and must not fill memory."""
 _HEAD_BYTES_MAX = 2048
+"""A longer beginning of a publish (method, header, body's head) does not take the fast path."""
 _RUN_MAX = 4096
 """Messages of one run, counted once for each queue: others have their turn between runs."""
 _END = FRAME_END[0]

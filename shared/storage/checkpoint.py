@@ -25,6 +25,7 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 _RETRY_SECONDS = 1.0
 _BATCHES_MAX = 65536
+"""A checkpoint is due after so many batches, however small: replay takes time for each."""
 
 
 @attrs.frozen

@@ -33,7 +33,9 @@ from shared.storage.work import Work
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 _INLINE_LOGS_MAX = 64
+"""A batch of more logs is committed by the thread: writing to each log's file takes a call of its own."""
 _RECENT_BYTES_MAX = 1 << 20
+"""What has just become visible is kept in memory for whoever watches the log, unless it is more than this."""
 
 
 class Committer:

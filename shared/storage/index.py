@@ -20,9 +20,11 @@ MARK_COVERS_BYTES = 64 << 10
 that the index of 10 GiB is 10 MiB."""
 
 MARK_COVERS_SECONDS = 0.2
+"""Or once it is so old: the grain of times."""
 
 _READ_MARKS = 16 << 10
 _CRC_BYTES_QUICK = 1 << 20
+"""The interpreter's lock is given up for longer sums alone."""
 
 
 def extend(

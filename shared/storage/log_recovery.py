@@ -13,7 +13,9 @@ from shared.storage.journal import segment_path, write_all
 from shared.storage.replay import SegmentFile
 
 _WRITE_BYTES = 4 << 20
+"""Pieces that follow each other are one write up to this."""
 _DAMAGED_BYTES_MAX = 1 << 30
+"""A mark's length has 4 bytes, and what it covers is read in one piece: a longer range gets several."""
 _SHARED_MARK_BYTES = 2 * index.MARK_COVERS_BYTES  # of a mark that is more than one record
 
 

@@ -25,6 +25,7 @@ _PAGE_BYTES = _PAGE_MARKS * MARK_BYTES
 _PAGES = 256
 _PASS_OVER = 128  # retention zeroes whole blocks, of 64 marks each
 _DAMAGED_BYTES_MAX = 1 << 30
+"""A mark's length has 4 bytes: a longer range gets several."""
 _BLOCK_BYTES = 4096  # of the file system: what a hole is made of
 
 

@@ -14,7 +14,9 @@ from shared.storage.format import Batch
 from shared.storage.journal import segment_lsns, segment_path
 
 _SEARCH_BYTES = 4 << 20
+"""Read at a time while good batches are looked for behind a bad one."""
 _WINDOW_BYTES = 1 << 20
+"""Read ahead while the journal is followed."""
 
 
 class Damage(NamedTuple):

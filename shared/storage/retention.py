@@ -24,7 +24,9 @@ from shared.storage.reading import Reader
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 _STEP_MS = 3_600_000
+"""A wall clock that leaves the monotonic one by more was set: retention by age pauses."""
 _BLOCK_BYTES = 4096
+"""Of the file system: a hole is made of whole ones."""
 _TICKS_PER_YIELD = 256
 
 

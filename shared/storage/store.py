@@ -47,6 +47,7 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 _SEGMENTS_LEAST = 4
 _SEGMENT_BYTES_LEAST = 64 << 10
+"""On a small file system segments are shorter, for so many of them to have room, but no shorter than this."""
 
 InThread = Callable[..., Awaitable[Any]]
 """`trio.to_thread.run_sync`, or something that takes the same arguments."""
