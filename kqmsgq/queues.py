@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 ROUTES_MAX = 8192
 """First bytes remembered, at most 262 each; when there are more, all are learnt anew."""
+COUNTED_BYTES_MAX = 16 << 20
+"""Of dropped chunks whose messages have been counted: more than a consumer may lose at once by default."""
 LOOKED_UP_BYTES = 2
 """Of a message's length; a message that is looked up has less than 64 KiB, so these are zero."""
 
@@ -87,7 +89,8 @@ class Queues:
         self.epoch = 0
         """Rises whenever routes that were given out are not to be used any more."""
         self._counting = rounds_for_counting()
-        self._counted: tuple[bytes | memoryview, int] = (b"", 0)
+        self._counted: dict[int, tuple[bytes | memoryview, int]] = {}  # by identity, which it keeps
+        self._counted_bytes = 0
 
     # Subscriptions.
 
@@ -140,10 +143,7 @@ class Queues:
 
     def dropped(self, consumer: Consumer, chunk: bytes | memoryview) -> None:
         """`chunk`, whole messages, was thrown away because `consumer` does not read."""
-        last, messages = self._counted
-        if last is not chunk:  # slow consumers mostly lose the same things one after the other
-            messages = count_messages(bytes(chunk), self._counting)
-            self._counted = (chunk, messages)
+        messages = self._count(chunk)
         counts = self.counts
         if not consumer.dropped:
             counts.consumers_dropped_from += 1
@@ -151,6 +151,19 @@ class Queues:
         consumer.dropped += messages
         counts.messages_dropped += messages
         counts.bytes_dropped += len(chunk)
+
+    def _count(self, chunk: bytes | memoryview) -> int:
+        """How many messages it is. Slow consumers mostly lose the same things, one after the other."""
+        counted = self._counted
+        found = counted.get(id(chunk))
+        if found is not None and found[0] is chunk:
+            return found[1]
+        messages = count_messages(bytes(chunk), self._counting)
+        counted[id(chunk)] = chunk, messages
+        self._counted_bytes += len(chunk)
+        while self._counted_bytes > COUNTED_BYTES_MAX:
+            self._counted_bytes -= len(counted.pop(next(iter(counted)))[0])
+        return messages
 
     def look(self, data: bytes, at: int) -> tuple[Route, int, int] | None:
         """The route of the message at `at`, where its body begins and where it ends.

@@ -1,8 +1,12 @@
 """What a producer's events bring about at consumers, and what closes a connection."""
 
+from typing import Any
+
 import pytest
 
+from kqmsgq import queues
 from kqmsgq.producing import PIECES_PER_LOOK, PIECES_PER_TURN
+from kqmsgq.runs import count_messages
 from kqmsgq.session import EVENTS_PER_TURN
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
@@ -285,3 +289,26 @@ def test_messages_that_nobody_has_seen_the_like_of_are_handed_on_in_turns() -> N
     assert 0 < len(first) < len(names)
     producer.advance(0)
     assert [each.queue for each in (*first, *everything.messages())] == names
+
+
+def test_what_many_slow_consumers_lose_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def count(data: bytes, rounds: Any) -> int:
+        counted.append(len(data))
+        return count_messages(data, rounds)
+
+    monkeypatch.setattr(queues, "count_messages", count)
+    world = World(KqmsgqSettings(consumer_bytes_max=10_000))
+    slow = [world.consumer(subscribe()) for _ in range(20)]
+    for each in slow:
+        each.connection.outbox.bound = 1 << 30
+    producer = world.producer()
+    reads = [
+        b"".join(message(b"a", b"%d" % number) for number in range(read, read + 50)) for read in range(9)
+    ]
+    producer.send(*reads)
+    for each in slow:
+        each.connection._drop(0)
+    assert len(counted) == len(reads) - 1, "the newest chunk stays"
+    assert world.counts.messages_dropped == len(slow) * 50 * (len(reads) - 1)
