@@ -8,10 +8,13 @@ has to remember. Payloads are never logged: bytes longer than any name are shown
 
 import json
 import logging
+import math
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -23,11 +26,16 @@ if TYPE_CHECKING:
     from brokers.settings import LogFormat, LogLevel
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LINES_PER_SECOND = 100
+_LIMITED = frozenset(("info", "warning"))
 _PLAIN = (bool, int, float, type(None))
 
 
 def configure(
-    level: "LogLevel", form: "LogFormat", stream: TextIO | None = None
+    level: "LogLevel",
+    form: "LogFormat",
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> structlog.stdlib.BoundLogger:
     """Set up logging for the process and return the logger to bind names to.
 
@@ -36,6 +44,7 @@ def configure(
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
+            *([] if level == "debug" else [_AtMost(clock)]),
             _stamp,
             _flatten_exception,
             _harmless,
@@ -53,7 +62,9 @@ def configure(
 def unfiltered() -> structlog.stdlib.BoundLogger:
     """A logger for what is said at any level: where we listen."""
     everything = structlog.make_filtering_bound_logger(logging.NOTSET)
-    return cast(structlog.stdlib.BoundLogger, structlog.wrap_logger(None, wrapper_class=everything))
+    processors = [each for each in structlog.get_config()["processors"] if not isinstance(each, _AtMost)]
+    logger = structlog.wrap_logger(None, wrapper_class=everything, processors=processors)
+    return cast(structlog.stdlib.BoundLogger, logger)
 
 
 class _Lines:
@@ -75,6 +86,38 @@ class _Lines:
                 pass
 
     debug = info = warning = error = critical = exception = msg
+
+
+class _AtMost:
+    """Leaves out what is above LINES_PER_SECOND, a level for itself; the next line tells how many those were.
+
+    Whoever connects, and breaks a protocol, makes a line: a disk must not be what limits how many.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since = -math.inf
+        self._lines: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+
+    def __call__(self, _: Any, __: str, event: "Event") -> "Event":
+        level = event["level"]
+        if level not in _LIMITED:
+            return event
+        with self._lock:
+            now = self._clock()
+            if now >= self._since + 1:
+                self._since = now
+                self._lines.clear()
+            self._lines[level] += 1
+            if self._lines[level] > LINES_PER_SECOND:
+                self._left_out[level] += 1
+                raise structlog.DropEvent
+            left_out = self._left_out.pop(level, 0)
+        if left_out:
+            event["left_out"] = left_out
+        return event
 
 
 class _Forward(logging.Handler):

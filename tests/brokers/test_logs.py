@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.escape import escape, escape_name
-from brokers.logs import configure
+from brokers.logs import LINES_PER_SECOND, configure, unfiltered
 
 
 def lines(form: str, *events: tuple[str, dict[str, object]], level: str = "info") -> list[str]:
@@ -55,6 +55,36 @@ def test_a_long_name_is_cut_and_a_payload_is_only_measured() -> None:
     assert escape_name(b"x" * 5000) == "<5000 bytes>"
     (line,) = lines("text", ("refused", {"body": memoryview(b"secret" * 1000)}))
     assert "secret" not in line
+
+
+def test_a_flood_of_lines_is_left_out_and_told_of() -> None:
+    stream = io.StringIO()
+    now = [5.0]
+    log = configure("info", "text", stream, lambda: now[0])
+    for number in range(3 * LINES_PER_SECOND):
+        log.info("protocol error", number=number)
+        log.error("a session crashed")
+    log.warning("connections refused")
+    unfiltered().info("ready")
+    now[0] += 1
+    log.info("protocol error", number="last")
+    log.info("stopping")
+    told = stream.getvalue()
+    assert told.count("protocol error") == LINES_PER_SECOND + 1
+    assert told.count("a session crashed") == 3 * LINES_PER_SECOND, "errors are never left out"
+    *_, refused, ready, last, stopping = told.splitlines()
+    assert refused.endswith("connections refused")
+    assert ready.endswith("ready")
+    assert last.endswith(f"protocol error  number=last left_out={2 * LINES_PER_SECOND}")
+    assert stopping.endswith("stopping")
+
+
+def test_at_level_debug_no_line_is_left_out() -> None:
+    stream = io.StringIO()
+    log = configure("debug", "text", stream, lambda: 5.0)
+    for _ in range(3 * LINES_PER_SECOND):
+        log.info("protocol error")
+    assert stream.getvalue().count("protocol error") == 3 * LINES_PER_SECOND
 
 
 def test_different_names_never_look_the_same() -> None:
