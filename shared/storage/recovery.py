@@ -17,10 +17,10 @@ from shared.storage.catalog import Catalog, LogLine
 from shared.storage.clock import Clock
 from shared.storage.disk import Disk
 from shared.storage.files import describe
-from shared.storage.format import INDEX_HEADER_BYTES, Kind
+from shared.storage.format import INDEX_HEADER_BYTES, Entry, Kind
 from shared.storage.journal import segment_path, write_all
 from shared.storage.log_recovery import Piece, Pieces, RecoveredLog, Segments, recover_log
-from shared.storage.replay import Replay, SegmentFile
+from shared.storage.replay import Found, Replay, SegmentFile
 from shared.storage.settings import Durability
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -207,40 +207,37 @@ class _Changes:
     pieces: dict[int, Pieces] = attrs.Factory(dict)
     seen_id: int = 0
 
+    def take(self, found: Found, entry: Entry, payload: bytes) -> None:
+        """What an entry of the batch says, whose payload this is."""
+        log_id = entry.log_id
+        self.seen_id = max(self.seen_id, log_id)
+        if entry.kind == Kind.APPEND:
+            position = found.position + format.BATCH_HEADER_BYTES + entry.body_start
+            length, time_ms = entry.body_end - entry.body_start, found.batch.time_ms
+            piece = Piece(found.segment, position, length, entry.offset, entry.records, time_ms)
+            self.pieces.setdefault(log_id, []).append(piece)
+        elif entry.kind == Kind.CREATE:
+            line = catalog.unpack_create(log_id, payload[entry.body_start : entry.body_end])
+            self.created[log_id] = line
+            self._change_mode(log_id, line.mode)
+        elif entry.kind == Kind.DELETE:
+            self.deleted.add(log_id)
+        elif entry.kind == Kind.FIRST:
+            self.first[log_id] = max(self.first.get(log_id, 0), entry.offset)
+        elif entry.kind == Kind.MODE:
+            self._change_mode(log_id, payload[entry.body_start : entry.body_end].decode())
+
+    def _change_mode(self, log_id: int, mode: str) -> None:
+        self.mode[log_id] = mode
+        if Durability.parse(mode).direct:
+            self.direct.add(log_id)
+
 
 def _gather(disk: Disk, scanned: Replay) -> _Changes:
     changes = _Changes()
-    for found, (batch, payload) in zip(
-        scanned.batches, replay.read_payloads(disk, scanned.batches), strict=True
-    ):
-        entries = format.unpack_entries(payload, batch.entries) or []
-        base = found.position + format.BATCH_HEADER_BYTES
-        for entry in entries:
-            log_id = entry.log_id
-            changes.seen_id = max(changes.seen_id, log_id)
-            body = payload[entry.body_start : entry.body_end]
-            if entry.kind == Kind.APPEND:
-                changes.pieces.setdefault(log_id, []).append(
-                    Piece(
-                        found.segment,
-                        base + entry.body_start,
-                        len(body),
-                        entry.offset,
-                        entry.records,
-                        batch.time_ms,
-                    )
-                )
-            elif entry.kind == Kind.CREATE:
-                line = changes.created[log_id] = catalog.unpack_create(log_id, body)
-                changes.mode[log_id] = line.mode
-            elif entry.kind == Kind.DELETE:
-                changes.deleted.add(log_id)
-            elif entry.kind == Kind.FIRST:
-                changes.first[log_id] = max(changes.first.get(log_id, 0), entry.offset)
-            elif entry.kind == Kind.MODE:
-                changes.mode[log_id] = body.decode()
-            if log_id in changes.mode and Durability.parse(changes.mode[log_id]).direct:
-                changes.direct.add(log_id)
+    for found, payload in replay.read_payloads(disk, scanned.batches):
+        for entry in format.unpack_entries(payload, found.batch.entries) or []:
+            changes.take(found, entry, payload)
     return changes
 
 

@@ -141,7 +141,7 @@ def read_payload(disk: Disk, fd: int, found: Found) -> bytes:
     return disk.read(fd, found.batch.payload_bytes, start)
 
 
-def read_payloads(disk: Disk, batches: list[Found]) -> Iterator[tuple[Batch, bytes]]:
+def read_payloads(disk: Disk, batches: list[Found]) -> Iterator[tuple[Found, bytes]]:
     """The batches again, each with its payload, one in memory at a time."""
     fd, opened = -1, None
     try:
@@ -152,7 +152,7 @@ def read_payloads(disk: Disk, batches: list[Found]) -> Iterator[tuple[Batch, byt
                     opened = None
                 fd = disk.open(segment_path(found.segment.lsn))
                 opened = found.segment
-            yield found.batch, read_payload(disk, fd, found)
+            yield found, read_payload(disk, fd, found)
     finally:
         if opened is not None:
             disk.close(fd)

@@ -73,8 +73,8 @@ def _batches(disk: Disk) -> Iterator[tuple[int, int]]:
 def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, str], int]:
     """The logs that replay will make, by namespace and file."""
     created: dict[int, LogLine] = {}
-    for batch, payload in replay.read_payloads(disk, replay.scan(disk, journal_id, replay_lsn).batches):
-        for entry in format.unpack_entries(payload, batch.entries) or []:
+    for found, payload in replay.read_payloads(disk, replay.scan(disk, journal_id, replay_lsn).batches):
+        for entry in format.unpack_entries(payload, found.batch.entries) or []:
             if entry.kind == Kind.CREATE:
                 body = bytes(payload[entry.body_start : entry.body_end])
                 created[entry.log_id] = unpack_create(entry.log_id, body)

@@ -333,10 +333,8 @@ def _catalog(disk: Disk) -> Catalog:
 
 
 def _apply(view: FolderView, journal: Replay) -> None:
-    where = {found.batch.lsn: found for found in journal.batches}
-    for batch, payload in replay.read_payloads(view.disk, journal.batches):
-        found = where[batch.lsn]
-        entries = format.unpack_entries(payload, batch.entries)
+    for found, payload in replay.read_payloads(view.disk, journal.batches):
+        entries = format.unpack_entries(payload, found.batch.entries)
         if entries is None:  # it changed since the scan
             view.bad_entries += 1
             continue
