@@ -15,7 +15,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError
 
-from brokers import operating, plugs
+from brokers import plugs, server_verbs
 from brokers.commands import add_commands
 from brokers.errors import ExitCode, exit_code
 from brokers.escape import NAME_MAX, escape
@@ -106,7 +106,7 @@ def _run(arguments: Sequence[str]) -> int:
         result = trio.run(_finish, result, output)
     code = int(ExitCode.OK)
     if _is_for_the_server(result):
-        result = operating.ask(result)
+        result = server_verbs.ask(result)
     if isinstance(result, Outcome):
         result, code = result.shown, result.code
     output.show(result)

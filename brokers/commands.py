@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from brokers import operating, storing
+from brokers import folder_verbs, server_verbs
 from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_flags
 from shared.options import Json
 
@@ -20,8 +20,8 @@ def add_commands(app: App, root: Callable[[], App]) -> None:
     """Put the host's verbs into `app`; `root` makes the whole tree, for completion scripts."""
     app.command(with_host_flags(serve), help_epilogue=_SERVE_EXAMPLES)
     app.command(_config_app())
-    operating.add_commands(app)
-    storing.add_commands(app)
+    server_verbs.add_commands(app)
+    folder_verbs.add_commands(app)
     app.command("brokers.bench.cli:app", name="bench", help=BENCH_HELP)
     app.command("brokers.pipeline.verbs:app", name="pipeline", help=PIPELINE_HELP)
     app.command(completion(root), name="completion", help_epilogue=_COMPLETION_EXAMPLES)

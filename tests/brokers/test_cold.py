@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers import operating
+from brokers import server_verbs
 from brokers.cli import run
 from brokers.errors import ExitCode, Refusal
 from shared.errors import StoreInUse
@@ -15,7 +15,7 @@ from tests.support.server import Server, speak
 
 
 def groups(folder: Path, *, cold: bool = True, verb: str = "groups") -> object:
-    return operating.ask(VerbRequest("logmq", verb, {"topic": "t"}, folder, cold=cold))
+    return server_verbs.ask(VerbRequest("logmq", verb, {"topic": "t"}, folder, cold=cold))
 
 
 def test_the_same_answer_from_the_server_and_from_its_folder(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_protocols_own_folder_counts_where_the_usual_one_is_not(
     def asked() -> str:
         request = VerbRequest("logmq", "groups", {}, own_dir=Path("own"))
         with pytest.raises(Refusal) as refused:
-            operating.ask(request)
+            server_verbs.ask(request)
         return str(refused.value)
 
     assert "the data folder data " in asked()
@@ -76,7 +76,7 @@ def test_where_a_file_names_no_folder_the_usual_one_counts(
     Path("own").mkdir()
     Path("b.toml").write_text("[serve]\nlog_level = 'debug'")
     with pytest.raises(Refusal, match="the data folder own "):
-        operating.ask(VerbRequest("logmq", "groups", {}, own_dir=Path("own"), config=Path("b.toml")))
+        server_verbs.ask(VerbRequest("logmq", "groups", {}, own_dir=Path("own"), config=Path("b.toml")))
 
 
 def test_a_file_is_no_data_folder(tmp_path: Path) -> None:

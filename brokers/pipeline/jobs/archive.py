@@ -68,9 +68,9 @@ def archive(
     from brokers.pipeline.session import require_spark
 
     require_spark()
-    from brokers.operating import there
     from brokers.pipeline.archive.feed import Feed
     from brokers.pipeline.source.options import parse
+    from brokers.server_verbs import there
 
     for flag, number, least in (
         ("--trigger", trigger, 0.01),

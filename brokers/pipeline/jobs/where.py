@@ -143,7 +143,7 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
 
 def check_folder(path: Path) -> None:
     """Raises StoreFormat, Refusal where it is not there, OSError."""
-    from brokers.operating import there
+    from brokers.server_verbs import there
     from shared.storage.os_disk import OsDisk
     from shared.storage.tools.view import check_format
 

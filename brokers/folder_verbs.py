@@ -8,8 +8,8 @@ from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import ConfigFile
-from brokers.operating import DataDir, copied, data_folder, there
 from brokers.render import Outcome, Several, progress
+from brokers.server_verbs import DataDir, copied, data_folder, there
 from shared.options import Json
 
 Namespace = Annotated[str, Parameter(help="The log's namespace: the folder it is in, as logmq.")]
