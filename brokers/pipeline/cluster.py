@@ -6,6 +6,7 @@ set here is what Spark leaves open: the REST port, over which anybody may submit
 
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from brokers.errors import ExitCode, Refusal
 from shared.errors import UsageError
+from shared.net.listeners import resolve
 from shared.options import BoundPort
 
 Host = Annotated[str | None, Parameter(help="Listen on this host's address; the cluster finds it by it.")]
@@ -91,4 +94,26 @@ def environ(given: Mapping[str, str], home: Path) -> dict[str, str]:
 
 
 def _host(host: str | None) -> list[str]:
-    return ["--host", host] if host is not None else []
+    """As Spark's argument. Raises Refusal where nothing can listen, for which Spark has a stack trace."""
+    if host is None:
+        return []
+    name = host.removeprefix("[").removesuffix("]")
+    error = _fault(name)
+    if error is not None:
+        raise Refusal(f"--host: cannot listen on {name}: {error.strerror}", ExitCode.CONFIGURATION)
+    return ["--host", f"[{name}]" if ":" in name else name]
+
+
+def _fault(host: str) -> OSError | None:
+    """Why nothing can listen on any of a host's addresses; None where something can."""
+    fault = None
+    try:
+        for family, address in resolve(host, 0, socket.SOCK_STREAM):
+            try:
+                socket.create_server((address, 0), family=family).close()
+                return None
+            except OSError as error:  # the next may do: `localhost` has an address that not every machine has
+                fault = error
+    except OSError as error:
+        return error
+    return fault
