@@ -77,7 +77,10 @@ class Subscriber(Receiver[Message]):
 @asynccontextmanager
 async def open_publisher(host: str = "127.0.0.1", port: int = PORT) -> AsyncIterator[Publisher]:
     """A publisher. Raises OSError where `host` cannot be resolved."""
-    found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM)
+    try:
+        found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM)
+    except UnicodeError as error:  # no host can have that name (`a..b`)
+        raise trio.socket.gaierror(trio.socket.EAI_NONAME, f"{host!r} is not the name of a host") from error
     family, kind, protocol, _, address = found[0]
     with trio.socket.socket(family, kind, protocol) as sock:
         await sock.connect(address)

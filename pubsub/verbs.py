@@ -79,7 +79,7 @@ def subscriber(
         raise UsageError("CLIENT-ID", str(error)) from None
     try:
         sock = socket.create_connection((ip, port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: no host can have that name (`a..b`)
         why = f"no pub/sub server answers ({error})"
         raise ConnectionRefusedError(errno.ECONNREFUSED, why, f"{ip}:{port}") from error
     with sock:

@@ -64,7 +64,8 @@ class Address:
                 return tls
         except ssl.SSLError:
             raise
-        except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
+        # A UnicodeError: no host can have that name (`a..b`).
+        except (OSError, UnicodeError, trio.TooSlowError, trio.BrokenResourceError) as error:
             why = f"no {self.kind} server answers ({error or type(error).__name__})"
             raise ConnectionRefusedError(errno.ECONNREFUSED, why, f"{self.host}:{self.port}") from error
 

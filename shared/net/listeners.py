@@ -104,8 +104,11 @@ def bind_each(
 
 
 def resolve(host: str, port: int, kind: int) -> list[tuple[int, str]]:
-    """Families and numeric addresses, without duplicates, in the system's order."""
-    found = socket.getaddrinfo(host or None, port, type=kind, flags=socket.AI_PASSIVE)
+    """Families and numeric addresses, without duplicates, in the system's order. Raises OSError."""
+    try:
+        found = socket.getaddrinfo(host or None, port, type=kind, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:  # no host can have that name: `a..b`, or a part of above 63 letters
+        raise socket.gaierror(socket.EAI_NONAME, "not the name of a host") from error
     if host == "":  # a machine without IPv6 still names it
         found = [each for each in found if each[0] != socket.AF_INET6 or socket.has_dualstack_ipv6()]
     return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))

@@ -324,6 +324,7 @@ def test_how_servers_are_reached_is_an_option(given: dict[str, str], reach: Reac
         ({"tls": "perhaps"}, "tls: not true or false"),
         ({"retryTimeoutMs": "0"}, "retryTimeoutMs: not a whole number above 0"),
         ({"replyTimeoutMs": str(1 << 31)}, "replyTimeoutMs: above 2147483647"),
+        ({"servers": "a..b:1"}, "servers: 'a..b' is not the name of a host"),
         ({"servers": "http://a:1"}, "servers: 'http://a:1' is not host:port"),
         ({"namespace": "dms"}, "namespace: only a data folder"),
         ({"unverified": "fail"}, "unverified: only a data folder"),

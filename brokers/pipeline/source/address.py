@@ -31,6 +31,10 @@ class Server:
             raise ValueError(f"{host!r}: an IPv6 address stands in brackets, [{host}]:{PORT}")
         if not host or any(letter.isspace() or letter == "/" for letter in host):
             raise ValueError(f"{text.strip()!r} is not host:port")
+        try:
+            host.encode("idna")  # as whoever resolves it does
+        except UnicodeError:
+            raise ValueError(f"{host!r} is not the name of a host") from None
         if not colon:
             return cls(host)
         if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):

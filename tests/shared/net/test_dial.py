@@ -43,6 +43,11 @@ def test_a_file_that_is_something_else_is_named_with_its_flag(tmp_path: Path, fl
         tls_context(wanted=True, **{**NOTHING, flag: other})
 
 
+async def test_a_name_that_no_host_can_have_is_one_clear_line() -> None:
+    with pytest.raises(ConnectionRefusedError, match="no DMS server answers"):
+        await Address("a..b", 1, kind="DMS").open()
+
+
 @pytest.mark.parametrize("far", [False, True])
 async def test_a_server_on_another_machine_is_asked_whether_it_is_still_there(
     far: bool, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 """Binding, and taking connections within the caps."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -43,9 +44,10 @@ def test_an_address_that_is_not_ours_is_one_clear_line() -> None:
         bind_tcp("192.0.2.1", 0, SETTINGS)
 
 
-def test_a_name_that_does_not_exist_is_one_clear_line() -> None:
-    with pytest.raises(CannotListen, match=r"cannot listen on no-such-host\.invalid:1: "):
-        bind_tcp("no-such-host.invalid", 1, SETTINGS)
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "a..b"])
+def test_a_name_that_does_not_exist_is_one_clear_line(name: str) -> None:
+    with pytest.raises(CannotListen, match=rf"cannot listen on {re.escape(name)}:1: "):
+        bind_tcp(name, 1, SETTINGS)
 
 
 def test_port_zero_picks_one_for_all_addresses_of_a_name() -> None:
