@@ -68,7 +68,7 @@ def doctor(
     """Say what Spark jobs need here, what of it is missing, and how to get it.
 
     Looks at Python, the packages of the extra and their versions, Java and its
-    launcher, memory, disk and ports; nothing needs to be installed for that. The
+    launcher, memory, disk, the temporary folder and ports; nothing needs to be installed for that. The
     exit code is 1 where something is missing without which nothing works.
     """
     found = list(findings(start=start))
@@ -84,6 +84,7 @@ def findings(*, start: bool = False, environ: Mapping[str, str] = os.environ) ->
     yield shell(environ)
     yield memory()
     yield disk()
+    yield libraries(environ)
     yield loopback()
     yield from ports()
     if start:
@@ -211,6 +212,40 @@ def disk() -> Finding:
     if free < DISK_LEAST:
         return Finding("disk", State.WARNING, text, "SPARK_LOCAL_DIRS names another folder")
     return Finding("disk", State.OK, text)
+
+
+def libraries(environ: Mapping[str, str]) -> Finding:
+    """Whether Java can load what Spark unpacks in its temporary folder, which may be mounted noexec."""
+    said = " ".join(environ.get(name, "") for name in _OPTIONS_OF_JAVA)
+    folder = (re.findall(r"-Djava\.io\.tmpdir=(\S+)", said) or ["/tmp"])[-1]
+    try:
+        runs = may_execute(folder)
+    except OSError as error:
+        return Finding("libraries", State.WARNING, f"{folder}: {error.strerror}", _ANOTHER_FOLDER)
+    if not runs:
+        advice = f"Spark cannot read or write Parquet of zstd (an archive) or snappy: {_ANOTHER_FOLDER}"
+        return Finding("libraries", State.WARNING, f"nothing can be loaded from {folder} (noexec)", advice)
+    return Finding("libraries", State.OK, f"can be loaded from {folder}")
+
+
+_OPTIONS_OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+"""Where those of a driver's Java may stand, the last counts most. (TMPDIR is nothing to Java.)"""
+_ANOTHER_FOLDER = (
+    "SPARK_SUBMIT_OPTS=-Djava.io.tmpdir=FOLDER names another; for executors of a cluster "
+    "spark.executor.extraJavaOptions"
+)
+
+
+def may_execute(folder: str) -> bool:
+    """Whether a program in a folder may be run, which is put there and removed. Raises OSError."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix="brokers-doctor-") as own:
+        program = Path(own, "program")
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o700)
+        try:
+            return subprocess.run([program], check=False).returncode == 0
+        except PermissionError:
+            return False
 
 
 def loopback() -> Finding:

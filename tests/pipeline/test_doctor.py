@@ -1,5 +1,6 @@
 """What the doctor finds, here and where something is missing."""
 
+import errno
 import json
 import os
 import socket
@@ -74,6 +75,29 @@ def test_a_java_that_is_too_old_is_told(tmp_path: Path) -> None:
     old.chmod(0o755)
     first = next(iter(doctor.javas({"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"})))
     assert first == Finding("java (JAVA_HOME)", State.WARNING, f"{tmp_path} is Java 11", "Java 17 or later")
+
+
+def test_a_temporary_folder_that_nothing_runs_in_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = f"-Djava.io.tmpdir={tmp_path / 'other'} -Djava.io.tmpdir={tmp_path}"
+    environ = {"JAVA_TOOL_OPTIONS": "-Djava.io.tmpdir=/nowhere", "SPARK_SUBMIT_OPTS": given}
+    assert doctor.libraries(environ) == Finding("libraries", State.OK, f"can be loaded from {tmp_path}")
+    assert doctor.libraries({"JAVA_TOOL_OPTIONS": given + "/nowhere"}).found.endswith(
+        "nowhere: No such file or directory"
+    )
+
+    def refused(command: list[Path], **_: object) -> None:
+        assert os.access(command[0], os.X_OK)
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(
+        subprocess, "run", refused
+    )  # as execve has it of a file system that is mounted noexec
+    found = doctor.libraries(environ)
+    assert (found.state, found.found) == (State.WARNING, f"nothing can be loaded from {tmp_path} (noexec)")
+    assert "-Djava.io.tmpdir=FOLDER" in found.advice
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_port_that_is_taken_is_told_with_what_it_is_for() -> None:
