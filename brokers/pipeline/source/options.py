@@ -182,7 +182,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         for name in _PER_TRIGGER:
             if options.has(name):
                 raise ConfigError(name, "a batch has no triggers; only a stream takes this")
-    topics = _topics(options, name_check=_served_name if servers else str)
+    topics = _topics(options, name_check=served_name if servers else str)
     return Options(
         paths,
         servers,
@@ -276,7 +276,8 @@ def _topics(options: Given, name_check: Callable[[str], str]) -> Topics:
     return Topics(names, option=given[0])
 
 
-def _served_name(name: str) -> str:
+def served_name(name: str) -> str:
+    """The same. Raises ValueError for what no topic of a server can be called."""
     try:
         return topic_untrusted(name.encode())
     except Refusal as error:

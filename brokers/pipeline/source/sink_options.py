@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import attrs
 
 from brokers.pipeline.source.address import Reach, Server, parse_servers
-from brokers.pipeline.source.options import REACH_NAMES, Given, count, reach, size
-from logmq.wire import NAME_BYTES_MAX, SKIPPED_BODY_BYTES_MAX, Refusal, name_untrusted, topic_untrusted
+from brokers.pipeline.source.options import REACH_NAMES, Given, count, reach, served_name, size
+from logmq.wire import NAME_BYTES_MAX, SKIPPED_BODY_BYTES_MAX, Refusal, name_untrusted
 from shared.errors import ConfigError
 
 BATCH_BYTES = 1024 * 1024
@@ -49,18 +49,11 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     return SinkOptions(
         servers[0],
         reach(options),
-        options.take("topic", _topic, None),
+        options.take("topic", served_name, None),
         options.take("writer", _writer, None),
         options.take("epoch", _epoch, 0),
         options.take("batchBytes", _batch_bytes, BATCH_BYTES),
     )
-
-
-def _topic(text: str) -> str:
-    try:
-        return topic_untrusted(text.encode())
-    except Refusal as error:
-        raise ValueError(error.text) from None
 
 
 def _writer(text: str) -> str:

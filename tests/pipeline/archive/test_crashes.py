@@ -10,8 +10,17 @@ from brokers.pipeline.archive import folder as folders
 from brokers.pipeline.archive import names
 from brokers.pipeline.archive.files import write_new
 from brokers.pipeline.archive.folder import ArchiveFolder
+from brokers.pipeline.archive.manifest import Range, Settlement, Span
 from shared.storage import format
-from tests.pipeline.archive.model import Archiver, check_done, check_readers, glob
+from tests.pipeline.archive.model import (
+    Archiver,
+    archived,
+    check_done,
+    check_readers,
+    glob,
+    identity,
+    write_fresh,
+)
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import FakeDisk, Operation
 
@@ -130,6 +139,58 @@ def test_a_move_before_its_commit_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(folders, "write_new", write_late)
     with pytest.raises((AssertionError, Refusal)):
         test_killed_between_any_two_operations_it_ends_with_each_record_once()
+
+
+def test_both_folders_of_a_move_are_synced_before_the_next_commit() -> None:
+    """Either is enough where a rename is one change of the file system's, as on the fake disk."""
+    disk = FakeDisk()
+    open_folders: set[str] = set()
+    moves = 0
+
+    def before(operation: Operation) -> None:
+        nonlocal moves
+        folder = operation.path.rpartition("/")[0]
+        if operation.kind == "rename":
+            moves += 1
+            open_folders.update((folder, f"{names.FRESH}/{folder}"))
+        elif operation.kind == "sync_folder":
+            open_folders.discard(operation.path)
+        elif folder == names.MANIFESTS:
+            assert not open_folders
+
+    disk.before = before
+    Archiver(disk, run=1).go()
+    assert moves > 5
+
+
+def test_what_was_settled_stays_for_readers_until_their_time_is_over() -> None:
+    disk = FakeDisk()
+    folder = ArchiveFolder(disk, "logmq")
+    folder.recover()
+    for at in (0, 10):
+        part = write_fresh(disk, "orders", at, at + 10, f"a-{at}")
+        span = Span(identity("orders"), "orders", "orders", "", Range(at, at + 10), [part])
+        folder.commit(folder.manifest.advance([span], 0, direct_bytes=1 << 30))
+    held = folder.manifest.hot
+    merged = write_fresh(disk, "orders", 0, 20, "b")
+    folder.commit(folder.manifest.settle([Settlement([merged], held)], 0, kept_ms=100))
+    assert folder.sweep() == 0
+    ArchiveFolder(disk, "logmq").recover()
+    assert archived(disk, [part.fresh_path for part in held]) == {"orders": [0, 10]}
+    folder.commit(folder.manifest.without_retired(100))
+    assert [path for path in disk.contents() if path.startswith(names.FRESH)] == []
+
+
+def test_a_committed_file_that_is_at_neither_place_is_damage() -> None:
+    disk = FakeDisk()
+    folder = ArchiveFolder(disk, "logmq")
+    folder.recover()
+    part = write_fresh(disk, "orders", 0, 10, "a")
+    span = Span(identity("orders"), "orders", "orders", "", Range(0, 10), [part])
+    folder.commit(folder.manifest.advance([span], 0, direct_bytes=1))
+    disk.unlink(part.path)
+    with pytest.raises(folders.ArchiveDamaged, match="was committed, and is not there"):
+        ArchiveFolder(disk, "logmq").recover()
 
 
 def test_a_second_archiver_that_slipped_past_the_lock_stops_at_its_first_commit() -> None:

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from brokers.pipeline.archive.feed import Feed
+from brokers.pipeline.archive.feed import Feed, Look
 from brokers.pipeline.archive.manifest import LogState, Manifest
+from brokers.pipeline.archive.plan import Extent
 from brokers.pipeline.source.options import parse
+from brokers.pipeline.source.origin import LogSpot
 from tests.support.folders import fill
 from tests.support.server import Server, speak
 
@@ -28,6 +30,7 @@ def records(feed: Feed) -> list[tuple[str, int, bytes]]:
     with feed.look() as look:
         for log in look.extents(Manifest()):
             edges = [log.first, *look.cuts(log, log.first, log.end, 1), log.end]
+            assert edges == sorted(set(edges))
             for low, high in pairwise(edges):
                 for batch in feed.batches(log, low, high):
                     offsets, values = (batch.column(name).to_pylist() for name in ("offset", "value"))
@@ -43,6 +46,21 @@ def test_a_data_folder_is_the_same_wherever_it_is(tmp_path: Path) -> None:
     feed = Feed(parse({"paths": paths, "subscribe": "orders"}))
     assert names(feed, Manifest()) == before
     assert records(feed) == [("orders", 0, b"a"), ("orders", 5, b"b")]
+
+
+def test_whether_a_log_was_made_again_is_asked_of_its_place_with_what_is_archived_of_it() -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Place:
+        def is_other(self, *question: object) -> bool:
+            asked.append(question)
+            return True
+
+    spot = LogSpot("here", "orders", 8, 0, 30)
+    look = Look(Feed(parse({"path": "here", "subscribe": "orders"})), {"here": Place()})  # type: ignore[dict-item]
+    log = LogState("orders@x#1", "orders@x", "orders", "7", 0, 20, 10)
+    assert look.is_another(log, Extent("orders@x", "orders", 0, 30, "8", spot))
+    assert asked == [(spot, 7, 20)]
 
 
 def test_servers_are_known_by_their_address_but_one_may_be_renamed(

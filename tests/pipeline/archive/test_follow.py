@@ -1,9 +1,10 @@
 """How an archive that follows meets what fails, without Spark: the stand-ins do no work."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -12,7 +13,9 @@ import pytest
 from brokers.errors import Refusal
 from brokers.pipeline.archive.folder import ArchiveFolder
 from brokers.pipeline.archive.job import Archiver, Settings
-from brokers.pipeline.archive.manifest import Manifest
+from brokers.pipeline.archive.manifest import Manifest, Range
+from brokers.pipeline.archive.plan import Cuts, Extent, Target
+from brokers.pipeline.archive.writer import Written
 from tests.support.fake_disk import FakeDisk, Operation
 
 QUICK = Settings(trigger_seconds=0.0)
@@ -23,6 +26,7 @@ class Spark:
     """A context that lives, or does not."""
 
     lives: bool = True
+    defaultParallelism: int = 1  # noqa: N815
 
     @property
     def sparkContext(self) -> Any:  # noqa: N802 - Spark's name
@@ -89,6 +93,47 @@ def test_one_that_stays_away_ends_it() -> None:
     with pytest.raises(OSError, match="not reached"):
         list(job.follow())
     assert len(warned) <= 1
+
+
+def test_patience_begins_anew_with_each_round_that_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, now = Feed(0), [1000.0]
+    clock = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: now[0])
+    monkeypatch.setattr("brokers.pipeline.archive.job.time", clock)
+    job, warned = archiver(feed, settings=attrs.evolve(QUICK, patience_seconds=50.0))
+    failing = [True, False, True, True, True]
+    rounds = iter(failing)
+
+    @contextmanager
+    def look() -> Iterator[Any]:
+        now[0] += 30
+        feed.failures = int(next(rounds))
+        with Feed.look(feed) as found:
+            yield found
+
+    job.feed = attrs.make_class("Watched", {"look": attrs.field(default=look)})()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="not reached"):
+        list(job.follow())
+    assert next(rounds, None) is None
+    assert len(warned) == 3
+
+
+def test_once_ends_with_what_was_there_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = itertools.count(10, 10)
+
+    class Growing(Feed):
+        def extents(self, known: Manifest) -> list[Any]:
+            return [Extent("orders@x", "orders", 0, next(ends))]
+
+        def cuts(self, *_: object) -> list[int]:
+            return []
+
+    def written(self: Archiver, wanted: Sequence[Target], cuts: Cuts) -> dict[tuple[str, Range], Written]:
+        return {(target.identity, target.range): Written([], [target.range]) for target in wanted}
+
+    monkeypatch.setattr(Archiver, "_written", written)
+    job, _ = archiver(Growing(0), Spark())
+    rounds = list(itertools.islice(job.once(), 5))
+    assert [(each.bytes, each.behind_bytes) for each in rounds] == [(10, 0)]
 
 
 def test_a_jvm_that_has_ended_ends_it_at_once() -> None:

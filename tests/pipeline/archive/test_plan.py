@@ -49,6 +49,8 @@ def test_a_known_log_is_archived_from_where_it_was_left() -> None:
     (target,) = targets(extent(0, 150))
     assert (target.identity, target.range, target.event) == (HALF.identity, Range(100, 150), "")
     assert targets(extent(0, 100)) == []
+    (target,) = targets(extent(100, 150))  # retention has taken just what is archived
+    assert (target.range, target.gap, target.loss) == (Range(100, 150), None, False)
 
 
 def test_a_log_made_again_is_another_one_even_where_it_is_longer() -> None:
@@ -140,6 +142,21 @@ def span(start: int, end: int, *parts: Part, gaps: Sequence[Range] = ()) -> Span
 def test_a_commit_that_does_not_tile_the_log_is_refused(wrong: Span) -> None:
     with pytest.raises(NotContinuous):
         Manifest(logs={HALF.key: HALF}).advance([wrong], 0, 0)
+
+
+def test_what_is_large_goes_to_its_final_place_at_once_unless_something_older_is_fresh() -> None:
+    def after(manifest: Manifest, added: Span) -> tuple[int, int, int, int]:
+        following = manifest.advance([added], 0, direct_bytes=50)
+        log = following.logs[HALF.key]
+        return log.settled, log.records, len(following.hot), len(following.moves)
+
+    now = Manifest(logs={HALF.key: HALF})
+    fresh = now.advance([span(100, 110, part(100, 110))], 0, direct_bytes=50)
+    assert after(now, span(100, 110, part(100, 110, size=49))) == (100, 11, 1, 0)
+    assert after(now, span(100, 110, part(100, 110, size=50))) == (110, 11, 0, 1)
+    assert after(now, span(100, 110, gaps=[Range(100, 110)])) == (110, 10, 0, 0)
+    assert after(fresh, span(110, 120, part(110, 120, size=50))) == (100, 12, 2, 0)
+    assert after(fresh, span(110, 120, gaps=[Range(110, 120)])) == (100, 11, 1, 0)
 
 
 def test_a_settlement_of_other_records_than_the_oldest_fresh_ones_is_refused() -> None:

@@ -1,5 +1,6 @@
 """Ranges of logs as Parquet files, compared with the records as plain Python has them."""
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -105,6 +106,25 @@ def test_records_that_do_not_tile_the_range_are_refused(
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
+def test_records_before_the_range_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotContinuous, match="a record at 0 after all up to 5"):
+        write(tmp_path, work(5, 10), [batch(laid([b"a", b"b"], [0, 0]))])
+
+
+def test_a_file_is_synced_whole_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[int, int]] = []
+
+    def sync(fd: int) -> None:
+        assert list(tmp_path.rglob("*.parquet")) == []
+        synced.append((os.fstat(fd).st_ino, os.fstat(fd).st_size))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    (part,) = write(tmp_path, work(0, 5), [batch(laid([b"a"], [0]))]).parts
+    assert synced == [((tmp_path / part.fresh_path).stat().st_ino, part.file_bytes)]
+
+
 def test_gaps_that_are_allowed_are_told_and_part_the_files(tmp_path: Path) -> None:
     records = laid([b"a", b"b"], [0, 0], start=3) + laid([b"c"], [0], start=20)
     written = write(tmp_path, work(0, 30, gaps=True), [batch(records)])
@@ -126,6 +146,22 @@ def test_fresh_files_become_one_file_a_day(tmp_path: Path) -> None:
     merged = writer.merge(tmp_path, Work("orders#1", "orders", Range(0, 20), "a-2"), parts)
     assert list(rows(tmp_path, merged.parts)) == first + second
     assert [(part.start, part.end) for part in merged.parts] == [(0, 15), (15, 20)]
+
+
+def test_files_with_a_gap_between_are_settled_and_keep_it(tmp_path: Path) -> None:
+    records = laid([b"a"], [0]) + laid([b"b"], [0], start=20)
+    parts = write(tmp_path, work(0, 25, gaps=True), [batch(records)]).parts
+    merged = writer.merge(tmp_path, Work("orders#1", "orders", Range(0, 25), "a-2"), parts)
+    assert list(rows(tmp_path, merged.parts)) == records
+    assert merged.gaps == [Range(5, 20)]
+
+
+def test_what_is_held_for_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "ROW_GROUP_BYTES", 100)
+    records = laid([b"x" * 100] * 5, [0] * 5)
+    (part,) = write(tmp_path, work(0, end_of(records)), [batch([each]) for each in records]).parts
+    assert pq.read_metadata(tmp_path / part.fresh_path).num_row_groups == 5
+    assert list(rows(tmp_path, [part])) == records
 
 
 def test_a_file_says_what_it_holds_and_nothing_unfinished_looks_like_one(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""What readers of an archive find, also while an archiver commits, and what is missing or double in it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from brokers.errors import Refusal
+from brokers.pipeline.archive import names, reading
+from brokers.pipeline.archive.files import Files
+from brokers.pipeline.archive.folder import ArchiveFolder, final_files
+from brokers.pipeline.archive.manifest import Manifest, Range, Settlement, Span
+from brokers.pipeline.archive.names import FileName
+from brokers.pipeline.archive.reading import Fault, committed, faults
+from tests.pipeline.archive.model import archived, identity, write_fresh
+from tests.support.fake_disk import FakeDisk
+
+
+def added(folder: ArchiveFolder, start: int, end: int, *, direct_bytes: int) -> Manifest:
+    """The next commit: these records of `orders`."""
+    part = write_fresh(folder.files, "orders", start, end, f"a-{start}")
+    span = Span(identity("orders"), "orders", "orders", "", Range(start, end), [part])
+    return folder.manifest.advance([span], 0, direct_bytes)
+
+
+@pytest.fixture
+def folder() -> ArchiveFolder:
+    """An archive of `orders`: of each of three days a file at its final place."""
+    folder = ArchiveFolder(FakeDisk(), "logmq")
+    folder.recover()
+    for start in (0, 40, 80):
+        folder.commit(added(folder, start, start + 40, direct_bytes=1))
+    return folder
+
+
+def test_a_reader_sees_each_record_once_though_files_are_settled_meanwhile(
+    folder: ArchiveFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for start in (120, 130):
+        folder.commit(added(folder, start, start + 10, direct_bytes=1 << 30))
+    before = folder.manifest
+    monkeypatch.setattr(reading, "newest", lambda files: before)
+    merged = write_fresh(folder.files, "orders", 120, 140, "b")
+    folder.commit(before.settle([Settlement([merged], before.hot)], 0, kept_ms=1000))
+    found = committed(folder.files)
+    assert archived(folder.files, [*found.settled, *found.fresh]) == {"orders": list(range(0, 140, 10))}
+
+
+def test_a_reader_finds_a_file_that_is_moved_while_it_looks(
+    folder: ArchiveFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following = added(folder, 120, 160, direct_bytes=1)
+    monkeypatch.setattr(reading, "newest", lambda files: following)
+
+    def overtaken(files: Files) -> Iterator[tuple[str, FileName]]:
+        found = list(final_files(files))
+        folder.commit(following)
+        return iter(found)
+
+    monkeypatch.setattr(reading, "final_files", overtaken)
+    found = committed(folder.files)
+    assert archived(folder.files, [*found.settled, *found.fresh]) == {"orders": list(range(0, 160, 10))}
+
+
+def test_what_is_missing_or_double_is_told_where_it_is(folder: ArchiveFolder) -> None:
+    def double(start: int, end: int) -> str:
+        part = write_fresh(folder.files, "orders", start, end, "b")
+        folder.files.rename(part.fresh_path, part.path)
+        return part.path
+
+    assert faults(folder.files) == []
+    extra = double(50, 60)
+    assert faults(folder.files) == [Fault("orders", "double", Range(50, 60))]
+    folder.files.unlink(extra)
+    first, middle, last = (path for path, _ in final_files(folder.files))
+    for path, missing in ((middle, Range(40, 80)), (last, Range(40, 120)), (first, Range(0, 120))):
+        folder.files.unlink(path)
+        assert faults(folder.files) == [Fault("orders", "missing", missing)]
+
+
+def test_a_topics_folder_is_named_as_spark_names_it_and_not_longer_than_can_be() -> None:
+    assert names.escape("a/b\n\x7f%ü") == "a%2Fb%0A%7F%25ü"
+    assert names.unescape(names.escape("a/b\n\x7f%ü")) == "a/b\n\x7f%ü"
+    longest = "x" * (255 - len("topic="))
+    assert names.folder(longest, "2026-01-31") == f"topic={longest}/date=2026-01-31"
+    with pytest.raises(Refusal, match="too long a name"):
+        names.folder(longest + "x", "2026-01-31")
