@@ -122,6 +122,7 @@ class Checkpointer:
             return await self._checkpoint(clean)
 
     async def _checkpoint(self, clean: bool) -> bool:
+        """Marks are written before stock is taken, so that few are left to be written behind it."""
         await self._marking.flush(0)
         stock = await self._take_stock(clean)
         if stock is None:

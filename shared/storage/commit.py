@@ -56,6 +56,7 @@ class Commit:
     direct_synced: set[Log] = attrs.Factory(set)
 
     def run(self) -> None:
+        """Write, sync, then fill the logs' files. What came of it stands in the fields: only bugs raise."""
         try:
             if self.sync_direct_first:
                 self._sync_direct()
@@ -109,6 +110,7 @@ class Commit:
         self.disk.sync_folder("")
 
     def _write(self, round_: Round) -> None:
+        """One round as one batch of the journal. Raises OSError where nothing of it stands; PoisonError."""
         if round_.broken is not None:
             raise PoisonError("what was promised to a batch is not in it") from round_.broken
         parts: list[bytes | memoryview] = []
@@ -146,6 +148,10 @@ class Commit:
     # -- behind the sync: the logs' own files
 
     def _apply(self, good: list[Round]) -> None:
+        """What a log's file does not take stays in memory, and is tried again: it is in the journal.
+
+        What goes around the journal is in the file or nowhere: a failure is `direct_error`.
+        """
         for round_ in good:
             for change in round_.changes:
                 if change.kind is Kind.DELETE:

@@ -267,6 +267,7 @@ class Committer:
         )
 
     def _journal_is_full(self) -> bool:
+        """Whether the next batch has no place until a checkpoint frees a segment."""
         journal = self.journal
         size = min(self._rounds[0].bytes, BATCH_PAYLOAD_MAX)
         return (
@@ -307,6 +308,7 @@ class Committer:
         self._rest()
 
     def _take(self) -> Commit:
+        """All that has gathered, as one commit: its logs are busy, its files pinned, until `_finish`."""
         rounds, self._rounds = self._rounds, []
         self._busy = True
         works: dict[Log, Work] = {}
@@ -350,6 +352,7 @@ class Committer:
     # -- the outcome
 
     def _finish(self, commit: Commit) -> None:
+        """What came of a commit, in this order: who waits for a ticket finds everything else in place."""
         for work in commit.works.values():
             self._give_back(work)
         good = commit.rounds if commit.good == len(commit.rounds) else commit.rounds[: commit.good]
@@ -362,11 +365,7 @@ class Committer:
             for change in round_.changes:
                 self._registry.changed(change)
         self._show(moved)
-        for round_ in good:
-            for mode, ticket in enumerate(round_.tickets):
-                if ticket is not None:
-                    failed = direct_failed and mode == Mode.DIRECT
-                    ticket.resolve(refusal(commit.direct_error) if failed else None)
+        self._resolve_tickets(good, commit.direct_error)
         if direct_failed:
             self._take_back(log for log, work in commit.works.items() if work.direct_meant)
         if commit.poison is not None:
@@ -385,6 +384,14 @@ class Committer:
             self._wake.set()
         self._rest()
 
+    def _resolve_tickets(self, good: list[Round], direct_error: OSError | None) -> None:
+        """Those of rounds that are written. `direct_error`: why what goes around the journal is not."""
+        for round_ in good:
+            for mode, ticket in enumerate(round_.tickets):
+                if ticket is not None:
+                    failed = direct_error is not None and mode == Mode.DIRECT
+                    ticket.resolve(refusal(direct_error) if failed else None)
+
     def _show(self, moved: Iterable[Log]) -> None:
         """Tell those who watch that these logs have something new."""
         for log in moved:
@@ -401,6 +408,7 @@ class Committer:
             call(callback)
 
     def _give_back(self, work: Work) -> None:
+        """The log may be looked at again; files that the commit opened stay open, as far as there is room."""
         log = work.log
         log.busy = False
         if work.made:

@@ -188,6 +188,7 @@ class Inventory:
     # -- what the committer tells
 
     def changed(self, change: Change) -> None:
+        """The change is durable: the next catalog has it."""
         log = change.log
         if change.kind is Kind.CREATE:
             self.logs[log.id] = log
@@ -211,6 +212,7 @@ class Inventory:
             self._stale[log] = None
 
     def undone(self, change: Change) -> None:
+        """The change could not be written: all is as before it."""
         log = change.log
         logs = self.namespaces[log.namespace].logs
         if change.kind is Kind.CREATE:

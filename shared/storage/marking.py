@@ -104,6 +104,7 @@ class Marking:
         return error is None and not unapplied
 
     def _write(self, writings: list[_Writing], room: int) -> None:
+        """In a thread: the new marks of all indexes at once; beyond the room for handles one by one."""
         together: list[_Writing] = []
         for writing in writings:
             try:

@@ -234,6 +234,7 @@ def _mark(disk: Disk, fd: int, log: Log, number: int) -> Mark | None:
 
 
 def _repair(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]:
+    """Keep what is good of an index, and make marks, of the bytes as they are, from there to `end`."""
     fd = open_for_writing(disk, files, log)
     try:
         number = (disk.size(fd) - INDEX_HEADER_BYTES) // MARK_BYTES

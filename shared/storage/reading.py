@@ -66,6 +66,7 @@ class _Request:
 
 
 _LATER = object()
+"""Instead of an answer: a thread reads, and the request is answered when it has."""
 
 # Instead of a mark's number:
 _OPEN = -1  # it is still growing, so that it was checked says nothing of what it becomes
@@ -180,6 +181,7 @@ class Reader:
         self._background(missing.load, then)
 
     def _serve(self, request: _Request) -> Any:
+        """The answer, or `_LATER`. Raises NotInMemory where the index must be read first, and StoreError."""
         log, offset = request.log, request.offset
         if log.deleted:
             raise LogDeleted
@@ -216,6 +218,7 @@ class Reader:
         return number, mark
 
     def _answer_memory(self, request: _Request, data: bytes) -> Any:
+        """The answer from records that no file is needed for; b"" at the visible end."""
         if request.want is Want.BYTES:
             return data
         if request.want is Want.START:
@@ -238,6 +241,7 @@ class Reader:
         return data[position:end]
 
     def _unapplied(self, request: _Request) -> bytes:
+        """Of records that are durable in the journal, which the log's file has not taken."""
         log, offset = request.log, request.offset
         start, data = next(part for part in reversed(log.unapplied) if part[0] <= offset)
         self._check_start(request, start, data)
@@ -260,6 +264,7 @@ class Reader:
     # -- single records: a mark's bytes, kept in memory
 
     def _serve_block(self, request: _Request, number: int, mark: Mark) -> Any:
+        """Of the mark that covers the offset: all its bytes are read, checked, and kept for the next."""
         log = request.log
         if log.unapplied and mark.end > log.unapplied[0][0]:
             # The mark's newest bytes are in memory only; those in the file were written by this process.
@@ -314,6 +319,10 @@ class Reader:
         return spans
 
     def _serve_spans(self, request: _Request, spans: list[tuple[int, Mark]]) -> Any:
+        """These marks from the request's offset on. For a range, what was checked before is not read again.
+
+        Where a later mark is damaged the answer ends before it; where the first is, CorruptRecord is raised.
+        """
         log, offset = request.log, request.offset
         first = spans[0][1]
         start_known = offset == first.offset or (log.id, offset) in self._starts

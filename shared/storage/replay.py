@@ -83,6 +83,7 @@ def scan(disk: Disk, journal_id: int, replay_lsn: int) -> Replay:
 
 
 def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
+    """Batch by batch, over damage too; each names the one before it (STORAGE.md, "Replay")."""
     batches: list[Found] = []
     damage: list[Damage] = []
     position = replay_lsn
