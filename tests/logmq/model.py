@@ -1,6 +1,7 @@
 """What LogMQ answers, as a dict of lists: the measure for the real thing."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 from hypothesis import strategies as st
@@ -154,3 +155,9 @@ def strip_answers(answers: bytes, asked: Sequence[Asked]) -> bytes:
         assert fitting, (one, answers[at : at + 100])
         at += len(max(fitting, key=len))
     return answers[at:]
+
+
+def ask_model(steps: list[tuple[Any, ...]]) -> list[Asked]:
+    """What each of `steps` is asked and answered, by a model of its own."""
+    plain = Model()
+    return [getattr(plain, what)(*arguments) for what, *arguments in steps]

@@ -10,9 +10,8 @@ from logmq.settings import LogmqSettings, TopicSettings
 from shared.net.settings import NetSettings
 from shared.storage.settings import Durability
 from tests.logmq.fakes import record, records
-from tests.logmq.model import strip_answers
+from tests.logmq.model import ask_model, strip_answers
 from tests.logmq.served import served
-from tests.logmq.test_session_input import ask_model
 
 
 @pytest.mark.parametrize("driver", ["auto", "stream"])

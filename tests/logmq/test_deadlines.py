@@ -1,0 +1,69 @@
+"""A line and a body have a time to arrive in."""
+
+import pytest
+
+from logmq.settings import LogmqSettings
+from tests.logmq.fakes import World
+
+
+def test_a_line_that_does_not_end_within_five_minutes_closes_the_connection() -> None:
+    peer = World().connect(now=1000.0)
+    peer.ask(b"PING\nPRODUCE t slow")
+    peer.advance(299)
+    peer.send(b"er")
+    peer.advance(0.9)
+    assert not peer.connection.finished
+    peer.advance(0.2)
+    assert peer.connection.finished
+    assert peer.take().startswith(b"ERR SYNTAX the line took too long")
+    assert peer.world.broker.counts.too_late == 1
+
+
+def test_lines_in_time_begin_the_five_minutes_anew_and_idleness_is_free() -> None:
+    peer = World().connect()
+    for _ in range(10):
+        assert peer.ask(b"G\nPIN")[:3] in (b"ERR", b"PON")
+        peer.advance(200)
+    assert peer.ask(b"G\n") == b"PONG\n"
+    peer.advance(1e6)
+    assert peer.ask(b"PING\n") == b"PONG\n"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"APPEND t 5\nhel", b"APPEND t 5\n", b"BATCH t w 1 9\nabc", b"APPEND .t 5\nhel", b"APPEND t 5000000\n"],
+)
+def test_a_body_that_is_not_there_within_30_s_closes_the_connection(begun: bytes) -> None:
+    peer = World().connect()
+    peer.send(begun)
+    peer.advance(29)
+    assert not peer.connection.finished
+    peer.advance(2)
+    assert peer.connection.finished
+    assert b"took too long" in peer.take()
+    assert peer.world.namespace.logs == {}
+
+
+def test_the_rest_of_a_line_that_is_too_long_is_thrown_away_but_must_end() -> None:
+    peer = World(LogmqSettings(message_bytes_max=10)).connect()
+    flood = b"PRODUCE t " + b"x" * 1000
+    assert peer.ask(flood).startswith(b"ERR TOO_LARGE ")
+    assert peer.ask(b"x" * 100_000) == b""
+    assert peer.ask(b"xxx\nPING\n") == b"PONG\n"
+    peer.ask(flood)
+    peer.advance(301)
+    assert peer.connection.finished
+
+
+def test_a_peer_is_not_late_while_we_hold_its_input_back() -> None:
+    world = World()
+    peer = world.connect()
+    peer.send(b"PRODUCE t o")
+    world.store.congested = True
+    peer.send(b"ne\nPRODUCE t tw")
+    peer.advance(1000)
+    world.store.relieve()
+    world.store.settle()
+    assert peer.take() == b"OK 0\n"
+    assert not peer.connection.finished
+    assert peer.ask(b"o\n") == b"OK 7\n"

@@ -1,0 +1,108 @@
+"""A FETCH that waits: for a record, for its topic, for its time."""
+
+from tests.logmq.fakes import World, record
+
+
+def test_a_fetch_waits_for_the_next_record() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    reader.send(b"FETCH t 7 100 5000\n")
+    assert reader.take() == b""
+    writer.send(b"PRODUCE t two\n")
+    assert reader.take() == b""
+    writer.settle()
+    assert reader.take() == b"CHUNK 7 7 14\n" + record(b"two")
+    assert world.log("t").watchers == set()
+
+
+def test_a_fetch_waits_for_its_topic_too() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    reader.send(b"FETCH t 0 100 5000\n")
+    writer.ask(b"PRODUCE t one\n")
+    assert reader.take() == b"CHUNK 0 7 7\n" + record(b"one")
+
+
+def test_a_fetch_that_has_waited_in_vain_is_at_the_end() -> None:
+    world = World()
+    reader = world.connect(now=50.0)
+    reader.send(b"FETCH t 0 100 5000\nPING\n")
+    reader.advance(4.9)
+    assert reader.take() == b""
+    reader.advance(0.2)
+    assert reader.take() == b"EOF\nPONG\n"
+    assert world.broker.counts.fetches_waiting == 0
+
+
+def test_a_fetch_waits_60_s_at_most() -> None:
+    reader = World().connect()
+    reader.send(b"FETCH t 0 100 99999999\n")
+    reader.advance(59.9)
+    assert reader.take() == b""
+    reader.advance(0.2)
+    assert reader.take() == b"EOF\n"
+
+
+def test_several_fetches_wait_each_for_its_own_time_and_answer_in_order() -> None:
+    reader = World().connect()
+    reader.send(b"FETCH t 0 100 3000\nFETCH u 0 100 1000\nPING\n")
+    reader.advance(2)
+    assert reader.take() == b""
+    reader.advance(1.5)
+    assert reader.take() == b"EOF\nEOF\nPONG\n"
+
+
+def test_what_follows_a_waiting_fetch_is_executed_and_may_end_its_wait() -> None:
+    peer = World().connect()
+    peer.send(b"FETCH t 0 100 5000\nPRODUCE t one\n")
+    peer.settle()
+    assert peer.take() == b"CHUNK 0 7 7\n" + record(b"one") + b"OK 0\n"
+
+
+def test_a_fetch_beyond_the_end_waits_until_the_log_gets_there() -> None:
+    world = World()
+    writer, reader, lost = world.connect(), world.connect(), world.connect()
+    reader.send(b"FETCH t 7 100 5000\n")
+    lost.send(b"FETCH t 9 100 5000\n")
+    writer.ask(b"PRODUCE t one\n")
+    assert reader.take() == b""
+    writer.ask(b"PRODUCE t two\n")
+    assert reader.take() == b"CHUNK 7 7 14\n" + record(b"two")
+    assert lost.take() == b"ERR BAD_OFFSET not the start of a record; the nearest below is 7\n"
+
+
+def test_a_deleted_topic_ends_a_fetch_that_waits_and_its_successor_does_not_serve_it() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    reader.send(b"FETCH t 7 100 5000\n")
+    writer.ask(b"DELETE t\nPRODUCE t new\nPRODUCE t newer\n")
+    assert reader.take() == b"ERR NO_TOPIC the topic was deleted\n"
+
+
+def test_a_fetch_that_waits_is_read_from_the_disk_where_it_must() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    reader.send(b"FETCH t 0 100 1000\n")
+    writer.send(b"PRODUCE t one\n")
+    world.log("t").cold = True
+    writer.settle()
+    reader.advance(5)  # it was in time: the disk was not
+    assert reader.take() == b""
+    world.store.thaw()
+    assert reader.take() == b"CHUNK 0 7 7\n" + record(b"one")
+    assert world.store.open_chunks == 0
+
+
+def test_a_fetch_whose_connection_is_lost_while_it_reads_lets_go_of_what_was_read() -> None:
+    world = World()
+    writer, reader = world.connect(), world.connect()
+    writer.ask(b"PRODUCE t one\n")
+    reader.send(b"FETCH t 7 100 60000\n")
+    world.log("t").cold = True
+    writer.ask(b"PRODUCE t two\n")
+    reader.lose()
+    assert world.store.frozen
+    world.store.thaw()
+    assert world.store.open_chunks == 0

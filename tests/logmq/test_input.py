@@ -1,0 +1,198 @@
+"""However input is cut, whatever it holds, requests are executed once, in order, and answered in order."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logmq.settings import LogmqSettings
+from tests.logmq import model
+from tests.logmq.fakes import FakeLog, World
+
+
+def conversation() -> tuple[bytes, bytes]:
+    """A stream with every kind of request, and what it is answered."""
+    plain = model.Model()
+    asked = [
+        plain.produce("a", b"one"),
+        plain.produce("a", b"two"),
+        plain.produce("b", b""),
+        plain.consume("a", 0),
+        plain.append("a", b"x\n\r\ny"),
+        plain.consume("a", 7),
+        plain.batch("b", 1, [b"b1", b"b2"]),
+        plain.batch("b", 1, [b"b1", b"b2"]),
+        plain.fetch("b", 0, 4),
+        plain.offsets("a"),
+        plain.list_topics(),
+        plain.commit("g", "a"),
+        plain.committed("g", "a"),
+        plain.delete("b"),
+        plain.consume("b", 0),
+        plain.produce("a", b"last"),
+    ]
+    return b"".join(one.sent for one in asked), b"".join(one.answers[-1] for one in asked)
+
+
+SENT, ANSWERED = conversation()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+def test_input_in_pieces_of_any_size_is_answered_alike(size: int) -> None:
+    peer = World().connect()
+    answers = b""
+    for at in range(0, len(SENT), size):
+        answers += peer.ask(SENT[at : at + size])
+    assert answers == ANSWERED
+
+
+@pytest.mark.parametrize("cut", range(1, len(SENT)))
+def test_input_cut_anywhere_is_answered_alike(cut: int) -> None:
+    peer = World().connect()
+    peer.send(SENT[:cut])
+    peer.send(SENT[cut:])
+    peer.settle()
+    assert peer.take() == ANSWERED
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.lists(model.steps, max_size=40),
+    st.lists(st.integers(0, 400), max_size=8),
+    st.integers(0, 7),
+    st.data(),
+)
+def test_pipelined_requests_are_answered_as_by_a_plain_model(
+    steps: list[tuple[Any, ...]], cuts: list[int], settled: int, data: st.DataObject
+) -> None:
+    asked = model.ask_model(steps)
+    stream = b"".join(one.sent for one in asked)
+    world = World()
+    peer = world.connect(bound=data.draw(st.sampled_from([50, 1 << 20])))
+    answers, before = b"", 0
+    for number, cut in enumerate([*sorted(cuts), len(stream)]):
+        peer.send(stream[before:cut])
+        before = max(before, cut)
+        if settled >> (number % 3) & 1:
+            world.store.settle()
+            answers += peer.take()
+    while more := peer.ask(b""):
+        answers += more
+    assert model.strip_answers(answers, asked) == b""
+    assert not peer.session.replies.owed
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(model.steps, max_size=25), st.sets(st.sampled_from(model.TOPICS)))
+def test_cold_reads_change_no_answer(steps: list[tuple[Any, ...]], cold: set[str]) -> None:
+    world = World()
+    peer = world.connect()
+    create = world.namespace.create
+
+    def create_cold(name: str, *arguments: Any, **keywords: Any) -> tuple[FakeLog, Any]:
+        log, ticket = create(name, *arguments, **keywords)
+        log.cold = name in cold
+        return log, ticket
+
+    world.namespace.create = create_cold  # type: ignore[method-assign]
+    asked = model.ask_model(steps)
+    answers = peer.ask(b"".join(one.sent for one in asked))
+    while world.store.frozen:
+        world.store.frozen.pop(0)()
+        answers += peer.ask(b"")
+    assert model.strip_answers(answers, asked) == b""
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=60), st.sampled_from([b"\n", b"PRODUCE a ", b"APPEND a 9\n", b"FETCH "]))
+    )
+)
+def test_garbage_never_breaks_a_connection_or_the_server(pieces: list[bytes]) -> None:
+    world = World(LogmqSettings(message_bytes_max=50))
+    peer, other = world.connect(), world.connect()
+    for piece in pieces:
+        peer.send(piece)
+        peer.settle()
+    peer.close_input()
+    peer.settle()
+    peer.take()
+    if peer.session.tail is None and not peer.session._fetches:
+        assert peer.connection.finished
+    assert other.ask(b"PRODUCE other fine\n") == b"OK 0\n"
+    for log in world.namespace.logs.values():
+        assert len(log.data) == log.end
+
+
+def test_a_hundred_thousand_requests_in_one_stream() -> None:
+    rng = random.Random(1)
+    world = World()
+    peer = world.connect()
+    lines, expected = [], []
+    ends = dict.fromkeys("abc", 0)
+    for number in range(100_000):
+        topic = "a" if number % 1000 < 900 else rng.choice("abc")
+        if rng.random() < 0.01:
+            lines.append(b"PING\n")
+            expected.append(b"PONG\n")
+            continue
+        payload = b"%d" % number if number % 2000 < 1000 else b"0123456789"
+        lines.append(b"PRODUCE %b %b\n" % (topic.encode(), payload))
+        expected.append(b"OK %d\n" % ends[topic])
+        ends[topic] += 4 + len(payload)
+    stream = b"".join(lines)
+    answers = b""
+    for at in range(0, len(stream), 1 << 16):
+        answers += peer.ask(stream[at : at + (1 << 16)])
+    assert answers == b"".join(expected)
+    assert {name: log.visible for name, log in world.namespace.logs.items()} == ends
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_pipelined_consumes_read_the_log_once_for_many(mixed: bool) -> None:
+    world = World()
+    peer = world.connect()
+    payloads = [b"m%04d" % number + b"x" * (number % 7 if mixed else 0) for number in range(3000)]
+    peer.ask(b"APPEND t 0\n" + b"".join(b"PRODUCE t %b\n" % payload for payload in payloads))
+    at, lines, expected = 4, [], []
+    for payload in payloads:
+        lines.append(b"CONSUME t %d\n" % at)
+        expected.append(b"MESSAGE %d %d %b\n" % (at, len(payload), payload))
+        at += 4 + len(payload)
+    world.log("t").reads = 0
+    assert peer.ask(b"".join(lines)) == b"".join(expected)
+    assert world.log("t").reads < 5
+
+
+def test_consumes_in_any_order_are_answered_alike() -> None:
+    world = World()
+    peer = world.connect()
+    peer.ask(b"".join(b"PRODUCE t %03d\n" % number for number in range(100)))
+    order = random.Random(2).choices(range(110), k=500)
+    lines = b"".join(b"CONSUME t %d\n" % (7 * number) for number in order)
+    expected = b"".join(
+        b"MESSAGE %d 3 %03d\n" % (7 * number, number) if number < 100 else b"EOF\n" for number in order
+    )
+    assert peer.ask(lines) == expected
+
+
+def test_what_has_come_of_an_unfinished_body_counts_against_the_bound_of_all() -> None:
+    peer = World().connect()
+    peer.send(b"APPEND t 9000\n" + b"x" * 5000)
+    assert peer.connection.held_bytes == 5000
+    peer.send(b"x" * 3000)
+    assert peer.connection.held_bytes == 8000
+    assert peer.ask(b"x" * 1000 + b"PIN") == b"OK 0\n"
+    assert peer.connection.held_bytes == 0
+
+
+def test_the_rest_of_a_line_and_a_body_that_was_announced_are_awaited() -> None:
+    peer = World().connect()
+    awaited = []
+    for piece in (b"PRODUCE t", b" x\nPING\n", b"PING\nPI", b"NG\n", b"APPEND t 3\n", b"abc", b"PING\n"):
+        peer.send(piece)
+        awaited.append(peer.connection.rests_awaited)
+    assert awaited == [1, 1, 1, 1, 2, 2, 2]
