@@ -1,143 +1,16 @@
-"""When the disk fails, what a power cut leaves, .dmsq files, and what no single old message may hold up."""
+"""What a kill, a power cut and a restart leave, and what no single old message may hold up."""
 
-import errno
-import struct
-from pathlib import Path
-
-import attrs
 import pytest
-import trio
 
 from dms import keeper, logs, wire
-from dms.dmsq_file import NotDmsq, import_files, parse
 from dms.settings import DmsSettings, QueueSettings
 from dms.wire import Status, Type
 from shared.storage import rounds
 from shared.storage.settings import Durability
 from tests.dms.world import World, statuses
-from tests.support.commits import fail, journal_write
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import Crash, Operation
 from tests.support.stores import ALWAYS, INTERVAL, MODES, NONE
-
-
-def test_strict_answers_internal_and_leaves_the_queue_as_it_was() -> None:
-    world = World()
-    peer = world.connect()
-    peer.create("orders")
-    peer.produce("orders", b"a", b"b")
-    ((held, _),) = peer.consume("orders")
-    world.disk.before = _fail_syncs
-    assert statuses(peer.produce("orders", b"c", b"d")) == [Status.INTERNAL] * 2
-    assert world.depths() == {"orders": 2}
-    assert [(f[2], f[3]) for f in peer.ack(held)] == [(Status.INTERNAL, held)]
-    assert statuses(peer.create("other")) == [Status.INTERNAL]
-    assert statuses(peer.ask(Type.DELETE_QUEUE, wire.pack_name("orders"))) == [Status.INTERNAL]
-    assert [body for _, body in peer.consume("orders")] == [b"b"]
-    assert statuses(peer.nack(held)) == [Status.OK]
-    assert world.depths() == {"orders": 2}
-    assert world.broker.counts.produced == 2
-
-
-def test_an_ack_that_the_disk_does_not_take_gives_its_message_back_where_nobody_is_left_to_hold_it() -> None:
-    world = World()
-    peer, other = world.connect(), world.connect()
-    peer.create("orders")
-    peer.produce("orders", b"a")
-    ((held, _),) = peer.consume("orders")
-    peer.session.receive(wire.pack(Type.ACK, held))
-    fail(world.disk, errno.ENOSPC, journal_write, times=1)
-    peer.lose()
-    assert world.depths() == {"orders": 1}
-    assert [body for _, body in other.consume("orders")] == [b"a"]
-
-
-def test_messages_that_the_disk_does_not_take_leave_their_places_to_the_next() -> None:
-    world = World()
-    peer = world.connect()
-    peer.create("orders")
-    queue = world.broker.queues[b"orders"]
-    for body in (b"a", b"b"):
-        peer.session.receive(wire.pack(Type.PRODUCE, 1, wire.pack_name("orders") + body))
-        assert queue.keeper is not None
-        queue.keeper.gathered.write()  # a record for each
-    fail(world.disk, errno.ENOSPC, journal_write, times=1)
-    world.settle()
-    peer.take()
-    assert (queue.tail, queue.depth) == (1, 0)
-    assert statuses(peer.produce("orders", b"c")) == [Status.OK]
-    world.kill()
-    assert [body for _, body in world.connect().consume("orders", 2)] == [b"c"]
-
-
-def test_best_effort_gives_what_it_goes_on_with_to_who_waits() -> None:
-    world = World(DmsSettings(disk_failed="best-effort"))
-    peer, consumer = world.connect(), world.connect()
-    peer.create("orders")
-    assert consumer.consume("orders") == []
-    world.disk.before = _fail_syncs
-    assert statuses(peer.produce("orders", b"a")) == [Status.OK]
-    assert [frame[4] for frame in consumer.take()] == [b"a"]
-
-
-def test_best_effort_refuses_for_want_of_space_and_keeps_to_the_disk() -> None:
-    world = World(DmsSettings(disk_failed="best-effort"))
-    peer = world.connect()
-    peer.create("orders")
-    world.store._committer.set_full(True)
-    assert statuses(peer.produce("orders", b"a")) != [Status.OK]
-    world.store._committer.set_full(False)
-    assert statuses(peer.produce("orders", b"b")) == [Status.OK]
-    world.kill()
-    assert [body for _, body in world.connect().consume("orders", 2)] == [b"b"]
-
-
-def test_an_ack_that_the_disk_does_not_take_holds_its_message_again() -> None:
-    world = World()
-    peer = world.connect()
-    peer.create("orders")
-    peer.produce("orders", b"a")
-    ((held, _),) = peer.consume("orders")
-    world.disk.before = _fail_syncs
-    assert [(f[2], f[3]) for f in peer.ack(held)] == [(Status.INTERNAL, held)]
-    assert world.depths() == {"orders": 1}
-    assert world.broker.counts.acked == 0
-    peer.lose()
-    assert [body for _, body in world.connect().consume("orders")] == [b"a"]
-
-
-def test_best_effort_goes_on_in_memory_and_counts() -> None:
-    world = World(DmsSettings(disk_failed="best-effort"))
-    peer = world.connect()
-    peer.create("orders")
-    peer.produce("orders", b"a")
-    world.disk.before = _fail_syncs
-    assert statuses(peer.produce("orders", b"b", b"c")) == [Status.OK] * 2
-    assert statuses(peer.produce("orders", b"d")) == [Status.OK]
-    taken = peer.consume("orders", 4)
-    assert [body for _, body in taken] == [b"a", b"b", b"c", b"d"]
-    assert statuses(peer.ack(*(held for held, _ in taken))) == [Status.OK] * 4
-    assert world.depths() == {"orders": 0}
-    assert statuses(peer.create("made-in-memory")) == [Status.OK]
-    assert statuses(peer.produce("made-in-memory", b"x")) == [Status.OK]
-    assert world.broker.counts.unkept == 2 + 1 + 4 + 1 + 1, "each answer, and the queue"
-
-
-def test_best_effort_deletes_what_the_disk_still_has() -> None:
-    world = World(DmsSettings(disk_failed="best-effort"))
-    peer = world.connect()
-    for name in ("orders", "untouched"):
-        peer.create(name)
-    world.disk.before = _fail_syncs
-    peer.produce("orders", b"a")
-    assert statuses(peer.ask(Type.DELETE_QUEUE, wire.pack_name("untouched"))) == [Status.OK]
-    assert world.depths() == {"orders": 1}
-    assert world.broker.counts.unkept == 2
-
-
-def _fail_syncs(operation: object) -> None:
-    if getattr(operation, "kind", "").startswith("sync"):
-        raise OSError(5, "the disk has failed")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -341,59 +214,3 @@ def test_a_deep_queue_is_not_in_memory_and_opens_without_its_past(monkeypatch: p
     assert found == list(range(1000))
     assert queue.keeper is not None
     assert queue.keeper.log.first > 500_000, "the disk shrinks while it drains"
-
-
-# -- .dmsq
-
-
-def dmsq(*bodies: bytes) -> bytes:
-    return struct.pack(">I", len(bodies)) + b"".join(
-        struct.pack(">II", number, len(body)) + body for number, body in enumerate(bodies, 77)
-    )
-
-
-def test_a_dmsq_file_is_whole_or_refused() -> None:
-    data = dmsq(b"a", b"", b"c" * 4096)
-    assert parse(data) == [b"a", b"", b"c" * 4096]
-    for wrong in (b"", data[:-1], data + b"x", data[:3], dmsq(b"x" * 4097)):
-        with pytest.raises(NotDmsq):
-            parse(wrong)
-
-
-def test_a_dmsq_file_is_imported_once_and_again_only_when_it_is_another(tmp_path: Path) -> None:
-    world = World()
-
-    def start() -> None:
-        world.store.folder = tmp_path
-        trio.run(import_files, world.broker)
-        world.settle()
-
-    (tmp_path / "orders.dmsq").write_bytes(dmsq(b"a", b"b"))
-    (tmp_path / "broken.dmsq").write_bytes(dmsq(b"a", b"b")[:-1])
-    for _ in range(2):
-        start()
-        assert world.depths() == {"orders": 2}
-        world.kill()
-    (tmp_path / "orders.dmsq").write_bytes(dmsq(b"c"))
-    start()
-    assert [body for _, body in world.connect().consume("orders", 3)] == [b"a", b"b", b"c"]
-
-
-@pytest.mark.parametrize("settings", [DmsSettings(persist=False), DmsSettings()], ids=["memory", "always"])
-def test_what_is_exported_can_be_imported(settings: DmsSettings, tmp_path: Path) -> None:
-    world = World(settings)
-    peer = world.connect()
-    peer.create("orders")
-    peer.produce("orders", *(b"%d" % n for n in range(10)))
-    peer.consume("orders", 3)
-    target = tmp_path / "out.dmsq"
-    assert world.call("export", queue="orders", target=str(target))["messages"] == 10
-    assert [path.name for path in tmp_path.iterdir()] == ["out.dmsq"]
-    assert parse(target.read_bytes()) == [b"%d" % n for n in range(10)]
-    assert world.call("import", source=str(target), queue="copy")["messages"] == 10
-    world.broker.settings = attrs.evolve(settings, depth=9)
-    with pytest.raises(wire.Refusal, match="small has room for 9 messages, and the file has 10"):
-        world.call("import", source=str(target), queue="small")
-    assert set(world.depths()) == {"orders", "copy"}, "none was made"
-    world.settle()
-    assert [body for _, body in world.connect().consume("copy", 10)] == [b"%d" % n for n in range(10)]

@@ -1,0 +1,66 @@
+""".dmsq files: read whole or refused, imported once, and written so that they can be."""
+
+import struct
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from dms import wire
+from dms.dmsq_file import NotDmsq, import_files, parse
+from dms.settings import DmsSettings
+from tests.dms.world import World
+
+
+def dmsq(*bodies: bytes) -> bytes:
+    return struct.pack(">I", len(bodies)) + b"".join(
+        struct.pack(">II", number, len(body)) + body for number, body in enumerate(bodies, 77)
+    )
+
+
+def test_a_dmsq_file_is_whole_or_refused() -> None:
+    data = dmsq(b"a", b"", b"c" * 4096)
+    assert parse(data) == [b"a", b"", b"c" * 4096]
+    for wrong in (b"", data[:-1], data + b"x", data[:3], dmsq(b"x" * 4097)):
+        with pytest.raises(NotDmsq):
+            parse(wrong)
+
+
+def test_a_dmsq_file_is_imported_once_and_again_only_when_it_is_another(tmp_path: Path) -> None:
+    world = World()
+
+    def start() -> None:
+        world.store.folder = tmp_path
+        trio.run(import_files, world.broker)
+        world.settle()
+
+    (tmp_path / "orders.dmsq").write_bytes(dmsq(b"a", b"b"))
+    (tmp_path / "broken.dmsq").write_bytes(dmsq(b"a", b"b")[:-1])
+    for _ in range(2):
+        start()
+        assert world.depths() == {"orders": 2}
+        world.kill()
+    (tmp_path / "orders.dmsq").write_bytes(dmsq(b"c"))
+    start()
+    assert [body for _, body in world.connect().consume("orders", 3)] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("settings", [DmsSettings(persist=False), DmsSettings()], ids=["memory", "always"])
+def test_what_is_exported_can_be_imported(settings: DmsSettings, tmp_path: Path) -> None:
+    world = World(settings)
+    peer = world.connect()
+    peer.create("orders")
+    peer.produce("orders", *(b"%d" % n for n in range(10)))
+    peer.consume("orders", 3)
+    target = tmp_path / "out.dmsq"
+    assert world.call("export", queue="orders", target=str(target))["messages"] == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["out.dmsq"]
+    assert parse(target.read_bytes()) == [b"%d" % n for n in range(10)]
+    assert world.call("import", source=str(target), queue="copy")["messages"] == 10
+    world.broker.settings = attrs.evolve(settings, depth=9)
+    with pytest.raises(wire.Refusal, match="small has room for 9 messages, and the file has 10"):
+        world.call("import", source=str(target), queue="small")
+    assert set(world.depths()) == {"orders", "copy"}, "none was made"
+    world.settle()
+    assert [body for _, body in world.connect().consume("copy", 10)] == [b"%d" % n for n in range(10)]

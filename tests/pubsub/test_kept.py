@@ -1,0 +1,100 @@
+"""What is kept for a client that is away: which messages, how many, and who pays."""
+
+from pubsub.settings import PubsubSettings
+from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
+from tests.pubsub.world import World
+
+SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP
+
+
+def test_what_a_client_keeps_is_sent_on_return_before_anything_newer() -> None:
+    world = World()
+    peer = world.subscriber(b"A", b"kept/*", keep=True)
+    peer.send(encode_command(SUBSCRIBE, b"plain"))
+    peer.lose()
+    world.publish(b"kept/1", b"plain", b"kept/2")
+    again = world.connect(encode_id(b"A"))
+    world.publish(b"kept/3", b"plain")
+    assert again.topics() == [b"kept/1", b"kept/2", b"kept/3", b"plain"]
+    again.lose()
+    assert world.connect(encode_id(b"A")).topics() == [], "each is sent once"
+
+
+def test_a_kept_frame_is_the_frame_that_would_have_come() -> None:
+    world = World()
+    world.subscriber(b"A", b"*", keep=True).lose()
+    live = world.subscriber(b"B", b"*")
+    world.receive([datagram(b"t", Kind.STRING, b"ends in NULs\0\0"), datagram(b"", Kind.INT, bytes(5))])
+    assert world.connect(encode_id(b"A")).connection.taken() == live.connection.taken()
+
+
+def test_type_0_after_3_ends_the_keeping() -> None:
+    world = World()
+    peer = world.subscriber(b"A", b"a", keep=True)
+    peer.send(encode_command(SUBSCRIBE, b"a"))
+    peer.lose()
+    world.publish(b"a")
+    again = world.connect(encode_id(b"A"))
+    assert again.topics() == []
+    world.publish(b"a")
+    assert again.topics() == [b"a"], "the subscription itself stays"
+
+
+def test_too_many_kept_messages_push_out_the_oldest_and_are_counted() -> None:
+    world = World(PubsubSettings(kept_messages_max=2))
+    world.subscriber(b"A", b"*", keep=True).lose()
+    world.publish(b"1", b"2", b"3")
+    assert world.connect(encode_id(b"A")).topics() == [b"2", b"3"]
+    assert world.counts.kept_dropped == 1
+
+
+def test_kept_bytes_have_a_bound_for_each_client_and_for_all() -> None:
+    world = World(PubsubSettings(kept_bytes_max=500, kept_bytes_total_max=700))
+    for client in (b"A", b"B"):
+        world.subscriber(client, client, keep=True).lose()
+    for _ in range(3):
+        world.receive([datagram(b"A", Kind.STRING, b"x" * 200)])
+    kept = world.sessions.kept
+    assert kept.held(b"A")[0] == 1
+    for _ in range(5):
+        world.receive([datagram(b"B", Kind.STRING, b"x" * 200)])
+    assert kept.held(b"A")[0] == 1, "another client pays for its own"
+    assert kept.total_bytes <= 700
+    assert kept.total_bytes == sum(kept.held(client)[1] for client in (b"A", b"B"))
+
+
+def test_when_all_together_keep_too_much_those_pay_who_have_the_most() -> None:
+    world = World(PubsubSettings(kept_bytes_total_max=10_000))
+    for client in (b"H1", b"H2", b"V"):
+        world.subscriber(client, client[:1], keep=True).lose()
+    kept = world.sessions.kept
+    for number in range(100):
+        world.receive([datagram(b"H", Kind.STRING, b"x" * 1000)])
+        if not number % 10:
+            world.receive([datagram(b"V", Kind.STRING, b"v" * 10)])
+        assert kept.total_bytes <= 10_000
+    assert kept.total_bytes > 8_000
+    assert kept.total_bytes == sum(kept.held(client)[1] for client in (b"H1", b"H2", b"V"))
+    assert kept.held(b"V")[0] == 10, "what little is kept for one stays, whatever is kept for others"
+    assert len(world.connect(encode_id(b"V")).topics()) == 10
+    assert world.counts.kept_dropped == 200 - sum(kept.held(client)[0] for client in (b"H1", b"H2"))
+    world.receive([datagram(b"H", Kind.STRING, b"x" * 1400) for _ in range(20)])
+    assert min(kept.held(client)[1] for client in (b"H1", b"H2")) > 2_000, "they take turns"
+
+
+def test_a_bound_of_all_that_is_less_than_a_message_keeps_none() -> None:
+    world = World(PubsubSettings(kept_bytes_total_max=0))
+    world.subscriber(b"A", b"*", keep=True).lose()
+    world.publish(b"1", b"2")
+    assert world.sessions.kept.total_bytes == len(world.sessions.kept) == 0
+    assert world.counts.kept_dropped == 2
+    assert world.connect(encode_id(b"A")).topics() == []
+
+
+def test_what_many_keep_is_in_memory_once() -> None:
+    world = World()
+    for client in (b"A", b"B"):
+        world.subscriber(client, b"*", keep=True).lose()
+    world.publish(b"a")
+    (one,), (other,) = world.sessions.kept._frames.values()
+    assert one is other
