@@ -60,13 +60,19 @@ def marks(folder: Path) -> list[format.Mark]:
         return list(index.marks(found.first, found.end))
 
 
-def remake(folder: Path, payloads: list[bytes]) -> None:
+def remake(folder: Path, payloads: list[bytes], *, clean: bool = True) -> None:
+    """Delete the topic, and make it again. Not `clean`: the process dies before the catalog has it."""
+
     async def run() -> None:
         store = await open_folder(folder)
         space = store.namespace("logmq", ALWAYS)
         await store.wait(space.delete("orders"))
         add(store, *ORDERS, payloads)
-        await store.close()
+        if clean:
+            await store.close()
+            return
+        await store._marking.flush()
+        store.abandon()
 
     trio.run(run)
 

@@ -2,21 +2,23 @@
 
 import json
 import os
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 import trio
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from brokers.pipeline.source import data_source, positions, rows, spans, stream
+from brokers.pipeline.source import data_source, index, positions, rows, spans, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Topics, parse
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError, StoreFormat
+from shared.storage import format
 from shared.storage.disk import Disk
+from shared.storage.format import MARK_BYTES
 from shared.storage.settings import Retention
 from shared.storage.tools.view import FolderView, look
 from tests.pipeline.folders import (
@@ -28,6 +30,7 @@ from tests.pipeline.folders import (
     offset_of,
     options,
     remake,
+    rewrite_mark,
     values,
     whole,
 )
@@ -39,6 +42,41 @@ def test_other_namespaces_logs_have_their_own_names(tmp_path: Path) -> None:
     fill(tmp_path / "data", {("dms", name): [b"job"]})
     chosen = options(tmp_path / "data", namespace="dms")
     assert values(chosen, whole(tmp_path / "data", name, "dms")) == [b"job"]
+
+
+def test_each_namespace_has_its_own_logs(tmp_path: Path) -> None:
+    fill(tmp_path / "data", {ORDERS: [b"a"], ("dms", "orders"): [b"job"], ("dms", "jobs"): [b"b"]})
+    for namespace, there in (("logmq", {"orders": 5}), ("dms", {"orders": 7, "jobs": 5})):
+        with closing(Folder(str(tmp_path / "data"), namespace)) as opened:
+            found = opened.spots(Topics(pattern=".*"))
+        assert {name: spot.end for name, spot in found.items()} == there
+
+
+def test_of_a_log_that_was_made_again_the_catalog_may_still_say_what_the_old_one_had(folder: Path) -> None:
+    old = whole(folder)
+    remake(folder, [b"new"] * 10, clean=False)
+    assert whole(folder).log_id != old.log_id
+    assert whole(folder).stop == 10 * 7 < old.stop
+
+
+def test_the_journal_is_not_read_where_nothing_is_in_doubt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr("brokers.pipeline.source.folder.look", lambda *asked, **_: looks.append(asked))
+    assert values(options(folder), whole(folder)) == RECORDS
+    assert looks == []
+
+
+def test_a_log_ends_with_its_last_good_entry_however_far_back_that_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_NEAR_MARKS", 1)
+    remake(folder, RECORDS, clean=False)
+    every = marks(folder)
+    for number in range(2, len(every)):
+        rewrite_mark(folder, number, lambda mark: mark[:40] + b"torn" + mark[44:])
+    assert whole(folder).stop == every[1].end
 
 
 def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> None:
@@ -145,6 +183,12 @@ def test_an_offset_that_is_not_there_is_data_loss(folder: Path) -> None:
     with pytest.raises(DataLoss, match="ends at"):
         place(folder, "starting", **given)
     assert place(folder, "starting", failOnDataLoss="false", **given) == offset_of(3000)
+    second = marks(folder)[1]
+    rewrite_mark(folder, 0, lambda mark: bytes(MARK_BYTES))
+    given = {"startingOffsets": json.dumps({"orders": 0})}
+    with pytest.raises(DataLoss, match=f"begins at {second.offset}"):
+        place(folder, "starting", **given)
+    assert place(folder, "starting", failOnDataLoss="false", **given) == second.offset
 
 
 def planned(*folders: Path, **given: str) -> list[Span]:
@@ -160,6 +204,18 @@ def test_a_read_that_is_to_end_before_it_begins_is_a_mistake(folder: Path) -> No
     assert planned(folder, startingOffsets=json.dumps(start), endingOffsets=json.dumps(start)) == []
     with pytest.raises(ConfigError, match="endingTimestamp: orders ends there at 0"):
         planned(folder, startingOffsets=json.dumps(start), endingTimestamp="0")
+
+
+def test_times_in_order_are_no_mistake_where_clocks_were_set_back(folder: Path) -> None:
+    """Then records of the later time may stand in front, and what is between is nothing."""
+    for starting, ending, is_mistake in (
+        ("1000", "2000", False),
+        ("1000", "1000", False),
+        ("2000", "1000", True),
+    ):
+        chosen = options(folder, startingTimestamp=starting, endingTimestamp=ending)
+        with pytest.raises(ConfigError, match="orders ends there at 5") if is_mistake else nullcontext():
+            data_source._check_order(chosen, "orders", 10, 5)
 
 
 def test_an_error_names_the_option_that_was_given(tmp_path: Path, folder: Path) -> None:
@@ -197,6 +253,20 @@ def test_times_lead_to_the_entry_with_the_first_record_of_that_time(folder: Path
     assert place(folder, "ending", endingTimestamp=after) == every[-1].end
     with pytest.raises(ConfigError, match="startingOffsetsByTimestampStrategy"):
         place(folder, "starting", startingTimestamp=after)
+
+
+def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: Path) -> None:
+    every = [
+        entry._replace(first_ms=1000 * number, last_ms=1000 * number + 500)
+        for number, entry in enumerate(marks(folder), 1)
+    ]
+    log_id = whole(folder).log_id
+    for number, entry in enumerate(every):
+        rewrite_mark(folder, number, lambda _, entry=entry: format.pack_mark(entry, log_id))  # type: ignore[misc]
+    first, second, *_ = every
+    for time, there in ((1000, first), (1500, first), (1501, second), (1999, second), (2500, second)):
+        assert place(folder, "starting", startingTimestamp=str(time)) == there.offset
+        assert place(folder, "ending", endingTimestamp=str(time)) == there.offset
 
 
 # -- tasks
@@ -305,6 +375,30 @@ def test_a_topic_that_goes_or_is_made_again_is_told_and_read_anew(folder: Path) 
     lenient = options(folder, streaming=True, failOnDataLoss="false")
     end = follow(lenient, start)
     assert between(lenient, start, end) == [b"new"] * 9000
+
+
+def test_a_stream_does_not_go_back_where_the_newest_entry_cannot_be_read_just_now(folder: Path) -> None:
+    remake(folder, RECORDS, clean=False)
+    chosen = options(folder, streaming=True)
+    start = follow(chosen, stream.INITIAL)
+    rewrite_mark(folder, len(marks(folder)) - 1, lambda mark: mark[:40] + b"torn" + mark[44:])
+    assert whole(folder).stop < start["logs"][str(folder)]["orders"][0]
+    assert follow(chosen, start) == start
+
+
+def test_a_batchs_limit_is_the_options_unless_all_is_asked_for(folder: Path) -> None:
+    chosen = {"streaming": True, "startingOffsets": "earliest"}
+    for given, kind, most in (
+        ({"maxOffsetsPerTrigger": "7"}, ReadMaxRows, offset_of(7)),
+        ({"maxBytesPerTrigger": str(offset_of(9))}, ReadMaxBytes, offset_of(9)),
+        ({}, ReadAllAvailable, offset_of(3000)),
+    ):
+        reader = data_source.StreamReader(options(folder, **chosen, **given))  # type: ignore[arg-type]
+        limit = reader.getDefaultReadLimit()
+        assert type(limit) is kind
+        for asked, end in ((limit, most), (ReadAllAvailable(), offset_of(3000))):
+            found = reader.latestOffset(reader.initialOffset(), asked)
+            assert found["logs"][str(folder)]["orders"][0] == end
 
 
 def test_a_stream_with_a_target_ends_there(folder: Path) -> None:

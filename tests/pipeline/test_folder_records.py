@@ -1,12 +1,13 @@
 """What is read of a data folder's logs, and what of it is told as lost: nothing else is ever left out."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import trio
 
-from brokers.pipeline.source import rows, stream
+from brokers.pipeline.source import reading, rows, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
@@ -96,6 +97,24 @@ def test_a_flipped_bit_is_an_error_that_says_where(folder: Path) -> None:
     flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
     with pytest.raises(DataLoss, match=f"orders in .*: offsets {second.offset} to {second.end} are lost"):
         values(options(folder), whole(folder))
+
+
+def test_a_loss_is_told_as_far_as_it_was_asked_for(folder: Path) -> None:
+    span, second = whole(folder), marks(folder)[1]
+    flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
+    inside = [offset_of(n) for n in range(len(RECORDS)) if second.offset < offset_of(n) < second.end]
+    part = Span(span.source, span.topic, span.log_id, inside[0], inside[-1])
+    with pytest.raises(DataLoss, match=f"offsets {inside[0]} to {inside[-1]} are lost"):
+        values(options(folder), part)
+
+
+def test_a_log_is_read_in_chunks_of_a_bounded_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 2 * max(mark.length for mark in marks(folder))
+    monkeypatch.setattr(reading, "CHUNK_BYTES", most)
+    with closing(Folder(str(folder), "logmq")) as place:
+        chunks = list(place.chunks(whole(folder), rows.rules(options(folder))))
+    assert len(chunks) > 2
+    assert max(len(chunk.data) for chunk in chunks) <= most
 
 
 def test_a_damaged_range_is_passed_over_and_told_where_that_is_wanted(
@@ -207,6 +226,15 @@ def test_unverified_ranges_are_read_passed_over_or_refused(folder: Path, unverif
         return
     left_out = RECORDS[: first.records] + RECORDS[first.records + second.records :]
     assert values(chosen, whole(folder)) == (RECORDS if unverified == "read" else left_out)
+
+
+def test_a_topic_that_is_made_again_while_its_files_are_opened_is_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = whole(folder)
+    monkeypatch.setattr(Folder, "_id", lambda self, file, log_id: old.log_id + 1)
+    with pytest.raises(DataLoss, match=r"orders in .* are lost"):
+        values(options(folder), old)
 
 
 def test_a_topic_made_again_is_never_read_for_the_old_one(folder: Path) -> None:

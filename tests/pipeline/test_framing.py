@@ -119,3 +119,11 @@ def test_records_of_one_size_are_proven_by_their_length_fields(count: int) -> No
     flipped = bytearray(data)
     flipped[-97] ^= 1
     assert count == 1 or framing._equal_sized(flipped) is None
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_more_or_fewer_records_than_the_index_says_are_not_so_many_records(count: int) -> None:
+    for chunk in (format.record(b"a") * 3, b"".join(map(format.record, (b"a", b"bb", b"c")))):
+        assert len(framing.starts(chunk, [len(chunk)], [3])) == 3 + 1
+        with pytest.raises(NotRecords, match=f"{len(chunk)} bytes are not {count} whole records"):
+            framing.starts(chunk, [len(chunk)], [count])
