@@ -57,8 +57,16 @@ class Feed:
     def extents(self, known: Manifest) -> list[Any]:
         return []
 
+    def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> list[int]:
+        return []
+
     def is_another(self, *_: object) -> bool:
         return False
+
+
+def written(self: Archiver, wanted: Sequence[Target], cuts: Cuts) -> dict[tuple[str, Range], Written]:
+    """All of it, as if it had been gaps."""
+    return {(target.identity, target.range): Written([], [target.range]) for target in wanted}
 
 
 def archiver(
@@ -124,16 +132,36 @@ def test_once_ends_with_what_was_there_when_it_began(monkeypatch: pytest.MonkeyP
         def extents(self, known: Manifest) -> list[Any]:
             return [Extent("orders@x", "orders", 0, next(ends))]
 
-        def cuts(self, *_: object) -> list[int]:
-            return []
-
-    def written(self: Archiver, wanted: Sequence[Target], cuts: Cuts) -> dict[tuple[str, Range], Written]:
-        return {(target.identity, target.range): Written([], [target.range]) for target in wanted}
-
     monkeypatch.setattr(Archiver, "_written", written)
     job, _ = archiver(Growing(0), Spark())
     rounds = list(itertools.islice(job.once(), 5))
     assert [(each.bytes, each.behind_bytes) for each in rounds] == [(10, 0)]
+
+
+def test_an_archive_that_is_behind_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(Feed):
+        def extents(self, known: Manifest) -> list[Any]:
+            return [Extent("orders@x", "orders", 0, 30)]
+
+        def cuts(self, log: Extent, start: int, stop: int, bytes_each: int) -> list[int]:
+            return [start + 10]
+
+    monkeypatch.setattr(Archiver, "_written", written)
+    job, _ = archiver(Full(0), settings=attrs.evolve(QUICK, round_bytes=10))
+    waits: list[float] = []
+    job.stop = SimpleNamespace(is_set=lambda: bool(waits), wait=waits.append)  # type: ignore[assignment]
+    assert [each.behind_bytes for each in job.follow()] == [20, 10, 0]
+
+
+def test_what_was_refused_is_not_tried_again() -> None:
+    class Overtaken(Feed):
+        def extents(self, known: Manifest) -> list[Any]:
+            raise Refusal("records are gone")
+
+    job, warned = archiver(Overtaken(0))
+    with pytest.raises(Refusal, match="records are gone"):
+        list(job.follow())
+    assert warned == []
 
 
 def test_a_jvm_that_has_ended_ends_it_at_once() -> None:
