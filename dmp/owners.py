@@ -12,15 +12,14 @@ if TYPE_CHECKING:
 
 
 class Owner:
-    """`queues`: exclusive to it. `principal_open`: its AMQP connection still lives."""
+    """An application: its principal and its DMP connections. `queues`: exclusive to it."""
 
-    __slots__ = ("_ended", "_holds", "principal_open", "queues", "user")
+    __slots__ = ("_ended", "_holds", "queues", "user")
 
     def __init__(self, user: str, ended: "Callable[[Owner], None]") -> None:
         """Held once, by the principal."""
         self.user = user
         self.queues: dict[Queue, None] = {}
-        self.principal_open = True
         self._holds = 1
         self._ended = ended
 

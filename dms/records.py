@@ -47,7 +47,6 @@ class Reason(IntEnum):
     MAX_DELIVERIES = 4
     PURGED = 5
     REDRIVEN = 6
-    NOT_DONE = 7
 
 
 REASONS = {"ttl": Reason.TTL, "max_deliveries": Reason.MAX_DELIVERIES, "redriven": Reason.REDRIVEN}

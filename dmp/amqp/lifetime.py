@@ -218,7 +218,6 @@ class Lifetime(Pacing):
         self._release_channels(
             [channel for channel in self.channels.values() if channel.state is not ChannelState.CLOSING]
         )
-        self.owner.principal_open = False
         self.owner.release()
         self.forget_deadlines()
         if self._stops & Stop.OTHERS:  # the dialog of its end may be in what was read and not applied

@@ -107,7 +107,6 @@ class Application:
         return self.open(self.feed_lease(name))
 
     def close(self) -> None:
-        self.owner.principal_open = False
         self.owner.release()
 
     def _send_return(self, code: Code, head: Head, body: bytes) -> None:
