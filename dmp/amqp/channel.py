@@ -33,7 +33,7 @@ Delivery = tuple[Consumer | None, Queue, Message]
 class Content:
     """A publish whose content is coming."""
 
-    __slots__ = ("exchange", "head", "immediate", "key", "mandatory", "missing", "parts")
+    __slots__ = ("body", "exchange", "head", "immediate", "key", "mandatory", "missing")
 
     def __init__(self, exchange: bytes, key: bytes, mandatory: bool, immediate: bool) -> None:
         self.exchange = exchange
@@ -41,7 +41,7 @@ class Content:
         self.mandatory = mandatory
         self.immediate = immediate
         self.head: Head | None = None
-        self.parts: list[bytes] = []
+        self.body = bytearray()  # as far as it has come, where it comes in several frames
         self.missing = 0
 
 
@@ -185,14 +185,18 @@ class Channel:
         content.missing -= len(part)
         if content.missing < 0:
             raise Refusal(Code.UNEXPECTED_FRAME, "more body than its header has announced", hard=True)
-        content.parts.append(part)
+        if content.missing or content.body:
+            content.body += part
+            self.session.gathered(len(part))
         if content.missing:
             self.step(ChannelEvent.BODY_PART)
             return None
         self.step(ChannelEvent.BODY_END)
-        body = b"".join(content.parts)
-        self.session.unfinished(-len(body))
-        return body
+        if content.body:
+            part = bytes(content.body)
+            self.session.gathered(-len(part))
+        self.session.unfinished(-len(part))
+        return part
 
     # -- consumers, and the end
 
@@ -220,6 +224,7 @@ class Channel:
         """Its end: what is begun is forgotten, nothing is dealt to it any more."""
         if self.content is not None and self.content.head is not None:
             self.session.unfinished(-self.content.head.body_bytes)
+            self.session.gathered(-len(self.content.body))
         self.content = None
         self.state = ChannelState.CLOSED if self.state is not ChannelState.CLOSING else self.state
         self.flowing = False

@@ -24,7 +24,7 @@ from dmp.amqp.handlers import HANDLERS
 from dmp.amqp.handshake import Handshake
 from dmp.amqp.lifetime import Lifetime
 from dmp.amqp.methods import FRAME_END, FRAME_HEAD, METHOD, decode_untrusted, encode
-from dmp.amqp.pacing import WORK_PER_STRETCH, Due, Stop
+from dmp.amqp.pacing import HELD_BYTES_MIN, WORK_PER_STRETCH, Due, Stop
 from dmp.amqp.packing import (
     ACK,
     BODY,
@@ -64,6 +64,7 @@ class Session(Lifetime):
         "_bytes_needed",
         "_end_of_input",
         "_frame_at",
+        "_gathered_bytes",
         "_held",
         "_late",
         "_partial",
@@ -84,7 +85,8 @@ class Session(Lifetime):
         self._bytes_needed = 0  # of it, before another look is worth it
         self._held = b""  # read, not applied: input is stopped
         self._late = b""  # came although reading was paused
-        self._unfinished_bytes = 0
+        self._unfinished_bytes = 0  # of content that has begun, as announced
+        self._gathered_bytes = 0  # as far as it has come
         self._work = 0
         self._end_of_input = False
         connection.on_drained = self._drained
@@ -101,6 +103,7 @@ class Session(Lifetime):
         if partial:
             partial += data
             if len(partial) < self._bytes_needed:
+                self._count_held()
                 return
             data = bytes(partial)
             partial.clear()
@@ -140,6 +143,12 @@ class Session(Lifetime):
             if not at:
                 self.connection.await_rest()
             self.due(Due.FRAME, self.connection.now + self.broker.settings.frame_seconds)
+        self._count_held()
+
+    def _count_held(self) -> None:
+        """What is not all there, or waits, counts with what waits to be sent."""
+        size = self._gathered_bytes + len(self._partial) + len(self._held)
+        self.connection.hold(size if size > HELD_BYTES_MIN else 0)
 
     def _take(self, data: bytes) -> int:
         """Raises Refusal, with `at` behind the frame that is refused."""
@@ -320,6 +329,10 @@ class Session(Lifetime):
         self.at = self._frame_at
         self.stop(Stop.LOG)
         queue.when_warm(self.connection.guarded(self._queue_is_warm))
+
+    def gathered(self, count: int) -> None:
+        """So many bytes of content wait for their rest (or, negative, do not any more)."""
+        self._gathered_bytes += count
 
     def unfinished(self, body_bytes: int) -> None:
         """Content has begun (or, negative, is whole). Raises Refusal (RESOURCE_ERROR)."""

@@ -110,3 +110,23 @@ async def test_a_half_closed_client_gets_its_confirms_before_the_end() -> None:
     world.settle()
     assert peer.names() == ["Basic.Ack"]
     assert peer.connection.finished
+
+
+async def test_what_has_come_of_contents_and_frames_counts_against_the_bound_of_all() -> None:
+    world, peer = await opened()
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.ask(C.Channel.Open(), 2)
+    held = peer.connection
+    whole = publish("", "q", bytes(200_000), part=50_000)
+    peer.send(whole[:80_000])
+    assert 79_000 < held.held_bytes < 80_000
+    other = publish("", "q", bytes(100_000), channel=2, part=60_000)
+    peer.send(whole[80_000:] + other[:90_000])
+    assert 89_000 < held.held_bytes < 90_000
+    peer.send(other[90_000:])
+    assert held.held_bytes == 0
+    assert [len(message.body) for message in world.broker.queues[b"q"].ready] == [200_000, 100_000]
+    peer.send(other[:-40_008])  # all but its last frame
+    assert held.held_bytes == 60_000
+    peer.method(C.Channel.Close(200, "bye", 0, 0), 2)
+    assert held.held_bytes == 0

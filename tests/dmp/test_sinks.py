@@ -193,6 +193,11 @@ async def test_what_has_come_of_a_large_message_counts_against_the_bound_of_all(
     assert sink.connection.held_bytes == 150_000
     sink.say(whole[150_000:])
     assert sink.connection.held_bytes == 0
+    medium = packed(bytes(50_000))
+    sink.say(medium[:30_000])
+    assert sink.connection.held_bytes == 30_000
+    sink.say(medium[30_000:])
+    assert sink.connection.held_bytes == 0
 
 
 async def test_the_largest_body_is_a_setting() -> None:
