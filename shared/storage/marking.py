@@ -57,6 +57,7 @@ class Marking:
         self._limiter = trio.CapacityLimiter(1)
         self._lock = trio.Lock()  # one flush at a time: two would write the same marks and count them twice
         self._failing = False
+        self._unappliable = False
 
     async def run(self) -> None:
         while True:
@@ -89,8 +90,7 @@ class Marking:
                     writings.append(_Writing(log, self._files.pin(log.index_file)))
                 elif log.open_mark is None:
                     self._committer.marked.pop(log, None)
-        if unapplied:
-            await self._retry(unapplied)
+        await self._retry(unapplied)
         if writings:
             try:
                 await self._in_thread(self._write, writings, self._files.room, limiter=self._limiter)
@@ -162,16 +162,25 @@ class Marking:
                 self._committer.marked.pop(log, None)
 
     async def _retry(self, unapplied: list[tuple[Log, list[tuple[int, bytes]]]]) -> None:
+        failed: dict[str, OSError] = {}
         for log, parts in unapplied:
             try:
                 await self._in_thread(self._apply, log, parts, limiter=self._limiter)
             except OSError as error:
-                logger.error("a log file takes no bytes; trying again", log=log.name, reason=describe(error))
+                failed[log.name] = error
             except FileGone:
                 log.unapplied.clear()
             else:
                 log.fresh = False
                 del log.unapplied[: len(parts)]
+        if (
+            failed and not self._unappliable
+        ):  # once: the log of this process may be on that disk
+            name, first = next(iter(failed.items()))
+            logger.error(
+                "a log file takes no bytes; trying again", log=name, logs=len(failed), reason=describe(first)
+            )
+        self._unappliable = bool(failed)
 
     def _apply(self, log: Log, parts: list[tuple[int, bytes]]) -> None:
         fd = open_log(self._files, log)

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.errors import StoreError, StoreFull, StoreReadOnly
@@ -168,6 +169,27 @@ async def test_a_log_file_that_takes_no_bytes_is_served_from_memory_and_filled_l
     for machine in (disk, killed):
         other = await open_store(machine.kill())
         assert await read_all(other.namespace("logmq", ALWAYS).logs["t0"]) == expected
+
+
+async def test_log_files_that_take_no_bytes_are_told_of_once_however_often_they_are_tried(
+    autojump_clock: MockClock,
+) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    logs = await logs_of(store, *[ALWAYS] * 20)
+    with capture_logs() as told:
+        async with running(store):
+            for _ in range(2):
+                fail(disk, errno.ENOSPC, log_write)
+                for log in logs:
+                    await store.wait(log.append(records(b"in memory"), 1)[1])
+                await trio.sleep(10)
+                disk.before = None
+                await trio.sleep(1)
+                assert store.statistics().unapplied_logs == 0
+    lines = [event for event in told if event["event"] == "a log file takes no bytes; trying again"]
+    assert len(lines) == 2, "once each time that it begins"
+    assert all(event["logs"] == len(logs) for event in lines)
 
 
 async def test_a_direct_write_that_fails_is_taken_back_with_all_behind_it() -> None:
