@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from time import perf_counter
 
 import attrs
 import structlog
@@ -18,6 +19,8 @@ from shared.net.settings import NetSettings
 
 ACCEPTS_MAX = 64
 """Connections taken in one turn; the rest stay in the kernel's backlog for the next."""
+ACCEPT_SECONDS = 2e-3
+"""Work of one turn: with each that is taken, sessions that had left others a turn go on."""
 ACCEPTS_BEHIND = 4
 """The same while those that are open wait to be served: as many as can be served, and closed, in the driver's
 own turn. More, and a flood of short connections piles up inside, up to the cap, with everybody behind it."""
@@ -201,6 +204,7 @@ class Acceptor:
 
     def _accept_many(self) -> None:
         behind = self._is_behind is not None and self._is_behind()
+        ends = perf_counter() + ACCEPT_SECONDS
         for _ in range(ACCEPTS_BEHIND if behind else ACCEPTS_MAX):
             try:
                 sock, address = self._listening.accept()
@@ -226,6 +230,8 @@ class Acceptor:
                 sock.close()
                 continue
             self._admitted(sock, "unix" if self._is_unix else format_address(host, port), host)
+            if perf_counter() > ends:
+                return
 
     def _turn_away(self, error: OSError) -> None:
         self._counters.emfile += 1

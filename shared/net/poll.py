@@ -43,7 +43,9 @@ READABLE = select.EPOLLIN | select.EPOLLOUT
 """What epoll says of a socket that has input and nothing else to tell."""
 INPUT = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 ENDING = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-INTEREST = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+URGENT = select.EPOLLPRI
+"""What comes before an urgent byte is read by itself: one read more is needed for what is behind it."""
+INTEREST = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLPRI | select.EPOLLET
 
 
 class PollDriver:
@@ -268,7 +270,7 @@ class PollDriver:
                     connection._broken(OSError(number, os.strerror(number)))
             return
         if connection._unread:
-            connection._unread = connection._ending
+            connection._unread = connection._ending or bool(flags & URGENT)
             self._read(connection)
             if connection._unread:
                 self.again(connection)

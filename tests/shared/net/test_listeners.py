@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from shared.errors import ConfigError
+from shared.net import listeners
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.keepalive import is_loopback
@@ -260,3 +261,30 @@ def test_running_out_of_descriptors_is_survived(driver: str) -> None:
     )
     assert done.stdout.endswith("survived\n"), done.stdout + done.stderr
     assert "connections refused" in done.stdout
+
+
+async def test_a_turn_of_accepting_is_short_whatever_sessions_do_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(listeners, "perf_counter", lambda: next(clock) / 1000)
+    (listening,) = bind_tcp("127.0.0.1", 0, SETTINGS)
+    taken: list[socket.socket] = []
+    acceptor = Acceptor(
+        listening,
+        lambda sock, peer, host: taken.append(sock),
+        settings=SETTINGS,
+        admission=Admission(SETTINGS),
+        counters=NetCounters(),
+        log=structlog.stdlib.get_logger("test"),
+        pushes=False,
+    )
+    clients = [socket.create_connection(listening.getsockname()) for _ in range(20)]
+    acceptor._accept_many()
+    assert 0 < len(taken) < 10
+    for _ in range(20):
+        acceptor._accept_many()
+    assert len(taken) == 20
+    acceptor.close()
+    for sock in (*clients, *taken):
+        sock.close()

@@ -51,6 +51,20 @@ async def test_a_flood_on_one_connection_does_not_starve_another_nor_other_tasks
             nursery.cancel_scope.cancel()
 
 
+async def test_what_stands_behind_an_urgent_byte_is_read_too() -> None:
+    sessions = Sessions()
+    async with serving("poll", sessions) as served:
+        with served.connect_socket() as client:
+            session = await sessions.next()
+            client.send(b"before")
+            client.send(b"!", socket.MSG_OOB)
+            client.send(b"behind")
+            with trio.fail_after(10):
+                while len(session.data) < len(b"beforebehind"):
+                    await trio.lowlevel.checkpoint()
+            assert session.data == b"beforebehind"
+
+
 async def test_a_slow_session_leaves_others_to_the_next_round_and_forgets_none() -> None:
     def prepare(session: Recorder) -> None:
         def answer(data: bytes) -> None:
