@@ -167,7 +167,7 @@ async def _arguments(request: Request) -> Mapping[str, Any]:
         json.dumps(arguments, ensure_ascii=False).encode()
     except UnicodeEncodeError:  # a lone surrogate, which no name on a wire can hold
         raise HTTPException(400, "the body has text that is not Unicode") from None
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: lists in lists, thousands deep
         raise HTTPException(400, "the body is not JSON") from None
     if not isinstance(arguments, dict):
         raise HTTPException(400, "the body is not a JSON object")

@@ -173,9 +173,7 @@ class Marking:
             else:
                 log.fresh = False
                 del log.unapplied[: len(parts)]
-        if (
-            failed and not self._unappliable
-        ):  # once: the log of this process may be on that disk
+        if failed and not self._unappliable:  # once: what is logged may go to that disk, too
             name, first = next(iter(failed.items()))
             logger.error(
                 "a log file takes no bytes; trying again", log=name, logs=len(failed), reason=describe(first)

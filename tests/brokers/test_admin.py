@@ -156,7 +156,14 @@ async def test_a_backup_needs_a_place_and_room(tmp_path: Path) -> None:
 async def test_what_is_no_request_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path):
         too_large = b" " * (admin.BODY_BYTES_MAX + 1)
-        for body, status in ((b"[1]", 400), (b"{", 400), (b'{"a": "\\udcff"}', 400), (too_large, 413)):
+        deep = b"[" * 50_000
+        for body, status in (
+            (b"[1]", 400),
+            (b"{", 400),
+            (deep, 400),
+            (b'{"a": "\\udcff"}', 400),
+            (too_large, 413),
+        ):
             async with await trio.open_unix_socket(str(tmp_path / control.NAME)) as stream:
                 head = f"POST /a/echo HTTP/1.1\r\nHost: b\r\nContent-Length: {len(body)}\r\n\r\n"
                 await stream.send_all(head.encode() + body)
