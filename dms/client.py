@@ -132,10 +132,15 @@ async def connect(
 
     `retry_seconds`: how long a lost connection is tried again before what waits for it fails; the first
     attempt is made once. `ssl_context`: TLS, for `host` unless `server_hostname` says otherwise. Raises
-    ConnectionRefusedError where nobody answers, ssl.SSLError, Internal where the server has clients enough.
+    ConnectionRefusedError where nobody is there, `Unreachable` where somebody is who does not answer as DMS
+    does, ssl.SSLError, Internal where the server has clients enough.
     """
     address = Address(host, port, ssl_context, server_hostname, kind="DMS")
-    link = await greeted(await address.open(), None)
+    stream = await address.open()
+    try:
+        link = await greeted(stream, None)
+    except Disconnected as error:  # nothing was asked yet
+        raise address.not_answered(error) from error
     async with beside() as nursery:
         nursery.start_soon(link.run)
         client = Client(nursery, address, retry_seconds, link)
@@ -223,6 +228,7 @@ class Client:
         block what is not acknowledged goes back to the queue.
         """
         _name(queue)
+        self._lasting.raise_if_closed()
         consumer = Consumer(self._nursery, self._address, self._retry_seconds, queue, prefetch, at_most)
         self._consumers.add(consumer)
         try:

@@ -189,8 +189,10 @@ async def shake_hands(stream: trio.abc.Stream) -> bytes:
                 frames, at = wire.decode(data)
                 if frames:
                     break
-    except (trio.BrokenResourceError, trio.TooSlowError) as error:
-        raise Disconnected(f"no handshake ({error.__cause__ or type(error).__name__})") from None
+    except trio.TooSlowError:
+        raise Disconnected(f"it says nothing to a handshake in {HANDSHAKE_SECONDS:g} s") from None
+    except trio.BrokenResourceError as error:
+        raise Disconnected(f"no handshake ({error.__cause__ or 'the connection broke'})") from None
     except wire.Refusal as error:
         raise Disconnected(f"the server's answer is not DMS's: {error}") from None
     type_, _, status, _, payload = frames[0]
@@ -254,7 +256,7 @@ class Lasting:
             await self._pause(self.link)
         attempts = 0
         while True:
-            self._raise_if_closed()
+            self.raise_if_closed()
             left = max(until - trio.current_time(), 0.0)
             try:
                 return await self._open(await open_again(self._address, left))
@@ -271,17 +273,18 @@ class Lasting:
         link = await greeted(stream, self._taker)
         if self._closed:
             await trio.aclose_forcefully(stream)
-            self._raise_if_closed()
+            self.raise_if_closed()
         self._nursery.start_soon(link.run)
         return link
 
-    def _raise_if_closed(self) -> None:
+    def raise_if_closed(self) -> None:
+        """Raises Unreachable."""
         if self._closed:
             raise Unreachable("the client is closed")
 
     async def _pause(self, lost: Link) -> None:
         """Where a server takes connections and drops them unanswered, not to come back in a hot loop."""
-        self._raise_if_closed()
+        self.raise_if_closed()
         if lost.replies:
             self._silent = 0
             self._silent_since = trio.current_time()

@@ -275,6 +275,21 @@ class Client:
         """A round trip."""
         await self._ask(b"PING\n", lambda: LineAnswer(b"PONG", 0))
 
+    async def check_answers(self, seconds: float) -> None:
+        """The same over the connection that there is, once: whoever does not answer in that time, or not as
+        LogMQ does, is no such server. Raises Unreachable."""
+        answer = LineAnswer(b"PONG", 0)
+        try:
+            with trio.fail_after(seconds):
+                await self._link.ask(b"PING\n", answer)
+                await answered(answer)
+        except LogmqError:
+            pass  # one that knows no more than the specification has
+        except trio.TooSlowError:
+            raise self._address.not_answered(f"it says nothing in {seconds:g} s") from None
+        except Disconnected as error:
+            raise self._address.not_answered(error) from None
+
     # What `Records` and `Producer` use: a request on its way, whose answer is waited for later.
 
     async def send_fetch(self, topic: str, offset: int, bytes_max: int, wait_ms: int) -> ChunkAnswer:

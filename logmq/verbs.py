@@ -40,6 +40,10 @@ From = Annotated[
 Offsets = Annotated[bool, flag("Show each message's offset beside it.")]
 
 
+ANSWER_SECONDS = 10.0
+"""For the first answer: as long as for a connection to be made."""
+
+
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Server(options.Server):
@@ -52,6 +56,8 @@ class Server(options.Server):
         """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
         with lost_is_refused(Unreachable):
             async with connect(self.host, self.port, ssl_context=self.ssl_context()) as client:
+                # Most verbs wait as long as an answer takes: a server that gives none is found here.
+                await client.check_answers(ANSWER_SECONDS)
                 yield client
 
 

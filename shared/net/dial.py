@@ -44,6 +44,10 @@ class Address:
     server_hostname: str | None = None
     kind: str = attrs.field(kw_only=True)
 
+    def not_answered(self, why: object) -> Unreachable:
+        """The error for somebody there who does not answer as such a server does."""
+        return Unreachable(f"{self.host}:{self.port}: no {self.kind} server answers ({why})")
+
     async def open(self) -> trio.abc.Stream:
         """A stream to it. Raises ConnectionRefusedError, whatever the reason, and ssl.SSLError."""
         try:

@@ -358,6 +358,28 @@ async def test_another_version_is_told(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "why"),
+    [(b"", "says nothing"), (b"ERR SYNTAX\n" * 2, "not DMS's"), (None, "closed the connection")],
+)
+async def test_one_who_does_not_greet_as_dms_does_is_no_server_and_was_asked_nothing(
+    peer: Peer, said: bytes | None, why: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def other(stream: trio.StapledStream) -> None:
+        await read_frame(stream)
+        if said is None:
+            return
+        if said:
+            await stream.send_all(said)
+        await read_frame(stream)
+
+    peer.scripts = [other]
+    with pytest.raises(Unreachable, match=f"no DMS server answers .*{why}"):
+        async with connect():
+            raise AssertionError("connected")
+    assert trio.current_time() <= 10
+
+
+@pytest.mark.parametrize(
     "said",
     [
         b"ERR SYNTAX\n",
@@ -429,3 +451,6 @@ async def test_a_closed_client_says_so(peer: Peer) -> None:
         pass
     with pytest.raises(Unreachable, match="closed"):
         await client.produce("jobs", b"x")
+    with pytest.raises(Unreachable, match="closed"):
+        async with client.consume("jobs"):
+            raise AssertionError("consuming")

@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +316,31 @@ async def test_a_client_speaks_tls_and_checks_the_server_s_name(tmp_path: Path) 
         with pytest.raises(ssl.SSLError):
             async with connect(port=server.port, ssl_context=context, server_hostname="elsewhere"):
                 raise AssertionError("trusted the wrong name")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"PONG\n", None),
+        (b"ERR UNKNOWN_COMMAND no such request\n", None),
+        (b"", "says nothing in 0.05 s"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "not LogMQ's"),
+        (None, "closed the connection"),
+    ],
+)
+async def test_who_is_there_can_be_asked_whether_he_is_a_server(said: bytes | None, why: str | None) -> None:
+    async def answers(stream: trio.SocketStream) -> None:
+        assert await stream.receive_some() == b"PING\n"
+        if said is not None:
+            await stream.send_all(said)
+            await stream.receive_some()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, answers, 0, host="127.0.0.1"))
+        async with connect(port=listener.socket.getsockname()[1]) as client:
+            if why is None:
+                await client.check_answers(5)
+            else:
+                with pytest.raises(Unreachable, match=f"no LogMQ server answers .*{why}"):
+                    await client.check_answers(0.05 if said == b"" else 5)
+        nursery.cancel_scope.cancel()
