@@ -1,0 +1,126 @@
+"""What the host's documents and helps say is so: commands, settings, exit codes, series, defaults."""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclopts import App, CycloptsError
+
+from brokers import control, plugs
+from brokers.cli import root
+from brokers.config import OWN_SECTIONS, load
+from brokers.errors import ExitCode
+from brokers.structure import leaves, written
+from brokers.values import plain
+from tests.brokers.test_examples import examples
+from tests.support.server import Server
+
+TOP = Path(__file__).parent.parent.parent
+OPERATING = (TOP / "brokers" / "README.md").read_text()
+README = (TOP / "README.md").read_text()
+
+
+def commands(line: str) -> Iterator[list[str]]:
+    """The words of each `brokers ...` in a line of a shell; what is in quotes stands for itself."""
+    line = re.sub(r"'[^']*'", "quoted", line.strip().removeprefix("$ "))
+    for part in re.split(r"[|;&()]", line):
+        said = re.match(r"(?:[A-Z_]+=\S+ )*brokers (.+)", re.split(r"\s[<>#]|\s\s", part.strip(" <"))[0])
+        if said:
+            yield shlex.split(said[1])
+
+
+def mistakes(lines: Iterator[str]) -> Iterator[str]:
+    for words in [words for line in lines for words in commands(line)]:
+        if words[0].startswith("--"):
+            continue
+        try:
+            root(words).parse_args(words, print_error=False, exit_on_error=False)
+        except CycloptsError as error:
+            yield f"{' '.join(words)}: {error}"
+
+
+def test_every_example_under_a_help_is_a_command() -> None:
+    lines = [line for _, line in examples(root(), "brokers") if line.startswith("    ")]
+    assert sum(len(list(commands(line))) for line in lines) > 100
+    assert list(mistakes(iter(lines))) == []
+
+
+@pytest.mark.parametrize("text", [README, OPERATING])
+def test_every_command_in_a_document_is_one(text: str) -> None:
+    lines = [line for line in text.splitlines() if line.startswith("    ")]
+    lines += [code for code in re.findall(r"`(brokers [^`\n]+)`", text) if "[" not in code]
+    assert sum(len(list(commands(line))) for line in lines) > 10
+    assert list(mistakes(iter(lines))) == []
+
+
+def test_the_file_of_settings_in_the_document_can_be_read_and_shows_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "brokers.toml"
+    file.write_text(OPERATING.partition("```toml\n")[2].partition("```")[0])
+    working, _ = plugs.load_all()
+    config = load(working, file=file, environ={})
+    sections = {**{name: getattr(config, name) for name in OWN_SECTIONS}, **config.protocols}
+    shown: dict[str, Any] = {}
+    for name in tomllib.loads(file.read_text()):
+        default = {
+            written(key): (value, field) for key, value, field in leaves(type(sections[name])(), (name,))
+        }
+        for key, value, field in leaves(sections[name], (name,)):
+            was, _ = default.get(written(key), (None, field))
+            if value != was:
+                shown[written(key)] = plain(value, field, human=False)
+    assert shown == {
+        "serve.enable": ["logmq"],
+        "serve.data_dir": "/var/lib/brokers",
+        "tls.certificate": "server.pem",
+        "tls.key": "server.key",
+        "tls.client_ca": "clients.pem",
+        "record.protocols": ["pubsub", "kqmsgq"],
+        **{key: value for key, value in shown.items() if key.startswith("logmq.topics.")},
+    }, "all else in the example is as it would be without it"
+
+
+def test_the_exit_codes_in_the_document_are_those_there_are() -> None:
+    table = OPERATING.partition("| exit code | meaning |")[2].partition("\n\n")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == sorted(ExitCode)
+
+
+def test_the_series_in_the_document_are_told(shared_server: Server) -> None:
+    named = set(re.findall(r"`(brokers_\w+)`", OPERATING.partition("## Metrics")[2].partition("\n## ")[0]))
+    assert len(named) > 5
+    told = control.request(shared_server.data, "GET", "/metrics")
+    # Those by reason begin when there is one.
+    source = "".join(path.read_text() for path in (TOP / "shared").rglob("*.py"))
+    rare = {f"brokers_{name}" for name in re.findall(r'Sample\(\s*"(\w+_total)"', source)}
+    assert {name for name in named if f"# TYPE {name} " not in told} - rare == set()
+
+
+def test_the_defaults_in_the_helps_are_those_of_the_settings() -> None:
+    """`8080 unless set` of a protocol's own `serve`, and the ports that its clients take for its server's."""
+    words = {"port": "port", "depth": "depth", "timeout": "consume_seconds"}
+    seen = 0
+    for plug in plugs.load_all()[0]:
+        settings = plug.settings()
+        app = root([plug.name])[plug.name]
+        for name, argument in _arguments(app):
+            said = re.search(r"\(?([\d.]+) unless set", argument.parameter.help or "")
+            if said and argument.names[0].removeprefix("--") in words:
+                key = words[argument.names[0].removeprefix("--")]
+                assert float(said[1]) == getattr(settings, key), (plug.name, name, key)
+                seen += 1
+            variable = f"BROKERS_{plug.name.upper()}_PORT"
+            if variable in (argument.parameter.env_var or ()):
+                assert argument.field_info.default == settings.port, (plug.name, name)
+                seen += 1
+    assert seen > 15
+
+
+def _arguments(app: App) -> Iterator[tuple[str, Any]]:
+    for name in app:
+        if not name.startswith("-"):
+            for argument in app[name].assemble_argument_collection():
+                if argument.names:
+                    yield name, argument
