@@ -186,7 +186,9 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 
 async def _failed(_: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 500)
+    assert isinstance(error, OSError)
+    where = f"{error.filename}: " if error.filename else ""
+    return JSONResponse({"error": f"{where}{error.strerror or error}"}, 500)
 
 
 async def _wrong(_: Request, error: Exception) -> Response:

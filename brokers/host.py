@@ -27,6 +27,7 @@ from brokers import admin, control, metrics
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal
 from brokers.part import Bound, Part
+from shared.errors import StoreFormat
 from shared.metrics import Sample
 from shared.net.network import Network
 from shared.plug import Plug, Verb
@@ -135,6 +136,8 @@ class Host:
             where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
             why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
             raise Refusal(f"data folder {where}: {why}", ExitCode.DATA_FOLDER) from error
+        except StoreFormat as error:
+            raise StoreFormat(f"{folder}: {error}") from None
 
     def _storage(self) -> StorageSettings:
         config = self._config

@@ -100,7 +100,8 @@ def take_messages(data: Buffer, name_bytes_max: int, message_bytes_max: int) -> 
     at = 0
     while at < len(data):
         if data[at] != MESSAGE:
-            raise WireError(f"event {printable(data[at : at + 1])} from a server", fault=Fault.EVENT)
+            said = printable(data[at : at + 1])
+            raise WireError(f"the server's answer is not KqueueMsgQ's: event {said}", fault=Fault.EVENT)
         after_name = name_end(data, at, name_bytes_max)
         if after_name is None:
             break

@@ -61,7 +61,7 @@ class Host:
 
     async def backup(self, target: Path) -> Any:
         if target.name == "full":
-            raise OSError(28, "No space left on device")
+            raise OSError(28, "No space left on device", str(target))
         self.backed_up = target
         return {"bytes": 5}
 
@@ -149,7 +149,7 @@ async def test_a_backup_needs_a_place_and_room(tmp_path: Path) -> None:
         assert host.backed_up == Path("/b")
         with pytest.raises(Refusal, match="absolute"):
             await ask(tmp_path, "POST", "/backup", {"target": "b"})
-        with pytest.raises(Refusal, match="No space left"):
+        with pytest.raises(Refusal, match=r"^/full: No space left on device$"):
             await ask(tmp_path, "POST", "/backup", {"target": "/full"})
 
 

@@ -76,7 +76,9 @@ def test_a_folder_of_somebody_else_is_refused(command: Run, tmp_path: Path) -> N
 def test_a_folder_of_a_newer_version_is_refused_and_left_as_it_is(command: Run, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "FORMAT").write_text("brokers data folder, format 2\n")
-    assert "newer" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
+    line = refused(command, tmp_path, ExitCode.DATA_FOLDER)
+    assert line.startswith(f"brokers: {tmp_path}/data: ")
+    assert "newer" in line
     assert (tmp_path / "data" / "FORMAT").read_text() == "brokers data folder, format 2\n"
 
 
