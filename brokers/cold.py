@@ -9,7 +9,7 @@ import trio
 
 from brokers import logs
 from brokers.config import as_served
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import Refusal, of_folder
 from brokers.plugs import load
 from brokers.render import json_value
 from shared.plug import Context
@@ -34,11 +34,8 @@ async def _call(
     plug = load(protocol)
     config = as_served(file)
     log = logs.configure("warning", config.serve.log_format).bind(protocol=protocol)
-    try:
+    with of_folder(folder):
         store = await Store.open(folder, config.storage)
-    except OSError as error:
-        where = error.filename or folder
-        raise Refusal(f"data folder {where}: {error.strerror}", ExitCode.DATA_FOLDER) from error
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)

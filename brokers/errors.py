@@ -5,7 +5,9 @@ The numbers above 2 are those of BSD's sysexits.h, which init systems and shells
 
 import difflib
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import attrs
 
@@ -51,6 +53,23 @@ class Refusal(BrokerError):
 
     def __str__(self) -> str:
         return self.text
+
+
+@contextmanager
+def of_folder(folder: Path) -> Iterator[None]:
+    """A data folder that cannot be opened: its errors in words, with the file as seen from here."""
+    try:
+        yield
+    except OSError as error:
+        file = Path(error.filename) if isinstance(error.filename, str) else folder
+        # A file in it is named as seen from the folder.
+        where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
+        why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise Refusal(f"data folder {where}: {why}", ExitCode.DATA_FOLDER) from error
+    except StoreFormat as error:
+        if str(error).startswith(str(folder)):  # a tool names it itself
+            raise
+        raise StoreFormat(f"{folder}: {error}") from None
 
 
 @attrs.frozen

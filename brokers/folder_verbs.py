@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Refusal, of_folder
 from brokers.flags import ConfigFile
 from brokers.render import Outcome, Several, progress
 from brokers.server_verbs import DataDir, copied, data_folder, there
@@ -50,7 +50,7 @@ def fsck(
     Everything is read, and what is wrong is listed. Exit code 1: data is damaged.
     """
     folder = there(data_folder(data_dir, config))
-    with progress(f"checking {folder}"):
+    with progress(f"checking {folder}"), of_folder(folder):
         if repair:
             from shared.storage.tools.repair import repair as mend
 

@@ -25,9 +25,8 @@ import trio
 
 from brokers import admin, control, metrics
 from brokers.config import Config
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Refusal, of_folder
 from brokers.part import Bound, Part
-from shared.errors import StoreFormat
 from shared.metrics import Sample
 from shared.net.network import Network
 from shared.plug import Plug, Verb
@@ -128,16 +127,8 @@ class Host:
         return Part(plug, settings, self._config, store, self._network, log, self._say, recorder)
 
     async def _open_store(self, folder: Path) -> Store:
-        try:
+        with of_folder(folder):
             return await Store.open(folder, self._storage())
-        except OSError as error:
-            file = Path(error.filename) if isinstance(error.filename, str) else folder
-            # A file in it is named as seen from the folder.
-            where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
-            why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
-            raise Refusal(f"data folder {where}: {why}", ExitCode.DATA_FOLDER) from error
-        except StoreFormat as error:
-            raise StoreFormat(f"{folder}: {error}") from None
 
     def _storage(self) -> StorageSettings:
         config = self._config

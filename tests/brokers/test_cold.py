@@ -85,6 +85,17 @@ def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
         groups(tmp_path / "file")
 
 
+@pytest.mark.parametrize("words", [["dms", "queues"], ["fsck", "--repair"]])
+def test_a_file_of_a_folder_that_cannot_be_opened_is_named_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (tmp_path / "data" / "LOCK").mkdir(parents=True)
+    assert run([*words, "--data-dir", str(tmp_path / "data")]) == ExitCode.DATA_FOLDER
+    said = capsys.readouterr().err
+    assert said.startswith(f"brokers: data folder {tmp_path}/data/LOCK: ")
+    assert said.count("\n") == 1
+
+
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as refused:
         groups(tmp_path / "elsewhere")
