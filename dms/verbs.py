@@ -114,9 +114,9 @@ def serve(
 ) -> ServeRequest:
     """Serve DMS alone, until SIGTERM, SIGINT or the line "exit".
 
-    As the specification's server: without -P nothing is kept, and of the data
-    folder there is only what holds its lock and its control socket. In "brokers
-    serve" queues are kept unless the settings say otherwise.
+    As the specification's server: without -P nothing is kept, and no message is
+    written to the data folder, which holds the lock and the control socket. In
+    "brokers serve" queues are kept unless the settings say otherwise.
     """
     if level is not None and not 0 <= level < len(LEVELS):
         raise UsageError("--level", f"{level} is none of 0 (DEBUG), 1 (INFO), 2 (WARN), 3 (ERROR)")

@@ -89,7 +89,8 @@ async def produce(
 async def consume(
     *,
     queue: Annotated[
-        tuple[str, ...], Parameter(name=("--queue", "-q"), help="A queue; repeatable.", negative="")
+        tuple[str, ...],
+        Parameter(name=("--queue", "-q"), help="A queue; repeatable.", negative="", show_default=False),
     ] = (),
     all_: Annotated[bool, flag("All queues.", "--all")] = False,
     max_: Max = None,

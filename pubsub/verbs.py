@@ -16,8 +16,11 @@ from cyclopts import App, Parameter
 from pubsub import wire
 from pubsub.wire import Kind
 from shared.errors import UsageError
-from shared.options import Ca, DataDir, Json, Port, Tls, flag
+from shared.options import Ca, Certificate, DataDir, Json, KeyFile, Port, Tls, flag
 from shared.plug import ServeRequest, VerbRequest
+
+CONNECT_SECONDS = 10.0
+"""As for every client (`shared.net.dial`, which brings trio: a quarter of a subscriber's start)."""
 
 app = App(
     name="pubsub",
@@ -65,6 +68,8 @@ def subscriber(
     *,
     tls: Tls = False,
     ca: Ca = None,
+    certificate: Certificate = None,
+    key_file: KeyFile = None,
 ) -> Iterator[Any]:
     """Receive messages, with commands on standard input.
 
@@ -77,17 +82,21 @@ def subscriber(
         wire.encode_id(client_id.encode(errors="surrogateescape"))
     except ValueError as error:
         raise UsageError("CLIENT-ID", str(error)) from None
+    context = None
+    if tls or ca or certificate:
+        from shared.net.dial import tls_context
+
+        context = tls_context(wanted=tls, ca=ca, certificate=certificate, key=key_file)
     try:
-        sock = socket.create_connection((ip, port))
+        sock = socket.create_connection((ip, port), CONNECT_SECONDS)
+        if context is not None:
+            sock = context.wrap_socket(sock, server_hostname=ip)
     except (OSError, UnicodeError) as error:  # the latter: no host can have that name (`a..b`)
         why = f"no pub/sub server answers ({error})"
         raise ConnectionRefusedError(errno.ECONNREFUSED, why, f"{ip}:{port}") from error
     with sock:
+        sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls or ca:
-            import ssl
-
-            sock = ssl.create_default_context(cafile=ca).wrap_socket(sock, server_hostname=ip)
         on_terminal = sys.stdout.isatty()
         for line in Terminal(sock, client_id).lines(sys.stdin.fileno()):
             yield line.decode(errors="backslashreplace").rstrip("\n") if on_terminal else line

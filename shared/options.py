@@ -62,6 +62,8 @@ Whole = Annotated[bool, flag("All of standard input is one message.")]
 Raw = Annotated[bool, flag("The messages' bytes as they are, nothing between.")]
 Tls = Annotated[bool, flag("Speak TLS.")]
 Ca = Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.")]
+Certificate = Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")]
+KeyFile = Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")]
 
 
 @attrs.frozen(kw_only=True)
@@ -71,8 +73,8 @@ class Server:
     host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1"
     tls: Tls = False
     ca: Ca = None
-    certificate: Annotated[Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.")] = None
-    key_file: Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.")] = None
+    certificate: Certificate = None
+    key_file: KeyFile = None
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """None: no TLS. Raises UsageError for a file that cannot be read."""

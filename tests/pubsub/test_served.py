@@ -169,18 +169,25 @@ def test_the_subscriber_and_the_publisher_of_the_command_line(server: Server, tm
             process.kill()
 
 
-def test_the_subscriber_of_the_command_line_speaks_tls(new_server: NewServer, tmp_path: Path) -> None:
+def test_the_subscriber_of_the_command_line_speaks_tls_and_shows_who_it_is(
+    new_server: NewServer, tmp_path: Path
+) -> None:
     authority = trustme.CA()
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.issue_cert("A").private_key_and_cert_chain_pem.write_to_path(tmp_path / "client.pem")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     settings = tmp_path / "brokers.toml"
-    settings.write_text(f'[pubsub.tls]\ncertificate = "{tmp_path / "server.pem"}"\n')
+    settings.write_text(
+        f'[pubsub.tls]\ncertificate = "{tmp_path / "server.pem"}"\nclient_ca = "{tmp_path / "ca.pem"}"\n'
+    )
     server = new_server("--enable", "pubsub", "--config", str(settings)).start()
     host, port = server.address("pubsub")
-    command = [sys.executable, "-m", "brokers", "pubsub", "subscriber", "A", host, str(port)]
-    with subprocess.Popen(
-        [*command, "--ca", str(tmp_path / "ca.pem")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    words = ["pubsub", "subscriber", "A", host, str(port), "--ca", str(tmp_path / "ca.pem")]
+    refused = run(*words)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+    assert "certificate required" in refused.stderr
+    command = [sys.executable, "-m", "brokers", *words, "--certificate", str(tmp_path / "client.pem")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin
         assert process.stdout
         try:
@@ -222,6 +229,14 @@ def test_messages_to_publish_may_come_from_standard_input() -> None:
     assert (refused.returncode, refused.stderr) == (
         2,
         "brokers: --from: line 1: no topic, type or value: 'type'\n",
+    )
+
+
+def test_a_file_of_a_certificate_that_cannot_be_read_is_named() -> None:
+    refused = run_here("pubsub", "subscriber", "A", "127.0.0.1", "1", "--ca", "/nowhere")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "brokers: --ca: cannot read /nowhere: No such file or directory\n",
     )
 
 
