@@ -20,6 +20,9 @@ NAME = "control.sock"
 PATH_BYTES_MAX = 100
 """sun_path has 108 bytes on Linux and 104 on macOS and the BSDs, the final NUL included."""
 
+ANSWER_SECONDS = 30.0
+"""For what only asks how a server does: one whose loop hangs is not to hang whoever looks after it."""
+
 
 def listen(folder: Path) -> socket.socket:
     """The listening socket, for its owner alone (0600), in place of one that a killed process left behind.
@@ -53,7 +56,8 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
 
     Raises Refusal: UNAVAILABLE where none serves it, FAILED with the server's own words where it says no.
     """
-    with contextlib.closing(_Connection(folder)) as connection:
+    seconds = ANSWER_SECONDS if method == "GET" else None  # a backup takes as long as it takes
+    with contextlib.closing(_Connection(folder, seconds)) as connection:
         try:
             data = None if body is None else json.dumps(body).encode()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
@@ -65,6 +69,8 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
                 f"no server is running on the data folder {folder} (start one with: brokers serve)",
                 ExitCode.UNAVAILABLE,
             ) from None
+        except TimeoutError:
+            raise Refusal(f"the server on {folder} does not answer: nothing in {seconds:g} s") from None
         except PermissionError:
             raise Refusal(f"{folder / NAME} belongs to another user", ExitCode.UNAVAILABLE) from None
         except (OSError, http.client.HTTPException) as error:
@@ -82,14 +88,15 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over the socket in a folder. No timeout: a backup takes as long as it takes."""
+    """HTTP over the socket in a folder; `seconds` for each step of it, or None."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__("brokers")
+    def __init__(self, folder: Path, seconds: float | None) -> None:
+        super().__init__("brokers", timeout=seconds)
         self._folder = folder
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
         with _address(self._folder) as address:
             self.sock.connect(address)
 

@@ -71,8 +71,8 @@ def status(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = 
     """Show what runs on a data folder.
 
     State, addresses, connections, and how the store is. The exit code is 0 where
-    it is ready, 1 where it is not (starting, draining, read-only, a protocol down),
-    69 where no server runs.
+    it is ready, 1 where it is not (starting, draining, read-only, a protocol down,
+    no answer in 30 s), 69 where no server runs.
     """
     from brokers import control
 

@@ -4,7 +4,7 @@ import socket
 import stat
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +219,15 @@ def test_no_server_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="no server is running") as refusal:
         control.request(tmp_path, "GET", "/status")
     assert refusal.value.code == ExitCode.UNAVAILABLE
+
+
+def test_a_server_that_hangs_does_not_hang_who_asks_how_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "ANSWER_SECONDS", 0.05)
+    with closing(control.listen(tmp_path)), pytest.raises(Refusal, match="does not answer") as refused:
+        control.request(tmp_path, "GET", "/status")
+    assert refused.value.code == ExitCode.FAILED
 
 
 def test_an_answer_that_comes_before_all_was_asked_is_heard(tmp_path: Path) -> None:
