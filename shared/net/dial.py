@@ -66,7 +66,8 @@ class Address:
                         raise error.__cause__ from None
                     raise
                 return tls
-        except ssl.SSLError:
+        except ssl.SSLError as error:
+            error.filename = f"{self.host}:{self.port}"  # its own words do not say who it was
             raise
         # A UnicodeError: no host can have that name (`a..b`).
         except (OSError, UnicodeError, trio.TooSlowError, trio.BrokenResourceError) as error:

@@ -3,6 +3,7 @@
 import math
 import socket
 import ssl
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -59,6 +60,19 @@ async def test_a_server_on_another_machine_is_asked_whether_it_is_still_there(
         async with stream:
             assert isinstance(stream, trio.SocketStream)
             assert bool(stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) is far
+
+
+async def test_a_server_without_tls_is_named_by_the_error() -> None:
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(
+            partial(trio.serve_tcp, lambda stream: stream.send_all(b"in the clear"), 0, host="127.0.0.1")
+        )
+        port = listener.socket.getsockname()[1]
+        context = ssl.create_default_context()
+        with pytest.raises(ssl.SSLError) as refused:
+            await Address("127.0.0.1", port, context, kind="test").open()
+        assert refused.value.filename == f"127.0.0.1:{port}"
+        nursery.cancel_scope.cancel()
 
 
 @attrs.frozen
