@@ -90,17 +90,19 @@ class Sender:
             if self._lost is not None:
                 return
             self._lost = Disconnected("all is sent already")
-            if not isinstance(self._stream, trio.abc.HalfCloseableStream):  # TLS: closing is all there is
-                await self._stream.aclose()
-                return
             said = bytearray()
             try:
                 with trio.move_on_after(LOOK_SECONDS):
                     await self._read_to_end(said)
                     raise self._words(said) or Disconnected("the server closed before it had read everything")
                 with trio.fail_after(CLOSING_SECONDS):
-                    await self._stream.send_eof()
-                    await self._read_to_end(said)
+                    if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                        await self._stream.send_eof()
+                        await self._read_to_end(said)
+                    else:  # TLS: our end is said in it, and so is the server's
+                        assert isinstance(self._stream, trio.SSLStream)
+                        transport, _ = await self._stream.unwrap()
+                        await transport.aclose()
             except trio.TooSlowError:
                 why = f"the server has not read everything in {CLOSING_SECONDS:g} s"
                 raise Disconnected(why) from None

@@ -193,7 +193,14 @@ async def test_tls_on_both_sides(tmp_path_factory: pytest.TempPathFactory) -> No
             port=server.port, ssl_context=context, server_hostname="localhost"
         ) as producer:
             await producer.send("q", b"x" * 100_000)
+            await producer.send_many(("r", bytes(1000)) for _ in range(1000))
+        assert server.value["kqmsgq_messages_produced_total"] == 1001, "all is read when the block ends"
         assert await anext(consumer) == Message(b"q", b"x" * 100_000)
+        with pytest.raises(Disconnected):
+            async with open_producer(
+                port=server.port, ssl_context=context, server_hostname="localhost"
+            ) as producer:
+                await producer.send("q", bytes(17 << 20))
 
 
 def test_the_clients_defaults_are_the_servers() -> None:
