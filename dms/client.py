@@ -319,6 +319,8 @@ class _Piece:
 
 
 def _name(queue: str) -> bytes:
+    if not isinstance(queue, str):
+        raise TypeError(f"a queue is named by text, not by {type(queue).__name__}")
     try:
         return wire.pack_name(queue)
     except wire.Refusal as error:

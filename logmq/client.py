@@ -353,6 +353,8 @@ class Client:
 
 
 def _name(name: str) -> bytes:
+    if not isinstance(name, str):
+        raise TypeError(f"topics and groups are named by text, not by {type(name).__name__}")
     return topic_untrusted(name.encode()).encode()
 
 

@@ -101,6 +101,8 @@ async def open_subscriber(
     An id that is connected already is turned away: `Disconnected` at the first read. Raises ValueError for
     what is no id, ConnectionRefusedError where nobody answers, ssl.SSLError.
     """
+    if not isinstance(client_id, str):
+        raise TypeError(f"a client id is text, not {type(client_id).__name__}")
     first = wire.encode_id(client_id.encode())
     stream = await Address(host, port, ssl_context, server_hostname, kind="pub/sub").open()
     try:

@@ -75,6 +75,8 @@ async def test_refusals_are_raised_where_they_belong(peer: Peer) -> None:
         for name in ("", "x" * 65, "a\nb"):
             with pytest.raises(dms.ProtocolError):
                 await client.create(name)
+        with pytest.raises(TypeError, match="text, not by bytes"):
+            await client.produce(b"jobs", b"x")  # type: ignore[arg-type]
         with pytest.raises(dms.PayloadTooLarge, match="at most 4090 in a queue"):
             await client.produce("jobs", b"x" * 4091)
         assert 0x21 not in peer.requests[-1:], "what no server would take is not sent"

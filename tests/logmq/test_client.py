@@ -184,6 +184,8 @@ async def test_a_refused_write_is_told_and_the_others_stand(tmp_path: Path) -> N
     async with served(tmp_path) as server, connect(port=server.port) as client:
         with pytest.raises(LogmqError, match="TOO_LARGE"):
             await client.produce_many("t", [b"one", b"x" * 2_000_000, b"two"])
+        with pytest.raises(TypeError, match="text, not by bytes"):
+            await client.produce(b"t", b"three")  # type: ignore[arg-type]
         assert [record.payload async for record in client.records("t")] == [b"one", b"two"]
 
 

@@ -132,6 +132,9 @@ async def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
     with pytest.raises(ValueError, match="1 to 10 printable"):
         async with open_subscriber("elevenchars", port=1):
             pass
+    with pytest.raises(TypeError, match="text, not bytes"):
+        async with open_subscriber(b"A", port=1):  # type: ignore[arg-type]
+            pass
     async with open_publisher(port=1) as publisher:
         with pytest.raises(ValueError, match="a SHORT_REAL is"):
             await publisher.publish("t", Kind.SHORT_REAL, "655.36")
