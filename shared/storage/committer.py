@@ -365,7 +365,9 @@ class Committer:
             for change in round_.changes:
                 self._registry.changed(change)
         self._show(moved)
-        self._resolve_tickets(good, commit.direct_error)
+        direct_error = refusal(commit.direct_error) if direct_failed else None
+        for round_ in good:
+            round_.resolve(direct_error)
         if direct_failed:
             self._take_back(log for log, work in commit.works.items() if work.direct_meant)
         if commit.poison is not None:
@@ -383,14 +385,6 @@ class Committer:
         if self._running and self._sync_by < math.inf:
             self._wake.set()
         self._rest()
-
-    def _resolve_tickets(self, good: list[Round], direct_error: OSError | None) -> None:
-        """Those of rounds that are written. `direct_error`: why what goes around the journal is not."""
-        for round_ in good:
-            for mode, ticket in enumerate(round_.tickets):
-                if ticket is not None:
-                    failed = direct_error is not None and mode == Mode.DIRECT
-                    ticket.resolve(refusal(direct_error) if failed else None)
 
     def _show(self, moved: Iterable[Log]) -> None:
         """Tell those who watch that these logs have something new."""

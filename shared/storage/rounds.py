@@ -211,6 +211,12 @@ class Round:
                 log.run = None
                 run.end = log.end
 
+    def resolve(self, direct_error: StoreError | None) -> None:
+        """It is written, and its tickets are done. `direct_error`: what goes around the journal is not."""
+        for mode, ticket in enumerate(self.tickets):
+            if ticket is not None:
+                ticket.resolve(direct_error if mode == Mode.DIRECT else None)
+
     def let_go(self) -> None:
         """It is over, and its bytes are not needed again. Runs and their round refer to each other: without
         this they would stay until the garbage collector comes by, which for a few large objects is seldom."""
