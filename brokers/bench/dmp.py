@@ -145,40 +145,76 @@ def _beside(
 def run(way: Way, window: int, seconds: float) -> Measured:
     """Keep `window` messages on their way for `seconds`, after a warm-up. Raises ConnectionError."""
     trips = histogram()
-    piece = max(1, min(window // 4, 65536 // len(way.sent)))
-    data = way.sent * piece
-    got = {reader.fileno(): 0 for reader in way.readers}  # bytes
-    poll = select.epoll()
-    for sock in (way.writer, *way.readers):
-        sock.setblocking(False)
-        poll.register(sock, select.EPOLLIN)
-    by_fd = {sock.fileno(): sock for sock in (way.writer, *way.readers)}
-    pieces: deque[tuple[int, int]] = deque()  # (bytes at a reader when it has come, when it was sent)
-    left = memoryview(b"")
-    sent = counted = 0  # messages
-    begun = perf_counter_ns()
-    measured_from, ends = begun + int(WARM_UP_SECONDS * 1e9), begun + int((WARM_UP_SECONDS + seconds) * 1e9)
-    now = begun
-    arrived = 0  # messages, at all readers
-    blocked = False
+    flow = _Flow(way, window)
+    now = perf_counter_ns()
+    measured_from = now + int(WARM_UP_SECONDS * 1e9)
+    ends = measured_from + int(seconds * 1e9)
     patient = ends + int(PATIENCE_SECONDS * 1e9)
-    while now < ends or not (trips.get_total_count() or now > patient):  # however busy the machine is
-        slowest = min(got.values())
-        while not blocked and (left or sent - slowest // way.got + piece <= max(window, piece)):
+    counted = 0
+    try:
+        while now < ends or not (trips.get_total_count() or now > patient):  # however busy the machine is
+            flow.write()
+            flow.read()
+            now = perf_counter_ns()
+            if now < measured_from:
+                counted = flow.arrived
+            for sent_at in flow.come():
+                if now >= measured_from:
+                    trips.record_value(max((now - sent_at) // 1000, 1))
+    finally:
+        flow.close()
+    rate = (flow.arrived - counted) / ((now - measured_from) / 1e9)
+    return Measured(
+        rate, rate * way.got, trips.get_value_at_percentile(50), trips.get_value_at_percentile(99)
+    )
+
+
+class _Flow:
+    """Messages on their way from the writer to every reader, sent in pieces. `arrived`: at all readers."""
+
+    def __init__(self, way: Way, window: int) -> None:
+        self.arrived = 0
+        self._way = way
+        self._piece = max(1, min(window // 4, 65536 // len(way.sent)))
+        self._window = max(window, self._piece)
+        self._data = way.sent * self._piece
+        self._left = memoryview(b"")
+        self._sent = 0
+        self._pieces: deque[tuple[int, int]] = deque()
+        """(bytes at a reader when it has come, when it was sent)"""
+        self._got = {reader.fileno(): 0 for reader in way.readers}
+        """Bytes."""
+        self._blocked = False
+        self._by_fd = {sock.fileno(): sock for sock in (way.writer, *way.readers)}
+        self._poll = select.epoll()
+        for sock in self._by_fd.values():
+            sock.setblocking(False)
+            self._poll.register(sock, select.EPOLLIN)
+
+    def write(self) -> None:
+        """As many pieces as the window has room for and the socket takes."""
+        way, left = self._way, self._left
+        most = min(self._got.values()) // way.got + self._window - self._piece
+        while not self._blocked and (left or self._sent <= most):
             if not left:
-                left = memoryview(data)
-                sent += piece
-                pieces.append((sent * way.got, perf_counter_ns()))
+                left = memoryview(self._data)
+                self._sent += self._piece
+                self._pieces.append((self._sent * way.got, perf_counter_ns()))
             try:
                 left = left[way.writer.send(left) :]
             except BlockingIOError:
-                blocked = True
-                poll.modify(way.writer, select.EPOLLIN | select.EPOLLOUT)
-        for fd, flags in poll.poll(1.0):
-            sock = by_fd[fd]
-            if sock is way.writer and flags & select.EPOLLOUT:
-                blocked = False
-                poll.modify(sock, select.EPOLLIN)
+                self._blocked = True
+                self._poll.modify(way.writer, select.EPOLLIN | select.EPOLLOUT)
+        self._left = left
+
+    def read(self) -> None:
+        """What has come, or comes within a second. Raises ConnectionError."""
+        writer = self._way.writer
+        for fd, flags in self._poll.poll(1.0):
+            sock = self._by_fd[fd]
+            if sock is writer and flags & select.EPOLLOUT:
+                self._blocked = False
+                self._poll.modify(sock, select.EPOLLIN)
             if flags & ~select.EPOLLOUT:
                 try:
                     received = sock.recv(RECEIVE_BYTES)
@@ -186,24 +222,22 @@ def run(way: Way, window: int, seconds: float) -> Measured:
                     continue
                 if not received:
                     raise ConnectionError("the server closed a connection")
-                if sock is not way.writer:  # a writer's answers say nothing
-                    before = got[fd]
-                    got[fd] = before + len(received)
-                    arrived += got[fd] // way.got - before // way.got
-        now = perf_counter_ns()
-        if now < measured_from:
-            counted = arrived
-        slowest = min(got.values())
-        while pieces and pieces[0][0] <= slowest:
-            _, at = pieces.popleft()
-            if now >= measured_from:
-                trips.record_value(max((now - at) // 1000, 1))
-    poll.close()
-    wall = (now - measured_from) / 1e9
-    rate = (arrived - counted) / wall
-    return Measured(
-        rate, rate * way.got, trips.get_value_at_percentile(50), trips.get_value_at_percentile(99)
-    )
+                if sock is not writer:  # a writer's answers say nothing
+                    self._count(fd, len(received))
+
+    def _count(self, fd: int, received: int) -> None:
+        before, each = self._got[fd], self._way.got
+        self._got[fd] = before + received
+        self.arrived += (before + received) // each - before // each
+
+    def come(self) -> Iterator[int]:
+        """When those pieces were sent that have since come to every reader, each once."""
+        slowest = min(self._got.values())
+        while self._pieces and self._pieces[0][0] <= slowest:
+            yield self._pieces.popleft()[1]
+
+    def close(self) -> None:
+        self._poll.close()
 
 
 class _Blocking(trio.abc.Stream):
