@@ -6,8 +6,7 @@ from typing import Literal
 import attrs
 from attrs import validators
 
-KIB = 1024
-MIB = 1024 * 1024
+from shared.limits import GIB, KIB, MIB, limit
 
 
 @attrs.frozen
@@ -18,9 +17,9 @@ class NetSettings:
     """All protocols together; lowered where the file limit less the descriptors kept back allows fewer."""
     connections_per_address_max: int = attrs.field(default=1_000, validator=validators.ge(1))
     """From one peer address; loopback is exempt."""
-    backlog: int = attrs.field(default=4096, validator=validators.ge(1))
+    backlog: int = limit(4096, 1, 1_000_000)
     """Connections the kernel holds for us while we are busy; it caps this at net.core.somaxconn."""
-    read_bytes_max: int = attrs.field(default=256 * KIB, validator=validators.ge(1))
+    read_bytes_max: int = limit(256 * KIB, 1, GIB)
     """Bytes of one read, and so of one batch."""
     outbox_bytes_max: int = attrs.field(default=1 * MIB, validator=validators.ge(1))
     """Unsent bytes of one connection above which its input waits; pushing protocols set their own."""
@@ -35,14 +34,16 @@ class NetSettings:
     """Reading and throwing away input after the last word, so that the peer can read it."""
     flush_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """A finished connection whose peer takes nothing of what is left for so long is closed."""
-    keepalive_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
+    keepalive_seconds: float = attrs.field(default=30.0, validator=[validators.gt(0), validators.le(32_767)])
     """Silence after which TCP asks whether the peer is still there; then three times at a third of it. Not
-    where a listener is bound to loopback."""
-    user_timeout_seconds: float = attrs.field(default=15.0, validator=validators.gt(0))
+    where a listener is bound to loopback. Linux takes no more (tcp(7), TCP_KEEPIDLE)."""
+    user_timeout_seconds: float = attrs.field(
+        default=15.0, validator=[validators.gt(0), validators.le(86_400)]
+    )
     """Sent data unacknowledged for so long: the peer is gone."""
     driver: Literal["auto", "stream"] = "auto"
     """`auto`: the poll driver for plain TCP where there is epoll; `stream`: a task per connection always."""
-    udp_receive_buffer_bytes: int = attrs.field(default=64 * MIB, validator=validators.ge(1))
+    udp_receive_buffer_bytes: int = limit(64 * MIB, 1, GIB)
     """Asked for; the system may give less (net.core.rmem_max)."""
 
 

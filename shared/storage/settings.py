@@ -6,7 +6,7 @@ from typing import Literal, Self
 import attrs
 from attrs import validators
 
-from shared.limits import KIB, MIB
+from shared.limits import GIB, KIB, MIB, limit
 
 INTERVAL_SECONDS_DEFAULT = 0.05
 INTERVAL_SECONDS_MAX = 1.0
@@ -80,7 +80,7 @@ class Retention:
 class StorageSettings:
     """Section `[storage]`."""
 
-    segment_bytes: int = attrs.field(default=64 * MIB, validator=validators.ge(4 * KIB))
+    segment_bytes: int = limit(64 * MIB, 4 * KIB, 4 * GIB)
     """A journal segment; less where the journal would outgrow its share of the file system. 64 MiB: a
     checkpoint every half second at full speed, and little to replay."""
     journal_fraction: float = attrs.field(default=1 / 8, validator=[validators.gt(0), validators.le(0.5)])

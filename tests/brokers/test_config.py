@@ -212,3 +212,20 @@ def test_settings_are_shown_with_units_to_people_and_without_to_machines(tmp_pat
     assert (human["serve.drain_seconds"], machine["serve.drain_seconds"]) == ("10s", 10.0)
     assert machine["serve.enable"] == ["all"]
     assert machine["serve.data_dir"] == "data"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "net.backlog",
+        "net.read_bytes_max",
+        "net.udp_receive_buffer_bytes",
+        "net.keepalive_seconds",
+        "net.user_timeout_seconds",
+        "storage.segment_bytes",
+    ],
+)
+def test_what_the_system_would_not_take_is_refused_as_a_setting(tmp_path: Path, setting: str) -> None:
+    section, _, key = setting.partition(".")
+    error = refused(tmp_path, f"[{section}]\n{key} = 9999999999999999999999")
+    assert [problem.key for problem in error.problems] == [setting]
