@@ -76,9 +76,11 @@ def test_offsets_by_topic_may_be_written_with_kafka_s_partition(offsets: str) ->
     assert bound.of("another") == EARLIEST
 
 
-@pytest.mark.parametrize("text", ["1767225600000", "2026-01-01T00:00:00Z", "2026-01-01T01:00:00+01:00"])
+@pytest.mark.parametrize(
+    "text", ["1767225600250", "2026-01-01T00:00:00.25Z", "2026-01-01T01:00:00.250+01:00"]
+)
 def test_a_time_is_milliseconds_or_iso_8601_with_a_zone(text: str) -> None:
-    assert options(startingTimestamp=text).starting.of("orders") == At(Kind.TIME, 1767225600000)
+    assert options(startingTimestamp=text).starting.of("orders") == At(Kind.TIME, 1767225600250)
 
 
 def test_a_time_for_all_counts_before_times_by_topic_and_these_before_offsets() -> None:

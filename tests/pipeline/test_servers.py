@@ -11,11 +11,11 @@ import pytest
 import trustme
 from crc32c import crc32c
 
-from brokers.pipeline.source import stream
+from brokers.pipeline.source import servers, stream
 from brokers.pipeline.source.address import Reach, parse_servers
 from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.options import Topics, Unverified, parse
-from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.origin import LogSpot, Policy
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.servers import SAME_MS, Served
 from brokers.pipeline.source.spans import Span
@@ -320,6 +320,7 @@ def test_how_servers_are_reached_is_an_option(given: dict[str, str], reach: Reac
     ("given", "text"),
     [
         ({"servers": "a:x"}, "servers: 'a:x': 'x' is not a port"),
+        ({"servers": "a:65536"}, "servers: 'a:65536': '65536' is not a port"),
         ({"tlsKey": "k"}, "tlsKey: is the key of a certificate"),
         ({"tls": "perhaps"}, "tls: not true or false"),
         ({"retryTimeoutMs": "0"}, "retryTimeoutMs: not a whole number above 0"),
@@ -386,13 +387,15 @@ def scripted(*answers: bytes, reply_seconds: float = 60) -> Iterator[Served]:
         address = listener.getsockname()
         thread = threading.Thread(target=serve)
         thread.start()
-        with closing(
-            Served(Address(*address), Reach(reply_seconds=reply_seconds, retry_seconds=0))
-        ) as served:
-            yield served
-        over.set()
-        socket.create_connection(address).close()
-        thread.join()
+        try:
+            with closing(
+                Served(Address(*address), Reach(reply_seconds=reply_seconds, retry_seconds=0))
+            ) as served:
+                yield served
+        finally:
+            over.set()
+            socket.create_connection(address).close()
+            thread.join()
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for_for_ever() -> None:
@@ -408,6 +411,76 @@ def test_bytes_that_do_not_match_their_crc_are_damage() -> None:
     )
     with scripted(*answers) as served, pytest.raises(LostError, match=r"offsets 0 to 5 .*CRC"):
         read(served, Span(served.source, "orders", 0, 0, 5))
+    with scripted(*answers) as served:
+        assert read(served, Span(served.source, "orders", 0, 0, 5), TRUSTING) == b"\0\0\0\1y"
+
+
+def test_what_no_mark_covers_is_read_and_its_records_are_counted() -> None:
+    """Nothing at all, or what retention left of a mark, or between two, or behind the last."""
+    log, lengths = encode([b"%d" % number for number in range(10)])
+    size = lengths[0]
+    ends = [size * number for number in range(11)]
+
+    def mark(first: int, last: int) -> bytes:
+        crc = crc32c(log[ends[first] : ends[last]])
+        return b"MARK %d %d %d %d 1700000000000\n" % (
+            ends[first],
+            ends[last] - ends[first],
+            last - first,
+            crc,
+        )
+
+    for first, marks, expected in (
+        (0, [], [10]),
+        (0, [mark(0, 2), mark(5, 7)], [2, 3, 2, 3]),
+        (3, [mark(0, 2), mark(2, 5), mark(5, 10)], [2, 5]),
+    ):
+        answers = (
+            b"OFFSETS %d %d\n" % (ends[first], ends[10]),
+            b"".join(marks) + b"END\n",
+            b"CHUNK %d %d %d\n" % (ends[first], ends[10] - ends[first], ends[10]) + log[ends[first] :],
+        )
+        with scripted(*answers) as served:
+            chunks = list(served.chunks(Span(served.source, "orders", 0, ends[first], ends[10]), STRICT))
+        assert b"".join(bytes(chunk.data) for chunk in chunks) == log[ends[first] :]
+        assert [mark.records for chunk in chunks for mark in chunk.marks] == expected
+
+
+def test_of_several_marks_that_are_not_given_only_the_damaged_is_lost() -> None:
+    log, lengths = encode([b"a", b"b"])
+    size = lengths[0]
+    marks = b"".join(
+        b"MARK %d %d 1 %d 1700000000000\n" % (at, size, crc32c(log[at : at + size])) for at in (0, size)
+    )
+    answers = (
+        b"OFFSETS 0 %d\n" % len(log),
+        marks + b"END\n",
+        b"ERR STORAGE damaged\n",
+        b"CHUNK 0 %d %d\n" % (size, size) + log[:size],
+        b"ERR STORAGE damaged\n",
+    )
+    lost: list[str] = []
+    with scripted(*answers) as served:
+        span = Span(served.source, "orders", 0, 0, len(log))
+        assert read(served, span, Policy(True, Unverified.READ, lost.append)) == log[:size]
+    assert [text.partition(" are lost")[0].partition(": ")[2] for text in lost] == [
+        f"offsets {size} to {len(log)}"
+    ]
+
+
+def test_a_log_is_fetched_in_chunks_of_a_bounded_size(one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(one) as served:
+        most = 2 * max(mark.length for mark in served._marks("orders", 0, len(LOG)))
+        monkeypatch.setattr(servers, "CHUNK_BYTES", most)
+        chunks = list(served.chunks(whole(served), STRICT))
+    assert max(len(chunk.data) for chunk in chunks) <= most
+    assert b"".join(bytes(chunk.data) for chunk in chunks) == LOG
+
+
+def test_where_everything_that_was_read_is_gone_a_log_is_not_another_one() -> None:
+    """Nothing that was there before is left to be asked for."""
+    with scripted(b"ERR OUT_OF_RANGE below the first\n") as served:
+        assert not served.is_other(LogSpot(served.source, "orders", 1, 20, 30), 1, 20)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"TOPIC x\n", b"CHUNK 0 9 8\n"])

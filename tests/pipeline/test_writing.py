@@ -2,15 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 
 from brokers.pipeline.source import writing
 from brokers.pipeline.source.address import Reach
 from brokers.pipeline.source.address import Server as Address
+from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.packing import Piece
 from brokers.pipeline.source.writing import NotWritten, Writer
+from logmq.answers import LogmqError
 from logmq.runs import encode
 from tests.support.server import Server, speak
 
@@ -82,6 +84,18 @@ def test_other_rows_than_the_first_time_are_an_error(server: Server) -> None:
     assert log(server, "other") == joined(some)
     write(server, pieces("other", 9, "z"), name="another")
     assert log(server, "other") == joined([*some, *pieces("other", 9, "z")])
+
+
+def test_what_cannot_be_read_back_is_the_same_only_where_retention_took_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = pieces("unread", 3)
+    write(server, some)
+    for code in ("OUT_OF_RANGE", "STORAGE"):
+        refused = LogmqError(code, "not now")
+        monkeypatch.setattr(Link, "receive_chunk", lambda self, allocate, refused=refused: refused)
+        with pytest.raises(NotWritten) if code == "STORAGE" else nullcontext():
+            write(server, some)
 
 
 @pytest.mark.parametrize(
