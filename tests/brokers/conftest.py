@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import structlog
 
+from brokers import plugs
 from brokers.cli import run
 from tests.support.server import Server
 
@@ -30,7 +31,8 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
     Gives the exit code, standard output and standard error.
     """
-    monkeypatch.setenv("BROKERS_LOGMQ_PORT", "0")
+    for name in plugs.names():  # the usual ones may be anybody's
+        monkeypatch.setenv(f"BROKERS_{name.upper()}_PORT", "0")
 
     def call(*words: str) -> tuple[int, str, str]:
         code = run(words)
