@@ -27,6 +27,7 @@ from brokers.flags import ServeCommand
 from brokers.host import Host
 from brokers.part import Bound
 from shared.plug import Plug
+from shared.replacing import check_replaceable
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -127,8 +128,9 @@ def _tell_ready(bound: Sequence[Bound], config: Config, ready_file: Path | None)
 def _make_way(ready_file: Path | None) -> None:
     """Remove an earlier run's: nobody may take it for ours. Raises Refusal where ours cannot be written."""
     if ready_file is not None:
-        _forget(ready_file)
         with _beside(ready_file) as near:
+            check_replaceable(ready_file)
+            _forget(ready_file)
             near.touch()
 
 

@@ -20,6 +20,7 @@ from dms.queue import Queue
 from dms.records import Kind
 from dms.wire import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted, refusal_for
 from shared.errors import BrokerError, StoreError
+from shared.replacing import check_replaceable
 from shared.storage.store import Ticket
 
 SUFFIX = ".dmsq"
@@ -85,6 +86,8 @@ class Writer:
     """A file that is being written: beside its place first, and moved there when it is whole. Blocks."""
 
     def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        check_replaceable(path)
         self._path = path
         self._beside = path.with_name(f".{path.name}.{os.getpid()}.part")
         self._file: BinaryIO = self._beside.open("xb")

@@ -141,6 +141,17 @@ def test_a_ready_file_that_cannot_be_written_is_a_mistake_on_the_command_line(
     assert "No such file or directory" in line
 
 
+def test_a_ready_file_takes_the_place_of_no_pipe_device_or_link(command: Run, tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "b")
+    for path in (pipe, link):
+        line = refused(command, tmp_path, ExitCode.USAGE, "--ready-file", str(path))
+        assert line == f"brokers: --ready-file {path}: Not a regular file\n"
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+
+
 def test_a_protocol_s_own_certificate_is_checked_as_that_of_all(
     command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

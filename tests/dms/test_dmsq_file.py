@@ -1,5 +1,6 @@
 """.dmsq files: read whole or refused, imported once, and written so that they can be."""
 
+import os
 import struct
 from pathlib import Path
 
@@ -64,3 +65,16 @@ def test_what_is_exported_can_be_imported(settings: DmsSettings, tmp_path: Path)
     assert set(world.depths()) == {"orders", "copy"}, "none was made"
     world.settle()
     assert [body for _, body in world.connect().consume("copy", 10)] == [b"%d" % n for n in range(10)]
+
+
+def test_an_export_takes_the_place_of_no_pipe_device_or_link(tmp_path: Path) -> None:
+    world = World()
+    world.connect().create("orders")
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("/nowhere")
+    for path in (pipe, link, tmp_path):
+        with pytest.raises(wire.Refusal, match=f"{path}: Not a regular file"):
+            world.call("export", queue="orders", target=str(path))
+    assert pipe.is_fifo()
+    assert link.is_symlink()
