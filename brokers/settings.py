@@ -24,7 +24,7 @@ def _bare(host: str) -> str:
 
 
 def _an_address(_: Any, field: "attrs.Attribute[Any]", value: str) -> None:
-    if not value.strip():
+    if not value.strip() or "\0" in value:
         raise ValueError("name an address")
     if ":" in value:
         try:

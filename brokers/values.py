@@ -143,7 +143,7 @@ def _parsed(kind: Any) -> Any:
 
 
 def _path(value: Any, _: Any) -> Path:
-    if not isinstance(value, str | Path) or not str(value):
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise TypeError(f"expected a path, got {value!r}")
     return Path(value).expanduser()
 

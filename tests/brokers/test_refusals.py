@@ -118,6 +118,7 @@ def test_a_settings_file_that_is_not_there_is_named_before_a_folder_is_made(
         ("[serve]\nhost = '0.0.0.0'", "serve.host: 0.0.0.0 can be reached from other machines"),
         ("[serve]\nhost = '[::]'", "serve.host: :: can be reached from other machines"),
         ("[serve]\nhost = '127.0.0.1:80'", "serve.host: '127.0.0.1:80' is no address"),
+        ('[serve]\nhost = "\\u0000"', "serve.host: name an address"),
         ("[serve]\nhost = '0.0.0.0'\ninsecure = true", "pubsub.allow: 0.0.0.0 can be reached"),
         ("[pubsub]\nallow = ['300.0.0.0/8']", "pubsub.allow: '300.0.0.0/8' does not appear to be"),
         ("[serve]\nenable = ['nosuch']", "serve.enable: no protocol 'nosuch' is installed"),

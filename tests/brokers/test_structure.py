@@ -157,6 +157,10 @@ def test_a_key_in_the_wrong_place_is_told_where_it_belongs() -> None:
     assert "did you mean logmq.port?" in complaint("port = 1")
 
 
+def test_a_path_that_no_system_takes_is_told_as_such() -> None:
+    assert "logmq.tls.certificate: expected a path" in complaint('[logmq.tls]\ncertificate = "a\\u0000b"')
+
+
 def test_an_unknown_section_names_the_nearest_or_all() -> None:
     assert "unknown section; did you mean [logmq]?" in complaint("[lgomq]\nport = 1")
     assert "unknown section; there are logmq, net" in complaint("[x]\nport = 1")
