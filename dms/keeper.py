@@ -80,8 +80,6 @@ class Keeper:
         """(sequence, offset of its record): where messages of the row are found, from `head` on."""
         self.cold_offset = log.end
         """Where to read on for what is not in memory."""
-        self.snapshot_at = 0
-        """Where the last snapshot begins; replay starts there."""
         self.snapshot_end = 0
         self._snapshot_floor = log.first
         """What the last snapshot drops once it is durable, though it may not be so yet."""
@@ -390,7 +388,6 @@ class Keeper:
 
         def done(ticket: Ticket) -> None:
             if ticket.error is None:
-                self.snapshot_at = offset
                 self._drop_below(floor)
 
         ticket.when_done(done)

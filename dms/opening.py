@@ -144,7 +144,6 @@ async def open_keeper(queue: Queue, log: Log, snapshot: int) -> None:
         replay.apply(data, offset)
         offset += len(data)
     keeper = Keeper(queue, log)
-    keeper.snapshot_at = start
     keeper.snapshot_end = start
     queue.broker.times.not_before(replay.age_ms)
     homes = [home for home in replay.homes if home[0] <= replay.head] or replay.homes[:1]

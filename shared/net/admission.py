@@ -69,7 +69,7 @@ class Admission:
         )
         self.per_address_max = settings.connections_per_address_max
         self.connections = 0
-        self.told: Callable[[int], None] | None = None
+        self.on_connections: Callable[[int], None] | None = None
         """Called with `connections` as they come and go, not at each one."""
         self._by_address: dict[str, int] = {}
 
@@ -87,8 +87,8 @@ class Admission:
         return None
 
     def _tell(self) -> None:
-        if self.told is not None and self.connections % _TELL_EVERY == 0:
-            self.told(self.connections)
+        if self.on_connections is not None and self.connections % _TELL_EVERY == 0:
+            self.on_connections(self.connections)
 
     def leave(self, host: str) -> None:
         """A connection that was admitted has closed."""

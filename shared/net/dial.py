@@ -9,7 +9,7 @@ from typing import ClassVar
 import attrs
 import trio
 
-from shared.errors import BrokerError, UsageError
+from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, BrokerError, UsageError
 from shared.net.keepalive import is_loopback, keepalive
 
 CONNECT_SECONDS = 10.0
@@ -22,13 +22,13 @@ PAUSE_SECONDS = (0.05, 2.0)
 class Disconnected(BrokerError):
     """The connection was lost: what was asked may or may not have been done."""
 
-    exit_code: ClassVar[int | None] = 74
+    exit_code: ClassVar[int | None] = EXIT_LOST
 
 
 class Unreachable(Disconnected):
     """No connection could be made in time, or the client is closed: nothing was asked."""
 
-    exit_code = 69
+    exit_code = EXIT_UNAVAILABLE
 
 
 @attrs.frozen

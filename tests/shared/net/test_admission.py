@@ -50,7 +50,7 @@ def test_an_address_is_counted_as_its_owner(one: str, other: str, same: bool) ->
 def test_others_are_told_how_many_there_are_and_not_at_each_one() -> None:
     door = Admission(NetSettings())
     told: list[int] = []
-    door.told = told.append
+    door.on_connections = told.append
     for _ in range(40):
         door.admit("127.0.0.1")
     assert told == [16, 32]
