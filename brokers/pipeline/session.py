@@ -14,7 +14,8 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,8 @@ def register(spark: "SparkSession") -> None:
     if not _is_local(str(context.master)) or not _is_installed():
         # Before the source is registered: which files its workers need is noted with it.
         context.addPyFile(str(_zip()))
-    spark.dataSource.register(LogmqDataSource)
+    with _active(spark):
+        spark.dataSource.register(LogmqDataSource)
 
 
 def require_spark(*more: str) -> None:
@@ -99,6 +101,21 @@ def require_spark(*more: str) -> None:
     for module in ("pyspark", "pyarrow", "numpy", *more):
         if importlib.util.find_spec(module) is None:
             raise NoSpark(f"{module} is not installed: pip install 'brokers[spark]' brings it")
+
+
+@contextmanager
+def _active(spark: "SparkSession") -> Iterator[None]:
+    """Spark refuses a source whose name the active session knows, whichever session is to have it."""
+    sessions = spark._get_j_spark_session_class(spark._jvm)
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def _workers_find_us(master: str) -> None:

@@ -6,7 +6,9 @@ import sys
 import sysconfig
 from typing import TYPE_CHECKING
 
-from brokers.pipeline.session import _is_local, _zip
+import pytest
+
+from brokers.pipeline.session import _is_local, _zip, register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +38,25 @@ def test_only_this_machines_own_workers_are_local() -> None:
     assert _is_local("local[2]")
     assert not _is_local("spark://somewhere:7077")
     assert not _is_local("local-cluster[2,1,1024]")
+
+
+def test_a_source_is_registered_in_one_session_though_another_that_is_active_has_it(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from brokers.pipeline.source import data_source
+
+    class Unknown(data_source.LogmqDataSource):
+        """By a name that Spark's lookup has not found."""
+
+        @classmethod
+        def name(cls) -> str:
+            return "logmq-unknown"
+
+    monkeypatch.setattr(data_source, "LogmqDataSource", Unknown)
+    active = spark.getActiveSession()
+    register(spark)
+    register(spark.newSession())
+    assert spark.getActiveSession() is active
 
 
 def test_a_shuffle_needs_no_library_that_java_unpacks(spark: "SparkSession") -> None:

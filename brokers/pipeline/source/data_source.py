@@ -45,9 +45,8 @@ class LogmqDataSource(DataSource):
         return "logmq"
 
     def schema(self) -> StructType:
-        if (
-            "provider" in self._given
-        ):  # CREATE TABLE adds it, and a SELECT from that table has no options at all
+        if "provider" in self._given:
+            # CREATE TABLE adds it, and a SELECT from that table has no options at all.
             text = "a source in Python is not told a table's options, but those of a temporary view"
             raise ConfigError("CREATE TABLE", f"{text}: CREATE TEMPORARY VIEW ... USING logmq OPTIONS (...)")
         parse(self._given)  # a mistake is told where the user makes it, not in a task
