@@ -17,7 +17,7 @@ from time import monotonic, perf_counter_ns
 
 import attrs
 
-from brokers.bench.load import Measured, histogram
+from brokers.bench.load import PATIENCE_SECONDS, Measured, histogram
 from brokers.errors import Refusal
 
 RECEIVE_BYTES = 512 * 1024
@@ -125,9 +125,10 @@ def _measure(
     now = perf_counter_ns()
     measured_from = now + int(WARM_UP_SECONDS * 1e9)
     ends = measured_from + int(seconds * 1e9)
+    patient = ends + int(PATIENCE_SECONDS * 1e9)
     received = before = 0
     try:
-        while now < ends:
+        while now < ends or (received == before and now < patient):
             done = min(each.received for each in consumers) * fan.share // len(producers)
             for producer in producers:
                 if not producer.unsent and (due := done + window - producer.sent) * 4 >= window:
