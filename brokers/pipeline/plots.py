@@ -6,8 +6,9 @@ matplotlib would take for mathematics, is written so that it shows.
 
 import functools
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -72,7 +73,7 @@ def throughput(rows: Sequence[Row]) -> bytes:
         for axes, protocol in zip(panels, protocols, strict=True):
             mine = [row for row in rows if row["protocol"] == protocol]
             lines = _lines(mine)
-            starts = sorted({row["start"] for row in rows})
+            starts: list[Any] = with_silences([row["start"] for row in rows], _window(rows))
             for number, (name, points) in enumerate(lines.items()):
                 values = [points.get(start, 0.0) for start in starts]
                 axes.plot(
@@ -84,6 +85,24 @@ def throughput(rows: Sequence[Row]) -> bytes:
             _by_time(axes, starts)
             axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
         return _png(figure)
+
+
+def with_silences(starts: Iterable[datetime], window: timedelta) -> list[datetime]:
+    """When windows begin; of those between them, in which nothing came, the first and the last.
+
+    A line drawn without these would slope through all of a silence, as if something had come.
+    """
+    found = set(starts)
+    for before, after in pairwise(sorted(found)):
+        if after - before > 1.5 * window:
+            found |= {before + window, after - window}
+    return sorted(found)
+
+
+def _window(rows: Sequence[Row]) -> timedelta:
+    """How long each of them is: what came in it over its rate."""
+    lengths = (row["messages"] / row["messages_per_second"] for row in rows if row["messages"])
+    return timedelta(seconds=next(lengths, 0))
 
 
 def latency(rows: Sequence[Row]) -> bytes:

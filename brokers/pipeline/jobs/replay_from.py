@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import attrs
 
+from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs.where import SERVED, Reading, Where, union, where
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.options import Topics
@@ -172,6 +173,6 @@ def records_of(frame: "DataFrame", *, one_log: bool) -> Iterator[Sent]:
 def _require(topics: Topics, found: Extents, there: str) -> None:
     missing = set(topics.names) - {topic_of(log) for log in found}
     if missing:
-        raise UsageError("TOPIC", f"there is no topic {min(missing)} in {there}")
+        raise Refusal(f"there is no topic {min(missing)} in {there}", ExitCode.MISSING)
     if not found:
         raise UsageError("--pattern", f"no topic in {there} matches")

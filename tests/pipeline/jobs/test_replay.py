@@ -13,6 +13,7 @@ import attrs
 import pytest
 import trio
 
+from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs import replay as job
 from brokers.pipeline.jobs import verbs
 from brokers.pipeline.jobs.archive import archive
@@ -215,10 +216,11 @@ def test_a_topic_goes_again_into_a_topic_and_into_a_queue(
             assert verbs.replay(str(passed), "bills", **to).messages == len(BILLS)
             found = verbs.replay(str(passed), "bills", **to)
             assert (found.messages, found.resumed) == (0, True)
-        with pytest.raises(UsageError, match="no topic nothing"):
+        with pytest.raises(Refusal, match="no topic nothing") as refused:
             verbs.replay(
                 str(passed), "nothing", host=host, port=port, protocol="dms", progress=tmp_path / "x"
             )
+        assert refused.value.code is ExitCode.MISSING
         assert server.stop() == 0
     assert written(tmp_path, "again") == BILLS
 

@@ -101,6 +101,13 @@ def test_each_picture_comes_with_words(tmp_path: Path) -> None:
     assert "Of 6 messages 5 (83.3 %) were acknowledged, and 1 (16.7 %) failed or grew too old." in page
 
 
+def test_a_silence_is_drawn_from_its_first_window_to_its_last() -> None:
+    starts = [START + number * MINUTE for number in (1, 0, 9, 11)]
+    found = plots.with_silences(starts, MINUTE)
+    assert [(start - START) // MINUTE for start in found] == [0, 1, 2, 8, 9, 10, 11]
+    assert plots.with_silences([START], MINUTE) == [START]
+
+
 def test_nothing_makes_a_page_too(tmp_path: Path) -> None:
     empty = attrs.evolve(
         filled("x"),
