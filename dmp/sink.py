@@ -21,7 +21,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dmp.amqp.pacing import HELD_BYTES_MIN, WORK_PER_STRETCH, Due, Pacing, Stop
+from dmp.amqp.pacing import WORK_PER_STRETCH, Due, Pacing, Stop
 from dmp.exchanges import Exchange
 from dmp.leases import SendReturn
 from dmp.message import Head
@@ -452,7 +452,7 @@ class Sink(Pacing):
             self.connection.hold(len(self._large))
         else:
             self._rest = data[at:]
-            self.connection.hold(len(self._rest) if len(self._rest) > HELD_BYTES_MIN else 0)
+            self.connection.hold(len(self._rest))
 
     def _continue(self) -> None:
         held, self._held = self._held, []

@@ -32,8 +32,6 @@ LARGE_BYTES = 64 * 1024
 """A message of more is gathered in place, and looked at again once it is whole."""
 EVENTS_PER_TURN = 1024
 """Of a consumer; then others have theirs."""
-HELD_BYTES_MIN = 4 * 1024
-"""Of an unfinished event so much is each connection's own; more is told to `Connection.hold`."""
 
 
 class Session:
@@ -93,8 +91,7 @@ class Session:
                 self._keep(data[taken:], begins=taken > 0)
             else:
                 self._begun.end()
-            if left > HELD_BYTES_MIN or self._connection.held_bytes:
-                self._connection.hold(left if left > HELD_BYTES_MIN else 0)
+            self._connection.hold(left)
         except WireError as error:
             self._refuse(error)
             raise

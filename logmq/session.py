@@ -46,8 +46,6 @@ from shared.errors import LocalProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.storage.store import Ticket
 
-HELD_BYTES_MIN = 4 * 1024
-"""Of an unfinished line or body so much is each connection's own; more is told to `Connection.hold`."""
 LINES_PER_ROUND = 1024
 """Lines looked at one by one before others have their turn: about a millisecond."""
 
@@ -232,8 +230,7 @@ class Session(Pacing):
 
     def _count_partial(self) -> None:
         """What is not all there counts with what waits to be sent."""
-        size = len(self._partial)
-        self.connection.hold(size if size > HELD_BYTES_MIN else 0)
+        self.connection.hold(len(self._partial))
 
     def _apply(self, data: bytes, at: int) -> None:
         """Apply everything whole in `data` from `at` on, as far as nothing stops it."""

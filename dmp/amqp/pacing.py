@@ -12,9 +12,6 @@ from shared.net.connection import Connection
 WORK_PER_STRETCH = 4096
 """Messages put into queues, counted once for each, before other connections have their turn."""
 
-HELD_BYTES_MIN = 4 * 1024
-"""Of what is not all there so much is each connection's own; more is told to `Connection.hold`."""
-
 
 class Stop(IntFlag):
     """Why input is held back."""

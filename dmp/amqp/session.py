@@ -24,7 +24,7 @@ from dmp.amqp.handlers import HANDLERS
 from dmp.amqp.handshake import Handshake
 from dmp.amqp.lifetime import Lifetime
 from dmp.amqp.methods import FRAME_END, FRAME_HEAD, METHOD, decode_untrusted, encode
-from dmp.amqp.pacing import HELD_BYTES_MIN, WORK_PER_STRETCH, Due, Stop
+from dmp.amqp.pacing import WORK_PER_STRETCH, Due, Stop
 from dmp.amqp.packing import (
     ACK,
     BODY,
@@ -147,8 +147,7 @@ class Session(Lifetime):
 
     def _count_held(self) -> None:
         """What is not all there, or waits, counts with what waits to be sent."""
-        size = self._gathered_bytes + len(self._partial) + len(self._held)
-        self.connection.hold(size if size > HELD_BYTES_MIN else 0)
+        self.connection.hold(self._gathered_bytes + len(self._partial) + len(self._held))
 
     def _take(self, data: bytes) -> int:
         """Raises Refusal, with `at` behind the frame that is refused."""

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from shared.net.outbox import FileRange, Outbox, Policy
 
+HELD_BYTES_MIN = 4 * 1024
+"""Of a message that is not all there so much is each connection's own, and counts nowhere."""
+
 
 class Session(Protocol):
     """What a protocol supplies for one connection."""
@@ -159,9 +162,9 @@ class Connection:
         """The session holds so many bytes of a message that is not all there; 0: none any more.
 
         They count with the outbox: all backlogs of the process have one bound, and above it the largest
-        pays, which may be this connection, now: by being closed. What is small need not be told.
+        pays, which may be this connection, now: by being closed. What is small is each connection's own.
         """
-        self.held_bytes = size
+        self.held_bytes = size if size > HELD_BYTES_MIN else 0
 
     def await_rest(self) -> None:
         """What came is the beginning of something, and there is no answer to it yet.

@@ -119,8 +119,11 @@ class DrivenConnection(Connection):
         return dropped
 
     def hold(self, size: int) -> None:
-        if size != self.held_bytes and not self.closed:
-            self.held_bytes = size
+        if self.closed:
+            return
+        before = self.held_bytes
+        super().hold(size)
+        if self.held_bytes != before:
             self._account()
 
     def _account(self) -> None:
