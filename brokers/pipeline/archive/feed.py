@@ -16,7 +16,6 @@ from brokers.pipeline.archive.plan import Extent
 from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import Origin
 from brokers.pipeline.source.places import open_place
-from brokers.pipeline.source.same import once_each
 from brokers.pipeline.source.spans import Span
 from shared.storage import catalog
 from shared.storage.os_disk import OsDisk
@@ -42,7 +41,7 @@ class Feed:
         with ExitStack() as opened:
             places = {
                 source: opened.enter_context(closing(open_place(self.options, source)))
-                for source in once_each(self.options).sources
+                for source in self.options.sources
             }
             yield Look(self, places)
 

@@ -18,7 +18,6 @@ from brokers.pipeline.source import positions, rows, sink, spans, stream, worker
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import Kind, Options, parse
 from brokers.pipeline.source.places import open_place
-from brokers.pipeline.source.same import once_each
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError
 
@@ -78,7 +77,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
         worker.prepare()  # the worker that plans got its data source pickled, and has made none
-        self._options = once_each(options)
+        self._options = options
         self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -111,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
         worker.prepare()
-        self._options = once_each(options)
+        self._options = options
         self._columns = columns
         self._target: stream.Target | None = None
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import attrs
 
 from brokers.pipeline.source.address import Reach, parse_servers
+from brokers.pipeline.source.same import once_each
 from logmq.wire import Refusal, topic_untrusted
 from shared.errors import ConfigError
 
@@ -296,7 +297,7 @@ def _paths(text: str) -> tuple[str, ...]:
     paths = _json(text)
     if not (isinstance(paths, list) and paths and all(isinstance(path, str) and path for path in paths)):
         raise ValueError(f"not a JSON list of folders: {text!r}")
-    return tuple(dict.fromkeys(paths))
+    return once_each(paths)
 
 
 def _namespace(text: str) -> str:

@@ -1,11 +1,7 @@
 """Which names of data folders are names of the same one: a link to it, `a/../a`."""
 
 import os
-from collections.abc import Hashable
-
-import attrs
-
-from brokers.pipeline.source.options import Options
+from collections.abc import Hashable, Iterable
 
 
 def folder_id(path: str) -> Hashable:
@@ -17,9 +13,9 @@ def folder_id(path: str) -> Hashable:
     return found.st_dev, found.st_ino
 
 
-def once_each(options: Options) -> Options:
-    """The options with each data folder once, by the first of the names that are given for it."""
+def once_each(paths: Iterable[str]) -> tuple[str, ...]:
+    """Each data folder once, by the first of the names that are given for it."""
     found: dict[Hashable, str] = {}
-    for path in options.paths:
+    for path in paths:
         found.setdefault(folder_id(path), path)
-    return attrs.evolve(options, paths=tuple(found.values()))
+    return tuple(found.values())
