@@ -68,12 +68,12 @@ def shown(name: str | None) -> str:
 def throughput(rows: Sequence[Row]) -> bytes:
     """Lines of messages a second by name, a panel a protocol; rows as `jobs.throughput` has them."""
     protocols = sorted({row["protocol"] for row in rows})
+    starts: list[Any] = with_silences([row["start"] for row in rows], _window(rows))
     with matplotlib.rc_context(_STYLE):
         figure, panels = _panels(len(protocols), 2.6)
         for axes, protocol in zip(panels, protocols, strict=True):
             mine = [row for row in rows if row["protocol"] == protocol]
             lines = _lines(mine)
-            starts: list[Any] = with_silences([row["start"] for row in rows], _window(rows))
             for number, (name, points) in enumerate(lines.items()):
                 values = [points.get(start, 0.0) for start in starts]
                 axes.plot(
