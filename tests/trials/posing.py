@@ -32,7 +32,10 @@ def pose(
     with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
         host, port = listener.getsockname()
         bound = {"protocol": protocol, "endpoint": protocol, "host": host, "port": port}
-        options.ready_file.write_text(json.dumps({"addresses": [bound]}))
+        # As the real one does: a kill at any moment leaves a whole ready file or none.
+        near = options.ready_file.with_suffix(".new")
+        near.write_text(json.dumps({"addresses": [bound]}))
+        near.replace(options.ready_file)
         print('{"event": "ready"}', file=sys.stderr, flush=True)
         while True:
             connection, _ = listener.accept()
