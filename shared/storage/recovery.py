@@ -73,6 +73,14 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     after = Catalog(found.journal_id, next_lsn, next_log_id, clock.wall_ms(), False, logs)
     catalog.replace(disk, after.pack())
     segments = _move_damaged(disk, segments, kept)
+    seconds = clock.monotonic() - began
+    if not found.clean:
+        logger.info(
+            "the last run ended without a word: its journal was replayed",
+            batches=len(scanned.batches),
+            logs=len(logs),
+            seconds=round(seconds, 3),
+        )
     return Recovered(
         journal_id=found.journal_id,
         next_log_id=next_log_id,
@@ -84,7 +92,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         batches=len(scanned.batches),
         torn_bytes=scanned.torn_bytes,
         damage=scanned.damage,
-        seconds=clock.monotonic() - began,
+        seconds=seconds,
     )
 
 

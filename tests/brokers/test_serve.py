@@ -175,7 +175,8 @@ def test_the_line_exit_drains_and_ends_with_0_and_systemd_is_told(
     told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     told.bind(str(tmp_path / "notify"))
     server = new_server(stdin=subprocess.PIPE, environ={"NOTIFY_SOCKET": str(tmp_path / "notify")}).start()
-    assert told.recv(100) == b"READY=1"
+    said = iter(lambda: told.recv(100), b"READY=1")
+    assert all(each.startswith(b"EXTEND_TIMEOUT_USEC=") for each in said)  # where the machine is slow
     assert server.process is not None
     assert server.process.stdin is not None
     server.process.stdin.write(b"status\nexit\n")

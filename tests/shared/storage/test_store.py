@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from shared.errors import (
     NotARecord,
@@ -61,14 +62,18 @@ async def test_everything_acknowledged_is_there_after_a_start(mode: Durability, 
     log = await filled(store, mode)
     before = await read_all(log)
     marks = [(mark.offset, mark.crc32c) for mark in log.marks(0, log.end)]
-    if end == "clean":
-        await store.close()
-        disk = disk.kill()
-        store = await open_store(disk)
-        assert store.statistics().recovered_batches == 0
-    else:
-        store, disk = await reopen(store, disk)
-        assert (store.statistics().recovered_batches > 0) or mode == NONE
+    with capture_logs() as told:
+        if end == "clean":
+            await store.close()
+            disk = disk.kill()
+            store = await open_store(disk)
+            assert store.statistics().recovered_batches == 0
+        else:
+            store, disk = await reopen(store, disk)
+            assert (store.statistics().recovered_batches > 0) or mode == NONE
+    assert [line["batches"] for line in told if "replayed" in line["event"]] == (
+        [] if end == "clean" else [store.statistics().recovered_batches]
+    )
     again = store.namespace("logmq", ALWAYS, plain_names=True).logs["orders"]
     assert (again.id, again.mode, again.first, again.end) == (log.id, mode, 0, log.end)
     assert await read_all(again) == before

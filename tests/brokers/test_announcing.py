@@ -1,0 +1,40 @@
+"""What a server tells while it starts."""
+
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+from structlog.stdlib import get_logger
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from brokers import announcing
+
+
+async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, capture_logs() as told:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(announcing.still_starting, starting := trio.CancelScope(), get_logger())
+            await trio.sleep(12)
+            starting.cancel()
+        assert [(line["event"], line["seconds"]) for line in told] == [
+            ("still starting", 5),
+            ("still starting", 10),
+        ]
+        # Long enough that one of them may be late.
+        assert [systemd.recv(100) for _ in told] == [b"EXTEND_TIMEOUT_USEC=15000000"] * 2
+
+
+async def test_a_short_start_says_nothing(autojump_clock: MockClock) -> None:
+    with capture_logs() as told:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(announcing.still_starting, starting := trio.CancelScope(), get_logger())
+            await trio.sleep(4)
+            starting.cancel()
+    assert told == []
