@@ -13,6 +13,8 @@ from tests.trials.tally import Tally
 
 SHORT = 0.25
 """Of the load that the long trial makes each time."""
+UNTIL_FOUND = 300
+"""Kills at most: a few show each fault, but on a busy machine some are seldom seen, and the first ends it."""
 
 
 def test_twelve_kills_under_load_lose_nothing_acknowledged_in_any_mode(tmp_path: Path) -> None:
@@ -36,6 +38,8 @@ def test_twelve_kills_under_load_lose_nothing_acknowledged_in_any_mode(tmp_path:
     ],
 )
 def test_a_server_that_breaks_a_promise_is_found_out(fault: str, told_by: str, tmp_path: Path) -> None:
-    plan = Plan(30, "suite/fault", ("always",), tmp_path, command=command(fault), load=SHORT, keep=False)
+    plan = Plan(
+        UNTIL_FOUND, "suite/fault", ("always",), tmp_path, command=command(fault), load=SHORT, keep=False
+    )
     tally = run_lane(plan)
     assert re.search(told_by, "\n".join(tally.verdict.faults))
