@@ -21,11 +21,11 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dmp.amqp.pacing import WORK_PER_STRETCH, Due, Pacing, Stop
 from dmp.exchanges import Exchange
 from dmp.leases import SendReturn
 from dmp.message import Head
 from dmp.owners import Owner
+from dmp.pacing import WORK_PER_STRETCH, Due, Pacing, Stop
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from dmp.wire import (
@@ -454,7 +454,7 @@ class Sink(Pacing):
             self._rest = data[at:]
             self.connection.hold(len(self._rest))
 
-    def _continue(self) -> None:
+    def _take_up(self) -> None:
         held, self._held = self._held, []
         data = b"".join(held)
         if data:

@@ -84,7 +84,7 @@ class Consuming(Pacing):
             if self.broker.draining:
                 self.expire_waits(math.inf)
             elif self.waits[0].deadline < self._wake:
-                self._wake_by(self.waits[0].deadline)
+                self.wake_by(self.waits[0].deadline)
 
     def is_next(self) -> bool:
         """Whether a CONSUME of this connection may be served before it waits."""

@@ -1,15 +1,14 @@
-"""What a connection says, and when its input is held back.
+"""What a connection says, and why its input is held back.
 
-What is said while input is applied is gathered, and written once. Input is held back for as long as any of
-several reasons holds; when the last goes, what was read but not applied is taken up again.
+What is said while input is applied is gathered, and written once.
 """
 
-import math
 from typing import TYPE_CHECKING
 
 from dms import runs
 from dms.wire import refusal_for
 from shared.errors import StoreError
+from shared.net import pacing
 from shared.net.connection import Connection
 from shared.replies import Replies
 from shared.storage.store import Ticket
@@ -23,19 +22,16 @@ STOP_STORE = 4  # the disk is behind
 STOP_OTHERS = 8  # other connections have their turn
 
 
-class Pacing:
-    """What a session's pace hangs on; the session itself says in `_continue` how it goes on."""
+class Pacing(pacing.Pacing):
+    """What a session's pace hangs on, and how its answers leave."""
 
-    __slots__ = ("_out", "_stops", "_wake", "broker", "connection", "lost", "replies")
+    __slots__ = ("_out", "broker", "replies")
 
     def __init__(self, connection: Connection, broker: "Broker") -> None:
-        self.connection = connection
+        super().__init__(connection)
         self.broker = broker
         self.replies = Replies(connection, each_failed=self._failed, on_room=self._has_room)
-        self.lost = False
-        self._out: list[bytes] | None = None
-        self._stops = 0
-        self._wake = math.inf
+        self._out: list[bytes] | None = None  # gathered while input is applied; nothing else goes on then
         connection.on_drained = self._drained
 
     def say(self, reply: bytes) -> None:
@@ -65,17 +61,6 @@ class Pacing:
         if out:
             self.connection.write(out[0] if len(out) == 1 else b"".join(out))
 
-    def go(self, reason: int) -> None:
-        """The reason to hold input back has gone."""
-        if self._stops & reason:
-            self._stops &= ~reason
-            if not self._stops and not self.lost and self._out is None:
-                self._continue()
-
-    def stop(self, reason: int) -> None:
-        """Hold input back until `go` is called with the same reason."""
-        self._stops |= reason
-
     def is_crowded(self) -> bool:
         """Stop where answers pile up."""
         outbox = self.connection.outbox
@@ -91,7 +76,7 @@ class Pacing:
 
     def _let_others(self) -> None:
         self._stops |= STOP_OTHERS
-        self._wake_by(self.connection.now)
+        self.wake_by(self.connection.now)
 
     def _uncongested(self) -> None:
         self.go(STOP_STORE)
@@ -101,14 +86,6 @@ class Pacing:
 
     def _drained(self) -> None:
         self.go(STOP_OUTBOX)
-
-    def _wake_by(self, deadline: float) -> None:
-        if deadline < self._wake:
-            self._wake = deadline
-            self.connection.wake_at(deadline)
-
-    def _continue(self) -> None:
-        raise NotImplementedError
 
     def _failed(self, error: StoreError, replies: bytes, count: int) -> bytes:
         """The disk would not take what these replies confirm."""

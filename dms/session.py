@@ -115,7 +115,7 @@ class Session(Consuming):
             self.broker.counts.too_late += 1
             self._close_with(malformed("a frame took too long to come; closing"), Event.TOO_LATE)
         if self.waits or self._due < math.inf:
-            self._wake_by(min(self._due, self.waits[0].deadline if self.waits else math.inf))
+            self.wake_by(min(self._due, self.waits[0].deadline if self.waits else math.inf))
 
     def connection_lost(self) -> None:
         self.lost = True
@@ -183,7 +183,7 @@ class Session(Consuming):
                 self.connection.await_rest()
             if self._due == math.inf or (at and not (skip and skip - self._skip == len(data))):
                 self._due = self.connection.now + self.broker.settings.frame_seconds
-                self._wake_by(self._due)
+                self.wake_by(self._due)
         else:
             self._due = math.inf
 
@@ -317,6 +317,8 @@ class Session(Consuming):
         self.end(event)
 
     def _continue(self) -> None:
+        if self._out is not None:
+            return
         data, self._data = self._data, b""
         if self.state is not State.CLOSING:
             self._apply(data)

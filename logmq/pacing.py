@@ -1,14 +1,10 @@
-"""When a connection's input is held back, and when others have their turn.
+"""When a connection's input is held back (`logmq.states`, STOP_*), and when others have their turn."""
 
-Input is held back for as long as any of several reasons holds (`logmq.states`, STOP_*); when the last goes,
-what was read but not applied is taken up again, and reading resumes.
-"""
-
-import math
 from collections.abc import Callable
 
 from logmq.states import STOP_OTHERS, STOP_OUTBOX, STOP_OWED, STOP_TURN
 from shared.errors import StoreError
+from shared.net import pacing
 from shared.net.connection import Connection
 from shared.replies import Replies
 
@@ -16,30 +12,17 @@ READS_PER_ROUND = 32
 """Reads of a log by one connection before others have their turn; a listing counts as all of them."""
 
 
-class Pacing:
-    """What a session's pace hangs on; the session itself says in `_continue` how it goes on."""
+class Pacing(pacing.Pacing):
+    """What a session's pace hangs on, and what it does a little later."""
 
-    __slots__ = ("_applying", "_reads", "_soon", "_stops", "_wake", "connection", "lost", "replies")
+    __slots__ = ("_applying", "_reads", "_soon", "replies")
 
     def __init__(self, connection: Connection, failed: Callable[[StoreError], bytes]) -> None:
-        self.connection = connection
+        super().__init__(connection)
         self.replies = Replies(connection, failed, on_room=self._has_room)
-        self.lost = False
-        self._stops = 0
         self._applying = False  # input is being applied just now: it will see by itself what stops it
         self._reads = 0
         self._soon: list[Callable[[], None]] | None = None
-        self._wake = math.inf
-
-    def stop(self, reason: int) -> None:
-        """Hold input back until `go` is called with the same reason."""
-        self._stops |= reason
-
-    def go(self, reason: int) -> None:
-        if self._stops & reason:
-            self._stops &= ~reason
-            if not self._stops and not self._applying and not self.lost:
-                self._continue()
 
     def stop_if_crowded(self) -> bool:
         """Stop where answers pile up."""
@@ -62,11 +45,6 @@ class Pacing:
         self._soon.append(callback)
         self.wake_by(self.connection.now)
 
-    def wake_by(self, deadline: float) -> None:
-        if deadline < self._wake:
-            self._wake = deadline
-            self.connection.wake_at(deadline)
-
     def _turn_has_come(self) -> None:
         self.go(STOP_TURN)
 
@@ -81,6 +59,3 @@ class Pacing:
     def _others_had_their_turn(self) -> None:
         self._reads = 0
         self.go(STOP_OTHERS)
-
-    def _continue(self) -> None:
-        raise NotImplementedError

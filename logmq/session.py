@@ -271,7 +271,8 @@ class Session(Pacing):
         self.wake_by(self._due)
 
     def _continue(self) -> None:
-        """The last stop has gone."""
+        if self._applying:
+            return
         data, at = self._data, self._at
         if self._late:
             data, at, self._late = data[at:] + self._late, 0, b""

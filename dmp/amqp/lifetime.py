@@ -13,11 +13,11 @@ from dmp.amqp.channel import Channel, release
 from dmp.amqp.consumers import Consumer
 from dmp.amqp.handshake import Handshake
 from dmp.amqp.methods import METHOD, decode_untrusted, encode
-from dmp.amqp.pacing import Due, Pacing, Stop
 from dmp.amqp.packing import HEARTBEAT_FRAME
 from dmp.amqp.publishing import Publishing
 from dmp.amqp.settling import Settling
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
+from dmp.pacing import Due, Pacing, Stop
 from dmp.refusals import Code, Refusal
 from shared.errors import LocalProtocolError, StoreError
 from shared.net.connection import Connection

@@ -24,7 +24,6 @@ from dmp.amqp.handlers import HANDLERS
 from dmp.amqp.handshake import Handshake
 from dmp.amqp.lifetime import Lifetime
 from dmp.amqp.methods import FRAME_END, FRAME_HEAD, METHOD, decode_untrusted, encode
-from dmp.amqp.pacing import WORK_PER_STRETCH, Due, Stop
 from dmp.amqp.packing import (
     ACK,
     BODY,
@@ -37,6 +36,7 @@ from dmp.amqp.packing import (
 )
 from dmp.amqp.publishing import Publishing
 from dmp.amqp.states import ChannelEvent, ChannelState, State
+from dmp.pacing import WORK_PER_STRETCH, Due, Stop
 from dmp.refusals import Code, Refusal
 from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection
@@ -341,7 +341,7 @@ class Session(Lifetime):
 
     # Time, and input that was held back.
 
-    def _continue(self) -> None:
+    def _take_up(self) -> None:
         data, self._held, self._late = self._held + self._late, b"", b""
         self._work = 0
         if data:

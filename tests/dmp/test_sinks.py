@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from dmp import wire
-from dmp.amqp.pacing import WORK_PER_STRETCH
 from dmp.arguments import QueueKind
 from dmp.door import DMP_HEADER
+from dmp.pacing import WORK_PER_STRETCH
 from dmp.queues import Queue
 from dmp.refusals import Code
 from dmp.settings import DmpSettings

@@ -1,12 +1,9 @@
-"""When a connection's input is held back, and its one deadline made of several.
-
-Input is held back for as long as any of several reasons holds; when the last goes, what was read but not
-applied is taken up again, and reading resumes.
-"""
+"""Why a connection's input is held back, AMQP's or a sink's, and what its deadlines are for."""
 
 import math
 from enum import IntFlag
 
+from shared.net import pacing
 from shared.net.connection import Connection
 
 WORK_PER_STRETCH = 4096
@@ -41,37 +38,26 @@ class Due(IntFlag):
     SOON = 32
 
 
-class Pacing:
-    """A session is one; it says in `_continue` how it goes on and in `_due_now` what comes at its time."""
+class Pacing(pacing.Pacing):
+    """A session is one; it says in `_take_up` how it goes on and in `_due_now` what comes at its time."""
 
-    __slots__ = ("_deadlines", "_stops", "connection", "lost", "wake")
+    __slots__ = ("_deadlines",)
 
     def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.lost = False
-        self.wake = math.inf
-        self._stops = 0
+        super().__init__(connection)
         self._deadlines: dict[Due, float] = {}
 
     @property
     def stopped(self) -> bool:
         return self._stops != 0
 
-    def stop(self, reason: Stop) -> None:
-        """Hold input back until `go` is called with the same reason."""
+    def stop(self, reason: int) -> None:
         if not self._stops:
             self.connection.pause_reading()
-        self._stops |= reason
-
-    def go(self, reason: Stop) -> None:
-        if self._stops & reason:
-            self._stops &= ~reason
-            if not self._stops and not self.lost:
-                self.connection.resume_reading()
-                self._continue()
+        super().stop(reason)
 
     def _go_soon(self, reason: Stop) -> None:
-        """The same, called from deep within a queue or the store: go on when that is done."""
+        """As `go`, called from deep within a queue or the store: go on when that is done."""
         if not self.lost and self._stops & reason:
             self._stops = (self._stops & ~reason) | Stop.OTHERS
             self.due(Due.SOON, self.connection.now)
@@ -82,26 +68,25 @@ class Pacing:
             self._deadlines.pop(what, None)
             return  # the wake-up that was set finds nothing to do
         self._deadlines[what] = at
-        if at < self.wake:
-            self.wake = at
-            self.connection.wake_at(at)
+        self.wake_by(at)
 
     def forget_deadlines(self) -> None:
         self._deadlines.clear()
 
     def on_deadline(self, now: float) -> None:
-        self.wake = math.inf
+        self._wake = math.inf
         for what, at in tuple(self._deadlines.items()):
             if at <= now and self._deadlines.get(what) == at:
                 del self._deadlines[what]
                 self._due_now(what, now)
-        if self._deadlines:
-            earliest = min(self._deadlines.values())
-            if earliest < self.wake:
-                self.wake = earliest
-                self.connection.wake_at(earliest)
+        self.wake_by(min(self._deadlines.values(), default=math.inf))
 
     def _continue(self) -> None:
+        self.connection.resume_reading()
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Apply what was read and not applied."""
         raise NotImplementedError
 
     def _due_now(self, what: Due, now: float) -> None:
