@@ -101,10 +101,10 @@ def _send(host: str, port: str, rate: str, seconds: str) -> None:
         sock.connect((host, int(port)))
         burst = _burst(sock, datagram)
         begun = now = perf_counter()
-        behind = BEHIND_SECONDS * float(rate)
+        behind = max(BEHIND_SECONDS * float(rate), 1.0)
         passed_over = 0.0
         sent = 0
-        while now - begun < float(seconds):
+        while now - begun < float(seconds) or not sent:  # who is not let run does not send nothing
             due = (now - begun) * float(rate) - passed_over - sent
             if due > behind:
                 passed_over += due - behind

@@ -28,7 +28,7 @@ import trio
 from cyclopts import Parameter
 from pamqp import commands
 
-from brokers.bench.load import PATIENCE_SECONDS, WARM_UP_SECONDS, Address, Measured, histogram, middle
+from brokers.bench.load import WARM_UP_SECONDS, Address, Measured, Span, histogram, middle
 from brokers.bench.options import Rounds, Seconds, Size
 from brokers.bench.pouring import Case, poured
 from brokers.bench.servers import nats_server, redis_server, serving
@@ -146,24 +146,22 @@ def run(way: Way, window: int, seconds: float) -> Measured:
     """Keep `window` messages on their way for `seconds`, after a warm-up. Raises ConnectionError."""
     trips = histogram()
     flow = _Flow(way, window)
+    span = Span.after(WARM_UP_SECONDS, seconds)
     now = perf_counter_ns()
-    measured_from = now + int(WARM_UP_SECONDS * 1e9)
-    ends = measured_from + int(seconds * 1e9)
-    patient = ends + int(PATIENCE_SECONDS * 1e9)
     counted = 0
     try:
-        while now < ends or not (trips.get_total_count() or now > patient):  # however busy the machine is
+        while not span.is_over(now, trips.get_total_count()):
             flow.write()
             flow.read()
             now = perf_counter_ns()
-            if now < measured_from:
+            if now < span.since:
                 counted = flow.arrived
             for sent_at in flow.come():
-                if now >= measured_from:
+                if now >= span.since:
                     trips.record_value(max((now - sent_at) // 1000, 1))
     finally:
         flow.close()
-    rate = (flow.arrived - counted) / ((now - measured_from) / 1e9)
+    rate = (flow.arrived - counted) / ((now - span.since) / 1e9)
     return Measured(
         rate, rate * way.got, trips.get_value_at_percentile(50), trips.get_value_at_percentile(99)
     )

@@ -17,7 +17,7 @@ from time import monotonic, perf_counter_ns
 
 import attrs
 
-from brokers.bench.load import PATIENCE_SECONDS, Measured, histogram
+from brokers.bench.load import Measured, Span, histogram
 from brokers.errors import Refusal
 
 RECEIVE_BYTES = 512 * 1024
@@ -122,13 +122,11 @@ def _measure(
         each.sock.setblocking(False)
         poll.register(each.sock, select.EPOLLIN if isinstance(each, _Consumer) else 0)
     window = max(window // fan.queues, 1) * fan.queues
+    span = Span.after(WARM_UP_SECONDS, seconds)
     now = perf_counter_ns()
-    measured_from = now + int(WARM_UP_SECONDS * 1e9)
-    ends = measured_from + int(seconds * 1e9)
-    patient = ends + int(PATIENCE_SECONDS * 1e9)
     received = before = 0
     try:
-        while now < ends or (received == before and now < patient):
+        while not span.is_over(now, received - before):
             done = min(each.received for each in consumers) * fan.share // len(producers)
             for producer in producers:
                 if not producer.unsent and (due := done + window - producer.sent) * 4 >= window:
@@ -148,14 +146,14 @@ def _measure(
                 stamp, count = _receive(fan, each)
                 received += count
                 now = perf_counter_ns()
-                if now < measured_from:
+                if now < span.since:
                     before = received
                 elif stamp:
                     trips.record_value(max((now - stamp) // 1000, 1))
             now = perf_counter_ns()
     finally:
         poll.close()
-    wall = (now - measured_from) / 1e9
+    wall = (now - span.since) / 1e9
     return Measured(
         (received - before) / wall,
         (received - before) * fan.delivered_bytes / wall,

@@ -246,7 +246,7 @@ class _Case:
         buffer = bytearray(1 << 20)
         at, end = 0, total * (self.size + 4)
         with _connect(self.address) as sock:
-            while monotonic() < ends:
+            while monotonic() < ends or not taken[number]:  # a thread may begin late
                 asked = perf_counter_ns()
                 sock.sendall(b"FETCH %b %d %d\n" % (topic, at, FETCH_BYTES))
                 head = bytearray()
@@ -327,7 +327,7 @@ def _sync_loop(folder: Path, size: int, seconds: float) -> float:
         os.fsync(fd)
         ends = monotonic() + seconds
         at = 0
-        while monotonic() < ends:
+        while not at or monotonic() < ends:
             begun = perf_counter_ns()
             os.pwrite(fd, memoryview(page)[:size], at % blocks * 4096)
             os.fdatasync(fd)

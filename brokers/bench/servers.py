@@ -116,19 +116,33 @@ def _other(name: str, flags: Callable[[int], Sequence[str]]) -> Iterator[Address
     if command is None:
         yield None
         return
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]  # freed now, and ours unless somebody is very quick
-    with subprocess.Popen(
-        [command, *flags(port)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,  # beanstalkd tells of each connection that ends
-    ) as process:
+    with (
+        _kept_port() as port,
+        subprocess.Popen(
+            [command, *flags(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # beanstalkd tells of each connection that ends
+        ) as process,
+    ):
         try:
             _until(lambda: _answers(("127.0.0.1", port)), process, None)
             yield ("127.0.0.1", port)
         finally:
             process.send_signal(signal.SIGKILL)
+
+
+@contextmanager
+def _kept_port() -> Iterator[int]:
+    """A port of loopback that a server may listen on, and that nobody else is given meanwhile.
+
+    It is bound and does not listen: that keeps it from who asks for any, not from who names it and reuses
+    addresses, as servers do.
+    """
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
 
 
 def _answers(address: tuple[str, int]) -> bool:
