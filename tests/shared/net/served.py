@@ -1,5 +1,6 @@
 """A group of listeners with one endpoint, and clients for it, whatever the driver and the transport."""
 
+import select
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +19,8 @@ from shared.net.network import Group, Network
 from shared.net.rounds import AfterRound, OpenSession
 from shared.net.settings import NetSettings, TlsSettings
 
+PATIENCE_SECONDS = 60.0
+"""More than any of these tests takes on a busy machine, so that a hang fails and does not stay."""
 KINDS = ("poll", "stream", "unix", "tls")
 HALF_CLOSING = ("poll", "stream", "unix")  # trio's TLS client has no half-close
 
@@ -126,7 +129,7 @@ async def serving(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(group.serve)
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_SECONDS):
                 yield served
             nursery.cancel_scope.cancel()
     finally:
@@ -199,6 +202,18 @@ class Sessions:
         if isinstance(client, trio.SSLStream):
             await client.do_handshake()
         return client, await self.next()
+
+
+def wait_arrived(session: Recorder, count: int = 1) -> None:
+    """Wait until so many bytes are there for a polled session to read, and let nothing else run meanwhile.
+
+    What is sent over loopback is usually there at once, but a busy system may deliver it later.
+    """
+    sock: socket.socket = session.connection._socket  # type: ignore[attr-defined]
+    input_ = select.poll()
+    input_.register(sock, select.POLLIN)
+    while input_.poll(PATIENCE_SECONDS * 1000) and len(sock.recv(count, socket.MSG_PEEK)) < count:
+        pass
 
 
 def echo(session: Recorder) -> None:

@@ -232,6 +232,7 @@ async def main(driver):
         for fd in hoard:
             os.close(fd)
         for sock in waiting:
+            await trio.lowlevel.wait_readable(sock)
             assert sock.recv(1) == b""
             sock.close()
         again, _ = await sessions.join(Server(address))
@@ -280,11 +281,10 @@ async def test_a_turn_of_accepting_is_short_whatever_sessions_do_meanwhile(
         pushes=False,
     )
     clients = [socket.create_connection(listening.getsockname()) for _ in range(20)]
-    acceptor._accept_many()
-    assert 0 < len(taken) < 10
-    for _ in range(20):
+    while (before := len(taken)) < 20:
+        await trio.lowlevel.wait_readable(listening)
         acceptor._accept_many()
-    assert len(taken) == 20
+        assert 0 < len(taken) - before < 10
     acceptor.close()
     for sock in (*clients, *taken):
         sock.close()

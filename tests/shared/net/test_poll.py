@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import tracemalloc
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 
@@ -15,12 +16,22 @@ import trio.testing
 
 from shared.net.connection import Connection
 from shared.net.listeners import ACCEPTS_BEHIND
-from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
+from tests.shared.net.served import (
+    PATIENCE_SECONDS,
+    Recorder,
+    Served,
+    Sessions,
+    echo,
+    read_all,
+    serving,
+    wait_arrived,
+)
 
 if sys.platform != "linux":
     pytest.skip("epoll is Linux's", allow_module_level=True)
 
 from shared.net import poll, rounds
+from shared.net.liveness import TCP_INFO, UNACKED
 from shared.net.poll import EVENTS_MAX, ROUND_TURNS, YIELD_SECONDS
 
 
@@ -59,9 +70,8 @@ async def test_what_stands_behind_an_urgent_byte_is_read_too() -> None:
             client.send(b"before")
             client.send(b"!", socket.MSG_OOB)
             client.send(b"behind")
-            with trio.fail_after(10):
-                while len(session.data) < len(b"beforebehind"):
-                    await trio.lowlevel.checkpoint()
+            while len(session.data) < len(b"beforebehind"):
+                await trio.lowlevel.checkpoint()
             assert session.data == b"beforebehind"
 
 
@@ -107,16 +117,28 @@ async def test_while_some_wait_to_be_served_few_new_connections_are_taken() -> N
             slow.append((sock, await sessions.next()))
         for sock, _ in slow:
             sock.send(b"?")
+        for _, session in slow:
+            wait_arrived(session)
         while not any(session.data for _, session in slow):
             await trio.lowlevel.checkpoint()
         open_before = served.group.connections
         came = [served.connect_socket() for _ in range(4 * ACCEPTS_BEHIND)]
+        _wait_queued(served, len(came))
         taken = [open_before]
         while taken[-1] < open_before + len(came):
             await trio.lowlevel.checkpoint()
             taken.append(served.group.connections)
         # Twice is possible: trio shuffles who goes first in a turn.
         assert max(after - before for before, after in pairwise(taken)) <= 2 * ACCEPTS_BEHIND
+
+
+def _wait_queued(served: Served, count: int) -> None:
+    """As `wait_arrived`, until so many connections wait to be accepted (for a listener, `tcpi_unacked`)."""
+    (acceptor,) = served.group._acceptors
+    until = perf_counter() + PATIENCE_SECONDS
+    info = partial(acceptor._listening.getsockopt, socket.IPPROTO_TCP, TCP_INFO, UNACKED.size)
+    while UNACKED.unpack(info())[0] < count:
+        assert perf_counter() < until
 
 
 async def test_after_round_may_ask_for_a_turn_of_the_others() -> None:
@@ -172,6 +194,7 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
             if not clients.get(session):
                 continue
             clients[session].send(b"more")  # as a peer does that the commit gave the time to
+            wait_arrived(session, len(b"more"))
             del clients[session]
             session.connection.write(b"later ")
         for session in waited:
@@ -217,12 +240,14 @@ async def test_a_round_is_all_that_was_ready_though_other_tasks_have_turns_meanw
     monkeypatch.setattr(poll, "LOOK_WORK", 0)  # the clock is read after each
     sessions = Sessions(prepare)
     async with serving("poll", sessions, after_round=after_round) as served:
-        sockets = []
+        ready = []
         for _ in range(2 * ROUND_TURNS):
-            sockets.append(served.connect_socket())
-            await sessions.next()
-        for sock in sockets:
+            sock = served.connect_socket()
+            ready.append((sock, await sessions.next()))
+        for sock, _ in ready:
             sock.send(b"?")
+        for _, session in ready:
+            wait_arrived(session)
         while len(rounds_of) < 2:
             turns += 1
             await trio.lowlevel.checkpoint()
@@ -276,8 +301,8 @@ async def test_a_call_from_outside_wakes_the_parked_driver() -> None:
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert session.calls == []
         session.connection.resume_reading()
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        assert session.data == b"waiting"
+        while session.data != b"waiting":
+            await trio.lowlevel.checkpoint()
         session.connection.abort("test")
         await session.lost.wait()
 

@@ -13,7 +13,7 @@ from shared.errors import ConfigError
 from shared.net.network import Network
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.tls import server_context
-from tests.shared.net.served import Certificates, Sessions, echo, read_all, serving
+from tests.shared.net.served import PATIENCE_SECONDS, Certificates, Sessions, echo, read_all, serving
 
 
 async def test_a_half_closed_tls_peer_still_gets_its_answer(certificates: Certificates) -> None:
@@ -73,7 +73,7 @@ async def test_a_server_with_a_client_authority_takes_only_its_clients(certifica
 
     async with trio.open_nursery() as nursery:
         await nursery.start(group.serve)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_SECONDS):
             assert await ask(known) == b"hello"
             with pytest.raises(trio.BrokenResourceError) as refused:
                 await ask(stranger)
