@@ -1,6 +1,7 @@
 """Fixtures that any test may ask for, and which worker runs what."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -15,6 +16,11 @@ settings.load_profile("unhurried")
 # Hundreds of processes import the same modules: they are compiled once, whatever the environment says.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Who starts the suite in the background of a script lets it ignore SIGINT, and so would all that it starts,
+# which tests interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FIRST = ("tests/pipeline/", "tests/e2e/")
 """The longest, so that none of them is left to one worker while the other has nothing to do."""
