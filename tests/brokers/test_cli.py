@@ -372,8 +372,9 @@ def test_a_verb_with_tasks_of_its_own_ends_as_any_other_when_its_reader_has_left
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_verb_needs_no_standard_descriptors(tmp_path: Path, closed: str) -> None:
-    verb = f"exec {sys.executable} -m brokers logmq produce orders hello --port 1 {closed}"
-    done = subprocess.run(["/bin/sh", "-c", verb], capture_output=True, text=True, check=False, cwd=tmp_path)
+    verb = [sys.executable, "-m", "brokers", "logmq", "produce", "orders", "hello", "--port", "1"]
+    command = ["/bin/sh", "-c", f'exec "$0" "$@" {closed}', *verb]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert "Traceback" not in done.stdout + done.stderr
     assert done.returncode == ExitCode.UNAVAILABLE
 

@@ -189,11 +189,9 @@ def test_the_line_exit_drains_and_ends_with_0_and_systemd_is_told(
 
 def test_it_needs_no_terminal_and_not_even_standard_descriptors(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
-    script = (
-        f"exec {sys.executable} -m brokers serve --data-dir {tmp_path}/data --enable logmq "
-        f"--port logmq=0 --ready-file {ready} <&- >&- 2>&-"
-    )
-    process = subprocess.Popen(["/bin/sh", "-c", script])
+    command = [sys.executable, "-m", "brokers", "serve", "--data-dir", str(tmp_path / "data")]
+    command += ["--enable", "logmq", "--port", "logmq=0", "--ready-file", str(ready)]
+    process = subprocess.Popen(["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *command])
     try:
         until(lambda: ready.exists() or process.poll() is not None)
         bound = json.loads(ready.read_text())["addresses"][0]
@@ -274,6 +272,7 @@ def _one_who_reads_nothing(server: Server) -> socket.socket:
             connection.send(b"CONSUME big 0\n" * 200)
     except BlockingIOError:
         connection.setblocking(True)
+    assert connection.recv(1)  # so it has begun: what it has not read when it stops, it does not owe
     return connection
 
 
