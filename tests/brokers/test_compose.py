@@ -137,7 +137,7 @@ def test_its_variables_are_settings(service: Mapping[str, Any]) -> None:
 def test_nobody_is_root_and_everything_has_limits(compose: Mapping[str, Any], name: str) -> None:
     service = compose["services"][name]
     assert service["user"].split(":")[0] != "0"
-    assert service["read_only"] == "true"
+    assert service["read_only"] is True
     # Java loads what it has unpacked there: without `exec` a shuffle on the cluster never ends.
     assert service["tmpfs"] == (["/tmp:exec"] if service["image"].startswith("brokers-spark") else ["/tmp"])
     assert service["cap_drop"] == ["ALL"]
