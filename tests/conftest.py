@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["tests.support.server"]
+pytest_plugins = ["tests.support.places", "tests.support.server"]
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
 settings.load_profile("unhurried")

@@ -153,8 +153,8 @@ async def test_a_backup_needs_a_place_and_room(tmp_path: Path) -> None:
             await ask(tmp_path, "POST", "/backup", {"target": "/full"})
 
 
-async def test_what_is_no_request_is_refused(tmp_path: Path) -> None:
-    async with serving(tmp_path):
+async def test_what_is_no_request_is_refused(near_path: Path) -> None:
+    async with serving(near_path):
         too_large = b" " * (admin.BODY_BYTES_MAX + 1)
         deep = b"[" * 50_000
         for body, status in (
@@ -164,7 +164,7 @@ async def test_what_is_no_request_is_refused(tmp_path: Path) -> None:
             (b'{"a": "\\udcff"}', 400),
             (too_large, 413),
         ):
-            async with await trio.open_unix_socket(str(tmp_path / control.NAME)) as stream:
+            async with await trio.open_unix_socket(str(near_path / control.NAME)) as stream:
                 head = f"POST /a/echo HTTP/1.1\r\nHost: b\r\nContent-Length: {len(body)}\r\n\r\n"
                 await stream.send_all(head.encode() + body)
                 answer = bytes(await stream.receive_some(65536))
@@ -182,26 +182,26 @@ async def test_what_is_no_request_is_refused(tmp_path: Path) -> None:
         b"\xff\x00" * 100,
     ],
 )
-async def test_a_caller_who_talks_nonsense_harms_nobody(tmp_path: Path, data: bytes) -> None:
-    async with serving(tmp_path):
-        async with await trio.open_unix_socket(str(tmp_path / control.NAME)) as stream:
+async def test_a_caller_who_talks_nonsense_harms_nobody(near_path: Path, data: bytes) -> None:
+    async with serving(near_path):
+        async with await trio.open_unix_socket(str(near_path / control.NAME)) as stream:
             await stream.send_all(data)
             await stream.send_eof()
             with suppress(trio.BrokenResourceError):
                 while await stream.receive_some():
                     pass
-        assert await ask(tmp_path, "GET", "/livez") == "ok\n"
+        assert await ask(near_path, "GET", "/livez") == "ok\n"
 
 
-async def test_a_socket_left_by_a_killed_server_is_replaced(tmp_path: Path) -> None:
+async def test_a_socket_left_by_a_killed_server_is_replaced(near_path: Path) -> None:
     stale = socket.socket(socket.AF_UNIX)
-    stale.bind(str(tmp_path / control.NAME))
+    stale.bind(str(near_path / control.NAME))
     stale.close()
     with pytest.raises(Refusal) as refusal:
-        await ask(tmp_path, "GET", "/livez")
+        await ask(near_path, "GET", "/livez")
     assert refusal.value.code == ExitCode.UNAVAILABLE
-    async with serving(tmp_path):
-        assert await ask(tmp_path, "GET", "/livez") == "ok\n"
+    async with serving(near_path):
+        assert await ask(near_path, "GET", "/livez") == "ok\n"
 
 
 async def test_a_data_folder_with_a_long_path_has_a_control_socket_too(tmp_path: Path) -> None:
@@ -230,11 +230,11 @@ def test_a_server_that_hangs_does_not_hang_who_asks_how_it_does(
     assert refused.value.code == ExitCode.FAILED
 
 
-def test_an_answer_that_comes_before_all_was_asked_is_heard(tmp_path: Path) -> None:
+def test_an_answer_that_comes_before_all_was_asked_is_heard(near_path: Path) -> None:
     """A server that knows no such verb says so, and closes, on seeing the first line."""
     said = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 17\r\n\r\n"
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / control.NAME))
+        listener.bind(str(near_path / control.NAME))
         listener.listen()
 
         def answer() -> None:
@@ -245,6 +245,6 @@ def test_an_answer_that_comes_before_all_was_asked_is_heard(tmp_path: Path) -> N
         answering = threading.Thread(target=answer)
         answering.start()
         with pytest.raises(Refusal, match="none") as refused:
-            control.request(tmp_path, "POST", "/logmq/nix", {"topic": "t" * 5_000_000})
+            control.request(near_path, "POST", "/logmq/nix", {"topic": "t" * 5_000_000})
         assert refused.value.code == ExitCode.FAILED
         answering.join()

@@ -13,11 +13,11 @@ from brokers import announcing
 
 
 async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, near_path: Path
 ) -> None:
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(near_path / "notify"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, capture_logs() as told:
-        systemd.bind(str(tmp_path / "notify"))
+        systemd.bind(str(near_path / "notify"))
         systemd.setblocking(False)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(announcing.still_starting, starting := trio.CancelScope(), get_logger())

@@ -169,12 +169,12 @@ def test_sigterm_drains_and_ends_with_0_and_a_folder_in_order(new_server: NewSer
 
 
 def test_the_line_exit_drains_and_ends_with_0_and_systemd_is_told(
-    new_server: NewServer, tmp_path: Path
+    new_server: NewServer, near_path: Path
 ) -> None:
     # That the end of the input does not is shown by every other server here: theirs is /dev/null.
     told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    told.bind(str(tmp_path / "notify"))
-    server = new_server(stdin=subprocess.PIPE, environ={"NOTIFY_SOCKET": str(tmp_path / "notify")}).start()
+    told.bind(str(near_path / "notify"))
+    server = new_server(stdin=subprocess.PIPE, environ={"NOTIFY_SOCKET": str(near_path / "notify")}).start()
     said = iter(lambda: told.recv(100), b"READY=1")
     assert all(each.startswith(b"EXTEND_TIMEOUT_USEC=") for each in said)  # where the machine is slow
     assert server.process is not None

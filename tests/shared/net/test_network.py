@@ -88,9 +88,9 @@ def test_listening_beyond_loopback_needs_tls_or_consent(certificates: Certificat
         group.close()
 
 
-def test_a_local_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_local_socket_is_for_its_owner_alone(near_path: Path) -> None:
     group = make_group()
-    path = tmp_path / "control.sock"
+    path = near_path / "control.sock"
     group.bind_unix(path, Sessions())
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(CannotListen, match=r"control\.sock: Address already in use"):

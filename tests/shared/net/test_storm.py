@@ -17,7 +17,7 @@ RESET = struct.pack("ii", 1, 0)
 @pytest.mark.parametrize("kind", HALF_CLOSING)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_every_peer_gets_its_own_bytes_in_order_or_is_known_to_be_gone(
-    kind: str, seed: int, tmp_path: Path
+    kind: str, seed: int, near_path: Path
 ) -> None:
     chance = random.Random(seed)
     opened: list[Recorder] = []
@@ -73,7 +73,7 @@ async def test_every_peer_gets_its_own_bytes_in_order_or_is_known_to_be_gone(
             client.setsockopt(1, 13, RESET)  # SOL_SOCKET, SO_LINGER
         await trio.aclose_forcefully(client)
 
-    async with serving(kind, Sessions(prepare), folder=tmp_path) as served:
+    async with serving(kind, Sessions(prepare), folder=near_path) as served:
         async with trio.open_nursery() as nursery:
             for number in range(CLIENTS):
                 client = await served.connect()
