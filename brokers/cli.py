@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any
+from typing import Any, TextIO
 
 from cyclopts import App, CycloptsError
 
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
             return ExitCode.INTERRUPTED
         if any(isinstance(leaf, BrokenPipeError) for leaf in leaves):
             # Whoever read our output has left (`| head`): nothing more to say, and not to stderr either.
-            _turn_output_away()
+            _turn_away(sys.stdout)
             return 128 + signal.SIGPIPE
         if not all(isinstance(leaf, BrokerError | OSError) or _is_no_text(leaf) for leaf in leaves):
             raise
@@ -53,20 +53,20 @@ def run(arguments: Sequence[str]) -> int:
         try:
             sys.stdout.flush()
         except OSError:  # the disk is full: Python would say so once more at its end, and exit with 120
-            _turn_output_away()
+            _turn_away(sys.stdout)
         return max(ExitCode.USAGE if _is_no_text(leaf) else exit_code(leaf) for leaf in leaves)
 
 
 def _complain(line: str) -> None:
     try:
         print(f"brokers: {escape(line)}", file=sys.stderr)
-    except OSError:  # nobody hears it; the exit code says it too
-        pass
+    except OSError:  # nobody hears it; the exit code says it too, if Python does not try again at its end
+        _turn_away(sys.stderr)
 
 
-def _turn_output_away() -> None:
-    """What has been shown and not been written goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _turn_away(stream: TextIO) -> None:
+    """What was said there and has not been written goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def root(arguments: Sequence[str] = ()) -> App:

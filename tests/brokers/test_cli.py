@@ -299,9 +299,12 @@ def test_output_that_a_full_disk_does_not_take_is_one_line_and_a_failure() -> No
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full is Linux's")
-def test_an_error_that_nobody_hears_has_its_exit_code_all_the_same() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_error_that_nobody_hears_has_its_exit_code_all_the_same(unbuffered: str) -> None:
+    environ = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "brokers", "nothing"], stderr=full, timeout=30)
+        command = [sys.executable, "-m", "brokers", "nothing"]
+        done = subprocess.run(command, stderr=full, timeout=30, env=environ)
     assert done.returncode == ExitCode.USAGE
 
 
