@@ -1,16 +1,21 @@
 """Fixtures that any test may ask for, and which worker runs what."""
 
+import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.support.places", "tests.support.server"]
 
-settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
+# A busy machine is no failure, nor are sources that only others may write.
+kept = {} if os.access(".", os.W_OK) else {"database": None}
+settings.register_profile("unhurried", deadline=None, **kept)
 settings.load_profile("unhurried")
 
 # Hundreds of processes import the same modules: they are compiled once, whatever the environment says.
@@ -43,3 +48,17 @@ class OneSparkSession(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     config.option.loadscopereorder = False  # the order is ours
     return OneSparkSession(config, log)
+
+
+@pytest.fixture(autouse=True)
+def process_as_before() -> Iterator[None]:
+    """Serving, and asking a folder that nobody serves, set up logging and signals for a whole process.
+
+    Here it is undone after each test: which one comes next on a worker is chance.
+    """
+    root, stop_reading = logging.getLogger(), signal.getsignal(signal.SIGTTIN)
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:], root.level = handlers, level
+    signal.signal(signal.SIGTTIN, stop_reading)

@@ -1,28 +1,14 @@
 """What the host's tests share."""
 
-import logging
-import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-import structlog
 
 from brokers import plugs
 from brokers.cli import run
 from tests.support.server import Server
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def process_as_before() -> Iterator[None]:
-    """Serving sets up logging and signals for a whole process; here it is undone after each test."""
-    root, stop_reading = logging.getLogger(), signal.getsignal(signal.SIGTTIN)
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:], root.level = handlers, level
-    signal.signal(signal.SIGTTIN, stop_reading)
 
 
 @pytest.fixture
