@@ -74,7 +74,7 @@ clean:
 $(VENV)/.serve: requirements.lock pyproject.toml
 	@.ci/python-check "$(PYTHON)"
 	@echo "setting up $(VENV), this once" >&2
-	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv $(VENV)
 	@$(call SECTION,serve) > $(VENV)/serve.txt
 	@$(PIP) install --require-hashes -r $(VENV)/serve.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
