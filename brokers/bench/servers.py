@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
+from time import clock_gettime, monotonic, sleep
 
 from brokers.bench.load import Address
 from brokers.errors import Refusal
@@ -57,9 +57,12 @@ def processor_seconds(process: int) -> float | None:
     system does not say, or there is no such process."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        # There its own are in hundredths of a second: too coarse for a server that has little to do. This is
+        # what clock_getcpuclockid(3) gives on Linux, which Python does not have for other processes.
+        own = clock_gettime(~process << 3 | 2)
     except OSError:
         return None
-    return sum(map(int, fields[11:15])) / _CLOCK_TICKS
+    return own + sum(map(int, fields[13:15])) / _CLOCK_TICKS
 
 
 @contextmanager
