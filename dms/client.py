@@ -176,10 +176,11 @@ class Client:
         """Put messages at the queue's end, in order, pipelined; returns how many had to be sent again.
 
         Raises the first refusal once all are answered, with the places of all that were refused in its
-        `refused`; the others are in the queue. Raises Disconnected where replies are lost, unless `again`:
-        then what is unanswered is sent again.
+        `refused`; the others are in the queue. A message that is too large is refused here, and not sent.
+        Raises Disconnected where replies are lost, unless `again`: then what is unanswered is sent again.
         """
-        pieces = [_Piece(start, piece) for start, piece in _pieces(_name(queue), bodies)]
+        refused: dict[int, DmsError] = {}
+        pieces = [_Piece(start, piece) for start, piece in _pieces(_name(queue), bodies, refused)]
         sent_again = 0
         while True:
             try:
@@ -192,7 +193,7 @@ class Client:
                     raise
                 for piece in pieces:
                     sent_again += piece.forget_unanswered()
-        refused = {place: error for piece in pieces for place, error in piece.refused}
+        refused |= {place: error for piece in pieces for place, error in piece.refused}
         if refused:
             error = refused[min(refused)]
             error.refused = tuple(sorted(refused))
@@ -327,20 +328,25 @@ def _name(queue: str) -> bytes:
         raise ProtocolError(error.text) from None
 
 
-def _pieces(name: bytes, bodies: Iterable[bytes]) -> Iterable[tuple[int, list[bytes]]]:
-    """Payloads in pieces, and the place of each piece's first message. Raises PayloadTooLarge."""
+def _pieces(
+    name: bytes, bodies: Iterable[bytes], refused: dict[int, DmsError]
+) -> Iterable[tuple[int, list[bytes]]]:
+    """Payloads in pieces, and the place of each piece's first; those that are too large are `refused`."""
     payloads: list[bytes] = []
     size = start = 0
-    for body in bodies:
+    for place, body in enumerate(bodies):
         payload = name + body
-        if len(payload) > PAYLOAD_BYTES_MAX:
+        if fits := len(payload) <= PAYLOAD_BYTES_MAX:
+            payloads.append(payload)
+            size += len(payload)
+        else:
             most = PAYLOAD_BYTES_MAX - len(name)
-            raise PayloadTooLarge(f"a message of {len(body)} bytes; at most {most} in a queue of this name")
-        payloads.append(payload)
-        size += len(payload)
-        if size >= PIECE_BYTES:
-            yield start, payloads
-            start += len(payloads)
+            text = f"a message of {len(body)} bytes; at most {most} in a queue of this name"
+            refused[place] = PayloadTooLarge(text)
+        if not fits or size >= PIECE_BYTES:
+            if payloads:
+                yield start, payloads
+            start = place + 1
             payloads, size = [], 0
     if payloads:
         yield start, payloads

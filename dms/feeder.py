@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import trio
 
-from dms.client import Client, QueueFull
+from dms.client import Client, DmsError, QueueFull
 from shared.net.dial import pause_before
 
 
@@ -28,9 +28,11 @@ class Feeder:
             try:
                 self.sent_again += await self._client.produce_many(self._queue, bodies, again=self._again)
                 refused: Sequence[bytes] = ()
-            except QueueFull as error:
+            except DmsError as error:
+                if not error.refused:  # of none it is known what became of it
+                    raise
                 refused = [bodies[place] for place in error.refused]
-                if not self._wait:
+                if not (self._wait and isinstance(error, QueueFull)):
                     self._count(bodies, refused)
                     raise
             self._count(bodies, refused)

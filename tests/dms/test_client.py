@@ -93,6 +93,15 @@ async def test_of_many_messages_those_that_were_refused_are_named(peer: Peer) ->
         await client.queues()  # the connection is as good as before
 
 
+async def test_of_many_messages_one_that_is_too_large_is_refused_alone(peer: Peer) -> None:
+    async with connect() as client:
+        await client.create("jobs")
+        with pytest.raises(dms.PayloadTooLarge) as caught:
+            await client.produce_many("jobs", [b"one", b"x" * 4091, b"two", b"x" * 5000, b"three"])
+        assert caught.value.refused == (1, 3)
+        assert [body for _, body in peer.queues["jobs"]] == [b"one", b"two", b"three"]
+
+
 async def test_options_go_as_json_and_only_where_there_are_any() -> None:
     assert QueueOptions().encoded() == b""
     options = QueueOptions(ttl_ms=60_000, dead_letter="tot-é")

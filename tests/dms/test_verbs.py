@@ -120,6 +120,22 @@ def test_each_line_of_standard_input_is_a_message(dms: Command, server: Server) 
     assert shown.stdout.encode() == lines.replace(b"\r", b"") + b"\n"
 
 
+def test_what_came_before_a_line_that_is_too_long_is_in_the_queue(dms: Command, server: Server) -> None:
+    dms("create", "-q", "short")
+    port = ("--port", str(server.address("dms")[1]))
+    done = run("dms", "produce", "-q", "short", *port, stdin=b"1\n" + b"x" * 5000 + b"\n3\n")
+    assert (done.returncode, done.stdout) == (ExitCode.FAILED, "")
+    assert done.stderr.startswith("brokers: PAYLOAD_TOO_LARGE: a message of 5000 bytes")
+    assert done.stderr.endswith("(2 messages were put)\n")
+    assert dms("consume", "-q", "short", "-n", "2") == (0, "1\n3\n", "")
+
+
+def test_a_message_may_begin_with_a_hyphen(dms: Command) -> None:
+    dms("create", "-q", "hyphens")
+    assert dms("produce", "-q", "hyphens", "-m", "-1 apples", "-m", "--json", "--message", "-")[0] == 0
+    assert dms("consume", "-q", "hyphens", "-n", "3") == (0, "-1 apples\n--json\n-\n", "")
+
+
 def test_a_full_queue_is_told_or_waited_for(dms: Command, server: Server) -> None:
     dms("create", "-q", "small", "--depth", "3")
     port = ("--port", str(server.address("dms")[1]))
