@@ -56,6 +56,7 @@ Messages = Annotated[
         help="A message; repeatable. Without any, each line of standard input is one.",
         negative="",
         show_default=False,
+        allow_leading_hyphen=True,
     ),
 ]
 Whole = Annotated[bool, flag("All of standard input is one message.")]
