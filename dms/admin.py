@@ -145,7 +145,9 @@ class Admin:
     async def import_(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`source`: a path on the server's machine; `queue`, or it is named as the file."""
         source = Path(_text(arguments, "source"))
-        name = arguments.get("queue") or source.name.removesuffix(SUFFIX)
+        name = arguments.get("queue")
+        if name is None:
+            name = source.name.removesuffix(SUFFIX)
         if not isinstance(name, str):
             raise malformed("queue is a name")
         try:

@@ -16,6 +16,8 @@ import attrs
 
 from dms import records
 from dms.broker import MINE_KEY, Broker
+from dms.errors import QueueFull
+from dms.options import Options
 from dms.queue import Queue
 from dms.records import Kind
 from dms.wire import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted, refusal_for
@@ -139,17 +141,21 @@ async def import_files(broker: Broker) -> None:
 def import_into(broker: Broker, name: str, file: Dmsq, *, once: bool = False) -> tuple[Queue, Ticket | None]:
     """Put a file's messages at the end of a queue, made if it is not there; or none of them. Raises Refusal.
 
-    `once`: remember that it was done, in the same entry of the journal.
+    Raises QueueFull where there may be room later. `once`: remember that it was done, in the same entry of
+    the journal.
     """
     if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
         raise Refusal(Status.PROTOCOL_ERROR, f"{name} is too long for a queue's name")
     name_untrusted(name.encode("utf-8", "surrogatepass"))
     queue = broker.find(name)
     ticket: Ticket | None = None
-    room = broker.settings.for_queue(name).depth if queue is None else queue.room
-    if not once and room is not None and room < len(file.bodies):
+    options = Options.of({}, broker.settings.for_queue(name), name) if queue is None else queue.options
+    room = options.depth if queue is None else queue.room
+    if not once and room < len(file.bodies):
         text = f"{name} has room for {room} messages, and the file has {len(file.bodies)}"
-        raise Refusal(Status.QUEUE_FULL, text)
+        if len(file.bodies) > options.depth:  # and never will: nothing to try again
+            raise Refusal(Status.QUEUE_FULL, text)
+        raise QueueFull(text)
     if queue is None:
         queue, ticket = broker.create(name, {})
     size = sum(map(len, file.bodies))

@@ -10,7 +10,9 @@ import trio
 
 from dms import wire
 from dms.dmsq_file import NotDmsq, import_files, parse
+from dms.errors import QueueFull
 from dms.settings import DmsSettings
+from shared.errors import EXIT_TEMPORARY
 from tests.dms.world import World
 
 
@@ -65,6 +67,30 @@ def test_what_is_exported_can_be_imported(settings: DmsSettings, tmp_path: Path)
     assert set(world.depths()) == {"orders", "copy"}, "none was made"
     world.settle()
     assert [body for _, body in world.connect().consume("copy", 10)] == [b"%d" % n for n in range(10)]
+
+
+def test_an_import_is_to_be_tried_again_only_where_there_may_be_room_later(tmp_path: Path) -> None:
+    world = World(DmsSettings(depth=10))
+    world.connect().create("orders")
+    world.connect().produce("orders", b"in the way")
+    file = tmp_path / "orders.dmsq"
+    file.write_bytes(dmsq(*[b"a"] * 10))
+    with pytest.raises(QueueFull, match="orders has room for 9 messages, and the file has 10") as later:
+        world.call("import", source=str(file))
+    assert later.value.exit_code == EXIT_TEMPORARY
+    file.write_bytes(dmsq(*[b"a"] * 11))
+    with pytest.raises(wire.Refusal, match="orders has room for 9 messages, and the file has 11") as never:
+        world.call("import", source=str(file))
+    assert never.value.exit_code != EXIT_TEMPORARY
+
+
+def test_an_import_into_a_queue_without_a_name_is_refused(tmp_path: Path) -> None:
+    """A script's variable that is not set: the file's name is not what was meant."""
+    world = World()
+    (tmp_path / "orders.dmsq").write_bytes(dmsq(b"a"))
+    with pytest.raises(wire.Refusal, match="a name is 1 to 64 bytes, not 0"):
+        world.call("import", source=str(tmp_path / "orders.dmsq"), queue="")
+    assert world.depths() == {}
 
 
 def test_an_export_takes_the_place_of_no_pipe_device_or_link(tmp_path: Path) -> None:
