@@ -108,7 +108,7 @@ class QueueOptions:
     delay_ms: int | None = None
     """From PRODUCE until the first delivery."""
     retry_ms: int | None = None
-    """From a NACK until the next delivery, doubling with each."""
+    """From a NACK until the next delivery, doubling with each up to `retry_max_ms`."""
     retry_max_ms: int | None = None
 
     def encoded(self) -> bytes:

@@ -51,7 +51,7 @@ class QueueSettings:
     delay_ms: int | None = _optional(0, MS_MAX)
     """From PRODUCE until the first delivery."""
     retry_ms: int | None = _optional(0, MS_MAX)
-    """From a NACK until the next delivery, doubling with each up to `retry_max_ms`."""
+    """From a NACK until the next delivery, doubling with each up to `retry_max_ms`, if that is set."""
     retry_max_ms: int | None = _optional(0, MS_MAX)
 
 
