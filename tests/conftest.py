@@ -22,6 +22,10 @@ settings.load_profile("unhurried")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# What somebody likes for himself, in colours too, is not what tests start from.
+for name in [each for each in os.environ if each.startswith("BROKERS_") or each == "FORCE_COLOR"]:
+    del os.environ[name]
+
 # Who starts the suite in the background of a script lets it ignore SIGINT, and so would all that it starts,
 # which tests interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -34,7 +34,8 @@ def test_six_kills_under_load_lose_and_undo_nothing_acknowledged_in_any_mode(tmp
         ("swap", "out of order|in its place|when it was sent"),
         ("skip", "acknowledged messages lost"),
         ("greedy", "while it is held|after an ACK was sent"),
-        ("die-lost", "acknowledged messages lost"),
+        # One that dies of its age between two recoveries is missed in the second.
+        ("die-lost", "acknowledged messages lost|another recovery changed it"),
         ("hasty", "before its delay is over"),
     ],
 )
