@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -43,7 +44,17 @@ def test_case_of_a_name_does_not_matter() -> None:
 
 
 def test_several_folders_come_as_spark_hands_them_over() -> None:
-    assert parse({"paths": '["a", "b", "a"]', "subscribe": "orders"}).sources == ("a", "b")
+    assert parse({"paths": '["/a", "/b", "/a"]', "subscribe": "orders"}).sources == ("/a", "/b")
+
+
+@pytest.mark.parametrize("given", [{"path": "data"}, {"paths": '["data"]'}])
+def test_a_relative_path_is_settled_where_the_read_is_planned_and_not_by_each_executor(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = parse({**given, "subscribe": "orders"})
+    monkeypatch.chdir("/")
+    assert options.sources == (str(tmp_path / "data"),)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ wrong is a ConfigError that names the option. Keys are compared without regard t
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -167,7 +168,8 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     one = options.take("path", str, "")
     if one and paths:
         raise ConfigError("path", "load() has paths of its own")
-    paths = (one,) if one else paths
+    # Executors may be elsewhere, and know nothing of what a path is relative to.
+    paths = tuple(os.path.join(os.getcwd(), path) for path in ((one,) if one else paths))
     servers = options.take("servers", _servers, ())
     if bool(paths) == bool(servers):
         raise ConfigError("path", "give either a data folder (path) or brokers (servers)")
