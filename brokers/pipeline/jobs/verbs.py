@@ -296,9 +296,11 @@ def report(
     from brokers.pipeline.jobs.running import spark_for
     from brokers.pipeline.jobs.windows import length
 
-    if reading.servers is not None or path is None:
+    if reading.servers is not None:
         text = "a report tells of queues and sessions too, which a data folder has and no server gives"
-        raise UsageError("--servers" if reading.servers is not None else "PATH", text)
+        raise UsageError("--servers", text)
+    if path is None:
+        raise UsageError("PATH", "say which data folder the report is about")
     each_window = None if window is None else length(window, "--window")
     there = where([path], reading)
     to.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructType, Time
 
 from brokers.pipeline.source import positions, rows, sink, spans, stream, worker
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
-from brokers.pipeline.source.options import Kind, Options, parse
+from brokers.pipeline.source.options import NAMESPACE, Kind, Options, parse
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError
@@ -96,9 +96,10 @@ class BatchReader(DataSourceReader):
                 ]
         missing = sorted(set(options.topics.names) - {span.topic for span in found})
         if missing:
-            raise ConfigError(
-                options.topics.option, f"there is no {missing[0]} in {', '.join(options.sources)}"
-            )
+            where = ", ".join(options.sources)
+            if options.namespace != NAMESPACE:
+                where += f", namespace {options.namespace}"
+            raise ConfigError(options.topics.option, f"there is no {missing[0]} in {where}")
         return shares(options, found, self._columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

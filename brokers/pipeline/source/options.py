@@ -23,6 +23,8 @@ from shared.errors import ConfigError
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
+NAMESPACE = "logmq"
+"""Unless the option says another."""
 _OFFSET_MAX = (1 << 63) - 1
 _TIMEOUT_MS_MAX = (1 << 31) - 1
 """What poll(2) takes: 24 days."""
@@ -173,7 +175,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     servers = options.take("servers", _servers, ())
     if bool(paths) == bool(servers):
         raise ConfigError("path", "give either a data folder (path) or brokers (servers)")
-    namespace = options.take("namespace", _namespace, "logmq")
+    namespace = options.take("namespace", _namespace, NAMESPACE)
     for name, why in _ONLY_FOLDERS.items() if servers else _ONLY_SERVERS.items():
         if options.has(name):
             raise ConfigError(name, why)

@@ -89,6 +89,7 @@ def test_what_cannot_be_done_is_one_line_and_a_code(passed: Path, tmp_path: Path
         (["throughput", str(passed), "--master", "spark:7077"], 2, "--master: not local"),
         (["throughput", str(passed), "--option", "verifyCRC=perhaps"], 78, "verifyCrc: not true or false"),
         (["report", "--servers", "127.0.0.1:1"], 2, "which a data folder has and no server gives"),
+        (["report"], 2, "PATH: say which data folder the report is about"),
     ):
         done = run_here("pipeline", *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
