@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter_ns
 from typing import Annotated, Literal
 
 import attrs
@@ -24,8 +24,9 @@ import structlog
 import trio
 from cyclopts import Parameter
 
-from brokers.bench.load import PATIENCE_SECONDS
+from brokers.bench.load import Span
 from brokers.bench.options import Rounds, Seconds
+from brokers.bench.servers import processor_seconds
 from shared.net.admission import raise_file_limit
 from shared.net.connection import Connection
 from shared.net.network import Network
@@ -163,38 +164,35 @@ def _load(server: "_Server", clients: int, seconds: float) -> _Load:
         poll.register(sock, select.POLLIN)
         by_fd[sock.fileno()] = (sock.recv, sock.send)
     first = sockets[0].fileno()
-    trips: list[float] = []
+    trips: list[int] = []
     for sock in sockets:
         sock.send(REQUEST)
-    sent = perf_counter()
-    measured_from = sent + min(WARM_UP_SECONDS_MAX, seconds / 5)
-    ends = measured_from + seconds
+    span = Span.after(min(WARM_UP_SECONDS_MAX, seconds / 5), seconds)
     answers = 0
     cpu_before = None
-    now = sent
-    patient = ends + PATIENCE_SECONDS
-    while now < ends or not ((len(trips) > 1 and answers >= now - measured_from) or now > patient):
+    now = sent = perf_counter_ns()
+    while not span.is_over(now, answers if len(trips) > 1 else 0):
         ready = poll.poll(1000)
         for fd, _ in ready:
             receive, send = by_fd[fd]
             receive(ANSWER_BYTES_MAX)
             if fd == first:
-                now = perf_counter()
+                now = perf_counter_ns()
                 trips.append(now - sent)
                 sent = now
             send(REQUEST)
-        now = perf_counter()
-        if now > measured_from:
+        now = perf_counter_ns()
+        if now > span.since:
             answers += len(ready)
         else:
             trips.clear()
-            cpu_before = server.cpu_seconds()
-    cpu_after = server.cpu_seconds()
+            cpu_before = processor_seconds(server.pid)
+    cpu_after = processor_seconds(server.pid)
     for sock in sockets:
         sock.close()
     cuts = statistics.quantiles(trips, n=100) if len(trips) > 1 else [0.0] * 99
     cpu_us = None if cpu_before is None or cpu_after is None else (cpu_after - cpu_before) / answers * 1e6
-    return _Load(answers / (now - measured_from), cpu_us, cuts[49] * 1e6, cuts[98] * 1e6)
+    return _Load(answers * 1e9 / (now - span.since), cpu_us, cuts[49] / 1e3, cuts[98] / 1e3)
 
 
 # The servers.
@@ -204,13 +202,6 @@ def _load(server: "_Server", clients: int, seconds: float) -> _Load:
 class _Server:
     port: int
     pid: int
-
-    def cpu_seconds(self) -> float | None:
-        """Spent so far, from Linux's scheduler statistics."""
-        try:
-            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[0]) / 1e9
-        except OSError:
-            return None
 
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
