@@ -6,7 +6,7 @@ Flags and their defaults are those of the specification's own server and client;
 import os
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -171,10 +171,12 @@ async def produce(
             if message:
                 await feeder.put([os.fsencode(text) for text in message])
             else:
+                stdin: Any = trio.wrap_file(sys.stdin.buffer)
                 with counting("messages") as update:
-                    async for lines in line_runs(trio.wrap_file(sys.stdin.buffer)):
-                        await feeder.put(lines)
-                        update(feeder.messages, feeder.size)
+                    async with aclosing(line_runs(stdin)) as runs:
+                        async for lines in runs:
+                            await feeder.put(lines)
+                            update(feeder.messages, feeder.size)
         except DmsError as error:
             error.text += f" ({feeder.messages} messages were put)"
             raise

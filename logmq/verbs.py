@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -117,8 +117,11 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
             done += len(offsets)
             update(done, size)
 
-        async with client.producer(topic, on_written=on_written) as producer:
-            async for lines in line_runs(trio.wrap_file(sys.stdin.buffer)):
+        async with (
+            client.producer(topic, on_written=on_written) as producer,
+            aclosing(line_runs(trio.wrap_file(sys.stdin.buffer))) as runs,
+        ):
+            async for lines in runs:
                 for line in lines:
                     size += len(line)
                     await producer.send(line)

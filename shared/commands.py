@@ -3,8 +3,8 @@
 import errno
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import trio
@@ -16,7 +16,7 @@ from shared.progress import counting
 READ_BYTES = 256 * 1024
 
 
-async def line_runs(file: Any) -> AsyncIterator[list[bytes]]:
+async def line_runs(file: Any) -> AsyncGenerator[list[bytes], None]:
     """Lines as they come, many at a time, without their ends; the last may lack one.
 
     `file`: what `trio.wrap_file` makes of a binary file.
@@ -61,11 +61,12 @@ async def send_given(
         return 1
     done = size = 0
     with counting("messages") as update:
-        async for lines in line_runs(stdin):
-            await send(lines)
-            done += len(lines)
-            size += sum(map(len, lines))
-            update(done, size)
+        async with aclosing(line_runs(stdin)) as runs:
+            async for lines in runs:
+                await send(lines)
+                done += len(lines)
+                size += sum(map(len, lines))
+                update(done, size)
     return done
 
 

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -17,9 +18,14 @@ def worker_processes(log_level: int = logging.CRITICAL) -> Iterator[ProcessPoolE
     """A process for each core: fresh interpreters, so that nothing of the test run's own is shared."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), context, _prepare, (log_level,)) as pool:
-        yield pool
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # thousands of tasks may wait behind it
+            raise
 
 
 def _prepare(log_level: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it in the middle of a task
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(log_level))
     table._SLACK_BYTES = 200  # tables tidy themselves up early
