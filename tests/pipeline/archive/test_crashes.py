@@ -223,6 +223,28 @@ def test_a_damaged_manifest_is_no_reason_to_archive_anything_twice() -> None:
     assert disk.contents() == before
 
 
+def test_a_manifest_that_ends_where_a_settled_file_begins_is_an_old_one() -> None:
+    disk = FakeDisk()
+    folder = ArchiveFolder(disk, "logmq")
+    folder.recover()
+    for at in (0, 10):
+        part = write_fresh(disk, "orders", at, at + 10, f"a-{at}")
+        span = Span(identity("orders"), "orders", "orders", "", Range(at, at + 10), [part])
+        folder.commit(folder.manifest.advance([span], 0, direct_bytes=1))
+    disk.flip(names.manifest(folder.manifest.version), 100)
+    with pytest.raises(folders.ArchiveDamaged, match="newer than the newest manifest"):
+        ArchiveFolder(disk, "logmq").recover()
+
+
+def test_a_recovery_leaves_nothing_that_was_not_committed() -> None:
+    disk = FakeDisk()
+    folder = ArchiveFolder(disk, "logmq")
+    folder.recover()
+    write_fresh(disk, "orders", 0, 10, "a")
+    ArchiveFolder(disk, "logmq").recover()
+    assert [path for path in disk.contents() if path.startswith(names.FRESH)] == []
+
+
 def test_a_reader_that_is_overtaken_by_commits_looks_again() -> None:
     disk = FakeDisk()
     Archiver(disk, run=1).go()

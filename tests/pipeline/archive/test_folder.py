@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from brokers.errors import Refusal
 from brokers.pipeline.archive import names
-from brokers.pipeline.archive.files import LocalFiles, write_new
+from brokers.pipeline.archive.files import LocalFiles, read_whole, write_new
 from brokers.pipeline.archive.folder import opened
 
 
@@ -31,3 +32,29 @@ def test_the_lock_says_whose_it_is_whatever_it_said_before(tmp_path: Path) -> No
     lock.write_text("123456789012\n")
     with opened(tmp_path, "logmq"):
         assert lock.read_text() == f"{os.getpid()}\n"
+
+
+class Halting(LocalFiles):
+    """Reads and writes three bytes at most, as a network's file system may."""
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        return super().read(fd, min(length, 3), offset)
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        return super().write(fd, data[:3], offset)
+
+
+def test_what_takes_several_reads_and_writes_is_whole(tmp_path: Path) -> None:
+    write_new(Halting(tmp_path), "version", b"0123456789")
+    assert (tmp_path / "version").read_bytes() == b"0123456789"
+    assert read_whole(Halting(tmp_path), "version") == b"0123456789"
+
+
+def test_the_name_of_a_folder_has_no_controls_and_is_as_long_as_a_file_system_takes() -> None:
+    controls = "".join(map(chr, [*range(0x20), 0x7F]))
+    assert names.escape(controls) == "".join(f"%{ord(each):02X}" for each in controls)
+    assert names.unescape(names.escape(controls)) == controls
+    longest = "ä" * 124 + "x"
+    assert len(names.folder(longest, "2026-01-31").partition("/")[0].encode()) == 255
+    with pytest.raises(Refusal, match="too long a name"):
+        names.folder(longest + "x", "2026-01-31")

@@ -57,6 +57,8 @@ def test_a_log_made_again_is_another_one_even_where_it_is_longer() -> None:
     (target,) = targets(extent(0, 150, seen="8"))
     assert (target.identity, target.range, target.loss) == ("orders@x#2", Range(0, 150), False)
     assert "made again" in target.event
+    odd = attrs.evolve(HALF, identity="a#b@x#1", name="a#b@x")
+    assert plan._following(odd) == "a#b@x#2"
 
 
 @pytest.mark.parametrize("there", [extent(120, 150), extent(0, 90)], ids=["overtaken", "shorter"])
@@ -72,6 +74,16 @@ def test_what_was_lost_is_a_gap_before_what_is_there_or_another_log() -> None:
     assert (overtaken.gap, overtaken.range) == (Range(100, 120), Range(120, 150))
     (shorter,) = targets(extent(0, 90), allow_loss=True)
     assert (shorter.identity, shorter.range) == ("orders@x#2", Range(90, 90))
+
+
+def test_gaps_of_a_log_are_all_kept_and_one_behind_the_other_is_one() -> None:
+    known = attrs.evolve(HALF, gaps=(Range(10, 20),), seen="6")
+    (target,) = targets(extent(120, 150), attrs.evolve(known, seen="7"), allow_loss=True)
+    made = Written([part(130, 150)], [Range(120, 130)])
+    (found,) = plan.spans([target], {(target.identity, target.range): made})
+    assert found.range == Range(100, 150)
+    after = Manifest(logs={known.key: known}).advance([found], 0, 0).logs[known.key]
+    assert (after.gaps, after.end, after.seen) == ((Range(10, 20), Range(100, 130)), 150, "7")
 
 
 @given(
@@ -94,6 +106,7 @@ def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_
     assert max(taken) - min(cut_off, default=max(taken)) <= len(sizes)  # nobody else had much more
     shares = plan.shares(limited, tasks, "t", every, gaps_allowed=False, bytes_least=1)
     pieces = [(piece.work.identity, piece.work.range) for share in shares for piece in share]
+    assert not any(piece.work.gaps_allowed for share in shares for piece in share)
     written = {each: Written([], [each[1]]) for each in pieces}
     assert len(written) == len(pieces)
     for span, target in zip(plan.spans(limited, written), limited, strict=True):
@@ -134,6 +147,8 @@ def span(start: int, end: int, *parts: Part, gaps: Sequence[Range] = ()) -> Span
         span(100, 120, part(100, 110), part(100, 110), part(110, 120)),
         span(100, 130, part(100, 110), part(120, 130)),
         span(90, 110, part(90, 110)),
+        span(90, 110, part(100, 110)),
+        span(100, 100, part(100, 100)),
         span(110, 120, part(110, 120)),
         span(100, 110, part(100, 110), gaps=[Range(100, 110)]),
         span(100, 110, attrs.evolve(part(100, 110), key="0" * 12)),
@@ -168,11 +183,22 @@ def test_a_settlement_of_other_records_than_the_oldest_fresh_ones_is_refused() -
         ([part(100, 110)], hot[:2]),
         ([attrs.evolve(part(100, 120), records=3)], hot[:2]),
         ([part(100, 110), part(115, 120)], hot[:2]),
+        ([part(100, 110), attrs.evolve(part(115, 120), records=1)], hot[:2]),
+        ([attrs.evolve(part(100, 120), key="0" * 12)], hot[:2]),
     ):
         with pytest.raises(NotContinuous):
             now.settle([Settlement(parts, old)], 0, 0)
     after = now.settle([Settlement([part(100, 120)], hot[:2])], 0, 0)
     assert (after.logs[log.key].settled, after.hot) == (120, hot[2:])
+
+
+def test_what_was_settled_is_kept_for_readers_for_so_long_and_then_let_go() -> None:
+    hot = (part(100, 110), part(110, 120))
+    log = attrs.evolve(HALF, end=120)
+    now = Manifest(logs={log.key: log}, hot=hot).settle([Settlement([part(100, 110)], hot[:1])], 1000, 50)
+    assert [(each.path, each.until_ms) for each in now.retired] == [(hot[0].fresh_path, 1050)]
+    later = now.settle([Settlement([part(110, 120)], hot[1:])], 1050, 50)
+    assert [(each.path, each.until_ms) for each in later.retired] == [(hot[1].fresh_path, 1100)]
 
 
 def test_a_manifest_comes_back_as_it_was_and_not_at_all_when_a_bit_differs() -> None:

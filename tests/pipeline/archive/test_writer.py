@@ -92,11 +92,13 @@ def test_a_slice_of_a_larger_batch_is_written_as_it_is(tmp_path: Path) -> None:
     [
         (laid([b"a", b"b"], [0, 0]) + laid([b"c"], [0], start=11), "no records from 10 to 11"),
         (laid([b"a", b"b"], [0, 0]) + laid([b"b"], [0], start=5), "a record at 5 after all up to 10"),
+        (laid([b"a", b"b"], [0, 0]) + laid([b"b"], [0], start=9), "a record at 9 after all up to 10"),
         (laid([b"a"], [0], start=1), "no records from 0 to 1"),
         (laid([b"a"], [0]), "no records from 5 to 16"),
         (laid([b"a" * 20], [0]), "records up to 24"),
+        (laid([b"a" * 13], [0]), "records up to 17"),
     ],
-    ids=["a hole", "twice", "late", "early", "behind"],
+    ids=["a hole", "twice", "half twice", "late", "early", "behind", "just behind"],
 )
 def test_records_that_do_not_tile_the_range_are_refused(
     tmp_path: Path, records: list[tuple[int, int, bytes]], text: str
@@ -162,6 +164,11 @@ def test_what_is_held_for_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.
     (part,) = write(tmp_path, work(0, end_of(records)), [batch([each]) for each in records]).parts
     assert pq.read_metadata(tmp_path / part.fresh_path).num_row_groups == 5
     assert list(rows(tmp_path, [part])) == records
+    monkeypatch.setattr(writer, "ROW_GROUP_BYTES", 250)
+    again = Work("orders#1", "orders", Range(part.start, part.end), "a-2")
+    (merged,) = writer.merge(tmp_path, again, [part]).parts  # a group of the old file at a time
+    assert pq.read_metadata(tmp_path / merged.fresh_path).num_row_groups == 2
+    assert list(rows(tmp_path, [merged])) == records
 
 
 def test_a_file_says_what_it_holds_and_nothing_unfinished_looks_like_one(tmp_path: Path) -> None:
