@@ -1,10 +1,15 @@
 """Recorders: what is written down, and what happens where that cannot be."""
 
 import errno
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import attrs
 import structlog
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
@@ -16,7 +21,7 @@ from shared.storage.settings import Durability
 from shared.storage.store import Store
 from tests.support.commits import fail, log_write, watch
 from tests.support.fake_disk import FakeDisk
-from tests.support.stores import NONE, SMALL, open_store, read_all, reopen, running
+from tests.support.stores import NONE, SMALL, HandClock, open_store, read_all, reopen, running
 
 LOG = structlog.stdlib.get_logger("test")
 SETTINGS = RecordSettings(protocols=("echo",))
@@ -139,6 +144,8 @@ async def test_a_gap_of_more_than_one_block_can_say_is_two() -> None:
         here.settle()
     found = [(head.codec, head.messages) for head, _ in await here.blocks()]
     assert found == [(0, (1 << 32) - 1), (1, 1), (0, (1 << 31) + 1), (1, 1)]
+    sizes = [int.from_bytes(data, "big") for head, data in await here.blocks() if not head.codec]
+    assert sizes == [12, 0]  # the first tells of all bytes
 
 
 async def test_recording_stops_long_before_publishing_does() -> None:
@@ -183,9 +190,13 @@ async def test_a_write_that_fails_counts_as_left_out_and_makes_a_gap() -> None:
     assert here.value("messages") == 1
     assert here.value("left_out_messages", reason="store") == 7
     assert here.value("left_out_bytes") == 10
+    fail(here.disk, errno.EIO, log_write, times=1)
+    track.record(1, bytes(SMALL_BYTES))
+    here.settle()
+    assert here.value("left_out_bytes") == 10 + SMALL_BYTES
     track.record(1, b"after")
     here.settle()
-    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 7), (1, 1)]
+    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 8), (1, 1)]
 
 
 async def test_a_gap_that_was_not_written_is_marked_by_the_next() -> None:
@@ -200,7 +211,9 @@ async def test_a_gap_that_was_not_written_is_marked_by_the_next() -> None:
     here.settle()
     track.record(1, b"after")
     here.settle()
-    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(0, 7), (1, 1)]
+    (gap, size), (after, _) = await here.blocks()
+    assert [(gap.codec, gap.messages), (after.codec, after.messages)] == [(0, 7), (1, 1)]
+    assert int.from_bytes(size, "big") == 10
     assert here.value("left_out_messages", reason="store") == 7
 
 
@@ -228,6 +241,96 @@ async def test_what_waits_for_the_disk_has_a_bound_beside_one_block() -> None:
     track.record(1, b"x")
     here.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
+
+
+async def test_what_waits_is_as_much_as_was_said_to_the_byte() -> None:
+    here = await world(attrs.evolve(SETTINGS, pending_bytes_max=1000))
+    track = here.recorder.track(1)
+    track.record(1, bytes(600))
+    here.recording.flush()  # on its way, and not there yet
+    log = here.store.namespace("recorded", SETTINGS.durability).logs["echo"]
+    left = 1000 - (log.end - log.visible)
+    track.record(1, bytes(left + 1))
+    assert here.value("left_out_messages", reason="behind") == 1
+    here.settle()
+    track.record(1, bytes(600))
+    here.recording.flush()
+    track.record(1, bytes(1000 - (log.end - log.visible)))
+    assert here.value("left_out_messages", reason="behind") == 1
+
+
+async def test_a_batch_that_fails_behind_one_that_did_not_is_told_by_itself() -> None:
+    thread_is_free = trio.Event()
+    thread_is_free.set()
+
+    async def in_thread(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+        await thread_is_free.wait()
+        return work(*arguments)
+
+    disk = FakeDisk()
+    store = await Store.open(Path("unused"), SMALL, disk=disk, clock=HandClock(), in_thread=in_thread)
+    here = World(disk, store, SETTINGS)
+    track = here.recorder.track(1)
+    track.record(1, b"before")
+    here.settle()
+    writes = itertools.count()
+    async with running(store):
+        thread_is_free = trio.Event()
+        fail(disk, errno.EIO, lambda operation: log_write(operation) and next(writes) == 1)
+        track.record(2, bytes(HELD_BYTES))
+        store.settle()
+        await trio.testing.wait_all_tasks_blocked()  # it is under way
+        track.record(4, bytes(HELD_BYTES))
+        store.settle()
+        thread_is_free.set()
+        await trio.testing.wait_all_tasks_blocked()
+    assert (here.value("messages"), here.value("left_out_messages", reason="store")) == (3, 4)
+
+
+async def test_a_gap_is_marked_as_soon_as_there_is_room_again(autojump_clock: MockClock) -> None:
+    here = await world()
+    track = here.recorder.track(1)
+    async with running(here.store), trio.open_nursery() as nursery:
+        nursery.start_soon(here.recording.run)
+        track.record(1, b"before")
+        await trio.sleep(2 * HELD_SECONDS)
+        here.store._committer.set_full(True)
+        track.record(3, b"lost!")
+        await trio.sleep(1.1 * HELD_SECONDS)
+        assert here.value("left_out_messages", reason="store") == 3
+        here.store._committer.set_full(False)
+        await trio.sleep(2 * HELD_SECONDS)
+        nursery.cancel_scope.cancel()
+    assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 3)]
+
+
+async def test_a_log_that_was_deleted_is_made_again() -> None:
+    here = await world()
+    track = here.recorder.track(1)
+    track.record(1, b"old")
+    here.settle()
+    here.store.namespace("recorded", SETTINGS.durability).delete("echo")
+    track.record(1, b"new")
+    here.settle()
+    assert [data for _, data in await here.blocks()] == [b"new"]
+
+
+async def test_what_an_earlier_run_recorded_goes_in_its_time(tmp_path: Path) -> None:
+    store = await open_store(folder=tmp_path)
+    recording = Recording(store, SETTINGS, LOG)
+    found = recording.of("echo")
+    assert found is not None
+    for _ in range(40):
+        found.track(1).record(1, bytes(100_000))
+        recording.flush()
+        store.settle()
+    await store.close()
+    store = await open_store(folder=tmp_path)
+    Recording(store, RecordSettings(retention_bytes=MIB), LOG)
+    await store.retain()
+    log = store.namespace("recorded", SETTINGS.durability).logs["echo"]
+    assert 0 < log.end - log.first < 2 * MIB
+    await store.close()
 
 
 async def test_a_gap_is_marked_though_nothing_comes_after_it(autojump_clock: MockClock) -> None:
@@ -277,8 +380,9 @@ async def test_small_blocks_wait_for_each_other_and_not_for_long(autojump_clock:
     track = here.recorder.track(1)
     async with running(here.store), trio.open_nursery() as nursery:
         nursery.start_soon(here.recording.run)
-        track.record(1, b"first")
+        track.record(1, bytes(HELD_BYTES))  # alone as many as are held
         here.settle()
+        await trio.sleep(2 * HELD_SECONDS)
         commits = here.store.statistics().commits
         for _ in range(10):
             track.record(1, b"small")
@@ -287,7 +391,7 @@ async def test_small_blocks_wait_for_each_other_and_not_for_long(autojump_clock:
         assert here.value("messages") == 11
         assert here.store.statistics().commits == commits + 1
         nursery.cancel_scope.cancel()
-    assert [data for _, data in await here.blocks()] == [b"first"] + [b"small"] * 10
+    assert [data for _, data in await here.blocks()] == [bytes(HELD_BYTES)] + [b"small"] * 10
 
 
 async def test_an_interval_goes_around_the_journal_and_always_through_it() -> None:
