@@ -3,16 +3,19 @@
 from struct import unpack
 from typing import Any, cast
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pubsub.fanout import Fanout
 from pubsub.recording import FrameTrack
 from pubsub.wire import DATAGRAM_BYTES_MIN, DATAGRAM_TYPE_AT, PAYLOAD_BYTES_MIN, RECORDED_FRAMES
-from tests.pubsub.world import World
+from tests.pubsub.world import World, framed
 from tests.support.recorded import Tape, repeated
 
 SENDER = b"127.0.0.1:9"
+
+SHORT, LONG = (b"a".ljust(50, b"\0") + b"\3" + b"x" * size for size in (5, 15))
 
 datagrams = st.builds(
     lambda topic, kind, payload: topic.ljust(50, b"\0") + bytes([kind]) + payload,
@@ -37,6 +40,7 @@ def is_message(datagram: bytes) -> bool:
 
 @settings(max_examples=50)
 @given(st.lists(repeated(datagrams).filter(bool), max_size=4))
+@example([[SHORT, LONG, SHORT]])
 def test_any_datagrams_are_recorded_as_they_came(batches: list[list[bytes]]) -> None:
     world, tape = recorded_world()
     for batch in batches:
@@ -55,3 +59,11 @@ def test_any_datagrams_are_recorded_as_they_came(batches: list[list[bytes]]) -> 
         assert at == len(data)
     assert found == [datagram for batch in batches for datagram in batch if is_message(datagram)]
     assert tape.messages == world.counts.messages_in
+
+
+def test_shapes_of_batches_are_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pubsub.recording.CUTS_MAX", 3)
+    track = FrameTrack(cast(Any, Tape()))
+    for count in range(1, 10):
+        track.record(framed(SHORT, SENDER) * count, [len(SHORT)] * count, count)
+        assert len(track._cuts) <= 3

@@ -7,11 +7,17 @@ import pytest
 import pubsub.fanout
 from pubsub.kept import Kept
 from pubsub.session import COMMANDS_PER_TURN
+from pubsub.sessions import Changed, saved, saver
 from pubsub.settings import PubsubSettings
 from pubsub.states import State
 from pubsub.wire import FRAME_BYTES, Command, Fault, Kind, WireError, datagram, encode_command, encode_id
 from shared.checks import MemoryConnection
+from shared.errors import StoreError
+from shared.storage.journal import PoisonError
+from shared.storage.table import Table
 from tests.pubsub.world import World, framed
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import NONE, open_store
 
 SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP
 
@@ -72,6 +78,14 @@ def test_subscriptions_outlive_a_disconnect_and_a_duplicate_is_turned_away_at_on
     assert world.counts.faults == {"already_connected": 1}
 
 
+def test_a_disconnect_needs_no_topic() -> None:
+    world = World()
+    peer = world.subscriber(b"A")
+    peer.send(bytes([Command.DISCONNECT]) + b"x" * 51)
+    assert peer.closed
+    assert world.counts.faults == {}
+
+
 def test_unsubscribing_ends_just_that_pattern() -> None:
     world = World()
     peer = world.subscriber(b"A", b"a/+", b"a/b")
@@ -104,6 +118,7 @@ BAD = [
     (b"\0" * 11, Fault.ID),
     (b"elevenchars", Fault.ID),
     (b"tab\there\0\0\0", Fault.ID),
+    (b"a\x7f".ljust(11, b"\0"), Fault.ID),
     ("é".encode().ljust(11, b"\0"), Fault.ID),
     (encode_id(b"A") + b"\4", Fault.COMMAND),
     (encode_id(b"A") + b"\xff" + bytes(51), Fault.COMMAND),
@@ -283,6 +298,76 @@ def test_what_a_connection_loses_is_counted_from_its_beginning() -> None:
         assert world.counts.subscribers_dropped_from == losses
         peer.lose()
     assert world.counts.frames_dropped == 12
+
+
+def test_messages_that_go_out_and_are_lost_together_are_counted_one_by_one() -> None:
+    world = World(PubsubSettings(subscriber_bytes_max=4 * FRAME_BYTES))
+    slow = world.subscriber(b"A", b"*")
+    for _ in range(5):
+        world.publish(b"a", b"b")
+    assert world.counts.messages_delivered == 10
+    assert world.counts.frames_dropped == world.sessions.clients[b"A"].dropped == 6
+    assert slow.topics() == [b"a", b"b"] * 2
+
+
+def test_an_end_ends_what_had_begun_and_what_was_put_off() -> None:
+    world = World(PubsubSettings(command_seconds=30))
+    half = world.subscriber(b"A", b"a")
+    half.send(encode_command(SUBSCRIBE, b"b")[:9])
+    many = world.subscriber(b"B", *(b"t/%d" % number for number in range(2 * COMMANDS_PER_TURN)))
+    for peer in (half, many):
+        peer.close_input()
+        peer.session.on_deadline(0.0)
+        peer.session.on_deadline(1000.0)
+    assert world.counts.faults == {}
+    assert len(world.changes) == 1 + COMMANDS_PER_TURN
+
+
+def test_who_is_away_gets_nothing_and_counts_for_nothing() -> None:
+    world = World()
+    world.subscriber(b"A", b"a").lose()
+    world.publish(b"a")
+    assert (world.counts.messages_delivered, world.counts.messages_unmatched) == (0, 1)
+
+
+def test_a_forgotten_session_is_as_one_that_never_was() -> None:
+    world = World()
+    world.subscriber(b"A", b"a", keep=True).lose()
+    world.publish(b"a")
+    world.changes.clear()
+    assert world.sessions.forget(b"A")
+    world.publish(b"a")
+    assert (len(world.sessions.kept), world.sessions.kept.total_bytes) == (0, 0)
+    assert [(each.topic, each.keeps) for each in world.changes] == [(b"a", None)]
+    assert world.connect(encode_id(b"A")).topics() == []
+
+
+def test_what_was_saved_is_taken_back_and_only_what_keeps_is_kept() -> None:
+    world = World()
+    for topic, keeps in ((b"kept", True), (b"plain", False)):
+        world.sessions.restore(b"A", topic, keeps)
+    world.publish(b"kept", b"plain")
+    back = world.connect(encode_id(b"A"))
+    assert back.topics() == [b"kept"]
+    world.publish(b"kept", b"plain")
+    assert back.topics() == [b"kept", b"plain"]
+
+
+async def test_what_the_table_does_not_take_is_counted_and_what_is_no_subscription_left_out() -> None:
+    store = await open_store(FakeDisk())
+    table = await Table.open(store.namespace("pubsub", NONE), "sessions")
+    told: list[StoreError] = []
+    world = World()
+    save = saver(table, world.counts, told.append)
+    save(Changed(b"A", b"a", True))
+    save(Changed(b"A", b"t" * 50, False))
+    for key in (b"A", b"\0a", b"elevenchars\0a", b"A\0" + b"t" * 51):
+        table.put(key, b"")
+    assert list(saved(table)) == [Changed(b"A", b"a", True), Changed(b"A", b"t" * 50, False)]
+    assert world.counts.unpersisted == 0
+    store._committer.poison(PoisonError("a disk that failed"))
+    save(Changed(b"A", b"b", True))
+    assert (world.counts.unpersisted, len(told)) == (1, 1)
 
 
 def test_commands_in_great_number_are_taken_in_turns() -> None:
