@@ -192,6 +192,7 @@ class Fetch:
         "_held",
         "_log",
         "_name",
+        "_overdue",
         "_owner",
         "_topics",
         "deadline",
@@ -212,7 +213,8 @@ class Fetch:
         self._bytes_max = bytes_max
         self._log: Log | None = None
         self._feed: Feed | None = None
-        self._held = owner.replies.hold()
+        self._overdue = False
+        self._held = owner.replies.hold(self._turn_has_come)
         owner.counts.fetches_waiting += 1
 
     def start(self) -> None:
@@ -239,12 +241,19 @@ class Fetch:
         """There is something to read."""
         assert self._log is not None
         self.deadline = math.inf  # it was in time, whatever the disk takes
+        self._overdue = False
         self._leave()
         self._log.read_chunk(self.offset, self._bytes_max, self.replies.guarded(self._read))
 
     def expire(self) -> None:
         """Its time is over, or the server's. A read under way is let finish."""
-        if self.deadline < math.inf:
+        if self.deadline == math.inf:
+            return
+        if self._log is not None and self.offset < self._log.end and not self._held.in_turn:
+            # Its own connection may have written that before it: it is to see it, once the disk has it.
+            self.deadline = math.inf
+            self._overdue = True
+        else:
             self._end(b"EOF\n")
 
     def refuse(self, refusal: Refusal) -> None:
@@ -254,6 +263,10 @@ class Fetch:
     def abandon(self) -> None:
         """The connection is gone."""
         self._finish()
+
+    def _turn_has_come(self, held: Held) -> None:
+        if self._overdue:
+            self._end(b"EOF\n")
 
     def _read(self, chunk: FileRange | StoreError) -> None:
         if self.ended:

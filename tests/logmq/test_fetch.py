@@ -1,5 +1,6 @@
 """A FETCH that waits: for a record, for its topic, for its time."""
 
+from shared.errors import StoreReadOnly
 from tests.logmq.fakes import World, record
 
 
@@ -32,6 +33,30 @@ def test_a_fetch_that_has_waited_in_vain_is_at_the_end() -> None:
     assert reader.take() == b""
     reader.advance(0.2)
     assert reader.take() == b"EOF\nPONG\n"
+    assert world.broker.counts.fetches_waiting == 0
+
+
+def test_a_fetch_sees_what_its_connection_wrote_before_it_also_where_the_disk_takes_longer() -> None:
+    world = World()
+    peer, other = world.connect(now=50.0), world.connect(now=50.0)
+    peer.send(b"PRODUCE t one\nFETCH t 0 100 10\nFETCH t 7 100 10\n")
+    other.send(b"FETCH t 0 100 10\n")
+    for each in (peer, other):
+        each.advance(0.02)
+    assert peer.take() == b""
+    assert other.take() == b"EOF\n"
+    peer.settle()
+    assert peer.take() == b"OK 0\nCHUNK 0 7 7\n" + record(b"one") + b"EOF\n"
+    assert world.log("t").watchers == set()
+
+
+def test_a_fetch_behind_a_write_that_fails_is_at_the_end() -> None:
+    world = World()
+    peer = world.connect(now=50.0)
+    peer.send(b"PRODUCE t one\nFETCH t 0 100 10\n")
+    peer.advance(0.02)
+    world.store.settle(StoreReadOnly("the disk failed"))
+    assert peer.take().splitlines()[1] == b"EOF"
     assert world.broker.counts.fetches_waiting == 0
 
 
