@@ -187,7 +187,7 @@ def _from_file(
         yield Problem(source, f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
         yield Problem(source, f"is not UTF-8 at byte {error.start}")
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a TOMLDecodeError; Python's own for a number of thousands of digits
         yield Problem(source, f"is not TOML: {error}")
     else:
         known = {name: table for name, table in tables.items() if name not in broken}

@@ -1,6 +1,7 @@
 """A plain setting's value: read from what a file, a variable or a flag says, and written out again."""
 
 import enum
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -119,6 +120,17 @@ def _strictly(kind: type[Any], *accepted: type[Any]) -> Any:
     return structure
 
 
+def _number(value: Any, _: Any) -> float:
+    """TOML has `inf` and `nan`, too, and whole numbers of any length."""
+    try:
+        number: float = _strictly(float, int, float)(value, float)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"expected a number, got {value!r}")
+    return number
+
+
 def _choice(value: Any, kind: Any) -> Any:
     choices = {choice: choice for choice in typing.get_args(kind)}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -156,7 +168,7 @@ def _is_choice(kind: Any) -> bool:
 def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=False)
     converter.register_structure_hook(int, _strictly(int, int))
-    converter.register_structure_hook(float, _strictly(float, int, float))
+    converter.register_structure_hook(float, _number)
     converter.register_structure_hook(bool, _strictly(bool, bool))
     converter.register_structure_hook(str, _strictly(str, str))
     converter.register_structure_hook(Path, _path)
