@@ -21,6 +21,8 @@ from shared.net.dial import Address, Disconnected
 
 RECEIVE_BYTES = 64 * 1024
 CLOSING_SECONDS = 5.0
+GREETING_SECONDS = 10.0
+"""For the first answer, which waits for nothing: another protocol's server may say nothing at all."""
 CALL_SECONDS = 60.0
 """For an answer: a durable declaration waits for a disk."""
 RETURNED_MAX = 10_000
@@ -73,9 +75,12 @@ class Principal:
         self.returned: list[Returned] = []
         """At most `RETURNED_MAX`; all there are once it is closed."""
 
+    async def greet(self) -> None:
+        """The first words. Raises Disconnected and RemoteProtocolError where it is no such server."""
+        await self._ask(AMQP_HEADER, commands.Connection.Start, "the AMQP header", GREETING_SECONDS)
+
     async def log_in(self, user: str, password: str) -> None:
-        """Raises Refused, Disconnected."""
-        await self._ask(AMQP_HEADER, commands.Connection.Start, "the AMQP header")
+        """Once it is greeted. Raises Refused, Disconnected."""
         properties: dict[str, Any] = {
             "product": "Brokers",
             "capabilities": {"authentication_failure_close": True},
@@ -124,11 +129,11 @@ class Principal:
         except BrokerError:
             pass  # it was faster
 
-    async def _ask(self, data: bytes, answer: type[M], what: str) -> M:
-        with trio.move_on_after(CALL_SECONDS):  # another protocol's server may say nothing at all
+    async def _ask(self, data: bytes, answer: type[M], what: str, seconds: float = CALL_SECONDS) -> M:
+        with trio.move_on_after(seconds):
             await self._send(data)
             return await self._expect(answer)
-        raise Disconnected(f"no answer to {what} in {CALL_SECONDS:g} s")
+        raise Disconnected(f"no answer to {what} in {seconds:g} s")
 
     async def _expect(self, answer: type[M]) -> M:
         while True:
@@ -195,10 +200,15 @@ class Principal:
 
 @asynccontextmanager
 async def open_principal(address: Address, user: str, password: str) -> AsyncIterator[Principal]:
-    """Logged in; says goodbye at the end. Raises Refused, Disconnected, ConnectionRefusedError."""
+    """Logged in; says goodbye at the end. Raises Refused, Disconnected (`Unreachable` where somebody is there
+    who does not answer as AMQP does), ConnectionRefusedError."""
     stream = await address.open()
     try:
         principal = Principal(stream)
+        try:
+            await principal.greet()
+        except (Disconnected, RemoteProtocolError) as error:
+            raise address.not_answered(error) from error
         await principal.log_in(user, password)
         yield principal
         await principal.close()

@@ -260,6 +260,7 @@ class _Blocking(trio.abc.Stream):
 def _principal(address: Address) -> tuple[Principal, socket.socket]:
     sock = _dial(address)
     principal = Principal(_Blocking(sock))
+    trio.run(principal.greet)
     trio.run(principal.log_in, "guest", "guest")
     trio.run(principal.declare_exchange, EXCHANGE, "fanout")
     return principal, sock
