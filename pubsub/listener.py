@@ -12,7 +12,7 @@ from pubsub.recording import FrameTrack
 from pubsub.session import Session
 from pubsub.sessions import Sessions, saved, saver
 from pubsub.settings import PubsubSettings
-from shared.errors import ConfigError, StoreError
+from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
 from shared.metrics import Sample
 from shared.net.connection import Connection
 from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
@@ -21,6 +21,12 @@ from shared.storage.store import Namespace
 from shared.storage.table import Table
 
 READ_BYTES = 1 << 20
+
+
+class SessionMissing(BrokerError):
+    """There is no session of such a client."""
+
+    exit_code = EXIT_MISSING
 
 
 async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubService":
@@ -166,6 +172,8 @@ class PubsubService:
 
     async def _forget(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         client = str(arguments.get("client", ""))
+        if client.encode() not in self.sessions.clients:
+            raise SessionMissing(f"there is no session of {client!r}")
         if not self.sessions.forget(client.encode()):
-            raise ConfigError("client", f"there is no session of {client!r}, or it is connected")
+            raise ConfigError("client", f"{client!r} is connected")
         return {"client": client, "forgotten": True}

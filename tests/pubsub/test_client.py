@@ -12,6 +12,7 @@ from pubsub import client as clients
 from pubsub import wire
 from pubsub.client import Disconnected, Kind, Subscriber, open_publisher, open_subscriber
 from pubsub.settings import PubsubSettings
+from shared.errors import EXIT_MISSING, BrokerError, ConfigError
 from shared.net.settings import TlsSettings
 from tests.pubsub.served import Served, served
 
@@ -22,6 +23,21 @@ async def published(server: Served, *topics: str) -> None:
         await publisher.send_many(
             wire.datagram(topic.encode(), Kind.STRING, topic.encode()) for topic in topics
         )
+
+
+async def test_a_session_is_forgotten_while_its_client_is_away_and_one_that_is_not_there_is_told_so() -> None:
+    async with served() as server:
+        (forget,) = (verb for verb in server.service.admin_verbs if verb.name == "forget")
+        with pytest.raises(BrokerError, match="there is no session of 'A'") as missing:
+            await forget.call({"client": "A"})
+        assert missing.value.exit_code == EXIT_MISSING
+        async with open_subscriber("A", port=server.port) as subscriber:
+            await subscriber.subscribe("hall")
+            await server.until(subscriptions=1)
+            with pytest.raises(ConfigError, match="'A' is connected"):
+                await forget.call({"client": "A"})
+        await server.until(connected=0)
+        assert await forget.call({"client": "A"}) == {"client": "A", "forgotten": True}
 
 
 async def test_a_message_reaches_a_subscriber_with_its_value_and_its_senders_address() -> None:
