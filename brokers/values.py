@@ -2,6 +2,7 @@
 
 import enum
 import math
+import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -80,7 +81,9 @@ def _is_list(kind: Any) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """A list, which may also be written as one text with commas: `"all"`, `"a, b"`."""
+    """A list, which may also be one text: with commas (`a, b`), or as TOML has lists (`["a", "b"]`)."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = tomllib.loads(f"list = {value}")["list"]
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list):

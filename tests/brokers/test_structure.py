@@ -196,8 +196,21 @@ def test_a_section_that_is_a_value_is_told_so() -> None:
     assert "is a section" in complaint("logmq = 1")
 
 
+def test_a_list_is_written_in_a_variable_with_commas_or_as_in_a_file() -> None:
+    for said in ("a, b", '["a", "b"]', " ['a','b']"):
+        assert from_words(names=said) == (Settings(names=("a", "b")), []), said
+
+
 @pytest.mark.parametrize(
-    "words", [{"port": "x"}, {"quiet": "maybe"}, {"level": "middle"}, {"line_bytes_max": "1 foot"}]
+    "words",
+    [
+        {"port": "x"},
+        {"quiet": "maybe"},
+        {"level": "middle"},
+        {"line_bytes_max": "1 foot"},
+        {"names": '["a"'},
+        {"names": "[1]"},
+    ],
 )
 def test_bad_words_name_the_flag_they_came_from(words: dict[str, str]) -> None:
     _, problems = from_words(**words)
