@@ -1,6 +1,6 @@
 """DMP's client: principal, lease and dialog behind one call.
 
-    async with dmp.open_sink("quotes") as sink:
+    async with dmp.open_sink("quotes", declare="topic") as sink:
         await sink.send("stocks.acme", b"17.20")
 
     async with dmp.open_feed([("quotes", "stocks.#")]) as feed:

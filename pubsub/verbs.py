@@ -49,8 +49,8 @@ def serve(
     """Serve pub/sub alone, until SIGTERM, SIGINT or the line "exit".
 
     A line for each client that comes or goes is on standard output, everything
-    else on standard error. Beyond loopback the setting pubsub.allow must name the networks
-    that may publish; the address of a datagram can be forged.
+    else on standard error. Beyond loopback the setting pubsub.allow must name the
+    networks that may publish; the address of a datagram can be forged.
     """
     return ServeRequest("pubsub", {"pubsub": {"port": port}}, says=True)
 
