@@ -285,12 +285,13 @@ class Committer:
         self.counts.inline_commits += 1
         self._finish(commit)
 
-    def _crashed(self, commit: Commit, error: Exception) -> None:
+    def _crashed(self, commit: Commit, error: Exception) -> PoisonError:
         """A bug; nobody can tell what it left on the disk."""
         logger.error("a commit crashed", exc_info=error)
-        commit.poison = PoisonError("a commit crashed")
-        commit.poison.__cause__ = error
+        commit.poison = poison = PoisonError("a commit crashed")
+        poison.__cause__ = error
         commit.good = 0
+        return poison
 
     async def _sync_in_thread(self) -> None:
         self._busy = True
@@ -352,9 +353,22 @@ class Committer:
     # -- the outcome
 
     def _finish(self, commit: Commit) -> None:
-        """What came of a commit, in this order: who waits for a ticket finds everything else in place."""
+        """Show what came of a commit. A bug in that must keep nobody waiting, nor the end of the store."""
+        try:
+            self._show_outcome(commit)
+        except Exception as error:
+            poison = self._crashed(commit, error)
+            self._busy = False
+            self.poison(poison)
+            self._take_back(dict.fromkeys(log for round_ in commit.rounds for log in round_.runs))
+            for round_ in commit.rounds:
+                round_.fail(self.read_only)
+            self._rest()
+
+    def _show_outcome(self, commit: Commit) -> None:
+        """In this order: who waits for a ticket finds everything else in place."""
         for work in commit.works.values():
-            self._give_back(work)
+            work.give_back(self._files)
         good = commit.rounds if commit.good == len(commit.rounds) else commit.rounds[: commit.good]
         self._count(commit, good)
         failure = commit.error or commit.direct_error  # for a poison there is `read_only`
@@ -400,20 +414,6 @@ class Committer:
         callbacks, self._uncongested = self._uncongested, []
         for callback in callbacks:
             call(callback)
-
-    def _give_back(self, work: Work) -> None:
-        """The log may be looked at again; files that the commit opened stay open, as far as there is room."""
-        log = work.log
-        log.busy = False
-        if work.made:
-            log.fresh = False
-        if work.fd >= 0 and work.fd != log.file.fd:
-            self._files.adopt(log.file, work.fd)
-        self._files.unpin(log.file)
-        if work.index_pinned:
-            if work.index_fd >= 0 and work.index_fd != log.index_file.fd:
-                self._files.adopt(log.index_file, work.index_fd)
-            self._files.unpin(log.index_file)
 
     def _count(self, commit: Commit, good: list[Round]) -> None:
         self.counts.commits += 1
@@ -480,9 +480,7 @@ class Committer:
                 self._registry.undone(change)
         self._take_back(dict.fromkeys(log for round_ in failed for log in round_.runs))
         for round_ in failed:
-            for ticket in round_.tickets:
-                if ticket is not None:
-                    ticket.resolve(error)
+            round_.fail(error)
 
     def _take_back(self, logs: Iterable[Log]) -> None:
         for log in logs:

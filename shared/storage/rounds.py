@@ -217,6 +217,12 @@ class Round:
             if ticket is not None:
                 ticket.resolve(direct_error if mode == Mode.DIRECT else None)
 
+    def fail(self, error: StoreError | None) -> None:
+        """It is not written, or nobody can tell: whoever still waits is told this."""
+        for ticket in self.tickets:
+            if ticket is not None and not ticket.done:
+                ticket.resolve(error)
+
     def let_go(self) -> None:
         """It is over, and its bytes are not needed again. Runs and their round refer to each other: without
         this they would stay until the garbage collector comes by, which for a few large objects is seldom."""

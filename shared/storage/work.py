@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from shared.storage.files import OpenFiles
 from shared.storage.format import Mark
 from shared.storage.index import MARK_COVERS_SECONDS
 from shared.storage.log import UNKNOWN, Log
@@ -51,6 +52,20 @@ class Work:
         self.direct_meant = self.index_pinned = True
         self.index_fd = self.pinned_index_fd = index_fd
         self.waiting_marks = self.log.closed_marks[:]  # closed before; others may write them meanwhile
+
+    def give_back(self, files: OpenFiles) -> None:
+        """The log may be looked at again; files that the commit opened stay open, as far as there is room."""
+        log = self.log
+        log.busy = False
+        if self.made:
+            log.fresh = False
+        if self.fd >= 0 and self.fd != log.file.fd:
+            files.adopt(log.file, self.fd)
+        files.unpin(log.file)
+        if self.index_pinned:
+            if self.index_fd >= 0 and self.index_fd != log.index_file.fd:
+                files.adopt(log.index_file, self.index_fd)
+            files.unpin(log.index_file)
 
     def show(self, now: float) -> None:
         """Let the log have what came of it. In the trio thread; `now`: monotonic seconds."""

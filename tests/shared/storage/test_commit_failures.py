@@ -290,3 +290,25 @@ async def test_a_bug_inside_a_commit_is_final() -> None:
     with pytest.raises(StoreReadOnly):
         await store.wait(log.append(records(b"x"), 1)[1])
     assert store.read_only is not None
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["inline", "by the committer"])
+async def test_a_bug_in_showing_what_a_commit_did_is_final_and_keeps_nobody_waiting(
+    threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = attrs.evolve(SMALL, inline_sync_seconds=0 if threads else 1e9)
+    store = await open_store(FakeDisk(), settings)
+    one, two = await logs_of(store, ALWAYS, ALWAYS)
+    await store.wait(one.append(records(b"before"), 1)[1])
+    async with running(store):
+        with monkeypatch.context() as broken:
+            broken.setattr(store._committer, "_advance", lambda *_: 1 / 0)
+            _, ticket = one.append(records(b"x"), 1)
+            queued = outcome(two.append(records(b"y"), 1)[1])
+            with trio.fail_after(5), pytest.raises(StoreReadOnly):
+                await store.wait(ticket)
+        assert isinstance(queued[0], StoreReadOnly)
+        assert await read_all(one) == [b"before"], "reads go on"
+        assert one.end == one.visible
+    with trio.fail_after(5), pytest.raises(StoreReadOnly):
+        await store.close()
