@@ -1,13 +1,16 @@
-"""Reads that must wait for the disk, in threads."""
+"""Work that must wait for the disk, in threads."""
 
 from collections.abc import Callable
 from typing import Any
 
+import structlog
 import trio
 
 from shared.errors import StoreClosed
 from shared.storage.files import FileGone
 from shared.storage.rounds import call
+
+logger = structlog.stdlib.get_logger("brokers.storage")
 
 Background = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 """Run blocking work elsewhere and hand its result, or the exception it raised, to the callback."""
@@ -43,3 +46,37 @@ class BackgroundReads:
         finally:
             call(then, found)
         self.settle()
+
+
+class Threads:
+    """Does blocking work in a thread, as `trio.to_thread.run_sync`; here and now where the system has none
+    left for us (a limit on processes): the loop waits then, anything else would be the store's end."""
+
+    def __init__(self) -> None:
+        self._failing = False
+
+    async def __call__(
+        self,
+        work: Callable[..., Any],
+        *arguments: Any,
+        limiter: trio.CapacityLimiter | None = None,
+        abandon_on_cancel: bool = False,
+    ) -> Any:
+        begun = False
+
+        def begin() -> Any:
+            nonlocal begun
+            begun = True
+            return work(*arguments)
+
+        try:
+            found = await trio.to_thread.run_sync(begin, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
+        except RuntimeError as error:
+            if begun:
+                raise
+            if not self._failing:
+                self._failing = True
+                logger.warning("no thread can be started; the loop waits for the disk", reason=str(error))
+            return work(*arguments)
+        self._failing = False
+        return found

@@ -19,7 +19,7 @@ import trio
 
 from shared.errors import StoreError, StoreReadOnly
 from shared.storage import snapshot
-from shared.storage.background import BackgroundReads
+from shared.storage.background import BackgroundReads, Threads
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.clock import Clock, SystemClock
 from shared.storage.committer import Committer
@@ -152,14 +152,16 @@ class Store:
         *,
         disk: Disk | None = None,
         clock: Clock | None = None,
-        in_thread: InThread = trio.to_thread.run_sync,
+        in_thread: InThread | None = None,
     ) -> "Store":
-        """Lock and recover the folder, made if it is not there. `disk`: instead of the folder's own files.
+        """Lock and recover the folder, made if it is not there. `disk`: instead of the folder's own files;
+        `in_thread`: instead of threads.
 
         Raises StoreInUse, StoreFormat, OSError.
         """
         settings = settings or StorageSettings()
         clock = clock or SystemClock()
+        in_thread = in_thread or Threads()
         lock: FolderLock | None = None
         own = disk is None
         if disk is None:
