@@ -5,6 +5,7 @@ import trio
 
 from shared.storage.committer import Committer
 from shared.storage.disk import Disk
+from shared.storage.files import describe
 from shared.storage.settings import StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -24,21 +25,30 @@ class SpaceWatch:
         self._disk = disk
         self._settings = settings
         self._looked_at = 0
+        self._total_bytes = 0
+        self._failing = False
 
     @property
     def due(self) -> bool:
         return self._committer.counts.bytes - self._looked_at > _LOOK_BYTES
 
     def look(self) -> None:
-        """Ask the file system. What waits to be written counts as if it were."""
+        """Ask the file system; one that does not tell is taken to be as it was: writes say what is wrong with
+        it. What waits to be written counts as if it were."""
         committer, settings = self._committer, self._settings
         self._looked_at = committer.counts.bytes
-        free, total = self._disk.free_bytes()
+        try:
+            self.free_bytes, self._total_bytes = self._disk.free_bytes()
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                self._failing = True
+                logger.error("the file system does not tell its free space", reason=describe(error))
+        free = self.free_bytes
         unapplied = sum(len(data) for log in committer.marked for _, data in log.unapplied)
-        self.free_bytes = free
         reserve = max(
             settings.reserve_bytes_min,
-            min(int(total * settings.reserve_fraction), settings.reserve_bytes_max),
+            min(int(self._total_bytes * settings.reserve_fraction), settings.reserve_bytes_max),
         )
         left = free - unapplied - committer.pending_bytes
         self.scarce = left < 2 * reserve

@@ -312,3 +312,25 @@ async def test_a_bug_in_showing_what_a_commit_did_is_final_and_keeps_nobody_wait
         assert one.end == one.visible
     with trio.fail_after(5), pytest.raises(StoreReadOnly):
         await store.close()
+
+
+async def test_a_file_system_that_does_not_tell_its_free_space_is_taken_to_be_as_it_was(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk, attrs.evolve(SMALL, reserve_bytes_min=1 << 20))
+    (log,) = await logs_of(store, ALWAYS)
+
+    def broken() -> tuple[int, int]:
+        raise OSError(errno.EIO, "injected")
+
+    async with running(store):
+        with monkeypatch.context() as patch, capture_logs() as logged:
+            patch.setattr(disk, "free_bytes", broken)
+            await trio.sleep(3.5)
+            await store.wait(log.append(records(b"x"), 1)[1])
+        assert [line["log_level"] for line in logged] == ["error"]
+        disk.free = 0
+        await trio.sleep(1.5)
+        with pytest.raises(StoreFull):
+            log.append(records(b"y"), 1)
