@@ -12,8 +12,12 @@ from typing import Protocol
 class Disk(Protocol):
     """A data folder's files. Descriptors are small ints of this disk's own."""
 
+    read_only: bool
+    """Nothing can be written, now or later."""
+
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int:
-        """Open for reading and writing."""
+        """Open for reading and writing; where that cannot be because the file system has become read-only, a
+        file that is there is opened for reading, and `read_only` says so from then on."""
 
     def close(self, fd: int) -> None: ...
 

@@ -23,7 +23,8 @@ class OsDisk:
     """Files below one folder handle: moving or replacing the folder's path later changes nothing here.
 
     `folder` may itself be reached through links; nothing below it may. With `create` a missing folder (and
-    its parents) is made. With `read_only` nothing can be written: every attempt is an OSError (EROFS).
+    its parents) is made. With `read_only` nothing can be written: every attempt is an OSError (EROFS). So it
+    is once the file system has become read-only, as some do when they fail.
     """
 
     def __init__(self, folder: Path, *, create: bool = True, read_only: bool = False) -> None:
@@ -63,7 +64,7 @@ class OsDisk:
             raise ValueError(f"not a path in a data folder: {path!r}")
         return self._folder(folder), name
 
-    def _writable(self, path: str) -> None:
+    def _writable(self, path: str | None = None) -> None:
         if self.read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
@@ -73,7 +74,13 @@ class OsDisk:
         if create:
             self._writable(path)
             flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
-        fd = os.open(name, flags, _FILE_MODE, dir_fd=folder)
+        try:
+            fd = os.open(name, flags, _FILE_MODE, dir_fd=folder)
+        except OSError as error:
+            if error.errno != errno.EROFS or create:
+                raise
+            self.read_only = True
+            fd = os.open(name, _COMMON | os.O_RDONLY, dir_fd=folder)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "not a regular file", path)
@@ -154,6 +161,7 @@ class OsDisk:
             return -(error.errno or errno.EIO)
 
     def sync_data(self, fd: int) -> None:
+        self._writable()  # the system may call it done where it does nothing any more
         syscalls.sync_data(fd)
 
     def sync_folder(self, path: str) -> None:

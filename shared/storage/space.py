@@ -1,4 +1,5 @@
-"""Free space: publishing stops while there is still room for acknowledgements and administration."""
+"""The file system: publishing stops while there is still room for acknowledgements and administration, and
+for good once nothing can be written."""
 
 import structlog
 import trio
@@ -6,6 +7,7 @@ import trio
 from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import describe
+from shared.storage.journal import PoisonError
 from shared.storage.settings import StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -65,3 +67,5 @@ class SpaceWatch:
         while True:
             await trio.sleep(_LOOK_SECONDS)
             self.look()
+            if self._disk.read_only:
+                self._committer.poison(PoisonError("the file system is read-only"))

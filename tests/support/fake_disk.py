@@ -63,6 +63,7 @@ class FakeDisk:
         self.can_punch = True
         self.full = False
         """No file can be made, or grow."""
+        self.read_only = False
         self.free, self.total = 1 << 40, 1 << 41
         self._names = Names()
         self._files: dict[int, File] = {}

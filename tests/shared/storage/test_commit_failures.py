@@ -314,6 +314,22 @@ async def test_a_bug_in_showing_what_a_commit_did_is_final_and_keeps_nobody_wait
         await store.close()
 
 
+async def test_a_file_system_that_has_become_read_only_is_told_before_anybody_writes(
+    autojump_clock: MockClock,
+) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    (log,) = await logs_of(store, ALWAYS)
+    await store.wait(log.append(records(b"kept"), 1)[1])
+    async with running(store):
+        await trio.sleep(1.5)
+        assert store.read_only is None
+        disk.read_only = True
+        await trio.sleep(1.5)
+        assert "the file system is read-only" in str(store.read_only)
+        assert await read_all(log) == [b"kept"]
+
+
 async def test_a_file_system_that_does_not_tell_its_free_space_is_taken_to_be_as_it_was(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

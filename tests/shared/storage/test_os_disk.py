@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -284,6 +285,31 @@ def test_a_read_only_disk_changes_nothing(disk: OsDisk, folder: Path) -> None:
     assert (folder / "a").read_bytes() == b"x"
     with pytest.raises(FileNotFoundError):
         OsDisk(folder / "missing", read_only=True)
+
+
+def test_a_file_system_that_becomes_read_only_is_still_read(
+    disk: OsDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ext4 does after an error: what is open stays so, what is opened from then on can only be read."""
+    put(disk, "a", b"x")
+    opened = os.open
+
+    def refuse(path: object, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert not disk.read_only
+    fd = disk.open("a")
+    assert disk.read_only
+    assert disk.read(fd, 10, 0) == b"x"
+    for attempt in (lambda: disk.sync_data(fd), lambda: disk.write(fd, b"y", 0), lambda: disk.unlink("a")):
+        with pytest.raises(OSError, match=r"."):
+            attempt()
+    with pytest.raises(OSError, match="Read-only"):
+        disk.open("b", create=True)
+    disk.close(fd)
 
 
 def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
