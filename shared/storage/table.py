@@ -10,7 +10,7 @@ records forward. So the work is spread, and never a pause.
 """
 
 import struct
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Self
 
@@ -41,7 +41,9 @@ class Table:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self._live: dict[bytes, tuple[int, bytes]] = {}  # key -> (its record's offset, value), by offset
+        # Key -> (its record's offset, value), by offset. Not a dict: one whose first keys are removed, one
+        # after the other, goes past the places of all of them each time it is asked for its first.
+        self._live: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
         self._live_bytes = 0
         self._undo: deque[tuple[int, bytes, tuple[int, bytes] | None]] = deque()
         self._tidying = False
@@ -152,7 +154,7 @@ class Table:
             if before is not None:
                 self._live[key] = before
                 self._live_bytes += _HEAD.size + len(key) + len(before[1])
-        self._live = dict(sorted(self._live.items(), key=lambda item: item[1][0]))
+        self._live = OrderedDict(sorted(self._live.items(), key=lambda item: item[1][0]))
 
     def _tidy(self) -> None:
         """Copy a few of the oldest records forward if there is much dead weight, and drop what is below."""
