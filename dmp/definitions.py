@@ -5,7 +5,7 @@ a binding's source, destination and key, each a short string, and its arguments.
 known. Arguments are tables as they came on the wire.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import attrs
 
@@ -72,8 +72,8 @@ class Definitions:
     def drop_queue(self, name: bytes) -> Ticket:
         return self._table.delete(b"q" + name)
 
-    def drop_binding(self, binding: Binding) -> Ticket:
-        return self._table.delete(_binding_key(binding))
+    def drop_bindings(self, bindings: Iterable[Binding]) -> Ticket:
+        return self._table.delete_all([_binding_key(binding) for binding in bindings])
 
 
 def _exchange_kind(value: bytes) -> ExchangeKind:

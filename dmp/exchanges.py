@@ -77,6 +77,7 @@ class Exchange:
         "_uses",
         "bindings",
         "bound_to",
+        "deleted",
         "kind",
         "name",
     )
@@ -84,6 +85,8 @@ class Exchange:
     def __init__(self, name: bytes, kind: ExchangeKind) -> None:
         self.name = name
         self.kind = kind
+        self.deleted = False
+        """Its bindings are on their way out (`wiring`), and count for nothing."""
         self.bindings: dict[Binding, Destination] = {}
         self.bound_to: set[Binding] = set()
         words = TOPIC_WORDS if kind.type == "topic" else None
@@ -158,11 +161,11 @@ def route(
     while waiting:
         exchange = waiting.pop()
         steps -= exchange.steps
-        found = exchange.match(head)
+        found = [destination for destination in exchange.match(head) if not destination.deleted]
         steps += exchange.steps
         if not found and exchange.kind.alternate is not None:
             alternate = exchanges(exchange.kind.alternate)
-            found = () if alternate is None else (alternate,)
+            found = [] if alternate is None else [alternate]
         for destination in found:
             if not isinstance(destination, Exchange):
                 queues[destination] = None

@@ -23,8 +23,8 @@ class Stop(IntFlag):
     """The disk is behind."""
     OTHERS = 16
     """Others have their turn."""
-    LOG = 32
-    """What is asked for is read from a queue's log."""
+    READY = 32
+    """What is asked for is read from a queue's log, or comes when what was deleted has gone."""
 
 
 class Due(IntFlag):

@@ -3,15 +3,22 @@ gets a `Refusal`, and nothing has changed.
 
 What is durable is in the definitions too, and its ticket says when the answer may be sent. Names that begin
 with `amq.` are the broker's; the default exchange has a binding for every queue that nobody can touch.
+
+*Deleting.* What is deleted is gone at once, for whoever names it and for every message. Its bindings, which
+may be hundreds of thousands, go in turns, others have theirs in between. Until they have gone the wiring is
+`busy`: the answer waits, and so does whoever wants to declare, bind or delete. So nobody sees what is half
+done, and what is declared by the same name meanwhile gets none of them. A crash in between leaves bindings of
+what is not there, which the next start drops.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from dmp.arguments import QueueArguments, QueueKind
+from dmp.chores import Chores
 from dmp.definitions import Saved
 from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Binding, Destination, Exchange, ExchangeKind
 from dmp.owners import Owner
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
     from dmp.broker import Broker
 
 _RESERVED = b"amq."
+UNBOUND_AT_ONCE = 64
+"""Half a millisecond, together with their rows."""
 
 
 class Wiring:
@@ -37,6 +46,16 @@ class Wiring:
         for name, type_ in PREDECLARED.items():
             broker.exchanges[name] = Exchange(name, ExchangeKind(type_, durable=True))
         broker.exchanges[DEFAULT] = Exchange(DEFAULT, ExchangeKind("direct", durable=True))
+        self._chores = Chores(broker.timers, broker.crashed)
+
+    @property
+    def busy(self) -> bool:
+        """Bindings of what was deleted are still to go."""
+        return self._chores.busy
+
+    def when_idle(self, callback: Callable[[], None]) -> None:
+        """Call it once, when all have gone."""
+        self._chores.when_idle(callback)
 
     # -- exchanges
 
@@ -73,17 +92,12 @@ class Wiring:
         exchange = self.exchange(name)
         if if_unused and exchange.bindings:
             raise Refusal(Code.PRECONDITION_FAILED, f"exchange {shown(name)} in vhost '/' in use")
-        ticket = None
-        for binding in tuple(exchange.bindings):
-            ticket = self._unbind(exchange, binding) or ticket
-        for binding in tuple(exchange.bound_to):
-            ticket = self._unbind(self.exchange(binding.source), binding, follow=True) or ticket
         broker = self._broker
-        if exchange.kind.durable:
-            ticket = broker.definitions.drop_exchange(name)
+        ticket = broker.definitions.drop_exchange(name) if exchange.kind.durable else None
         del broker.exchanges[name]
         broker.generation += 1
-        return ticket
+        exchange.deleted = True
+        return self._without_bindings(exchange, ticket)
 
     def _same_exchange(self, name: bytes, kind: ExchangeKind, now: ExchangeKind) -> None:
         if kind.type != now.type:
@@ -143,10 +157,7 @@ class Wiring:
         broker = self._broker
         ticket = None
         if queue.log is not None:
-            ticket = broker.definitions.drop_queue(queue.name)
-        for binding in tuple(queue.bound):
-            ticket = self._unbind(self.exchange(binding.source), binding, follow=True) or ticket
-        if queue.log is not None:
+            broker.definitions.drop_queue(queue.name)
             ticket = broker.logs.delete(queue.log.log.name)
         del broker.queues[queue.name]
         broker.generation += 1
@@ -154,7 +165,7 @@ class Wiring:
             queue.owner.queues.pop(queue, None)
         count = queue.depth
         queue.delete()
-        return count, ticket
+        return count, self._without_bindings(queue, ticket)
 
     def consumer_left(self, queue: Queue) -> None:
         """An auto-delete queue goes with the last of its consumers, a feed counting as one."""
@@ -207,7 +218,7 @@ class Wiring:
         """A binding that is not there is gone already."""
         exchange = self._bindable(source)
         binding = _binding(source, destination, key, table)
-        return self._unbind(exchange, binding, follow=True) if binding in exchange.bindings else None
+        return self._unbind((binding,)) if binding in exchange.bindings else None
 
     def _bindable(self, source: bytes) -> Exchange:
         if source == DEFAULT:
@@ -223,20 +234,61 @@ class Wiring:
         self._broker.bindings += 1
         self._broker.generation += 1
 
-    def _unbind(self, exchange: Exchange, binding: Binding, *, follow: bool = False) -> Ticket | None:
-        """`follow`: an auto-delete exchange goes with its last binding."""
-        destination = exchange.bindings[binding]
-        ticket = None
-        if exchange.kind.durable and _is_durable(destination):
-            ticket = self._broker.definitions.drop_binding(binding)
-        exchange.remove(binding)
-        bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
-        bound.discard(binding)
-        self._broker.bindings -= 1
-        self._broker.generation += 1
-        if follow and exchange.kind.auto_delete and not exchange.bindings:
-            ticket = self.delete_exchange(exchange.name) or ticket
+    def _unbind(self, bindings: Sequence[Binding], gone: Exchange | None = None) -> Ticket | None:
+        """Take away those that are there; an auto-delete exchange goes with its last.
+
+        `gone`: the exchange that is deleted, which is not found by its name any more.
+        """
+        broker = self._broker
+        there: list[tuple[Exchange, Binding]] = []
+        rows: list[Binding] = []
+        for binding in bindings:
+            exchange = broker.exchanges.get(binding.source)
+            if gone is not None and binding.source == gone.name:
+                exchange = gone
+            if exchange is not None and binding in exchange.bindings:
+                there.append((exchange, binding))
+                if exchange.kind.durable and _is_durable(exchange.bindings[binding]):
+                    rows.append(binding)
+        ticket = broker.definitions.drop_bindings(rows) if rows else None
+        for exchange, binding in there:
+            destination = exchange.bindings[binding]
+            exchange.remove(binding)
+            bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
+            bound.discard(binding)
+        broker.bindings -= len(there)
+        broker.generation += 1
+        for exchange in {exchange: None for exchange, _ in there}:
+            if exchange.kind.auto_delete and not exchange.bindings and not exchange.deleted:
+                ticket = self.delete_exchange(exchange.name) or ticket
         return ticket
+
+    def _without_bindings(self, gone: Destination, ticket: Ticket | None) -> Ticket | None:
+        """Have all bindings go of what is deleted; what its answer waits for, `ticket` and they."""
+        whole = Ticket()
+        self._chores.add(self._bindings_go(gone, ticket, whole))
+        return None if whole.done and whole.error is None else whole
+
+    def _bindings_go(self, gone: Destination, ticket: Ticket | None, whole: Ticket) -> Iterator[None]:
+        failed: StoreError | None = None
+        if isinstance(gone, Exchange):
+            source, left = gone, [*gone.bindings, *gone.bound_to]
+        else:
+            source, left = None, [*gone.bound]
+        while left:
+            some = left[-UNBOUND_AT_ONCE:]
+            del left[-UNBOUND_AT_ONCE:]  # to be freed in turns, too
+            try:
+                ticket = self._unbind(some, source) or ticket
+            except StoreError as error:  # nothing more is written; a start drops them
+                failed = error
+                break
+            if left:
+                yield
+        if failed is not None or ticket is None:
+            whole.resolve(failed)
+        else:
+            ticket.when_done(lambda last: whole.resolve(last.error))
 
     # -- after a start
 
@@ -265,7 +317,7 @@ class Wiring:
             places: Mapping[bytes, Destination] = broker.exchanges if binding.to_exchange else broker.queues
             destination = places.get(binding.destination)
             if exchange is None or destination is None:
-                broker.definitions.drop_binding(binding)
+                broker.definitions.drop_bindings((binding,))
             else:
                 self._add(exchange, binding, destination, binding.read_arguments())
 

@@ -79,7 +79,7 @@ def get(channel: Channel, method: commands.Basic.Get, table: bytes) -> None:
     queue = named(channel, method.queue)
     message = queue.get(method.no_ack)
     if message is None and queue.warming:
-        session.ask_again(queue)
+        session.ask_again(queue.when_warm)
         return
     if message is None and queue.damaged:
         raise Refusal(Code.INTERNAL_ERROR, f"queue {shown(queue.name)} cannot be read on")

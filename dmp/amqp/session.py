@@ -14,6 +14,7 @@ What cannot be framed at all is answered with nothing: the connection closes.
 Source: PROTOCOL.md. The states are those of `states`.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pamqp import commands
@@ -43,7 +44,6 @@ from shared.net.connection import Connection
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
-    from dmp.queues import Queue
 
 METHOD_WORK = 8
 """A method, in messages that could have been put into a queue meanwhile: some ten microseconds. So a stretch
@@ -53,6 +53,7 @@ METHOD_BYTES = 2
 HEADER_BYTES = 4
 """And for properties, which may hold such a table: it is gone through, and decoded where somebody asks."""
 _KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
+_WIRING = frozenset((commands.Exchange.frame_id, commands.Queue.frame_id))
 _END = FRAME_END[0]
 _ACK_BYTES = 13
 
@@ -252,6 +253,9 @@ class Session(Lifetime):
         if channel.state is not ChannelState.OPEN:
             raise Refusal(Code.UNEXPECTED_FRAME, f"{method.name} while {channel.state.value}")
         self.worked(self.settling.settle_now())
+        if self.broker.wiring.busy and method.index >> 16 in _WIRING:
+            self.ask_again(self.broker.wiring.when_idle)
+            return
         handler(channel, method, table)
 
     def _open_channel(self, number: int) -> None:
@@ -323,11 +327,11 @@ class Session(Lifetime):
             self.connection.write(encode(commands.Connection.Blocked("memory_bytes_max is reached"), 0))
         self.broker.memory.when_free(self.connection.guarded(self._memory_is_free))
 
-    def ask_again(self, queue: "Queue") -> None:
-        """The method that is being handled is to be taken again when the queue's messages have been read."""
+    def ask_again(self, when: Callable[[Callable[[], None]], None]) -> None:
+        """The method that is being handled is to be taken again, once `when` calls back."""
         self.at = self._frame_at
-        self.stop(Stop.LOG)
-        queue.when_warm(self.connection.guarded(self._queue_is_warm))
+        self.stop(Stop.READY)
+        when(self.connection.guarded(self._is_ready))
 
     def gathered(self, count: int) -> None:
         """So many bytes of content wait for their rest (or, negative, do not any more)."""
@@ -365,8 +369,8 @@ class Session(Lifetime):
     def _store_has_room(self) -> None:
         self.go(Stop.STORE)
 
-    def _queue_is_warm(self) -> None:
-        self._go_soon(Stop.LOG)
+    def _is_ready(self) -> None:
+        self._go_soon(Stop.READY)
 
     def _memory_is_free(self) -> None:
         if not self.lost and self.handshake.capabilities.get("connection.blocked"):

@@ -2,16 +2,19 @@
 
 import struct
 
-from pamqp import commands
+import pytest
+from pamqp import base, commands
 
 from dmp.amqp.methods import encode
 from dmp.amqp.packing import short
 from dmp.arguments import QueueArguments, QueueKind
 from dmp.burials import LETTER_BYTES, LETTERS_PER_TURN
+from dmp.chores import STEPS_PER_TURN
 from dmp.header_match import HeaderMatch
 from dmp.message import Message
 from dmp.queues import EXPIRED_AT_ONCE, LOOKED_AT_ONCE, Queue
 from dmp.rows import Row
+from dmp.wiring import UNBOUND_AT_ONCE
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head
 
@@ -260,3 +263,78 @@ def test_a_message_with_few_headers_is_soon_held_against_a_large_binding() -> No
     assert Counted.looked < 5
     assert HeaderMatch({**wanted, "x-match": "any"}).fits({"7": 1, "other": 2})
     assert HeaderMatch(wanted).fits({**wanted, "other": 2})
+
+
+async def many_bindings(world: World, exchange: str, count: int) -> Peer:
+    """A client that has bound so many keys of a durable exchange, and one of another, to a durable queue."""
+    peer = Peer(world).login()
+    for name in (exchange, "other"):
+        peer.method(C.Exchange.Declare(0, name, durable=True, auto_delete=name == "other"))
+    peer.method(C.Queue.Declare(0, "q", durable=True))
+    peer.send(b"".join(encode(C.Queue.Bind(0, "q", exchange, f"{n}", nowait=True), 1) for n in range(count)))
+    peer.method(C.Queue.Bind(0, "q", "other", "key"))
+    world.settle()
+    peer.frames()
+    assert world.broker.bindings == count + 1
+    return peer
+
+
+@pytest.mark.parametrize("deletes", [C.Queue.Delete(0, "q"), C.Exchange.Delete(0, "x")])
+async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_half_done(
+    deletes: base.Frame,
+) -> None:
+    world = await World.open()
+    broker, count = world.broker, 5 * STEPS_PER_TURN * UNBOUND_AT_ONCE
+    peer = await many_bindings(world, "x", count)
+    other = Peer(world).login()
+    other.frames()
+    peer.session.receive(encode(deletes, 1))
+    assert count // 2 < broker.bindings, "others have their turn"
+    for key in (b"0", b"%d" % (count - 1)):
+        if b"x" in broker.exchanges:
+            assert broker.route(b"x", head(key))[0] == (), "what is gone gets nothing"
+    other.send(
+        encode(C.Queue.Declare(0, "q", durable=True), 1)
+        + encode(C.Exchange.Declare(0, "x", durable=True), 1)
+        + publish("", "q", b"later")
+    )
+    turns = 1
+    while world.wiring.busy:
+        assert other.frames_now() == []
+        before = broker.bindings
+        broker.timers.run_due()
+        assert before - broker.bindings <= STEPS_PER_TURN * UNBOUND_AT_ONCE
+        turns += 1
+    world.settle()
+    assert turns >= 5
+    other.pump()
+    world.settle()
+    assert peer.names() == [f"{deletes.name}Ok"]
+    said = other.names()
+    world.settle()
+    assert said + other.names() == ["Queue.DeclareOk", "Exchange.DeclareOk"]
+    left = 0 if deletes.name == "Queue.Delete" else 1
+    assert broker.bindings == left == len(broker.queues[b"q"].bound)
+    assert broker.exchanges[b"x"].bindings == {}
+    assert (b"other" in broker.exchanges) == bool(left), "it went with its last binding"
+    assert ready(broker.queues[b"q"]) == [b"later"]
+    world.settle()
+    after = await world.again()
+    assert after.broker.bindings == left
+
+
+@pytest.mark.parametrize("deletes", [C.Queue.Delete(0, "q"), C.Exchange.Delete(0, "x")])
+async def test_a_crash_while_bindings_go_leaves_none_of_what_was_deleted(deletes: base.Frame) -> None:
+    world = await World.open()
+    peer = await many_bindings(world, "x", 2 * STEPS_PER_TURN * UNBOUND_AT_ONCE)
+    peer.session.receive(encode(deletes, 1))
+    assert world.wiring.busy
+    world.settle()
+    assert peer.frames_now() == []
+    after = await world.again()
+    assert b"q" not in after.broker.queues or b"x" not in after.broker.exchanges
+    assert after.broker.bindings == (b"q" in after.broker.queues)
+    peer = Peer(after).login()
+    peer.method(C.Queue.Declare(0, "q", durable=True))
+    peer.method(C.Exchange.Declare(0, "x", durable=True))
+    assert after.broker.exchanges[b"x"].bindings == {}
