@@ -12,6 +12,7 @@ import structlog
 
 from dmp.arguments import QueueLimits
 from dmp.burials import Burials
+from dmp.chores import Chores
 from dmp.counts import Counts
 from dmp.definitions import Definitions
 from dmp.exchanges import DEFAULT, Exchange, route
@@ -74,6 +75,9 @@ class Broker:
         self.sessions: set[Lifetime] = set()
         self.draining = False
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max)
+        self.chores = Chores(self.timers, self.crashed)
+        """What a deletion, or the end of a connection, leaves to do. Meanwhile nobody declares, binds, purges
+        or deletes, so that nobody sees what is half done."""
         self.wiring = Wiring(self)
         self._changed: dict[QueueLog, None] = {}
         self._burials = Burials(self)

@@ -195,6 +195,8 @@ class Queue(Stock):
 
     def _give_out(self, *, check: bool = False) -> None:
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
+        if self.returning:
+            return
         while (depth := self.depth) and not self._blocked and not (check and self._behind):
             takers = self._in_turn()
             shares = able(takers, depth)
@@ -262,7 +264,7 @@ class Queue(Stock):
             self._arm()
         if self._timed:
             self._expire_ready()
-        if self.feed is not None or not (self.ready or self._warm()) or self._behind:
+        if self.feed is not None or self.returning or not (self.ready or self._warm()) or self._behind:
             return None
         message = self._pop()
         if no_ack:
@@ -296,6 +298,17 @@ class Queue(Stock):
             return
         self.unacked -= len(messages)
         self.put_back(messages, given=given)
+
+    def await_returns(self) -> None:
+        """Nothing is given out until `all_returned`: some of what comes back stands before all there is."""
+        self.returning += 1
+
+    def all_returned(self) -> None:
+        """One who called `await_returns` has had its messages requeued."""
+        self.returning -= 1
+        if not (self.returning or self.deleted):
+            self.deal()
+            self._tell_waiting()
 
     # -- who takes
 

@@ -48,6 +48,7 @@ class Stock:
         "name",
         "ready",
         "ready_bytes",
+        "returning",
         "unacked",
         "unsynced",
         "unsynced_bytes",
@@ -61,6 +62,8 @@ class Stock:
         self.ready: Ready = Priorities(kind.arguments.priority_max) if kind.arguments.priority_max else Row()
         self.ready_bytes = 0
         """Of the bodies that are ready and in memory."""
+        self.returning = 0
+        """So many connections give back what they had, in turns; until all is back nothing is given out."""
         self.unacked = 0
         self.unsynced = 0
         self.unsynced_bytes = 0
@@ -96,7 +99,7 @@ class Stock:
     @property
     def empty(self) -> bool:
         """Nothing stands before a message that would come now."""
-        return not self.ready and not self._unsynced and not self.paged
+        return not (self.ready or self._unsynced or self.returning or self.paged)
 
     @property
     def paged(self) -> bool:
@@ -231,8 +234,11 @@ class Stock:
 
     @property
     def warming(self) -> bool:
-        """Something is ready, and on its way from the log, or behind what has expired and is not gone yet."""
-        return self._behind if self.ready else self.cold is not None and self.cold.reading
+        """Something is ready, and on its way from the log, or behind what has expired and is not gone yet, or
+        what comes back."""
+        if self.ready or self.returning:
+            return self._behind or self.returning > 0
+        return self.cold is not None and self.cold.reading
 
     @property
     def damaged(self) -> bool:

@@ -5,20 +5,19 @@ What is durable is in the definitions too, and its ticket says when the answer m
 with `amq.` are the broker's; the default exchange has a binding for every queue that nobody can touch.
 
 *Deleting.* What is deleted is gone at once, for whoever names it and for every message. Its bindings, which
-may be hundreds of thousands, go in turns, others have theirs in between. Until they have gone the wiring is
-`busy`: the answer waits, and so does whoever wants to declare, bind or delete. So nobody sees what is half
-done, and what is declared by the same name meanwhile gets none of them. A crash in between leaves bindings of
-what is not there, which the next start drops.
+may be hundreds of thousands, go in turns (`Broker.chores`), others have theirs in between. Until they have
+gone the answer waits, and so does whoever wants to declare, bind or delete. So nobody sees what is half done,
+and what is declared by the same name meanwhile gets none of them. A crash in between leaves bindings of what
+is not there, which the next start drops.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from dmp.arguments import QueueArguments, QueueKind
-from dmp.chores import Chores
 from dmp.definitions import Saved
 from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Binding, Destination, Exchange, ExchangeKind
 from dmp.owners import Owner
@@ -46,16 +45,6 @@ class Wiring:
         for name, type_ in PREDECLARED.items():
             broker.exchanges[name] = Exchange(name, ExchangeKind(type_, durable=True))
         broker.exchanges[DEFAULT] = Exchange(DEFAULT, ExchangeKind("direct", durable=True))
-        self._chores = Chores(broker.timers, broker.crashed)
-
-    @property
-    def busy(self) -> bool:
-        """Bindings of what was deleted are still to go."""
-        return self._chores.busy
-
-    def when_idle(self, callback: Callable[[], None]) -> None:
-        """Call it once, when all have gone."""
-        self._chores.when_idle(callback)
 
     # -- exchanges
 
@@ -266,7 +255,7 @@ class Wiring:
     def _without_bindings(self, gone: Destination, ticket: Ticket | None) -> Ticket | None:
         """Have all bindings go of what is deleted; what its answer waits for, `ticket` and they."""
         whole = Ticket()
-        self._chores.add(self._bindings_go(gone, ticket, whole))
+        self._broker.chores.add(self._bindings_go(gone, ticket, whole))
         return None if whole.done and whole.error is None else whole
 
     def _bindings_go(self, gone: Destination, ticket: Ticket | None, whole: Ticket) -> Iterator[None]:

@@ -3,7 +3,10 @@
 Its methods' handlers are in `basic_methods` and `wiring_methods`; publishing at speed is in `publishing`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 from pamqp import base
@@ -23,11 +26,15 @@ if TYPE_CHECKING:
     from dmp.amqp.session import Session
     from dmp.broker import Broker
 
+RETURNED_AT_ONCE = 512
+"""Half a millisecond."""
 CONSUMERS_DEALT = 2
 """To so many consumers nothing is dealt in the time that it takes to put a message into a queue."""
 
 Delivery = tuple[Consumer | None, Queue, Message]
 """What is unacknowledged, and who has it: a consumer, or None for `basic.get`."""
+_QUEUE = itemgetter(1)
+_NUMBER = attrgetter("number")
 
 
 class Content:
@@ -231,26 +238,51 @@ class Channel:
 
 
 def release(broker: "Broker", channels: Sequence[Channel]) -> None:
-    """Give back all that channels of one session have: messages first, so that a queue that others read has
-    them, then consumers. Together, so that each queue takes back what is its in one go."""
-    queues: dict[Queue, list[Message]] = {}
+    """Give back all that channels of one session have: consumers at once, messages in turns.
+
+    Until all have come back their queues give nothing, so that they do so in their order.
+    """
+    unacked: list[dict[int, Delivery]] = []
     consumers: dict[Queue, list[Consumer]] = {}
+    queues: set[Queue] = set()
     for channel in channels:
         channel.let_go()
-        for _, queue, message in channel.unacked.values():
-            queues.setdefault(queue, []).append(message)
         for consumer in channel.consumers.values():
             consumers.setdefault(consumer.queue, []).append(consumer)
-        channel.unacked.clear()
         channel.consumers.clear()
-    for queue, messages in queues.items():
-        broker.counts.requeued += len(messages)
-        queue.requeue(messages)
+        if channel.unacked:
+            queues.update(map(_QUEUE, channel.unacked.values()))
+            unacked.append(channel.unacked)
+            channel.unacked = {}
+    for queue in queues:
+        queue.await_returns()
     for queue, those in consumers.items():
         broker.counts.consumers -= len(those)
         if not queue.deleted:
             queue.remove_consumers(those)
             broker.wiring.consumer_left(queue)
-    for queue in queues:
-        if not queue.deleted:
-            queue.deal()
+    if queues:
+        broker.chores.add(_come_back(broker, unacked, queues))
+
+
+def _come_back(
+    broker: "Broker", unacked: Sequence[dict[int, Delivery]], queues: Iterable[Queue]
+) -> Iterator[None]:
+    """The newest come back first, so that each finds its place at the front."""
+    of: dict[Queue, dict[int, list[Message]]] = {queue: {} for queue in queues}
+    try:
+        taken = ((number, each.popitem()[1]) for number, each in enumerate(unacked) for _ in range(len(each)))
+        for count, (number, (_, queue, message)) in enumerate(taken, 1):
+            of[queue].setdefault(number, []).append(message)
+            if count % RETURNED_AT_ONCE == 0:
+                yield
+        for queue, rows in of.items():
+            merged = merge(*rows.values(), key=_NUMBER, reverse=True)
+            while some := list(islice(merged, RETURNED_AT_ONCE)):
+                broker.counts.requeued += len(some)
+                queue.requeue(some)
+                if len(some) == RETURNED_AT_ONCE:
+                    yield
+    finally:
+        for queue in of:
+            queue.all_returned()

@@ -253,8 +253,8 @@ class Session(Lifetime):
         if channel.state is not ChannelState.OPEN:
             raise Refusal(Code.UNEXPECTED_FRAME, f"{method.name} while {channel.state.value}")
         self.worked(self.settling.settle_now())
-        if self.broker.wiring.busy and method.index >> 16 in _WIRING:
-            self.ask_again(self.broker.wiring.when_idle)
+        if self.broker.chores.busy and method.index >> 16 in _WIRING:
+            self.ask_again(self.broker.chores.when_idle)
             return
         handler(channel, method, table)
 

@@ -5,6 +5,7 @@ import struct
 import pytest
 from pamqp import base, commands
 
+from dmp.amqp.channel import RETURNED_AT_ONCE
 from dmp.amqp.methods import encode
 from dmp.amqp.packing import short
 from dmp.arguments import QueueArguments, QueueKind
@@ -229,6 +230,65 @@ async def test_all_that_a_connection_held_comes_back_in_its_order() -> None:
     assert (queue.unacked, queue.consumers, world.broker.counts.consumers) == (0, [], 0)
 
 
+async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_order() -> None:
+    world = await World.open()
+    other = Peer(world).login()
+    other.method(C.Queue.Declare(0, "q"))
+    sent = numbered(6 * STEPS_PER_TURN * RETURNED_AT_ONCE)
+    peer = Peer(world).login()
+    for channel in range(2, 5):  # a consumer each, of which one gets what comes behind the others'
+        peer.method(C.Channel.Open(), channel)
+    for channel in (2, 3):
+        peer.method(C.Basic.Consume(0, "q", "tag"), channel)
+    half = len(sent) // 2
+    other.send(publish("", "q", *sent[:half]))
+    for channel in (2, 3):
+        peer.method(C.Basic.Cancel("tag"), channel)
+    peer.method(C.Basic.Consume(0, "q", "tag"), 4)
+    other.send(publish("", "q", *sent[half:]))
+    queue = world.broker.queues[b"q"]
+    assert (queue.depth, queue.unacked) == (0, len(sent))
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    other.frames()
+    peer.lose()
+    other.send(publish("", "q", b"new"))
+    other.session.receive(encode(C.Basic.Get(0, "q", True), 1))
+    last = Peer(world).login()
+    last.frames()
+    last.session.receive(encode(C.Queue.Purge(0, "q"), 1))
+    turns = 1
+    while world.broker.chores.busy:
+        assert taker.bodies == [], "what stands before it is not back yet"
+        assert not other.frames_now() + last.frames_now()
+        before = queue.unacked
+        world.broker.timers.run_due()
+        assert before - queue.unacked <= STEPS_PER_TURN * RETURNED_AT_ONCE
+        turns += 1
+    assert turns >= 6
+    assert taker.bodies == [*sent, b"new"]
+    assert other.names() == ["Basic.GetEmpty"]
+    assert last.names() == ["Queue.PurgeOk"]
+    assert world.broker.counts.requeued == len(sent)
+    assert queue.unacked == len(sent) + 1
+
+
+async def test_what_comes_back_to_a_queue_that_is_deleted_meanwhile_is_gone() -> None:
+    world = await World.open()
+    owner = Peer(world).login()
+    owner.method(C.Queue.Declare(0, "q"))
+    peer = Peer(world).login()
+    peer.method(C.Basic.Consume(0, "q", "tag"))
+    owner.send(publish("", "q", *numbered(4 * STEPS_PER_TURN * RETURNED_AT_ONCE)))
+    queue = world.broker.queues[b"q"]
+    peer.lose()
+    world.wiring.delete_queue(queue)
+    assert world.broker.chores.busy
+    world.advance(0)
+    assert not world.broker.chores.busy
+    assert (world.broker.memory.held_bytes, queue.depth) == (0, 0)
+
+
 def test_what_comes_back_finds_its_place_however_much_comes_back_at_once() -> None:
     for several in (1, 5, 40):
         row = Row(Message(head(), b"", number) for number in range(1000, 1200))
@@ -299,7 +359,7 @@ async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_h
         + publish("", "q", b"later")
     )
     turns = 1
-    while world.wiring.busy:
+    while broker.chores.busy:
         assert other.frames_now() == []
         before = broker.bindings
         broker.timers.run_due()
@@ -328,7 +388,7 @@ async def test_a_crash_while_bindings_go_leaves_none_of_what_was_deleted(deletes
     world = await World.open()
     peer = await many_bindings(world, "x", 2 * STEPS_PER_TURN * UNBOUND_AT_ONCE)
     peer.session.receive(encode(deletes, 1))
-    assert world.wiring.busy
+    assert world.broker.chores.busy
     world.settle()
     assert peer.frames_now() == []
     after = await world.again()
