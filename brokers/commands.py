@@ -66,8 +66,9 @@ _SERVE_EXAMPLES = """Examples:
 def _config_app() -> App:
     app = App(
         name="config",
-        help="Check settings, or show them.",
-        help_epilogue="Examples:\n\n    brokers config show\n    brokers config check --config brokers.toml",
+        help="Check settings, show them, or say what they are for.",
+        help_epilogue="Examples:\n\n    brokers config show\n    brokers config check --config brokers.toml\n"
+        "    brokers config explain net.driver",
         help_format="plaintext",
     )
 
@@ -89,6 +90,23 @@ def _config_app() -> App:
 
         settings = as_served(config)
         return settings.shown(human=not json)
+
+    @app.command(
+        help_epilogue="Examples:\n\n    brokers config explain\n    brokers config explain net dms.queues\n"
+        "    brokers config explain --json | jq -r .setting"
+    )
+    def explain(
+        *settings: Annotated[str, Parameter(help="A setting or a section; without any, all.")],
+        json: Json = False,
+    ) -> Any:
+        """Say what settings are for, with their defaults and what they take."""
+        from brokers.config import OWN_SECTIONS
+        from brokers.explaining import chosen, explained
+        from brokers.plugs import load_working
+
+        protocols = {plug.name: plug.settings for plug in load_working()[0]}
+        rows = chosen(explained({**OWN_SECTIONS, **protocols}), settings)
+        return rows if json else "\n\n".join(map(str, rows))
 
     return app
 

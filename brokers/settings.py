@@ -38,12 +38,17 @@ class ServeSettings:
     """What `brokers serve` does, apart from any protocol."""
 
     enable: tuple[str, ...] = attrs.field(default=("all",), validator=_not_empty)
+    """`all`, or names of protocols."""
     host: str = attrs.field(default="127.0.0.1", converter=_bare, validator=_an_address)
+    """The address to bind. What other machines reach takes TLS, or `insecure`."""
     data_dir: Path = Path("data")
+    """The folder of all that is on disk."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
     """For every protocol whose own section says nothing else."""
     log_level: LogLevel = "info"
+    """The least that is logged."""
     log_format: LogFormat = "text"
+    """Of log lines: `json` is an object a line."""
     drain_seconds: float = attrs.field(default=10.0, validator=[validators.ge(0), validators.le(3600)])
     """How long a stop waits for what is owed. 10 s: what PROMISES allows, and within the 10 s that
     container runtimes and the 90 s that systemd give before they kill."""

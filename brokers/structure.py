@@ -70,7 +70,7 @@ def _flatten(
             yield Problem(written(key), f"unknown key{hint}", source)
             continue
         kind = known[name].type
-        nested, items = _settings_class(kind), _item_class(kind)
+        nested, items = settings_class(kind), item_class(kind)
         if (nested or items) and not isinstance(value, Mapping):
             yield Problem(written(key), f"is a table: write [{written(key)}] and its keys below it", source)
         elif nested:
@@ -96,10 +96,10 @@ def environment_keys(sections: Mapping[str, type[Any]]) -> Iterator[Key]:
 
     def below(settings: type[Any], above: Key) -> Iterator[Key]:
         for name, field in fields(settings).items():
-            nested = _settings_class(field.type)
+            nested = settings_class(field.type)
             if nested:
                 yield from below(nested, (*above, name))
-            elif not _item_class(field.type):
+            elif not item_class(field.type):
                 yield (*above, name)
 
     for name, settings in sections.items():
@@ -111,7 +111,7 @@ def build(settings: type[Any], above: Key, given: Mapping[Key, Given], problems:
     arguments: dict[str, Any] = {}
     for name, field in fields(settings).items():
         key = (*above, name)
-        nested, items = _settings_class(field.type), _item_class(field.type)
+        nested, items = settings_class(field.type), item_class(field.type)
         if nested:
             arguments[name] = build(nested, key, given, problems)
         elif items:
@@ -138,9 +138,9 @@ def leaves(instance: Any, above: Key) -> Iterator[tuple[Key, Any, "attrs.Attribu
     """Every setting of an instance: its key, value and field."""
     for name, field in fields(type(instance)).items():
         value, key = getattr(instance, name), (*above, name)
-        if _settings_class(field.type):
+        if settings_class(field.type):
             yield from leaves(value, key)
-        elif _item_class(field.type):
+        elif item_class(field.type):
             for item, inner in value.items():
                 yield from leaves(inner, (*key, item))
         else:
@@ -152,15 +152,16 @@ def _readable(error: Exception, name: str) -> str:
     return text.removeprefix(f"'{name}' ").removeprefix(f"{name}: ")
 
 
-def _settings_class(kind: Any) -> type[Any] | None:
+def settings_class(kind: Any) -> type[Any] | None:
     """The settings class behind a field's type; a class that reads itself from text is a plain value."""
     if isinstance(kind, type) and attrs.has(kind) and not hasattr(kind, "parse"):
         return kind
     return None
 
 
-def _item_class(kind: Any) -> type[Any] | None:
+def item_class(kind: Any) -> type[Any] | None:
+    """The settings class of what a mapping's names stand for."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(origin, type) and issubclass(origin, Mapping) and len(arguments) == 2:
-        return _settings_class(arguments[1])
+        return settings_class(arguments[1])
     return None

@@ -14,6 +14,7 @@ class DmpSettings:
     """Section `[dmp]`: the AMQP principal, and what holds for its exchanges and queues."""
 
     port: int = limit(5672, 0, 65535)
+    """0 picks a free one."""
     users: Users = attrs.field(factory=lambda: Users.parse("guest:guest"))
     """`NAME:PASSWORD`, with commas between (PLAIN). `guest` comes from loopback only, as with RabbitMQ."""
     prefer_direct: bool = False
@@ -33,8 +34,11 @@ class DmpSettings:
     message_bytes_max: int = limit(16 * MIB - 1, 1, 16 * MIB - 1)
     """One body: what DMP's 24-bit lengths can say."""
     exchanges_max: int = limit(10_000, 16, 1_000_000)
+    """The six that are there from the start are among them."""
     queues_max: int = limit(50_000, 1, 1_000_000)
+    """Of all connections together."""
     bindings_max: int = limit(200_000, 1, 10_000_000)
+    """Of all exchanges together."""
     consumers_max: int = limit(4096, 1, 65535)
     """On one connection."""
     unacked_max: int = limit(100_000, 1, 10_000_000)

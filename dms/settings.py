@@ -40,7 +40,9 @@ class QueueSettings:
     """
 
     durability: Durability | None = None
+    """As `[dms]` has it; fixed when a queue is made."""
     depth: int | None = _optional(1, DEPTH_MAX)
+    """Messages at most, held deliveries counted."""
     ttl_ms: int | None = _optional(0, MS_MAX)
     """A message older than this, and not held, is dead."""
     max_deliveries: int | None = _optional(0, 1_000_000)
@@ -53,6 +55,7 @@ class QueueSettings:
     retry_ms: int | None = _optional(0, MS_MAX)
     """From a NACK until the next delivery, doubling with each up to `retry_max_ms`, if that is set."""
     retry_max_ms: int | None = _optional(0, MS_MAX)
+    """Without it the delay stays as it is."""
 
 
 @attrs.frozen
@@ -60,6 +63,7 @@ class DmsSettings:
     """Section `[dms]`. A queue's durability is fixed when it is made."""
 
     port: int = limit(9090, 0, 65535)
+    """0 picks a free one."""
     persist: bool = True
     """Keep queues on disk. False: all in memory, nothing is written, all is gone at exit."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
@@ -72,7 +76,9 @@ class DmsSettings:
     consume_seconds: float = attrs.field(default=30.0, validator=[validators.gt(0), validators.le(86_400)])
     """How long a CONSUME waits."""
     queues_max: int = limit(128, 1, 1_000_000)
+    """The number of the specification; one more is refused with INTERNAL."""
     clients_max: int = limit(256, 1, 1_000_000)
+    """Likewise; one more is told, and closed."""
     credits_max: int = limit(4096, 1, 65_536)
     """CONSUMEs that may wait on one connection: so much may be pushed to a peer that has stopped reading."""
     frame_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))

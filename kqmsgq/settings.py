@@ -14,6 +14,7 @@ class KqmsgqSettings:
     """Section `[kqmsgq]`. Nothing of it is on disk: queues are names, and messages pass through memory."""
 
     port: int = limit(8000, 0, 65535)
+    """0 picks a free one."""
     name_bytes_max: int = limit(4096, 0, 65535)
     """A queue's name."""
     message_bytes_max: int = limit(16 * MIB, 0, 1024 * MIB)

@@ -21,8 +21,11 @@ class TopicSettings:
     """What topics whose names match a pattern do differently; None: as `[logmq]` says."""
 
     durability: Durability | None = None
+    """As `[logmq]` has it; fixed when a topic is made."""
     retention_bytes: int | None = attrs.field(default=None, validator=_no_less(0))
+    """Older records go; 0: keep all."""
     retention_ms: int | None = attrs.field(default=None, validator=_no_less(0))
+    """Age at which records go; 0: keep all."""
 
 
 @attrs.frozen
@@ -30,12 +33,14 @@ class LogmqSettings:
     """Section `[logmq]`. A topic's durability is fixed when it is made; retention follows the settings."""
 
     port: int = limit(8080, 0, 65535)
+    """0 picks a free one."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
     """When a write is answered: `always` (it is on disk), `interval:50ms`, `none`."""
     message_bytes_max: int = limit(MIB, 1, 4 * MIB)
     """One message, and the whole of a BATCH. Kafka's default too; larger bodies belong beside a
     broker, not in it. (4 MiB at most: what is appended at once must fit one batch of the journal.)"""
     topics_max: int = limit(100_000, 1, 10_000_000)
+    """A write to one more is refused."""
     commits_max: int = limit(100_000, 1, 10_000_000)
     """Committed offsets that are kept, one for each group and topic."""
     writers_max: int = limit(1024, 1, 100_000)

@@ -15,7 +15,7 @@ class PubsubSettings:
     """Section `[pubsub]`. Subscriptions are on disk; messages pass through memory."""
 
     port: int = limit(7070, 0, 65535)
-    """Of both, TCP and UDP."""
+    """Of both, TCP and UDP; 0 picks a free one."""
     allow: tuple[str, ...] = ()
     """Networks whose datagrams are taken. Empty: everybody's, which is allowed on loopback only. A sender's
     address can be forged."""

@@ -91,9 +91,10 @@ class StorageSettings:
     pending_bytes_max: int = attrs.field(default=64 * MIB, validator=validators.ge(1))
     """Bytes waiting for the disk above which sessions stop reading."""
     inline_bytes_max: int = attrs.field(default=1 * MIB, validator=validators.ge(0))
+    """A commit of more bytes is made in a thread."""
     inline_sync_seconds: float = attrs.field(default=300e-6, validator=validators.ge(0))
-    """A commit of at most so many bytes is made without a thread while recent syncs took less than this (on a
-    loop that is busy with many such: a few times as long)."""
+    """A smaller one is made without a thread while recent syncs took less than this (on a loop that is busy
+    with many such: a few times as long)."""
     checkpoint_direct_bytes: int = attrs.field(default=256 * MIB, validator=validators.ge(1))
     """A checkpoint is due after so many bytes written around the journal: recovery must check them all."""
     sync_all_logs: int = attrs.field(default=64, validator=validators.ge(0))
@@ -103,8 +104,11 @@ class StorageSettings:
     cache_bytes: int = attrs.field(default=16 * MIB, validator=validators.ge(0))
     """Of blocks read for single records, and of the newest appends for readers at the end of a log."""
     reader_threads: int = attrs.field(default=4, validator=validators.ge(1))
+    """So many reads go to the disk at a time."""
     reserve_bytes_min: int = attrs.field(default=64 * MIB, validator=validators.ge(0))
+    """Free space below which publishing stops, however small the file system is; see `reserve_fraction`."""
     reserve_bytes_max: int = attrs.field(default=1024 * MIB, validator=validators.ge(0))
+    """The same at most, however large it is."""
     reserve_fraction: float = attrs.field(default=0.02, validator=[validators.ge(0), validators.le(0.5)])
     """Publishing stops below max(min, min(fraction of the file system, max)) free bytes."""
     retention_seconds: float = attrs.field(default=10.0, validator=validators.gt(0))

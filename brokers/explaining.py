@@ -1,0 +1,125 @@
+"""What each setting is for: the words that stand behind it in its class, beside the code that it sets."""
+
+import ast
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from brokers.errors import nearest
+from brokers.structure import Key, fields, item_class, settings_class, written
+from brokers.units import format_quantity, unit_of
+from brokers.values import plain
+from shared.errors import UsageError
+
+_COLUMNS = 80
+_BOUNDS = {">=": "{} at least", ">": "above {}", "<=": "{} at most", "<": "below {}"}
+
+
+@attrs.frozen
+class Explained:
+    """One setting, or a table of them. `takes`: what it may be, where that is more than its type."""
+
+    setting: str
+    default: Any
+    takes: str
+    meaning: str
+
+    def __str__(self) -> str:
+        default = "" if self.default in (None, "", []) else f" = {_text(self.default)}"
+        takes = f"  ({self.takes})" if self.takes else ""
+        meaning = textwrap.indent(textwrap.fill(self.meaning, _COLUMNS - 4), "    ")
+        return f"{self.setting}{default}{takes}\n{meaning}".rstrip()
+
+
+def explained(sections: Mapping[str, type[Any]]) -> Iterator[Explained]:
+    """Every setting and table of settings, in order of section."""
+    for name, settings in sections.items():
+        yield from _of(settings, (name,))
+
+
+def chosen(rows: Iterable[Explained], names: Sequence[str]) -> list[Explained]:
+    """Those that are named, or stand in a section or table that is; all of them without names.
+
+    Raises UsageError for a name that is none.
+    """
+    there = list(rows)
+    found: dict[str, Explained] = {}
+    for name in names or [""]:
+        named = [row for row in there if not name or f"{row.setting}.".startswith(f"{name}.")]
+        if not named:
+            meant = nearest(name, [row.setting for row in there])
+            hint = f"; did you mean {meant}?" if meant else ""
+            raise UsageError("SETTINGS", f"there is no {name}{hint}")
+        found |= {row.setting: row for row in named}
+    return list(found.values())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _of(settings: type[Any], above: Key) -> Iterator[Explained]:
+    meanings, defaults = _meanings(settings), settings()
+    for name, field in fields(settings).items():
+        key, meaning = (*above, name), meanings.get(name, "")
+        if nested := settings_class(field.type):
+            yield Explained(written(key), None, "a table", meaning)
+            yield from _of(nested, key)
+        elif item := item_class(field.type):
+            yield Explained(written(key), None, "tables by pattern", meaning)
+            yield from _of(item, (*key, "*"))
+        else:
+            default = plain(getattr(defaults, name), field, human=True)
+            yield Explained(written(key), default, _takes(field), meaning)
+
+
+def _meanings(settings: type[Any]) -> dict[str, str]:
+    """The text behind each field, as the class's source has it; nothing where that is not installed."""
+    try:
+        module = ast.parse(textwrap.dedent(inspect.getsource(settings)))
+    except OSError:
+        return {}
+    (declared,) = (node for node in module.body if isinstance(node, ast.ClassDef))
+    said: dict[str, str] = {}
+    for field, behind in zip(declared.body, declared.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            text = behind.value if isinstance(behind, ast.Expr) else None
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                said[field.target.id] = " ".join(text.value.split())
+    return said
+
+
+def _takes(field: "attrs.Attribute[Any]") -> str:
+    kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
+    if typing.get_origin(field.type) is Literal:
+        return ", ".join(map(str, kinds))
+    if field.type in (bool, Path):
+        return ""
+    unit = unit_of(field)
+    bounds = {
+        each.compare_op: format_quantity(each.bound, unit) if unit else f"{each.bound}"
+        for each in _validators(field.validator)
+        if hasattr(each, "compare_op")
+    }
+    if set(bounds) == {">=", "<="}:
+        return f"{bounds['>=']} to {bounds['<=']}"
+    return ", ".join(_BOUNDS[sign].format(bound) for sign, bound in bounds.items())
+
+
+def _validators(validator: Any) -> Iterator[Any]:
+    """Those that one is made of."""
+    if validator is None:
+        return
+    within = getattr(validator, "_validators", None) or getattr(validator, "validator", None)
+    if within is None:
+        yield validator
+    else:
+        for each in within if isinstance(within, tuple | list) else [within]:
+            yield from _validators(each)
