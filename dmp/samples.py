@@ -17,7 +17,7 @@ _COUNTERS = (
     ("confirmed", "publishes_confirmed_total", "Publishes confirmed."),
     ("refused_publishes", "publishes_refused_total", "Publishes not taken: disk or memory."),
     ("returned", "messages_returned_total", "Mandatory or immediate messages sent back."),
-    ("unroutable", "messages_unroutable_total", "Messages that no queue wanted, dropped."),
+    ("unroutable", "messages_unroutable_total", "Messages that no queue wanted: dropped, or sent back."),
     ("expired", "messages_expired_total", "Messages that grew too old in a queue."),
     ("overflowed", "messages_overflowed_total", "Messages pushed out of a queue by its maximum length."),
     ("dropped_full", "messages_dropped_total", "New messages dropped at queue_drop_messages."),

@@ -18,7 +18,7 @@ import attrs
 from pubsub.counts import Counts
 from pubsub.kept import Kept
 from pubsub.settings import PubsubSettings
-from pubsub.wire import ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault, WireError
+from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault, WireError
 from shared.errors import StoreError
 from shared.net.connection import Connection
 from shared.routing.index import RoutingIndex
@@ -121,6 +121,7 @@ class Sessions:
         if client_id in self.kept:
             frames = self.kept.take(client_id)
             connection.write(frames)
+            self.counts.messages_delivered += len(frames) // FRAME_BYTES
         for topic in client.topics:
             self.live.subscribe(client, topic)
         if client.topics:

@@ -13,7 +13,9 @@ def test_what_a_client_keeps_is_sent_on_return_before_anything_newer() -> None:
     peer.send(encode_command(SUBSCRIBE, b"plain"))
     peer.lose()
     world.publish(b"kept/1", b"plain", b"kept/2")
+    assert world.counts.messages_delivered == 0
     again = world.connect(encode_id(b"A"))
+    assert world.counts.messages_delivered == 2
     world.publish(b"kept/3", b"plain")
     assert again.topics() == [b"kept/1", b"kept/2", b"kept/3", b"plain"]
     again.lose()
