@@ -4,7 +4,7 @@ A mark (STORAGE.md calls it an index entry) covers whole records of a log. What 
 index in memory is in `marks.py`; this module is what it shares with the tools that work on files.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import attrs
@@ -25,6 +25,13 @@ MARK_COVERS_SECONDS = 0.2
 _READ_MARKS = 16 << 10
 _CRC_BYTES_QUICK = 1 << 20
 """The interpreter's lock is given up for longer sums alone."""
+
+
+def checked_from(marks: Iterable[Mark | None], first: int) -> int:
+    """Where the bytes begin that it takes to check what is kept from `first` on: a mark that is kept in part
+    is checked as a whole."""
+    kept_in_part = (mark.offset for mark in marks if mark is not None and mark.offset < first < mark.end)
+    return next(kept_in_part, first)
 
 
 def extend(

@@ -17,13 +17,14 @@ from shared.errors import StoreError
 from shared.storage import catalog as catalog_file
 from shared.storage import syscalls
 from shared.storage.format import FORMAT_PATH
+from shared.storage.index import checked_from
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
 from shared.storage.tools import copying, manifest
 from shared.storage.tools.fsck import QUARANTINE, FsckReport, check
 from shared.storage.tools.manifest import FileLine, Manifest
-from shared.storage.tools.view import FolderView, viewing
+from shared.storage.tools.view import FolderView, LogView, viewing
 
 # Of the process that runs, not of the data.
 _NOT_COPIED = frozenset({LOCK_NAME, "control.sock", manifest.PATH, catalog_file.NEW_PATH, QUARANTINE})
@@ -53,7 +54,7 @@ def backup(source: Path, target: Path, *, now_ms: int) -> BackupReport:
 
 def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
     """What to copy, as (path, start, end); FORMAT comes last."""
-    firsts = {log.log_path: log.first for log in view.logs.values()}
+    starts = {log.log_path: _start(view, log) for log in view.logs.values()}
     journal = view.journal
     assert journal is not None
     for name in view.disk.names(""):
@@ -74,12 +75,17 @@ def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
                 size = view.disk.size(fd)
             finally:
                 view.disk.close(fd)
-            yield path, min(firsts.get(path, 0), size), size
+            yield path, min(starts.get(path, 0), size), size
     fd = view.disk.open(FORMAT_PATH)
     try:
         yield FORMAT_PATH, 0, view.disk.size(fd)
     finally:
         view.disk.close(fd)
+
+
+def _start(view: FolderView, log: LogView) -> int:
+    found = view.read_index(log)
+    return log.first if found is None else checked_from(found.marks, log.first)
 
 
 def restore(source: Path, target: Path) -> BackupReport:

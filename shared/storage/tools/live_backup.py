@@ -102,22 +102,25 @@ def _copy_opened(
 ) -> tuple[int, list[FileLine]]:
     """Returns the first offset of the copy, and its files."""
     line = snapshot.line
+    behind = snapshot.marks[0].offset if snapshot.marks else line.end
+    marks = [mark for mark in stored if mark.offset < behind and mark.end <= line.end]
+    marks += snapshot.marks
     (target / paths[0]).parent.mkdir(mode=0o700, exist_ok=True)
     out = copying.create_target(target / paths[0])
     try:
-        copying.copy_range(fd, out, line.first, min(line.end, os.fstat(fd).st_size))
+        start = index.checked_from(marks, line.first)
+        copying.copy_range(fd, out, start, min(line.end, os.fstat(fd).st_size))
         for offset, data in snapshot.unapplied:
             copying.write_at(out, data[: max(line.end - offset, 0)], offset)
         os.ftruncate(out, line.end)
         syscalls.sync_data(out)
         # Asked after the copy: retention punches only below it.
         first = min(max(line.first, snapshot.log.first_kept), line.end)
-        copied = FileLine(paths[0], first, line.end, copying.crc_of_range(out, first, line.end))
+        start = index.checked_from(marks, first)
+        copied = FileLine(paths[0], start, line.end, copying.crc_of_range(out, start, line.end))
     finally:
         os.close(out)
-    behind = snapshot.marks[0].offset if snapshot.marks else line.end
-    marks = [mark for mark in stored if mark.offset < behind and mark.end <= line.end]
-    wanted = [mark for mark in (*marks, *snapshot.marks) if mark.end > first]
+    wanted = [mark for mark in marks if mark.end > first]
     header = format.pack_index_header(line.id, line.created_ms)
     packed = header + b"".join(format.pack_mark(mark, line.id) for mark in wanted)
     return first, [copied, _write(target, paths[1], packed)]

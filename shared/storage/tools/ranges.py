@@ -51,13 +51,15 @@ def ranges(view: FolderView, log: LogView, reader: LogReader, start: int, stop: 
             continue
         if mark.offset >= stop or mark.offset >= log.end:
             break
-        if mark.offset < position:
-            # Half of it was dropped, or it overlaps its neighbour: its CRC cannot be asked.
-            continue
+        if mark.offset < position > log.first:
+            continue  # it overlaps its neighbour: its CRC cannot be asked
         if mark.offset > position:
             yield from _gap(log, reader, position, mark.offset, start)
         if mark.end > start:
-            yield _marked(reader, mark)
+            checked = _marked(reader, mark)
+            if view.live and mark.offset < position and checked.state is State.DAMAGED:
+                continue  # more may be dropped by now than we know of, and be a hole
+            yield checked if mark.offset >= position else _kept(checked, reader, position)
         position = mark.end
     if position < min(stop, log.end):
         yield from _gap(log, reader, position, log.end, start)
@@ -75,6 +77,13 @@ def _marked(reader: LogReader, mark: Mark) -> Range:
         return _damaged(mark, "the length fields do not lead to the range's end")
     state = State.UNVERIFIED if mark.unverified else State.GOOD
     return Range(mark.offset, mark.length, mark.records, state, "", mark.last_ms)
+
+
+def _kept(whole: Range, reader: LogReader, first: int) -> Range:
+    """What is kept of a mark's range: the records before `first`, a record's start, are dropped."""
+    dropped = format.count_records(reader.read(whole.offset, first - whole.offset)) or 0
+    records = max(whole.records - dropped, 0)
+    return attrs.evolve(whole, offset=first, length=whole.end - first, records=records)
 
 
 def _damaged(mark: Mark, text: str) -> Range:

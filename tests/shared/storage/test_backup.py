@@ -199,12 +199,13 @@ async def test_a_log_whose_deletion_is_asked_for_and_not_durable_is_in_the_backu
     assert await trio.to_thread.run_sync(contents, tmp_path / "backup") == {("logmq", "a"): [b"here"]}
 
 
-async def test_what_retention_dropped_stays_a_hole_and_offsets_stay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [4, 3], ids=["whole index entries", "half of an index entry"])
+async def test_what_retention_dropped_stays_a_hole_and_offsets_stay(tmp_path: Path, kept: int) -> None:
     store = await open_folder(tmp_path / "data")
     for number in range(40):
         add(store, "logmq", "long", [b"%4d" % number * 8192])  # 32 KiB each
     log = store.namespace("logmq", Durability("always")).logs["long"]
-    first = 36 * (32768 + 4)
+    first = (40 - kept) * (32768 + 4)
     log.drop_below(first)
     store.settle()
     await store.checkpoint()
@@ -219,8 +220,11 @@ async def test_what_retention_dropped_stays_a_hole_and_offsets_stay(tmp_path: Pa
         assert copy.stat().st_size == 40 * (32768 + 4)
         if punched:
             assert copy.stat().st_blocks * 512 < 8 * 32768
-        held = await trio.to_thread.run_sync(contents, folder)
-        assert held["logmq", "long"] == [b"%4d" % number * 8192 for number in range(36, 40)]
+        restored = tmp_path / f"restored {folder.name}"
+        report = restore(folder, restored).check
+        assert (report.findings, report.records) == ((), kept)
+        held = await trio.to_thread.run_sync(contents, restored)
+        assert held["logmq", "long"] == [b"%4d" % number * 8192 for number in range(40 - kept, 40)]
 
 
 def test_holes_are_copied_as_holes_with_and_without_the_kernels_help(
