@@ -127,3 +127,12 @@ def test_more_or_fewer_records_than_the_index_says_are_not_so_many_records(count
         assert len(framing.starts(chunk, [len(chunk)], [3])) == 3 + 1
         with pytest.raises(NotRecords, match=f"{len(chunk)} bytes are not {count} whole records"):
             framing.starts(chunk, [len(chunk)], [count])
+
+
+@pytest.mark.parametrize("much", [-1, 1, 4, 100])
+def test_a_last_length_that_is_wrong_does_not_end_with_its_chunk(much: int) -> None:
+    payloads = [b"x" * (number % 5) for number in range(60)] + [b"last"]
+    chunk = bytearray(b"".join(map(format.record, payloads)))
+    chunk[-8:-4] = (4 + much).to_bytes(4, "big")
+    with pytest.raises(NotRecords):
+        framing.starts(chunk, [len(chunk)], [len(payloads)])

@@ -1,0 +1,85 @@
+"""An index file as the source reads it, held against a list of the entries that are good in it."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.pipeline.source import index
+from brokers.pipeline.source.index import LogIndex
+from shared.storage.format import MARK_BYTES, Mark, pack_mark
+from shared.storage.index import mark_position
+from tests.support.fake_disk import FakeDisk
+
+LOG_ID = 7
+GOOD, TORN, ANOTHERS, ZERO = "good", "torn", "another's", "zero"
+
+
+def entry(mark: Mark, state: str) -> bytes:
+    data = pack_mark(mark, LOG_ID + (state == ANOTHERS))
+    if state == ZERO:
+        return bytes(MARK_BYTES)
+    return data[:40] + b"torn" + data[44:] if state == TORN else data
+
+
+def laid(lengths: Sequence[int], gaps: Sequence[int]) -> list[Mark]:
+    """Entries behind each other, each `gap` behind the one before; times go up by two."""
+    found, at = [], 0
+    for number, (length, gap) in enumerate(zip(lengths, gaps, strict=True)):
+        at += gap
+        found.append(Mark(at, 2 * number, 2 * number + 1, length, 1, 0))
+        at += length
+    return found
+
+
+def opened(marks: Sequence[Mark], states: Sequence[str], more: bytes = b"") -> LogIndex:
+    disk = FakeDisk()
+    fd = disk.open("orders.idx", create=True)
+    data = bytes(mark_position(0)) + b"".join(map(entry, marks, states)) + more
+    disk.write(fd, data, 0)
+    return LogIndex(disk, fd, LOG_ID)
+
+
+@given(data=st.data(), near=st.integers(1, 3), block=st.integers(1, 4))
+def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near: int, block: int) -> None:
+    count = data.draw(st.integers(0, 12))
+    trimmed = data.draw(st.integers(0, count))
+    states = [ZERO] * trimmed + data.draw(
+        st.lists(
+            st.sampled_from([GOOD, GOOD, GOOD, TORN, ANOTHERS]),
+            min_size=count - trimmed,
+            max_size=count - trimmed,
+        )
+    )
+    lengths = data.draw(st.lists(st.integers(1, 3), min_size=count, max_size=count))
+    gaps = data.draw(st.lists(st.sampled_from([0, 0, 0, 2]), min_size=count, max_size=count))
+    marks = laid(lengths, gaps)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "_NEAR_MARKS", near)
+        patch.setattr(index, "_BLOCK_MARKS", block)
+        found = opened(marks, states, bytes(data.draw(st.integers(0, MARK_BYTES - 1))))
+        good = [mark for mark, state in zip(marks, states, strict=True) if state == GOOD]
+        assert found.count == count
+        assert found.first() == (good[0] if good else None)
+        assert found.last() == (good[-1] if good else None)
+        assert found.begins_damaged() is (trimmed < count and states[trimmed] != GOOD)
+        for time in range(-1, 2 * count + 2):
+            later = [mark for mark in good if mark.last_ms >= time]
+            assert found.at_time(time) == (later[0] if later else None)
+        end = marks[-1].end if marks else 0
+        for offset in range(end + 2):
+            before = [mark for mark in good if mark.offset <= offset]
+            assert found.at_or_before(offset) == (before[-1] if before else None)
+            for stop in (offset, offset + 1, offset + 4, end + 1):
+                touching = [mark for mark in good if mark.end > offset and mark.offset < stop]
+                assert list(found.marks(offset, stop)) == touching
+
+
+def test_without_a_file_it_has_nothing() -> None:
+    found = LogIndex(FakeDisk(), None, LOG_ID)
+    assert (found.count, found.first(), found.last(), found.at_time(0), found.at_or_before(0)) == (0,) + (
+        None,
+    ) * 4
+    assert list(found.marks(0, 100)) == []
+    assert not found.begins_damaged()

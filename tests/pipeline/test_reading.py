@@ -1,0 +1,91 @@
+"""A span of a log, read where some of it is damaged: what is good comes, and all else is told."""
+
+import re
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.pipeline.source import reading
+from brokers.pipeline.source.options import Unverified
+from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.reading import SpanReader
+from brokers.pipeline.source.spans import Span
+from shared.storage.format import Flag, Mark
+
+GOOD, FLIPPED, LOST, UNVERIFIED, UNTOLD = "good", "flipped", "lost", "unverified", "untold"
+SAYS = {
+    FLIPPED: "these are not the bytes that were written (CRC)",
+    LOST: "the journal lost what stood here",
+    UNVERIFIED: "unverified: nothing says that these are the bytes written",
+    UNTOLD: "the index says nothing of what stands here",
+    "short": "the file is too short",
+}
+FLAGS = {LOST: Flag.DAMAGED, UNVERIFIED: Flag.UNVERIFIED}
+
+
+def as_of_now(why: str, offset: int, first_kept: int | None) -> str:
+    """What is said where the log is gone, or retention has dropped what stands before `first_kept`."""
+    if first_kept is None:
+        return "the log has been deleted"
+    return f"retention dropped it (the first kept offset is {first_kept})" if offset < first_kept else why
+
+
+@given(data=st.data())
+def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=8))
+    states = [data.draw(st.sampled_from([GOOD, GOOD, FLIPPED, LOST, UNVERIFIED, UNTOLD])) for _ in lengths]
+    unverified = data.draw(st.sampled_from(Unverified))
+    end = sum(lengths)
+    log = bytes(range(1, end + 1))
+    file_bytes = data.draw(st.integers(0, end) | st.just(end))
+    start = data.draw(st.integers(0, end))
+    stop = data.draw(st.integers(start, end))
+    first_kept = data.draw(st.just(0) | st.none() | st.integers(0, end))
+    chunk_bytes = data.draw(st.integers(1, 10))
+
+    marks, good, why, at, stored = [], [], {}, 0, bytearray(log)
+    for length, state in zip(lengths, states, strict=True):
+        mark = Mark(at, 0, 0, length, 1, crc32c(log[at : at + length]), FLAGS.get(state, 0))
+        at += length
+        if state != UNTOLD and start < mark.end and mark.offset < stop:
+            marks.append(mark)
+        if state == FLIPPED:
+            stored[mark.offset] ^= 0x80
+        wrong = state
+        if state == UNVERIFIED and unverified is Unverified.READ:
+            wrong = GOOD
+        if wrong in (GOOD, FLIPPED) and mark.end > file_bytes:
+            wrong = "short"
+        if wrong == GOOD and mark in marks:
+            good.append(mark)
+        if wrong != GOOD and not (wrong == UNVERIFIED and unverified is Unverified.SKIP):
+            why |= dict.fromkeys(range(max(mark.offset, start), min(mark.end, stop)), SAYS[wrong])
+    told: list[str] = []
+    policy = Policy(True, unverified, told.append)
+    span = Span("here", "orders", 1, start, stop)
+    stored = stored[:file_bytes]
+    reader = SpanReader(
+        span,
+        lambda length, offset: bytes(stored[offset : offset + length]),
+        lambda: first_kept,
+        policy,
+        False,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "CHUNK_BYTES", chunk_bytes)
+        chunks = list(reader.chunks(iter(marks)))
+
+    assert [mark for chunk in chunks for mark in chunk.marks] == good
+    for chunk in chunks:
+        assert chunk.data == log[chunk.offset : chunk.end]
+        assert [mark.offset for mark in chunk.marks] == [
+            chunk.offset,
+            *(mark.end for mark in chunk.marks[:-1]),
+        ]
+        assert len(chunk.data) <= chunk_bytes or len(chunk.marks) == 1
+    lost = [re.fullmatch(r"orders in here: offsets (\d+) to (\d+) are lost: (.*)", text) for text in told]
+    said = [(at, each[3]) for each in lost if each for at in range(int(each[1]), int(each[2]))]
+    assert sorted(said) == sorted((at, as_of_now(text, at, first_kept)) for at, text in why.items())
+    assert all(lost)
