@@ -114,6 +114,10 @@ def test_the_file_can_be_named_in_the_environment(tmp_path: Path) -> None:
         ("[serve]\ndrain_seconds = -1", "serve.drain_seconds: must be >= 0"),
         ("[net]\nlinger_seconds = inf", "net.linger_seconds: expected a number, got inf"),
         (f"[net]\nlinger_seconds = 1{'0' * 400}", "net.linger_seconds: expected a number, got 1000"),
+        ("[serve]\ndrain_seconds = 3601", "serve.drain_seconds: must be <= 3600"),
+        ('[serve]\nhost = "a\\u0000b"', "serve.host: name an address"),
+        ("[serve]\nhost = '[::1'", "serve.host: '[::1' is no address"),
+        ("[serve]\nhost = '127.0.0.1:80'", "ports are the protocols' own settings"),
         ("[serve]\nenable = []", "serve.enable: name at least one protocol"),
         ("\udc80", "is not UTF-8"),
     ],
@@ -145,6 +149,10 @@ def test_what_is_said_to_a_broken_protocol_is_passed_over(tmp_path: Path) -> Non
     environ = {"BROKERS_BAD_PORT": "3"}
     config = load(PLUGS, file=file, environ=environ, broken=["bad"])
     assert config.protocols["queue"].port == 2
+    recorded = [Flag(("record", "protocols"), "bad,queue", "--record")]
+    assert load(PLUGS, file=None, environ={}, flags=recorded, broken=["bad"]).record.protocols
+    with pytest.raises(InvalidSettings, match="BROKERS_QUEUE_PROT: unknown variable"):
+        load(PLUGS, file=None, environ={"BROKERS_QUEUE_PROT": "3"}, broken=["que"])
 
 
 def test_variables_that_kubernetes_sets_for_a_service_called_brokers_are_not_ours(tmp_path: Path) -> None:
@@ -199,6 +207,21 @@ def test_the_durability_flag_wins_over_a_protocols_own_but_not_over_a_topics(tmp
 def test_a_bad_durability_is_reported_once(tmp_path: Path) -> None:
     error = refused(tmp_path, flags=[Flag(("serve", "durability"), "sometimes", "--durability")])
     assert [problem.key for problem in error.problems] == ["serve.durability"]
+
+
+def test_a_folder_may_be_below_whoever_serves_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read(tmp_path, "[serve]\ndata_dir = '~/data'").serve.data_dir == tmp_path / "data"
+
+
+def test_a_protocol_speaks_the_tls_of_all_where_it_has_none_of_its_own(tmp_path: Path) -> None:
+    common = "[tls]\ncertificate = 'all.pem'\nkey = 'all.key'\n"
+    config = read(tmp_path, common)
+    assert config.tls_of("queue") == ("tls", config.tls)
+    assert config.tls_of("quiet") == ("tls", config.tls)
+    config = read(tmp_path, common + "[queue.tls]\ncertificate = 'own.pem'\nkey = 'own.key'")
+    assert config.tls_of("queue") == ("queue.tls", config.protocols["queue"].tls)
+    assert config.tls_of("quiet") == ("tls", config.tls)
 
 
 def test_tables_of_tables_keep_the_order_of_the_file(tmp_path: Path) -> None:

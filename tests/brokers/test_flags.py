@@ -4,7 +4,8 @@ import pytest
 
 from brokers.cli import root
 from brokers.config import load
-from brokers.flags import ServeCommand
+from brokers.errors import InvalidSettings
+from brokers.flags import Flag, ServeCommand, port_flags
 from brokers.plugs import load_all
 
 
@@ -23,3 +24,10 @@ def test_a_protocol_that_can_be_recorded_is_when_its_serve_is_told_so() -> None:
             assert isinstance(result, ServeCommand)
             config = load(plugs, file=None, environ={}, flags=result.flags)
             assert (config.serve.enable, config.record.protocols) == ((plug.name,), recorded)
+
+
+def test_a_port_is_said_with_its_protocol() -> None:
+    assert list(port_flags(["logmq=0"])) == [Flag(("logmq", "port"), "0", "--port")]
+    for wrong in ("logmq", "logmq=", "=8080", ""):
+        with pytest.raises(InvalidSettings, match="is not PROTOCOL=PORT"):
+            list(port_flags([wrong]))

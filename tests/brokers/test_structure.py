@@ -138,6 +138,21 @@ def test_every_kind_of_setting_is_read_from_words() -> None:
     assert settings == Settings(1, 2.0, 1024, True, ("a", "b"), "low", Policy.DROP, Mode("none"))
 
 
+def test_a_flag_of_two_ways_has_many_words_for_each() -> None:
+    for way, words in ((True, ("1", "true", "YES", "on")), (False, ("0", "False", "no", "off"))):
+        for word in words:
+            assert from_words(quiet=word) == (Settings(quiet=way), [])
+
+
+def test_tables_that_a_class_brings_along_stay_below_what_is_said() -> None:
+    @attrs.frozen
+    class Usual:
+        topics: Mapping[str, Topic] = attrs.field(factory=lambda: {"a": Topic(), "b": Topic()})
+
+    given: dict[Key, Given] = {("x", "topics", "b", "retention_bytes"): Given(7, "b.toml")}
+    assert build(Usual, ("x",), given, []).topics == {"a": Topic(), "b": Topic(None, 7)}
+
+
 def test_a_list_may_be_one_text_with_commas() -> None:
     assert from_toml("[logmq]\nnames = 'all'") == (Settings(names=("all",)), [])
     assert from_toml("[logmq]\nnames = 'a, b'") == (Settings(names=("a", "b")), [])
@@ -183,6 +198,7 @@ def test_an_unknown_section_names_the_nearest_or_all() -> None:
         ('wait_seconds = "soon"', "is not an amount"),
         ("tls = 1", "is a table"),
         ("topics.x = 1", "is a table of settings"),
+        ("topics = 1", "is a table: write [logmq.topics] and its keys below it"),
     ],
 )
 def test_a_bad_value_names_its_key_and_what_was_expected(line: str, says: str) -> None:

@@ -15,6 +15,12 @@ from brokers.units import format_quantity, parse_quantity, unit_of
         ("64 MiB", "bytes", 64 * 2**20),
         ("1.5GiB", "bytes", 3 * 2**29),
         ("10MB", "bytes", 10_000_000),
+        ("3kB", "bytes", 3_000),
+        ("3KB", "bytes", 3_000),
+        ("2GB", "bytes", 2_000_000_000),
+        ("2TB", "bytes", 2_000_000_000_000),
+        ("2TiB", "bytes", 2**41),
+        ("1h", "seconds", 3600),
         ("4096", "bytes", 4096),
         ("50ms", "seconds", 0.05),
         ("0.1s", "ms", 100),
@@ -30,7 +36,16 @@ def test_a_quantity_is_read_in_the_settings_own_unit(text: str, unit: str, value
 
 @pytest.mark.parametrize(
     ("text", "unit"),
-    [("", "bytes"), ("-1", "bytes"), ("ten", "bytes"), ("5ms", "bytes"), ("1KiB", "ms"), ("1M", "bytes")],
+    [
+        ("", "bytes"),
+        ("-1", "bytes"),
+        ("ten", "bytes"),
+        ("5ms", "bytes"),
+        ("1KiB", "ms"),
+        ("1M", "bytes"),
+        ("5 MB 3", "bytes"),
+        ("1.5.5", "ms"),
+    ],
 )
 def test_what_is_no_quantity_is_refused_with_what_would_be(text: str, unit: str) -> None:
     with pytest.raises(ValueError, match="understood: 1"):
