@@ -34,7 +34,7 @@ from tests.pipeline.folders import (
     values,
     whole,
 )
-from tests.support.folders import ALWAYS, add, fill, open_folder
+from tests.support.folders import ALWAYS, add, fill, flip, open_folder
 
 
 def test_other_namespaces_logs_have_their_own_names(tmp_path: Path) -> None:
@@ -95,6 +95,95 @@ def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> No
             store.abandon()
 
     trio.run(run)
+
+
+def test_a_log_is_found_by_its_file_whatever_its_name_is(tmp_path: Path) -> None:
+    data, name = tmp_path / "data", "Fürs Büro/1"
+
+    async def run() -> None:
+        store = await open_folder(data)
+        try:
+            add(store, "dms", name, [b"job"])
+            await store._marking.flush()
+            assert values(options(data, namespace="dms"), whole(data, name, "dms")) == [b"job"]
+        finally:
+            store.abandon()
+
+    trio.run(run)
+
+
+def test_names_that_only_the_journal_has_are_their_namespaces_own(tmp_path: Path) -> None:
+    data, long = tmp_path / "data", "ü" * 60
+
+    async def run() -> None:
+        store = await open_folder(data)
+        try:
+            for namespace in ("dms", "other"):
+                add(store, namespace, long + namespace, [b"a"])
+            await store._marking.flush()
+            with closing(Folder(str(data), "dms")) as opened:
+                assert list(opened.spots(Topics(pattern=".*"))) == [long + "dms"]
+        finally:
+            store.abandon()
+
+    trio.run(run)
+
+
+def dropped(folder: Path, below: int | None, *, clean: bool) -> int:
+    """Retention drops what stands before a place, or all; where the log begins then.
+
+    Not `clean`: the process dies before the catalog has it, and the index is as it was before.
+    """
+    path = folder / "logmq" / "orders.idx"
+
+    async def run() -> int:
+        store = await open_folder(folder)
+        log = store.namespace("logmq", ALWAYS).logs["orders"]
+        index = path.read_bytes()
+        log.drop_below(log.end if below is None else below)
+        store.settle()
+        await store.checkpoint()
+        await store.retain()
+        if clean:
+            await store.close()
+        else:
+            store.abandon()
+            path.write_bytes(index)
+        return log.first
+
+    return trio.run(run)
+
+
+def test_a_log_made_again_begins_at_its_own_beginning(folder: Path) -> None:
+    first = dropped(folder, offset_of(1000), clean=True)
+    remake(folder, [b"new"] * 90_000, clean=False)
+    found = whole(folder)
+    assert 0 == found.start < first < found.stop
+    assert values(options(folder), found) == [b"new"] * 90_000
+
+
+def test_a_log_of_which_all_is_dropped_is_empty_whatever_its_index_says(folder: Path) -> None:
+    end = whole(folder).stop
+    assert dropped(folder, None, clean=False) == end
+    found = whole(folder)
+    assert (found.start, found.stop) == (end, end)
+
+
+def test_a_log_that_is_deleted_while_its_files_are_looked_at_is_gone(folder: Path) -> None:
+    """A reader's catalog is the older one, and its index was being taken away."""
+    space = folder / "logmq"
+    kept = {name: (space / name).read_bytes() for name in ("orders.log", "orders.idx")}
+
+    async def run() -> None:
+        store = await open_folder(folder)
+        await store.wait(store.namespace("logmq", ALWAYS).delete("orders"))
+        store.abandon()
+
+    trio.run(run)
+    (space / "orders.log").write_bytes(kept["orders.log"])
+    (space / "orders.idx").write_bytes(kept["orders.idx"][:-MARK_BYTES])
+    with closing(Folder(str(folder), "logmq")) as opened:
+        assert opened.spots(Topics(("orders",))) == {}
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
@@ -270,6 +359,50 @@ def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: 
     for time, there in ((1000, first), (1500, first), (1501, second), (1999, second), (2500, second)):
         assert place(folder, "starting", startingTimestamp=str(time)) == there.offset
         assert place(folder, "ending", endingTimestamp=str(time)) == there.offset
+
+
+@pytest.mark.parametrize("size", [0, 7, 5000])
+def test_a_batch_has_as_many_records_as_fit_and_one_at_least(folder: Path, size: int) -> None:
+    ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
+    entries = [ends.index(mark.offset) for mark in marks(folder)]
+    second, third = entries[1:3]
+    with closing(Folder(str(folder), "logmq")) as opened:
+        found = opened.spots(Topics(("orders",)))["orders"]
+        for start in (0, 1, second - 1, second, second + 5, len(RECORDS) - 1):
+            for count in (None, 1, 2, second, third - second, third - second + 1, 10_000):
+                for length in (
+                    None,
+                    1,
+                    ends[second],
+                    ends[third] - ends[second],
+                    ends[third] - ends[second] + size,
+                ):
+                    stop = start + 1
+                    while (
+                        stop < len(RECORDS)
+                        and (count is None or stop - start < count)
+                        and (length is None or ends[stop + 1] - ends[start] <= length)
+                    ):
+                        stop += 1
+                    took = opened.advance(found, ends[start], count, length)
+                    assert took == (ends[stop], stop - start)
+
+
+def test_what_a_file_has_lost_ends_no_look_at_its_places(folder: Path) -> None:
+    second, third = marks(folder)[1:3]
+    with closing(Folder(str(folder), "logmq")) as opened:
+        found = opened.spots(Topics(("orders",)))["orders"]
+        flip(folder / "logmq" / "orders.log", second.offset * 8 + 1)  # the length of its first record
+        stop, _ = opened.advance(found, second.offset, 1, None)
+        assert second.offset < stop <= second.end
+        os.truncate(folder / "logmq" / "orders.log", third.offset + 5)
+        assert third.offset <= opened.start_below(found, third.end - 1) < third.end
+        assert opened.written_ms(found, found.end) is None
+        rewrite_mark(folder, 0, lambda mark: mark[:40] + b"torn" + mark[44:])
+        span = Span(str(folder), "orders", found.id, 0, found.end)
+        assert opened.cut(span, second.offset - 1) == 0
+        assert opened.cut(span, second.offset) == second.offset
+        assert opened.written_ms(found, 0) is None
 
 
 # -- tasks

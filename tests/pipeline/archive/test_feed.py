@@ -48,6 +48,39 @@ def test_a_data_folder_is_the_same_wherever_it_is(tmp_path: Path) -> None:
     assert records(feed) == [("orders", 0, b"a"), ("orders", 5, b"b")]
 
 
+def test_another_data_folder_is_not_taken_for_the_one_that_was_archived(tmp_path: Path) -> None:
+    found = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        fill(folder, {("dms", "a@b"): [b"a"]})
+        feed = Feed(parse({"path": str(folder), "subscribePattern": ".*", "namespace": "dms"}))
+        found += names(feed, known(*found))
+    assert [name.rpartition("@")[0] for name in found] == ["a@b", "a@b"]
+    assert len(set(found)) == 2
+
+
+def test_a_server_is_known_again_also_by_topics_with_an_at_sign() -> None:
+    class Place:
+        def spots(self, topics: object) -> dict[str, LogSpot]:
+            return {"a@b": LogSpot("here:1", "a@b", 8, 0, 30)}
+
+    feed = Feed(parse({"servers": "here:1", "subscribePattern": ".*"}))
+    look = Look(feed, {"here:1": Place()})  # type: ignore[dict-item]
+    assert [log.name for log in look.extents(known("a@b@elsewhere:1", "a@elsewhere:1"))] == [
+        "a@b@elsewhere:1"
+    ]
+
+
+def test_cuts_go_up_and_stay_inside_whatever_a_place_says() -> None:
+    class Place:
+        def cut(self, span: object, at: int) -> int:
+            return {10: 0, 20: 15, 30: 15, 40: 45, 50: 99}[at]
+
+    spot = LogSpot("here", "orders", 8, 0, 60)
+    look = Look(Feed(parse({"path": "here", "subscribe": "orders"})), {"here": Place()})  # type: ignore[dict-item]
+    log = Extent("orders@x", "orders", 0, 60, "8", spot)
+    assert look.cuts(log, 0, 60, 10) == [15, 45]
+
+
 def test_whether_a_log_was_made_again_is_asked_of_its_place_with_what_is_archived_of_it() -> None:
     asked: list[tuple[object, ...]] = []
 

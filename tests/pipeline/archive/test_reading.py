@@ -1,13 +1,14 @@
 """What readers of an archive find, also while an archiver commits, and what is missing or double in it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from brokers.errors import Refusal
 from brokers.pipeline.archive import names, reading
 from brokers.pipeline.archive.files import Files
-from brokers.pipeline.archive.folder import ArchiveFolder, final_files
+from brokers.pipeline.archive.folder import ArchiveFolder, final_files, opened
 from brokers.pipeline.archive.manifest import Manifest, Range, Settlement, Span
 from brokers.pipeline.archive.names import FileName
 from brokers.pipeline.archive.reading import Fault, committed, faults
@@ -75,6 +76,29 @@ def test_what_is_missing_or_double_is_told_where_it_is(folder: ArchiveFolder) ->
     for path, missing in ((middle, Range(40, 80)), (last, Range(40, 120)), (first, Range(0, 120))):
         folder.files.unlink(path)
         assert faults(folder.files) == [Fault("orders", "missing", missing)]
+
+
+def test_gaps_are_nothing_that_is_missing_and_a_log_may_begin_later() -> None:
+    folder = ArchiveFolder(FakeDisk(), "logmq")
+    folder.recover()
+    part = write_fresh(folder.files, "orders", 60, 80, "a")
+    gaps = [Range(40, 60), Range(80, 90)]
+    span = Span(identity("orders"), "orders", "orders", "", Range(40, 90), [part], gaps)
+    folder.commit(folder.manifest.advance([span], 0, direct_bytes=1))
+    assert faults(folder.files) == []
+    folder.files.unlink(part.path)
+    assert faults(folder.files) == [Fault("orders", "missing", Range(60, 80))]
+
+
+def test_paths_are_of_all_that_is_committed_fresh_or_settled(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="nothing was archived here yet"):
+        reading.paths(tmp_path)
+    with opened(tmp_path, "logmq") as folder:
+        for start in (0, 40):
+            folder.commit(added(folder, start, start + 40, direct_bytes=1 if start == 0 else 1 << 30))
+    (settled,), (fresh,) = (tmp_path.glob("topic=*/*/*")), (tmp_path.glob("_archive/fresh/*/*/*"))
+    assert reading.paths(tmp_path) == [str(settled), str(fresh)]
+    assert [(log.end, log.settled) for log in reading.position(tmp_path)] == [(80, 40)]
 
 
 def test_a_topics_folder_is_named_as_spark_names_it_and_not_longer_than_can_be() -> None:
