@@ -483,6 +483,25 @@ def test_where_everything_that_was_read_is_gone_a_log_is_not_another_one() -> No
         assert not served.is_other(LogSpot(served.source, "orders", 1, 20, 30), 1, 20)
 
 
+def test_a_log_is_told_from_one_made_again_by_its_newest_record() -> None:
+    """One that is a second younger, behind what was read, was not there then."""
+    log, _ = encode([b"a", b"b"])
+    newest = b"MARK 5 5 1 %d 1700000000000\nEND\n" % crc32c(log[5:])
+    with scripted(b"OFFSETS 0 10\n", newest) as served:
+        assert served.spots(ORDERS) == {"orders": LogSpot(served.source, "orders", 1_700_000_000_000, 0, 10)}
+    for seen, is_other in ((1_700_000_000_000, False), (1_699_999_999_000, False), (1_699_999_998_999, True)):
+        with scripted(newest) as served:
+            found = LogSpot(served.source, "orders", 1_700_000_000_000, 0, 10)
+            assert served.is_other(found, seen, 10) is is_other
+            assert served.is_other(found, seen, 11)
+
+
+def test_a_time_before_what_is_kept_is_the_first_place_and_one_behind_it_none() -> None:
+    for answer, place in ((b"OK 3\n", 20), (b"OK 25\n", 25), (b"OK 30\n", None)):
+        with scripted(answer) as served:
+            assert served.at_time(LogSpot(served.source, "orders", 1, 20, 30), 7) == place
+
+
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"TOPIC x\n", b"CHUNK 0 9 8\n"])
 def test_what_is_no_logmq_server_is_told_apart(answer: bytes) -> None:
     with scripted(answer) as served, pytest.raises(RemoteProtocolError, match="not LogMQ's"):
