@@ -90,6 +90,8 @@ def _write_whole(path: Path, value: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A temporary name beside that of the ready file; gone at the end. Raises Refusal for an OSError."""
+    if not path.name:  # `.`, or the root
+        raise Refusal(f"--ready-file {path}: Not a regular file", ExitCode.USAGE)
     near = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield near

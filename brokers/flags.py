@@ -41,7 +41,8 @@ HOST_FLAGS: Mapping[str, Any] = {
         Parameter(help="Allow plain text on addresses that other machines reach.", negative=""),
     ],
     "ready_file": Annotated[
-        Path | None, Parameter(help="Write the bound addresses here, as JSON, once all are ready.")
+        Path | None,
+        Parameter(help="Write the bound addresses here, as JSON, once all are ready.", converter=a_path),
     ],
 }
 

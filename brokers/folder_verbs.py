@@ -10,7 +10,7 @@ from brokers.errors import ExitCode, Refusal, of_folder
 from brokers.flags import ConfigFile
 from brokers.render import Outcome, Several, progress
 from brokers.server_verbs import DataDir, copied, data_folder, there
-from shared.options import Json
+from shared.options import Json, a_path
 
 Namespace = Annotated[str, Parameter(help="The log's namespace: the folder it is in, as logmq.")]
 _REPAIR = (
@@ -140,7 +140,7 @@ def verify(
 
 
 def restore(
-    source: Annotated[Path, Parameter(help="A backup, as `brokers backup` made it.")],
+    source: Annotated[Path, Parameter(help="A backup, as `brokers backup` made it.", converter=a_path)],
     *,
     data_dir: DataDir = None,
     config: ConfigFile = None,

@@ -164,7 +164,9 @@ def _keyed(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def backup(
-    target: Annotated[Path, Parameter(help="A folder that does not exist yet, or is empty.")],
+    target: Annotated[
+        Path, Parameter(help="A folder that does not exist yet, or is empty.", converter=a_path)
+    ],
     *,
     data_dir: DataDir = None,
     config: ConfigFile = None,

@@ -1,5 +1,6 @@
 """What a server tells while it starts."""
 
+import re
 import socket
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from brokers import announcing
+from brokers.errors import ExitCode, Refusal
 
 
 async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(
@@ -38,3 +40,10 @@ async def test_a_short_start_says_nothing(autojump_clock: MockClock) -> None:
             await trio.sleep(4)
             starting.cancel()
     assert told == []
+
+
+@pytest.mark.parametrize("path", [".", "/", ".."])
+def test_what_can_be_no_file_is_no_ready_file(path: str) -> None:
+    with pytest.raises(Refusal, match=f"--ready-file {re.escape(path)}: Not a regular file") as refused:
+        announcing.make_way(Path(path))
+    assert refused.value.code == ExitCode.USAGE

@@ -18,7 +18,7 @@ from brokers.pipeline.jobs.where import Conf, Master, SourceOption, pair
 from brokers.pipeline.quiet import of_a_verb
 from brokers.render import Outcome
 from shared.errors import BrokerError, UsageError
-from shared.options import Json
+from shared.options import Json, a_path
 from shared.progress import counting
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ _OURS = ("path", "servers", "namespace", "subscribe", "assign", "starting", "end
 
 
 def archive(
-    folder: Annotated[Path, Parameter(help="The archive's folder; every executor has to reach it there.")],
+    folder: Annotated[
+        Path,
+        Parameter(help="The archive's folder; every executor has to reach it there.", converter=a_path),
+    ],
     /,
     *,
     path: Annotated[
@@ -99,7 +102,10 @@ def archive(
 
 
 def archived(
-    folder: Annotated[Path, Parameter(help="The archive's folder.")], /, *, json: Json = False
+    folder: Annotated[Path, Parameter(help="The archive's folder.", converter=a_path)],
+    /,
+    *,
+    json: Json = False,
 ) -> Outcome | Sequence[Mapping[str, Any]]:
     """Show what is in an archive, and hold its files against its manifest (exit 1 where one is missing).
 

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from brokers.pipeline.jobs.where import SERVED, Folders, Reading, by, where
 from brokers.pipeline.session import require_spark
 from shared.errors import UsageError
-from shared.options import Ca, Json, MaybePort, Tls, flag
+from shared.options import Ca, Json, MaybePort, Tls, a_path, flag
 from shared.tables import LIVES, VALUE, VOLUMES
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ def tables(*, json: Json = False) -> Rows:
 def decode(
     *words: Annotated[str, Parameter(help="Data folders, or --servers, and at last the table.")],
     protocol: Protocol = None,
-    to: Annotated[Path | None, Parameter(help="Write Parquet there instead of showing rows.")] = None,
+    to: Annotated[
+        Path | None, Parameter(help="Write Parquet there instead of showing rows.", converter=a_path)
+    ] = None,
     overwrite: Annotated[bool, flag("Replace what is there.")] = False,
     follow: Annotated[bool, flag("Go on with what comes, until interrupted.")] = False,
     limit: Annotated[int, Parameter(help="Show so many rows at most; 0: all.")] = 20,
@@ -282,7 +284,9 @@ def report(
     path: Annotated[Path | None, Parameter(help="A data folder; a broker may run on it.")] = None,
     /,
     *,
-    to: Annotated[Path, Parameter(help="The folder for report.html and its pictures.")] = Path("report"),
+    to: Annotated[
+        Path, Parameter(help="The folder for report.html and its pictures.", converter=a_path)
+    ] = Path("report"),
     window: Annotated[
         str | None, Parameter(help="How long a point is: '1 minute'; else as fits.", show_default=False)
     ] = None,

@@ -88,9 +88,8 @@ class Where:
 
         from brokers.pipeline.source.options import parse
 
-        place = (
-            {"servers": self.servers} if self.servers else {"paths": json.dumps(list(map(str, self.folders)))}
-        )
+        folders = {"paths": json.dumps(list(map(str, self.folders)))}
+        place = folders if self.servers is None else {"servers": self.servers}
         return parse({"subscribePattern": ".*", **self.options, **place, **more})
 
     def options_of(self, source: str) -> dict[str, str]:

@@ -106,6 +106,8 @@ def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_p
         where([])
     with pytest.raises(UsageError, match="either data folders or --servers"):
         where([passed], Reading(servers="127.0.0.1:1"))
+    with pytest.raises(ConfigError, match="servers: names no server"):
+        where([], Reading(servers=""))
     with pytest.raises(UsageError, match="named twice"):
         where([passed, passed.parent / "." / ".." / passed.parent.name / passed.name])
     with pytest.raises(StoreFormat, match="not a data folder"):
