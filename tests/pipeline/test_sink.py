@@ -1,9 +1,11 @@
 """`write.format("logmq")` under Spark: each row is in its topic once, whatever Spark runs again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+import attrs
+import pyarrow as pa
 import pytest
 
 from brokers.pipeline.source import sink, sink_options
@@ -123,6 +125,68 @@ def test_more_writers_than_a_server_remembers_are_told(
     monkeypatch.setattr(sink, "WRITERS_MAX", 3)
     sink.BatchWriter(options).commit([sink.Done("w", 1, {"many": 385}, 1, [])])
     assert "had 4 writers" in capsys.readouterr().err
+
+
+class Written:
+    """Instead of a writer to a server: what each was given."""
+
+    pieces: ClassVar[list[tuple[int, str, int, Piece]]] = []
+
+    def __init__(self, server: Address, reach: object, epoch: int) -> None:
+        self.epoch = epoch
+
+    def write(self, piece: Piece, name: str, number: int) -> None:
+        self.pieces.append((self.epoch, name, number, piece))
+
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_pieces_of_all_partitions_have_names_and_numbers_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a server would take one for the other, sent again; and the last are the driver's to send."""
+    monkeypatch.setattr(sink, "Writer", Written)
+    monkeypatch.setattr(Written, "pieces", [])
+    rows = [("ab"[number % 2], b"%02d" % number) for number in range(12)]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([topic for topic, _ in rows]), pa.array([value for _, value in rows])], ["topic", "value"]
+    )
+    options = sink_options.parse(
+        {"servers": "a", "batchBytes": "12", "writer": "w", "epoch": "7"}, streaming=False
+    )
+    writer, done = sink.BatchWriter(options), []
+    for partition in (0, 1):
+        monkeypatch.setattr(sink, "_task", lambda partition=partition: Task(partition))
+        done.append(writer.write(iter([batch])))
+    assert [(each.records, dict(each.pieces)) for each in done] == [(8, {"a": 2, "b": 2})] * 2
+    assert len(Written.pieces) == 8
+    writer.commit([done[0], None, done[1]])
+    expected = {
+        (7, f"w-{partition}", number, topic): framed
+        for partition in (0, 1)
+        for topic, values in (("a", range(0, 12, 2)), ("b", range(1, 12, 2)))
+        for number, framed in enumerate(pairs(b"%02d" % value for value in values))
+    }
+    found = {(epoch, name, number, each.topic): each.records for epoch, name, number, each in Written.pieces}
+    assert found == expected
+    assert len(Written.pieces) == len(expected)
+
+
+@attrs.frozen
+class Task:
+    """Of Spark's. `number`: of its partition."""
+
+    number: int
+
+    def partitionId(self) -> int:  # noqa: N802 - Spark's name
+        return self.number
+
+
+def pairs(values: Iterable[bytes]) -> list[bytes]:
+    """Two records of two bytes fill a piece."""
+    records = [b"\0\0\0\2" + value for value in values]
+    return [b"".join(records[at : at + 2]) for at in range(0, len(records), 2)]
 
 
 def test_what_stays_of_a_write_that_is_given_up_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,13 +105,14 @@ def test_bounds_hold_to_the_byte_whatever_was_kept_before() -> None:
 def test_who_came_back_pays_for_nobody() -> None:
     world = World(PubsubSettings(kept_bytes_total_max=3000))
     kept = world.sessions.kept
-    for client in (b"A", b"B"):
+    clients = b"B", b"C", b"D", b"E"
+    for client in (b"A", *clients):
         world.subscriber(client, client, keep=True).lose()
-    world.receive([datagram(b"A", Kind.STRING, b"x" * 1400)] * 2)
+    world.receive([datagram(b"A", Kind.STRING, b"x" * 1300)] * 2)
     world.connect(encode_id(b"A"))
     assert kept.total_bytes == 0
-    world.receive([datagram(b"B", Kind.STRING, b"x" * 700)] * 10)
-    assert kept.held(b"B")[0] == 3
+    world.receive([datagram(client, Kind.STRING, b"x" * 700) for client in clients])
+    assert sorted(kept.held(client)[0] for client in clients) == [0, 1, 1, 1]
 
 
 def test_a_bound_of_all_that_is_less_than_a_message_keeps_none() -> None:

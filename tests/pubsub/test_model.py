@@ -98,6 +98,11 @@ def test_a_number_prints_as_it_was_given(number: int, decimals: int) -> None:
     assert value_text(Kind.INT, payload_of(Kind.INT, str(number))).decode() == str(number)
 
 
+def test_a_number_may_be_written_with_its_power_of_ten() -> None:
+    for text, printed in (("12E2", b"1200"), ("1.5e1", b"15"), ("-15E-1", b"-1.5")):
+        assert value_text(Kind.FLOAT, payload_of(Kind.FLOAT, text)) == printed
+
+
 def test_a_zero_has_no_minus() -> None:
     assert value_text(Kind.INT, b"\1" + bytes(4)) == b"0"
     assert value_text(Kind.FLOAT, b"\1" + bytes(4) + b"\3") == b"0.000"

@@ -1,6 +1,8 @@
 """A replay that dies anywhere, again and again, leaves nothing out; a topic has each record once."""
 
 import json
+import math
+import os
 import random
 import shutil
 import subprocess
@@ -178,6 +180,49 @@ def test_another_replays_file_is_not_used(tmp_path: Path) -> None:
     file.write_text("[]")
     with pytest.raises(UsageError, match="is no replay's"):
         Progress(file, OF).load()
+
+
+def test_a_note_is_whole_synced_and_durable_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    file = tmp_path / "progress"
+    of = {"topics": ("orders",), "to": ["logmq", None]}
+    place = Progress(file, of).begin({"there orders": (0, 7), "there bills": (3, 3)})
+    assert synced == [file.stat().st_ino, tmp_path.stat().st_ino]  # the file itself, not a copy of it
+    assert [each.name for each in tmp_path.iterdir()] == ["progress"]
+    assert Progress(file, of).load() == place
+    assert place.ranges == {"there orders": (0, 7)}
+
+
+def test_a_topic_may_have_another_name_at_the_target(tmp_path: Path) -> None:
+    broker = Broker(random.Random(), once_each=True, deaths=0)
+    records, progress = logs(2, 1), Progress(tmp_path / "progress", OF)
+    place, told = begun(progress, records), []
+
+    async def again() -> job.Replayed:
+        return await job.replay(
+            records,
+            broker,
+            place,
+            progress,
+            named=lambda topic: f"again-{topic}",
+            told=lambda *so_far: told.append(so_far),
+        )
+
+    done = trio.run(again)
+    assert broker.messages == {
+        f"again-topic{number}": [each.value for each in records if each.topic == f"topic{number}"]
+        for number in (0, 1)
+    }
+    size = sum(len(each.value) for each in records)
+    assert (done.topics, done.messages, done.bytes, told) == (2, 3, size, [(3, size)])
+
+
+@pytest.mark.parametrize(("rate", "messages"), [(math.inf, 1000), (100, 5), (101, 6), (0.1, 1), (1e6, 1000)])
+def test_at_a_rate_batches_are_small(rate: float, messages: int) -> None:
+    assert Pace(rate=rate).batch_messages == messages
 
 
 def test_records_out_of_order_end_it(tmp_path: Path) -> None:
