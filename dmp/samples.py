@@ -67,6 +67,10 @@ def samples(broker: Broker) -> Iterable[Sample]:
             "Of these, the ones that are in the logs of their queues alone.",
         ),
         ("messages_unacked", sum(queue.unacked for queue in queues), "Messages given and not acknowledged."),
-        ("memory_bytes", broker.memory.held_bytes, "What waiting messages take; at most memory_bytes_max."),
+        (
+            "memory_bytes",
+            broker.memory.held_bytes,
+            "What waiting messages take; above memory_bytes_max publishers are not read.",
+        ),
     ):
         yield Sample(f"dmp_{name}", value, help_, kind="gauge")
