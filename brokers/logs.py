@@ -9,6 +9,8 @@ has to remember. Payloads are never logged: bytes longer than any name are shown
 import json
 import logging
 import math
+import os
+import select
 import sys
 import threading
 import time
@@ -41,17 +43,19 @@ def configure(
 
     What libraries say through `logging` at WARNING and above comes out the same way.
     """
+    lines = _Lines(stream or sys.stderr)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             *([] if level == "debug" else [_AtMost(clock)]),
+            _WhileRead(lines),
             _stamp,
             _flatten_exception,
             _harmless,
             _json if form == "json" else _text,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=_Lines(stream or sys.stderr),
+        logger_factory=lines,
         cache_logger_on_first_use=False,
     )
     log = cast(structlog.stdlib.BoundLogger, structlog.get_logger())
@@ -68,11 +72,18 @@ def unfiltered() -> structlog.stdlib.BoundLogger:
 
 
 class _Lines:
-    """Whole lines to a stream, from any thread. A log that cannot be written stops nobody."""
+    """Lines to a stream, from any thread. A log that cannot be written stops nobody, nor does one that nobody
+    reads: a terminal that is held, a pipe whose reader hangs.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lock = threading.Lock()
+        self._torn = False  # the last line has no end
+        try:
+            self._number: int | None = stream.fileno()
+        except (OSError, ValueError):  # a stream in memory
+            self._number = None
 
     def __call__(self, *_: Any) -> "_Lines":
         return self
@@ -80,10 +91,27 @@ class _Lines:
     def msg(self, text: str) -> None:
         with self._lock:
             try:
-                self._stream.write(text + "\n")
-                self._stream.flush()
+                if self._number is None:
+                    self._stream.write(text + "\n")
+                    self._stream.flush()
+                else:
+                    self._write(self._number, text + "\n")
             except (OSError, ValueError):  # its reader is gone, or it is closed
                 pass
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a piece can be written without waiting for a reader."""
+        try:
+            return self._number is None or bool(select.select((), (self._number,), (), 0)[1])
+        except (OSError, ValueError):  # it is closed: writing finds out
+            return True
+
+    def _write(self, number: int, text: str) -> None:
+        data = ("\n" if self._torn else "").encode() + text.encode("utf-8", "backslashreplace")
+        while data and self.has_room:
+            data = data[os.write(number, data[: select.PIPE_BUF]) :]
+        self._torn = bool(data)
 
     debug = info = warning = error = critical = exception = msg
 
@@ -117,6 +145,23 @@ class _AtMost:
             left_out = self._left_out.pop(level, 0)
         if left_out:
             event["left_out"] = left_out
+        return event
+
+
+class _WhileRead:
+    """Leaves out what nobody would read for now; the next line tells how much that was."""
+
+    def __init__(self, lines: _Lines) -> None:
+        self._lines = lines
+        self._left_out = 0
+
+    def __call__(self, _: Any, __: str, event: "Event") -> "Event":
+        if not self._lines.has_room:
+            self._left_out += 1
+            raise structlog.DropEvent
+        if self._left_out:
+            event["left_out"] = event.get("left_out", 0) + self._left_out
+            self._left_out = 0
         return event
 
 

@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import os
+import re
 
 import pytest
 from hypothesis import given
@@ -127,3 +129,36 @@ def test_a_log_that_cannot_be_written_stops_nobody() -> None:
     log = configure("info", "text", stream)
     stream.close()
     log.warning("unheard")
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_log_that_nobody_reads_stops_nobody_and_tells_what_was_left_out(level: str) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # so that a write that would wait is seen here, and not by waiting
+    with open(reading, "rb") as reader, open(writing, "w") as stream:
+        log = configure(level, "json", stream)  # type: ignore[arg-type]
+        for number in range(2000):
+            log.error("unread", number=number, text="x" * 200)
+        found = reader.read1(1 << 20).decode().splitlines()
+        kept = [json.loads(line)["number"] for line in found]
+        assert kept == list(range(len(kept)))
+        assert len(kept) < 2000
+        log.error("read again")
+        assert json.loads(reader.read1())["left_out"] == 2000 - len(kept)
+
+
+def test_a_line_that_was_cut_by_a_full_pipe_does_not_run_into_the_next() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # so that a write that would wait is seen here, and not by waiting
+    with open(reading, "rb") as reader, open(writing, "w") as stream:
+        log = configure("info", "text", stream)
+        for _ in range(200):
+            try:
+                raise ValueError("x" * 10_000)
+            except ValueError:
+                log.exception("long")
+        cut = reader.read1(1 << 20)
+        assert not cut.endswith(b"\n")
+        log.error("read again")
+        last = (cut + reader.read1()).splitlines()[-1]
+        assert re.fullmatch(rb"\S+ error +read again +left_out=\d+", last)
