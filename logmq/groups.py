@@ -67,7 +67,7 @@ class Groups:
         """The log is deleted. Raises StoreError."""
         keys = self._by_log.pop(log_id, set())
         self._count -= len(keys)
-        self._table.delete_all([*keys])
+        self._table.discard([*keys])
 
     def all(self, logs: Callable[[int], Log | None]) -> Iterator[Committed]:
         """Every commit, by topic and group."""

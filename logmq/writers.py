@@ -74,7 +74,8 @@ class Writers:
     def forget(self, log_id: int) -> None:
         """The log is deleted. Raises StoreError."""
         prefix = log_id.to_bytes(_PREFIX_BYTES, "big")
-        self._forget_writers([owner for owner in self._slots if owner.startswith(prefix)])
+        owners = [owner for owner in self._slots if owner.startswith(prefix)]
+        self._table.discard([key for owner in owners for key in self._slots.pop(owner)])
 
     def repair(self, logs: Callable[[int], Log | None]) -> int:
         """At start: drop the writers of deleted logs; how many that were. Raises StoreError."""

@@ -12,6 +12,7 @@ records forward. So the work is spread, and never a pause.
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Self
 
 from shared.errors import CorruptRecord, StoreError
@@ -31,6 +32,9 @@ _SLACK_BYTES = 64 << 10
 
 _CHANGES = 4096
 """Of one append, where many keys are removed."""
+
+_DISCARDED = 1024
+"""Some milliseconds."""
 
 _COPIES = 8
 """Of the oldest records, for each change while less than half is live."""
@@ -105,6 +109,18 @@ class Table:
             _, ticket = self.log.append(b"".join(those), len(those), reserved=True)
         return ticket
 
+    def discard(self, keys: list[bytes]) -> None:
+        """To remove many keys that nobody reads or puts any more, a thousand in a commit: others have turns.
+
+        What a crash leaves is the caller's to remove at the next start. Takes `keys` over. Raises what
+        `delete` raises.
+        """
+        some = keys[-_DISCARDED:]
+        del keys[-_DISCARDED:]
+        ticket = self.delete_all(some)
+        if keys:
+            ticket.when_done(lambda ticket: self._discard_more(keys, ticket))
+
     def put_record(self, key: bytes, value: bytes) -> tuple[Log, bytes, int]:
         """What to give `Store.append_all` to put a key together with other logs' records."""
         return self.log, _record(_PUT, key, value), 1
@@ -116,6 +132,11 @@ class Table:
     def _append(self, record: bytes) -> Ticket:
         _, ticket = self.log.append(record, 1, reserved=True)
         return ticket
+
+    def _discard_more(self, keys: list[bytes], ticket: Ticket) -> None:
+        if ticket.error is None:
+            with suppress(StoreError):  # the next start removes them
+                self.discard(keys)
 
     def _fold(self, offset: int, records: bytes) -> None:
         undo = self._undo

@@ -192,6 +192,9 @@ class FakeTable:
             self.rows.pop(key, None)
         return self.store.ticket(self.log)
 
+    def discard(self, keys: list[bytes]) -> None:
+        self.delete_all(keys)
+
     def put_record(self, key: bytes, value: bytes) -> tuple[FakeLog, bytes, int]:
         self.rows[key] = value
         return self.log, record(b""), 1

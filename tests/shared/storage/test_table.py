@@ -2,6 +2,7 @@
 
 import errno
 import random
+from itertools import pairwise
 
 import attrs
 import pytest
@@ -201,3 +202,39 @@ async def test_many_keys_are_removed_with_few_appends(mode: Durability) -> None:
     assert table.delete_all([b"not there"]).done
     store, _ = await reopen(store, disk)
     assert dict((await table_of(store, mode)).items()) == {b"stays": b"1"}
+
+
+async def test_keys_that_nobody_wants_any_more_go_some_in_each_commit() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    table = await table_of(store)
+    keys = [b"%d" % number for number in range(5000)]
+    for key in keys:
+        table.put(key, b"value")
+    await store.wait(table.put(b"stays", b"1"))
+    left = [len(table)]
+    table.log.advanced = lambda log: left.append(len(table))
+    table.discard([*keys])
+    store.settle()
+    assert dict(table.items()) == {b"stays": b"1"}
+    assert max(before - after for before, after in pairwise(left)) <= 1024, left
+    store, _ = await reopen(store, disk)
+    assert dict((await table_of(store)).items()) == {b"stays": b"1"}
+
+
+async def test_a_failed_commit_ends_the_removal_of_what_nobody_wants() -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    table = await table_of(store)
+    for number in range(3000):
+        table.put(b"%d" % number, b"value")
+    store.settle()
+
+    def refuse(operation: Operation) -> None:
+        if operation.kind == "write" and operation.path.startswith("journal"):
+            raise OSError(errno.EIO, "injected")
+
+    disk.before = refuse
+    table.discard([b"%d" % number for number in range(3000)])
+    store.settle()
+    assert len(table) == 3000
