@@ -179,8 +179,7 @@ class Client:
         `refused`; the others are in the queue. A message that is too large is refused here, and not sent.
         Raises Disconnected where replies are lost, unless `again`: then what is unanswered is sent again.
         """
-        refused: dict[int, DmsError] = {}
-        pieces = [_Piece(start, piece) for start, piece in _pieces(_name(queue), bodies, refused)]
+        pieces, refused = _pieces(_name(queue), bodies)
         sent_again = 0
         while True:
             try:
@@ -328,10 +327,10 @@ def _name(queue: str) -> bytes:
         raise ProtocolError(error.text) from None
 
 
-def _pieces(
-    name: bytes, bodies: Iterable[bytes], refused: dict[int, DmsError]
-) -> Iterable[tuple[int, list[bytes]]]:
-    """Payloads in pieces, and the place of each piece's first; those that are too large are `refused`."""
+def _pieces(name: bytes, bodies: Iterable[bytes]) -> tuple[list[_Piece], dict[int, DmsError]]:
+    """What is to be sent, and by their places what is too large for it."""
+    pieces: list[_Piece] = []
+    refused: dict[int, DmsError] = {}
     payloads: list[bytes] = []
     size = start = 0
     for place, body in enumerate(bodies):
@@ -345,11 +344,12 @@ def _pieces(
             refused[place] = PayloadTooLarge(text)
         if not fits or size >= PIECE_BYTES:
             if payloads:
-                yield start, payloads
+                pieces.append(_Piece(start, payloads))
             start = place + 1
             payloads, size = [], 0
     if payloads:
-        yield start, payloads
+        pieces.append(_Piece(start, payloads))
+    return pieces, refused
 
 
 def _listed(payload: bytes) -> tuple[int, list[Queue]]:
