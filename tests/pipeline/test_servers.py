@@ -1,74 +1,40 @@
-"""A server's logs, as the source reads them: real servers, and scripted ones for what no real one does."""
+"""Logs of real servers, as the source reads them (scripted ones are in `test_scripted_servers`)."""
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import trustme
-from crc32c import crc32c
 
 from brokers.pipeline.source import servers, stream
-from brokers.pipeline.source.address import Reach, parse_servers
+from brokers.pipeline.source.address import Reach
 from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.options import Topics, Unverified, parse
-from brokers.pipeline.source.origin import LogSpot, Policy
-from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.origin import Policy
 from brokers.pipeline.source.servers import SAME_MS, Served
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stream import Limit, Offset
-from logmq.runs import encode
 from logmq.wire import Refusal
-from shared.errors import ConfigError, RemoteProtocolError
+from tests.pipeline.served import (
+    IMPATIENT,
+    LENGTHS,
+    LOG,
+    MESSAGES,
+    ORDERS,
+    STRICT,
+    TRUSTING,
+    LostError,
+    opened,
+    produce,
+    read,
+    whole,
+)
 from tests.support.server import Server, speak, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-IMPATIENT = Reach(retry_seconds=0.05)
-MESSAGES = [b"%d:" % number + b"x" * (number % 500) for number in range(4000)]
-LOG, LENGTHS = encode(MESSAGES)
-ORDERS = Topics(("orders",))
-
-
-class LostError(Exception):
-    pass
-
-
-def lose(text: str) -> None:
-    raise LostError(text)
-
-
-STRICT = Policy(True, Unverified.READ, lose)
-TRUSTING = Policy(False, Unverified.READ, lose)
-
-
-def produce(server: Server, topic: str, messages: list[bytes]) -> None:
-    lines = b"".join(b"PRODUCE %b %b\n" % (topic.encode(), message) for message in messages)
-    assert speak(server.address("logmq"), lines).count(b"OK ") == len(messages)
-
-
-@contextmanager
-def opened(server: Server, reach: Reach = IMPATIENT) -> Iterator[Served]:
-    with closing(Served(Address(*server.address("logmq")), reach)) as served:
-        yield served
-
-
-def whole(served: Served, start: int = 0, stop: int = len(LOG)) -> Span:
-    spot = served.spots(ORDERS)["orders"]
-    return Span(served.source, "orders", spot.id, start, stop)
-
-
-def read(served: Served, span: Span, policy: Policy = STRICT) -> bytes:
-    """What the chunks hold of the span."""
-    data = b""
-    for chunk in served.chunks(span, policy):
-        low, high = max(span.start - chunk.offset, 0), min(span.stop - chunk.offset, len(chunk.data))
-        data += chunk.data[low:high]
-    return data
 
 
 @pytest.fixture(scope="module")
@@ -300,57 +266,6 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -
     assert len(lost) == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "reach"),
-    [
-        ({}, Reach()),
-        ({"TLS": "true"}, Reach(tls=True)),
-        (
-            {"tlsCa": "a", "tlsCertificate": "c", "tlsKey": "k", "connectTimeoutMs": "1500"},
-            Reach(False, "a", "c", "k", 1.5),
-        ),
-        ({"replyTimeoutMs": "10", "retryTimeoutMs": "20"}, Reach(reply_seconds=0.01, retry_seconds=0.02)),
-    ],
-)
-def test_how_servers_are_reached_is_an_option(given: dict[str, str], reach: Reach) -> None:
-    assert parse({"servers": "a", "subscribe": "t", **given}).reach == reach
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"servers": "a:x"}, "servers: 'a:x': 'x' is not a port"),
-        ({"servers": "a:65536"}, "servers: 'a:65536': '65536' is not a port"),
-        ({"tlsKey": "k"}, "tlsKey: is the key of a certificate"),
-        ({"tls": "perhaps"}, "tls: not true or false"),
-        ({"retryTimeoutMs": "0"}, "retryTimeoutMs: not a whole number above 0"),
-        ({"replyTimeoutMs": str(1 << 31)}, "replyTimeoutMs: above 2147483647"),
-        ({"servers": "a..b:1"}, "servers: 'a..b' is not the name of a host"),
-        ({"servers": "http://a:1"}, "servers: 'http://a:1' is not host:port"),
-        ({"namespace": "dms"}, "namespace: only a data folder"),
-        ({"unverified": "fail"}, "unverified: only a data folder"),
-        ({"subscribe": "t,a b"}, "subscribe: 'a b': a name is"),
-    ],
-)
-def test_a_wrong_option_of_reaching_servers_is_named(given: dict[str, str], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        parse({"servers": "a", "subscribe": "t", **given})
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"tlsCa": "/nowhere.pem"}, "tlsCa: /nowhere.pem cannot be used: No such file"),
-        ({"tlsCa": __file__}, "tlsCa: .* cannot be used"),
-        ({"tlsCertificate": "/nowhere.pem"}, "tlsCertificate: /nowhere.pem cannot be used"),
-    ],
-)
-def test_a_file_that_is_no_good_for_tls_is_named(given: dict[str, str], text: str) -> None:
-    chosen = parse({"servers": "a", "subscribe": "t", **given})
-    with pytest.raises(ConfigError, match=text):
-        open_place(chosen, "a")
-
-
 def test_several_servers_are_read_together(spark: "SparkSession", one: Server, fresh: Server) -> None:
     produce(fresh, "bills", [b"bill"])
     servers = ",".join(str(Address(*server.address("logmq"))) for server in (one, fresh))
@@ -361,113 +276,6 @@ def test_several_servers_are_read_together(spark: "SparkSession", one: Server, f
     assert rows == [("bills", 0, b"bill"), *orders]
 
 
-@contextmanager
-def scripted(*answers: bytes, reply_seconds: float = 60) -> Iterator[Served]:
-    """A server that gives these answers, one a request, over however many connections, then says nothing."""
-    left = list(answers)
-
-    def talk(connection: socket.socket) -> None:
-        with connection:
-            while connection.recv(1 << 16):
-                if left:
-                    connection.sendall(left.pop(0))
-
-    def serve() -> None:
-        threads = []
-        with listener:
-            while (connection := listener.accept()[0]) and not over.is_set():
-                threads.append(threading.Thread(target=talk, args=(connection,)))
-                threads[-1].start()
-            connection.close()
-        for thread in threads:
-            thread.join()
-
-    over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            with closing(
-                Served(Address(*address), Reach(reply_seconds=reply_seconds, retry_seconds=0))
-            ) as served:
-                yield served
-        finally:
-            over.set()
-            socket.create_connection(address).close()
-            thread.join()
-
-
-def test_a_server_that_does_not_answer_is_not_waited_for_for_ever() -> None:
-    with scripted(reply_seconds=0.05) as served, pytest.raises(ConnectionRefusedError, match="timed out"):
-        served.spots(ORDERS)
-
-
-def test_bytes_that_do_not_match_their_crc_are_damage() -> None:
-    answers = (
-        b"OFFSETS 0 5\n",
-        b"MARK 0 5 1 %d 1700000000000\nEND\n" % crc32c(b"\0\0\0\1x"),
-        b"CHUNK 0 5 5\n\0\0\0\1y",
-    )
-    with scripted(*answers) as served, pytest.raises(LostError, match=r"offsets 0 to 5 .*CRC"):
-        read(served, Span(served.source, "orders", 0, 0, 5))
-    with scripted(*answers) as served:
-        assert read(served, Span(served.source, "orders", 0, 0, 5), TRUSTING) == b"\0\0\0\1y"
-
-
-def test_what_no_mark_covers_is_read_and_its_records_are_counted() -> None:
-    """Nothing at all, or what retention left of a mark, or between two, or behind the last."""
-    log, lengths = encode([b"%d" % number for number in range(10)])
-    size = lengths[0]
-    ends = [size * number for number in range(11)]
-
-    def mark(first: int, last: int) -> bytes:
-        crc = crc32c(log[ends[first] : ends[last]])
-        return b"MARK %d %d %d %d 1700000000000\n" % (
-            ends[first],
-            ends[last] - ends[first],
-            last - first,
-            crc,
-        )
-
-    for first, marks, expected in (
-        (0, [], [10]),
-        (0, [mark(0, 2), mark(5, 7)], [2, 3, 2, 3]),
-        (3, [mark(0, 2), mark(2, 5), mark(5, 10)], [2, 5]),
-    ):
-        answers = (
-            b"OFFSETS %d %d\n" % (ends[first], ends[10]),
-            b"".join(marks) + b"END\n",
-            b"CHUNK %d %d %d\n" % (ends[first], ends[10] - ends[first], ends[10]) + log[ends[first] :],
-        )
-        with scripted(*answers) as served:
-            chunks = list(served.chunks(Span(served.source, "orders", 0, ends[first], ends[10]), STRICT))
-        assert b"".join(bytes(chunk.data) for chunk in chunks) == log[ends[first] :]
-        assert [mark.records for chunk in chunks for mark in chunk.marks] == expected
-
-
-def test_of_several_marks_that_are_not_given_only_the_damaged_is_lost() -> None:
-    log, lengths = encode([b"a", b"b"])
-    size = lengths[0]
-    marks = b"".join(
-        b"MARK %d %d 1 %d 1700000000000\n" % (at, size, crc32c(log[at : at + size])) for at in (0, size)
-    )
-    answers = (
-        b"OFFSETS 0 %d\n" % len(log),
-        marks + b"END\n",
-        b"ERR STORAGE damaged\n",
-        b"CHUNK 0 %d %d\n" % (size, size) + log[:size],
-        b"ERR STORAGE damaged\n",
-    )
-    lost: list[str] = []
-    with scripted(*answers) as served:
-        span = Span(served.source, "orders", 0, 0, len(log))
-        assert read(served, span, Policy(True, Unverified.READ, lost.append)) == log[:size]
-    assert [text.partition(" are lost")[0].partition(": ")[2] for text in lost] == [
-        f"offsets {size} to {len(log)}"
-    ]
-
-
 def test_a_log_is_fetched_in_chunks_of_a_bounded_size(one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(one) as served:
         most = 2 * max(mark.length for mark in served._marks("orders", 0, len(LOG)))
@@ -475,56 +283,3 @@ def test_a_log_is_fetched_in_chunks_of_a_bounded_size(one: Server, monkeypatch: 
         chunks = list(served.chunks(whole(served), STRICT))
     assert max(len(chunk.data) for chunk in chunks) <= most
     assert b"".join(bytes(chunk.data) for chunk in chunks) == LOG
-
-
-def test_where_everything_that_was_read_is_gone_a_log_is_not_another_one() -> None:
-    """Nothing that was there before is left to be asked for."""
-    with scripted(b"ERR OUT_OF_RANGE below the first\n") as served:
-        assert not served.is_other(LogSpot(served.source, "orders", 1, 20, 30), 1, 20)
-
-
-def test_a_log_is_told_from_one_made_again_by_its_newest_record() -> None:
-    """One that is a second younger, behind what was read, was not there then."""
-    log, _ = encode([b"a", b"b"])
-    newest = b"MARK 5 5 1 %d 1700000000000\nEND\n" % crc32c(log[5:])
-    with scripted(b"OFFSETS 0 10\n", newest) as served:
-        assert served.spots(ORDERS) == {"orders": LogSpot(served.source, "orders", 1_700_000_000_000, 0, 10)}
-    for seen, is_other in ((1_700_000_000_000, False), (1_699_999_999_000, False), (1_699_999_998_999, True)):
-        with scripted(newest) as served:
-            found = LogSpot(served.source, "orders", 1_700_000_000_000, 0, 10)
-            assert served.is_other(found, seen, 10) is is_other
-            assert served.is_other(found, seen, 11)
-
-
-def test_a_time_before_what_is_kept_is_the_first_place_and_one_behind_it_none() -> None:
-    for answer, place in ((b"OK 3\n", 20), (b"OK 25\n", 25), (b"OK 30\n", None)):
-        with scripted(answer) as served:
-            assert served.at_time(LogSpot(served.source, "orders", 1, 20, 30), 7) == place
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"TOPIC x\n", b"CHUNK 0 9 8\n"])
-def test_what_is_no_logmq_server_is_told_apart(answer: bytes) -> None:
-    with scripted(answer) as served, pytest.raises(RemoteProtocolError, match="not LogMQ's"):
-        served.spots(ORDERS)
-
-
-@pytest.mark.parametrize(
-    ("text", "servers"),
-    [
-        ("a", [("a", 8080)]),
-        ("a:1, b:2 ,", [("a", 1), ("b", 2)]),
-        ("[::1],[::1]:9", [("::1", 8080), ("::1", 9)]),
-    ],
-)
-def test_servers_are_hosts_with_or_without_ports(text: str, servers: list[tuple[str, int]]) -> None:
-    parsed = parse_servers(text)
-    assert [(each.host, each.port) for each in parsed] == servers
-    assert parse_servers(",".join(map(str, parsed))) == parsed
-
-
-@pytest.mark.parametrize(
-    "text", ["", ",", "a:", "a:x", "a:0", "a:70000", "::1", "[::1", "[::1]8", "a b", "a,a:8080"]
-)
-def test_what_names_no_server_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        parse_servers(text)

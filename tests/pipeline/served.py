@@ -1,0 +1,55 @@
+"""Logs of servers, as the source reads them: what tests of it write, and how they read it back."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from brokers.pipeline.source.address import Reach
+from brokers.pipeline.source.address import Server as Address
+from brokers.pipeline.source.options import Topics, Unverified
+from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.servers import Served
+from brokers.pipeline.source.spans import Span
+from logmq.runs import encode
+from tests.support.server import Server, speak
+
+IMPATIENT = Reach(retry_seconds=0.05)
+MESSAGES = [b"%d:" % number + b"x" * (number % 500) for number in range(4000)]
+LOG, LENGTHS = encode(MESSAGES)
+ORDERS = Topics(("orders",))
+
+
+class LostError(Exception):
+    pass
+
+
+def lose(text: str) -> None:
+    raise LostError(text)
+
+
+STRICT = Policy(True, Unverified.READ, lose)
+TRUSTING = Policy(False, Unverified.READ, lose)
+
+
+def produce(server: Server, topic: str, messages: list[bytes]) -> None:
+    lines = b"".join(b"PRODUCE %b %b\n" % (topic.encode(), message) for message in messages)
+    assert speak(server.address("logmq"), lines).count(b"OK ") == len(messages)
+
+
+@contextmanager
+def opened(server: Server, reach: Reach = IMPATIENT) -> Iterator[Served]:
+    with closing(Served(Address(*server.address("logmq")), reach)) as served:
+        yield served
+
+
+def whole(served: Served, start: int = 0, stop: int = len(LOG)) -> Span:
+    spot = served.spots(ORDERS)["orders"]
+    return Span(served.source, "orders", spot.id, start, stop)
+
+
+def read(served: Served, span: Span, policy: Policy = STRICT) -> bytes:
+    """What the chunks hold of the span."""
+    data = b""
+    for chunk in served.chunks(span, policy):
+        low, high = max(span.start - chunk.offset, 0), min(span.stop - chunk.offset, len(chunk.data))
+        data += chunk.data[low:high]
+    return data
