@@ -1,9 +1,12 @@
 """Watching and failing a store's disk operations, and hearing how its commits came out."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import trio
+
 from shared.errors import StoreError
+from shared.storage.commit import Commit
 from shared.storage.log import Log
 from shared.storage.rounds import Ticket
 from shared.storage.store import Store
@@ -41,6 +44,17 @@ def journal_write(operation: Operation) -> bool:
 
 def log_write(operation: Operation) -> bool:
     return operation.kind == "write" and operation.path.endswith(".log")
+
+
+def commits_behind(gate: trio.Event) -> Callable[..., Awaitable[Any]]:
+    """A store's `in_thread` that runs its work inline, commits not before `gate` is set."""
+
+    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        if isinstance(getattr(work, "__self__", None), Commit):
+            await gate.wait()
+        return work(*args)
+
+    return in_thread
 
 
 def outcome(ticket: Ticket) -> list[StoreError | None]:

@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shared.storage.commit import Commit
 from shared.storage.rounds import Ticket
 from shared.storage.store import Durability, Store
-from tests.support.commits import fail, log_write, logs_of, outcome, watch
+from tests.support.commits import commits_behind, fail, log_write, logs_of, outcome, watch
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
@@ -78,14 +78,10 @@ async def test_who_keeps_what_a_log_holds_is_told_too_and_nothing_is_kept_in_mem
 async def test_what_is_appended_while_a_commit_is_under_way_goes_into_the_next() -> None:
     disk = FakeDisk()
     gate = trio.Event()
-
-    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        if isinstance(getattr(work, "__self__", None), Commit):
-            await gate.wait()
-        return work(*args)
-
     settings = attrs.evolve(SMALL, inline_sync_seconds=0)
-    store = await Store.open(Path("unused"), settings, disk=disk, clock=HandClock(), in_thread=in_thread)
+    store = await Store.open(
+        Path("unused"), settings, disk=disk, clock=HandClock(), in_thread=commits_behind(gate)
+    )
     (log,) = await logs_of(store, ALWAYS)
     batches = store.statistics().journal_batches
     async with running(store):
@@ -153,14 +149,8 @@ async def test_syncs_that_are_short_beside_a_rounds_work_need_no_thread(
 
 async def test_what_had_to_wait_for_a_commit_does_not_count_as_work(mock_clock: MockClock) -> None:
     disk, clock, gate = FakeDisk(), HandClock(), trio.Event()
-
-    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        if isinstance(getattr(work, "__self__", None), Commit):
-            await gate.wait()
-        return work(*args)
-
     settings = attrs.evolve(SMALL, inline_sync_seconds=300e-6)
-    store = await Store.open(Path("unused"), settings, disk=disk, clock=clock, in_thread=in_thread)
+    store = await Store.open(Path("unused"), settings, disk=disk, clock=clock, in_thread=commits_behind(gate))
     disk.before = partial(sync_slowly, clock, 1e-3)
     (log, *_) = await logs_of(store, *[ALWAYS] * 40)  # until that is what syncs take, as far as it knows
     async with running(store):

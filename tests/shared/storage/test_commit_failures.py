@@ -1,9 +1,7 @@
 """What a commit that fails takes back, and after which failures nothing more is written."""
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
@@ -12,10 +10,9 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.errors import StoreError, StoreFull, StoreReadOnly
-from shared.storage.commit import Commit
 from shared.storage.journal import PoisonError
 from shared.storage.store import Store
-from tests.support.commits import fail, journal_write, log_write, logs_of, outcome
+from tests.support.commits import commits_behind, fail, journal_write, log_write, logs_of, outcome
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
@@ -245,14 +242,10 @@ async def test_publishing_stops_above_the_reserve_and_the_reserved_goes_on(
 async def test_a_poison_from_elsewhere_leaves_the_commit_under_way_to_end_by_itself() -> None:
     disk = FakeDisk()
     gate = trio.Event()
-
-    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        if isinstance(getattr(work, "__self__", None), Commit):
-            await gate.wait()
-        return work(*args)
-
     settings = attrs.evolve(SMALL, inline_sync_seconds=0)
-    store = await Store.open(Path("unused"), settings, disk=disk, clock=HandClock(), in_thread=in_thread)
+    store = await Store.open(
+        Path("unused"), settings, disk=disk, clock=HandClock(), in_thread=commits_behind(gate)
+    )
     (log,) = await logs_of(store, ALWAYS)
     async with running(store):
         _, first = log.append(records(b"on its way"), 1)
