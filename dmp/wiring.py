@@ -254,16 +254,20 @@ class Wiring:
 
     def _without_bindings(self, gone: Destination, ticket: Ticket | None) -> Ticket | None:
         """Have all bindings go of what is deleted; what its answer waits for, `ticket` and they."""
-        whole = Ticket()
-        self._broker.chores.add(self._bindings_go(gone, ticket, whole))
-        return None if whole.done and whole.error is None else whole
-
-    def _bindings_go(self, gone: Destination, ticket: Ticket | None, whole: Ticket) -> Iterator[None]:
-        failed: StoreError | None = None
         if isinstance(gone, Exchange):
             source, left = gone, [*gone.bindings, *gone.bound_to]
         else:
             source, left = None, [*gone.bound]
+        if not left:
+            return ticket
+        whole = Ticket()
+        self._broker.chores.add(self._bindings_go(source, left, ticket, whole))
+        return None if whole.done and whole.error is None else whole
+
+    def _bindings_go(
+        self, source: Exchange | None, left: list[Binding], ticket: Ticket | None, whole: Ticket
+    ) -> Iterator[None]:
+        failed: StoreError | None = None
         while left:
             some = left[-UNBOUND_AT_ONCE:]
             del left[-UNBOUND_AT_ONCE:]  # to be freed in turns, too

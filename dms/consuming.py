@@ -213,7 +213,12 @@ class Consuming(Pacing):
         self.waiting = 0
 
     def give_back(self) -> None:
-        """The connection is gone: what it held goes back."""
+        """The connection is gone: what it held goes back.
+
+        In one stretch, some microseconds a message. In turns it would have to stay where snapshots, exports
+        and new ids look for what is held, while its connection is no client any more; and the snapshot that
+        so much brings about takes as long again, and cannot be divided: it is one append.
+        """
         held, self.held = self.held, Held()
         by_queue: dict[Queue, list[Out]] = {}
         for out in held.values():

@@ -60,7 +60,10 @@ class Settling:
         return at
 
     def take(self, channel: "Channel", tag: int, multiple: bool) -> list[tuple[Queue, Message]]:
-        """Unacknowledged deliveries, taken out of the channel's books. Raises Refusal for an unknown tag."""
+        """Unacknowledged deliveries, taken out of the channel's books. Raises Refusal for an unknown tag.
+
+        All in one stretch, about a microsecond each, `unacked_max` at most: the next tag may be one of them.
+        """
         unacked = channel.unacked
         if not multiple:
             found = unacked.pop(tag, None)

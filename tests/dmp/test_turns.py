@@ -9,6 +9,7 @@ from dmp.amqp.channel import RETURNED_AT_ONCE
 from dmp.amqp.methods import encode
 from dmp.amqp.packing import short
 from dmp.arguments import QueueArguments, QueueKind
+from dmp.broker import QUEUES_AT_ONCE
 from dmp.burials import LETTER_BYTES, LETTERS_PER_TURN
 from dmp.chores import STEPS_PER_TURN
 from dmp.header_match import HeaderMatch
@@ -271,6 +272,32 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
     assert last.names() == ["Queue.PurgeOk"]
     assert world.broker.counts.requeued == len(sent)
     assert queue.unacked == len(sent) + 1
+
+
+async def test_very_many_queues_of_one_owner_go_in_turns() -> None:
+    world = await World.open()
+    count = 5 * STEPS_PER_TURN * QUEUES_AT_ONCE
+    peer = Peer(world).login()
+    for start in range(0, count, 256):
+        names = (f"{number}" for number in range(start, start + 256))
+        peer.send(
+            b"".join(encode(C.Queue.Declare(0, name, exclusive=True, nowait=True), 1) for name in names)
+        )
+    assert len(world.broker.queues) == count
+    other = Peer(world).login()
+    other.frames()
+    peer.lose()
+    other.session.receive(encode(C.Queue.Declare(0, "0"), 1))
+    turns = 1
+    while world.broker.chores.busy:
+        assert other.frames_now() == []
+        before = len(world.broker.queues)
+        world.broker.timers.run_due()
+        assert before - len(world.broker.queues) <= STEPS_PER_TURN * QUEUES_AT_ONCE
+        turns += 1
+    assert turns >= 5
+    assert other.names() == ["Queue.DeclareOk"]
+    assert list(world.broker.queues) == [b"0"]
 
 
 async def test_what_comes_back_to_a_queue_that_is_deleted_meanwhile_is_gone() -> None:
