@@ -53,6 +53,14 @@ def test_what_was_planted_is_found_and_nothing_else(spark: "SparkSession") -> No
         assert row["measure"] == "messages in 1 minute"
 
 
+def test_the_window_of_the_last_message_is_not_over_and_left_out(spark: "SparkSession") -> None:
+    rows = rows_of(anomaly.rates(volumes(spark, [(5, "a", 1), (65, "a", 2), (125, "b", 3)])))
+    assert sorted((row["name"], row["start"] - START, row["value"]) for row in rows) == [
+        ("a", datetime.timedelta(), 1.0),
+        ("a", datetime.timedelta(minutes=1), 2.0),
+    ]
+
+
 def test_silence_is_told_until_it_is_usual(spark: "SparkSession") -> None:
     rows = [(60.0 * minute, "alive", 50) for minute in range(200)]
     rows += [(60.0 * minute, "dies", 50) for minute in range(100)]

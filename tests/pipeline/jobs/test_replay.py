@@ -16,11 +16,19 @@ import pytest
 import trio
 
 from brokers.errors import ExitCode, Refusal
+from brokers.pipeline.archive.folder import opened
 from brokers.pipeline.jobs import replay as job
 from brokers.pipeline.jobs import verbs
 from brokers.pipeline.jobs.archive import archive
 from brokers.pipeline.jobs.replay import OtherRecords, OutOfOrder, Pace, Place, Progress
-from brokers.pipeline.jobs.replay_from import FromLogs, Sent
+from brokers.pipeline.jobs.replay_from import (
+    FromArchive,
+    FromLogs,
+    NotMessages,
+    Sent,
+    topic_of,
+    topics_of,
+)
 from brokers.pipeline.jobs.where import Reading, Where
 from brokers.pipeline.source.options import Topics
 from shared.errors import UsageError
@@ -228,8 +236,58 @@ def test_at_a_rate_batches_are_small(rate: float, messages: int) -> None:
 def test_records_out_of_order_end_it(tmp_path: Path) -> None:
     broker = Broker(random.Random(), once_each=True, deaths=0)
     one, other = logs(2)
-    with pytest.raises(OutOfOrder):
-        run([other, one], broker, Progress(tmp_path / "p", OF))
+    for wrong in ([other, one], [one, other, other]):
+        with pytest.raises(OutOfOrder):
+            run(wrong, broker, Progress(tmp_path / "p", OF))
+
+
+def test_what_is_not_of_the_batch_that_was_begun_goes_out_behind_it_in_its_order() -> None:
+    x, y = (
+        [Sent(f"here {name}", 5 * number, 0.0, b"%d" % number) for number in range(4)] for name in ("x", "y")
+    )
+    place = Place(OF, "w", {}, {}, 1, job._contents([x[0], y[0], y[1]]))
+    batch, others = job._begun(iter([x[0], x[1], y[0], x[2], y[1], y[2], x[3]]), place)
+    assert batch == [x[0], y[0], y[1]]
+    assert list(others) == [x[1], x[2], y[2], x[3]]
+
+
+async def batches(records: Sequence[Sent], pace: Pace) -> list[tuple[float, list[Sent]]]:
+    """Each, and the seconds after which it went out."""
+    begin = trio.current_time()
+    return [(trio.current_time() - begin, batch) async for batch in job._batches(iter(records), pace)]
+
+
+async def test_a_batch_has_as_much_as_fits_by_number_bytes_and_logs() -> None:
+    def sent(log: int, size: int) -> Sent:
+        return Sent(f"here {log}", 0, 0.0, bytes(size))
+
+    for records, sizes in (
+        ([sent(0, 1)] * 2500, [1000, 1000, 500]),
+        ([sent(0, job.BATCH_BYTES // 4)] * 9, [4, 4, 1]),
+        ([sent(0, job.BATCH_BYTES), sent(0, 1), sent(0, job.BATCH_BYTES + 1), sent(0, 1)], [1, 1, 1, 1]),
+        ([sent(log, 1) for log in [*range(250), 249]], [100, 100, 51]),
+    ):
+        found = await batches(records, Pace())
+        assert [len(batch) for _, batch in found] == sizes
+        assert [record for _, batch in found for record in batch] == records
+
+
+async def test_what_is_due_does_not_wait_for_what_is_not(autojump_clock: trio.testing.MockClock) -> None:
+    records = [Sent("here x", number, time, b"") for number, time in enumerate((5.0, 5.0, 7.0, 7.5))]
+    found = await batches(records, Pace(speed=1))
+    assert [(at, len(batch)) for at, batch in found] == [(0.0, 2), (2.0, 1), (2.5, 1)]
+
+
+def test_what_is_replayed_is_named_once_and_may_be_in_any_folder(tmp_path: Path) -> None:
+    assert topic_of("/srv/my data orders") == "orders"
+    assert topics_of(["a", "b", "a"], None).names == ("a", "b")
+    for names, pattern in (([], None), (["a"], "a"), ([], "(")):
+        with pytest.raises(UsageError):
+            topics_of(names, pattern)
+    with opened(tmp_path, "a data folder's dms") as archive:
+        archive.commit(archive.manifest._next(0, {}, (), (), ()))
+    with pytest.raises(NotMessages, match="archive of a data folder's dms"):
+        FromArchive(tmp_path).extents(Topics(pattern=".*"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,123 @@
+"""The archive's rounds over real folders, without Spark: what executors do is done here."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from brokers.pipeline.archive.feed import Feed, Look
+from brokers.pipeline.archive.files import LocalFiles
+from brokers.pipeline.archive.folder import opened
+from brokers.pipeline.archive.job import Archiver, Round, Settings
+from brokers.pipeline.archive.manifest import Manifest
+from brokers.pipeline.archive.plan import Extent, Overtaken, Ripe
+from brokers.pipeline.archive.reading import committed, faults
+from brokers.pipeline.source.options import parse
+from tests.pipeline.folders import ORDERS, RECORDS, marks, offset_of, rewrite_mark
+from tests.support.folders import fill
+
+NEVER = Settings(trigger_seconds=0.0, ripe=Ripe(1 << 40, 1 << 20, 1e9), task_bytes=1)
+"""Fresh files stay fresh until the end."""
+
+
+@attrs.frozen
+class Spark:
+    """What the archive asks of a context, done in this process."""
+
+    items: tuple[Any, ...] = ()
+    defaultParallelism: int = 3  # noqa: N815 - Spark's name
+
+    @property
+    def sparkContext(self) -> "Spark":  # noqa: N802
+        return self
+
+    def parallelize(self, items: Iterable[Any], count: int) -> "Spark":
+        found = tuple(items)
+        assert count == len(found)  # a task each
+        return attrs.evolve(self, items=found)
+
+    def map(self, function: Callable[[Any], Any]) -> "Spark":
+        return attrs.evolve(self, items=tuple(map(function, self.items)))
+
+    def collect(self) -> list[Any]:
+        return list(self.items)
+
+
+def archived(data: Path, folder: Path, *, once: bool, settings: Settings = NEVER) -> list[Round]:
+    """All rounds, or the first of an archive that follows, and dies then."""
+    loss = {"failOnDataLoss": "false"} if settings.allow_loss else {}
+    feed = Feed(parse({"path": str(data), "subscribePattern": ".*", **loss}))
+    with opened(folder, feed.origin) as place:
+        job = Archiver(Spark(), feed, place, folder, settings)  # type: ignore[arg-type]
+        return list(job.once()) if once else [next(job.follow())]
+
+
+def test_all_is_archived_by_several_tasks_in_several_rounds(folder: Path, tmp_path: Path) -> None:
+    small = attrs.evolve(NEVER, round_bytes=offset_of(len(RECORDS)) // 3)
+    rounds = archived(folder, tmp_path / "archive", once=True, settings=small)
+    assert len(rounds) > 2
+    assert [each.version for each in rounds] == list(range(1, len(rounds) + 1))
+    assert sum(each.records for each in rounds) == len(RECORDS)
+    behind = [each.behind_bytes for each in rounds]
+    assert behind == sorted(behind, reverse=True)
+    assert behind[-1] == 0
+    assert sum(each.bytes for each in rounds) == rounds[0].bytes + behind[0] == offset_of(len(RECORDS))
+    assert faults(LocalFiles(tmp_path / "archive")) == []
+    assert archived(folder, tmp_path / "archive", once=True) == []
+
+
+def test_once_settles_what_one_that_followed_has_left(folder: Path, tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path / "archive")
+    assert archived(folder, tmp_path / "archive", once=False)[0].records == len(RECORDS)
+    assert committed(files).settled == []
+    assert len(committed(files).fresh) > 1
+    (settled,) = archived(folder, tmp_path / "archive", once=True)
+    assert (settled.settled, settled.records) == (1, 0)
+    assert len(committed(files).settled) == 1
+    assert committed(files).fresh == []
+    assert faults(files) == []
+
+
+def test_what_cannot_be_read_ends_a_round_or_is_a_gap(folder: Path, tmp_path: Path) -> None:
+    second = marks(folder)[1]
+    rewrite_mark(folder, 1, lambda mark: mark[:40] + b"torn" + mark[44:])
+    with pytest.raises(Exception, match=f"offsets {second.offset} to {second.end} are lost"):
+        archived(folder, tmp_path / "archive", once=True)
+    archived(folder, tmp_path / "archive", once=True, settings=attrs.evolve(NEVER, allow_loss=True))
+    (log,) = committed(LocalFiles(tmp_path / "archive")).manifest.logs.values()
+    assert log.gaps == ((second.offset, second.end),)
+    assert log.records == len(RECORDS) - second.records
+    assert faults(LocalFiles(tmp_path / "archive")) == []
+
+
+def test_a_topic_that_comes_between_two_looks_waits_for_the_next_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Archiver._work
+
+    def later(self: Archiver, *arguments: Any) -> Round | None:
+        fill(folder, {("logmq", "late"): [b"x"], ORDERS: [b"later"]})
+        monkeypatch.setattr(Archiver, "_work", work)
+        return work(self, *arguments)
+
+    monkeypatch.setattr(Archiver, "_work", later)
+    for records in (len(RECORDS), 2):
+        assert sum(each.records for each in archived(folder, tmp_path / "archive", once=True)) == records
+
+
+def test_a_log_that_lost_its_end_is_refused_and_nothing_archived_twice(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archived(folder, tmp_path / "archive", once=True)
+    extents = Look.extents
+
+    def shorter(self: Look, known: Manifest) -> list[Extent]:
+        return [attrs.evolve(log, end=offset_of(7)) for log in extents(self, known)]
+
+    monkeypatch.setattr(Look, "extents", shorter)
+    with pytest.raises(Overtaken, match=f"it ends at {offset_of(7)}, and was archived up to"):
+        archived(folder, tmp_path / "archive", once=True)
+    (log,) = committed(LocalFiles(tmp_path / "archive")).manifest.logs.values()
+    assert (log.end, log.records) == (offset_of(len(RECORDS)), len(RECORDS))
