@@ -6,8 +6,9 @@ import pytest
 
 from kqmsgq import queues
 from kqmsgq.producing import PIECES_PER_LOOK, PIECES_PER_TURN
+from kqmsgq.queues import Consumer
 from kqmsgq.runs import count_messages
-from kqmsgq.session import EVENTS_PER_TURN
+from kqmsgq.session import EVENTS_PER_TURN, LARGE_BYTES
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
 from kqmsgq.wire import Fault, Message, WireError, message, subscribe, unsubscribe
@@ -206,6 +207,71 @@ def test_each_event_has_the_whole_time_also_where_the_next_begins_in_the_same_re
     assert not producer.closed
     producer.advance(2)
     assert producer.closed
+
+
+def test_what_begins_behind_a_large_message_has_the_whole_time_too() -> None:
+    producer = World().producer()
+    large = message(b"a", bytes(2 * LARGE_BYTES))
+    producer.send(large[:100])
+    producer.advance(20)
+    producer.send(large[100:] + b"*")
+    producer.advance(29)
+    assert not producer.closed
+    producer.advance(2)
+    assert producer.closed
+
+
+def test_an_end_ends_what_was_put_off() -> None:
+    world = World()
+    consumer = world.consumer()
+    consumer.send(b"".join(subscribe(b"%05d" % number) for number in range(2 * EVENTS_PER_TURN)))
+    consumer.close_input()
+    consumer.session.on_deadline(0.0)
+    consumer.session.on_deadline(1000.0)
+    assert world.queues.statistics() == (0, 0)
+    assert world.counts.faults == {}
+
+
+@pytest.mark.parametrize("bytes_max", [1000, 100_000])
+def test_a_message_that_is_too_large_is_refused_also_where_its_queue_is_known(bytes_max: int) -> None:
+    world = World(KqmsgqSettings(message_bytes_max=bytes_max))
+    consumer = world.consumer(subscribe())
+    producer = world.producer(message(b"a", b"small") * 3 + message(b"a", bytes(bytes_max)))
+    assert producer.fault is None
+    producer.send(message(b"a", b"small") + message(b"a", bytes(bytes_max + 1)))
+    assert producer.fault is not None
+    assert [len(body) for body in consumer.bodies()] == [5, 5, 5, bytes_max, 5]
+
+
+def test_what_comes_round_again_is_counted_as_what_comes_once() -> None:
+    world = World()
+    consumer = world.consumer(subscribe(b"a"))
+    world.producer((message(b"a", b"1") + message(b"b", b"2")) * 500)
+    assert len(consumer.bodies()) == 500
+    counts = world.counts
+    assert (counts.messages_in, counts.messages_delivered, counts.messages_unrouted) == (1000, 500, 500)
+
+
+def test_what_is_remembered_of_queues_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "ROUTES_MAX", 4)
+    world = World()
+    consumer = world.consumer(subscribe())
+    bodies = [b"%d" % number for number in range(20)]
+    producer = world.producer()
+    for body in bodies:
+        producer.send(message(body, body))
+        assert len(world.queues.routes) <= 4
+    assert consumer.bodies() == bodies
+
+
+def test_what_is_remembered_of_dropped_chunks_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "COUNTED_BYTES_MAX", 200)
+    world = World()
+    consumer = Consumer(world.consumer().connection)
+    for number in range(20):
+        world.queues.dropped(consumer, message(b"a", bytes(40)) * (number % 3 + 1))
+        assert sum(len(chunk) for chunk, _ in world.queues._counted.values()) <= 200
+    assert world.counts.messages_dropped == consumer.dropped == sum(number % 3 + 1 for number in range(20))
 
 
 def test_more_subscriptions_than_allowed_close_the_consumer() -> None:

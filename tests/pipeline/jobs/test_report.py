@@ -10,8 +10,9 @@ import attrs
 import pytest
 
 from brokers.pipeline import plots
-from brokers.pipeline.jobs import report
+from brokers.pipeline.jobs import report, windows
 from brokers.pipeline.jobs.figures import Figures, window_for
+from shared.errors import UsageError
 from tests.pipeline.jobs.test_measures import START
 
 PNG = b"\x89PNG\r\n"
@@ -101,6 +102,70 @@ def test_each_picture_comes_with_words(tmp_path: Path) -> None:
     assert "Of 6 messages 5 (83.3 %) were acknowledged, and 1 (16.7 %) failed or grew too old." in page
 
 
+def test_what_stands_out_is_the_most_of_all_wherever_it_stands(tmp_path: Path) -> None:
+    figures = filled("orders")
+    rows = [
+        dict(row) | {"name": name, "p50_ms": half, "max_ms": most, "measure": measure}
+        for row in figures.latency
+        for name, half, most, measure in (
+            ("quick", 1, 2000, "in_queue_ms"),
+            ("slow", 500, 1000, "in_queue_ms"),
+            ("other", 9000, 9000, "until_delivered_ms"),
+        )
+    ]
+    far = [
+        dict(figures.anomalies[0]) | {"name": f"n{number}", "distance": distance}
+        for number, distance in enumerate([3.0, -40.0, *[2.0] * report.TABLE_MAX])
+    ]
+    many = [
+        dict(figures.totals[0]) | {"name": f"t{number}", "bytes": 1000}
+        for number in range(report.TABLE_MAX + 1)
+    ]
+    busy = [
+        dict(row) | {"messages": 7 - number, "messages_per_second": (7 - number) / 60}
+        for number, row in enumerate(figures.throughput[:3])
+    ]
+    changed = attrs.evolve(
+        figures,
+        latency=rows,
+        anomalies=far,
+        totals=many,
+        throughput=busy,
+        outcomes={"a": {"acknowledged": 1, "dead-lettered": 2, "expired": 3, "exhausted": 4}},
+        faults=[],
+    )
+    page = report.write(changed, "data", tmp_path, START)[0].read_text()
+    assert "In slow it took longest: half of the messages stayed 500 ms or longer." in page
+    assert "The slowest message of all stayed 2 s in quick." in page
+    assert ">other<" not in page
+    assert "The farthest is n1 at" in page
+    assert "below its band" in page
+    assert page.index(">n1<") < page.index(">n0<")
+    assert f">n{report.TABLE_MAX + 1}<" not in page
+    assert ">t14<" in page
+    assert ">t15<" not in page
+    assert "began at 2026-11-21 12:00:00, with 7 messages" in page
+    assert "9 (90 %) failed or grew too old" in page
+    assert ">1 kB<" in page
+    assert "What could not be read" not in page
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "words"),
+    [
+        ("1 minute", "1 minute", "1 minute"),
+        (" 30 Seconds ", "30 second", "30 seconds"),
+        ("2days", "2 day", "2 days"),
+    ],
+)
+def test_a_length_of_time_is_read_and_said(text: str, length: str, words: str) -> None:
+    assert windows.length(text, "--window") == length
+    assert windows.in_words(text) == words
+    for wrong in ("0 minutes", "01 minute", "minute", "1000000 days", "1 week", "-1 day", ""):
+        with pytest.raises(UsageError, match="--late"):
+            windows.length(wrong, "--late")
+
+
 def test_a_silence_is_drawn_from_its_first_window_to_its_last() -> None:
     starts = [START + number * MINUTE for number in (1, 0, 9, 11)]
     found = plots.with_silences(starts, MINUTE)
@@ -126,11 +191,20 @@ def test_nothing_makes_a_page_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "window"),
-    [(0, "1 second"), (299, "1 second"), (301, "10 seconds"), (86_400, "10 minutes"), (9e8, "1 day")],
+    [
+        (0, "1 second"),
+        (299, "1 second"),
+        (300, "1 second"),
+        (301, "10 seconds"),
+        (86_400, "10 minutes"),
+        (9e8, "1 day"),
+    ],
 )
 def test_the_window_lets_all_time_be_a_few_hundred_points(seconds: float, window: str) -> None:
     assert window_for([{"first": START, "last": START + datetime.timedelta(seconds=seconds)}]) == window
     assert window_for([]) == "1 second"
+    early, late = ({"first": START + at * MINUTE, "last": START + at * MINUTE} for at in (0, 60))
+    assert window_for([late, early]) == window_for([early, late]) == "1 minute"
 
 
 def test_lengths_of_time_are_in_the_unit_that_fits() -> None:
