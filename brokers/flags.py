@@ -115,8 +115,8 @@ def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Ca
         )
         return attrs.evolve(
             command,
-            config=given.get("config"),
-            ready_file=given.get("ready_file"),
+            config=given.get("config", command.config),
+            ready_file=given.get("ready_file", command.ready_file),
             flags=settings + command.flags,
         )
 

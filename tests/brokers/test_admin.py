@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from brokers import admin, control
 from brokers.errors import ExitCode, Refusal
-from shared.errors import BrokerError
+from shared.errors import BrokerError, LogMissing
 from shared.metrics import Sample
 from shared.plug import Verb
 from tests.support.installed import quiet_log
@@ -50,13 +50,18 @@ class Host:
         async def refuse(_: Mapping[str, Any]) -> Any:
             raise BrokerError("not today")
 
+        async def miss(_: Mapping[str, Any]) -> Any:
+            raise LogMissing("there is none")
+
         async def crash(_: Mapping[str, Any]) -> Any:
             raise KeyError("a bug")
 
         return {
             ("a", "echo"): Verb("echo", "Say it again.", echo),
             ("a", "strict"): Verb("strict", "Say it again.", echo, ("one", "two")),
+            ("b", "first"): Verb("first", "Say it again.", echo),
             ("a", "refuse"): Verb("refuse", "Say no.", refuse),
+            ("a", "miss"): Verb("miss", "Find none.", miss),
             ("a", "crash"): Verb("crash", "Break.", crash),
         }
 
@@ -317,3 +322,14 @@ def test_a_socket_that_cannot_be_bound_is_not_left_open(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         control.listen(tmp_path / "nowhere")
     assert os.listdir("/proc/self/fd") == before
+
+
+async def test_verbs_are_listed_in_order_and_their_exit_codes_come_through(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        listed = await ask(tmp_path, "GET", "/verbs")
+        names = [(each["protocol"], each["verb"]) for each in listed]
+        assert names == sorted(names)
+        assert len(names) == 6
+        with pytest.raises(Refusal, match="there is none") as refused:
+            await ask(tmp_path, "POST", "/a/miss", {})
+        assert refused.value.code == ExitCode.MISSING

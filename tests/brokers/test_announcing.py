@@ -1,5 +1,6 @@
 """What a server tells while it starts."""
 
+import json
 import re
 import socket
 from pathlib import Path
@@ -11,7 +12,9 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from brokers import announcing
+from brokers.config import load
 from brokers.errors import ExitCode, Refusal
+from brokers.part import Bound
 
 
 async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(
@@ -54,3 +57,39 @@ def test_an_earlier_runs_ready_file_goes_before_anything_is_ready(tmp_path: Path
     file.write_text("{}")
     announcing.make_way(file)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["a file's", "of no file"])
+def test_systemd_is_told_by_whichever_name_its_socket_has(
+    kind: str, near_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        if kind == "a file's":
+            heard.bind(str(near_path / "notify"))
+            name = str(near_path / "notify")
+        else:
+            heard.bind("")  # the system picks one
+            name = "@" + heard.getsockname()[1:].decode()
+        heard.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        announcing.notify("READY=1")
+        assert heard.recv(100) == b"READY=1"
+
+
+def test_who_finds_the_ready_file_finds_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, seen = tmp_path / "ready", []
+    replace = Path.replace
+
+    def into_place(self: Path, target: Path) -> Path:
+        seen.append((file.exists(), json.loads(self.read_text())))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", into_place)
+    bound = [Bound("echo", "echo", "tcp", "127.0.0.1", port, tls=False) for port in (1, 2)]
+    config = load([], file=None, environ={"BROKERS_SERVE_DATA_DIR": "here"})
+    with capture_logs():
+        announcing.ready(bound, config, file)
+    assert seen == [(False, json.loads(file.read_text()))]
+    assert [each["port"] for each in seen[0][1]["addresses"]] == [1, 2]
+    assert seen[0][1]["data_dir"] == str(Path("here").absolute())
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,5 +1,7 @@
 """What `serve` verbs are given beside their own flags."""
 
+from pathlib import Path
+
 import pytest
 
 from brokers.cli import root
@@ -31,3 +33,15 @@ def test_a_port_is_said_with_its_protocol() -> None:
     for wrong in ("logmq", "logmq=", "=8080", ""):
         with pytest.raises(InvalidSettings, match="is not PROTOCOL=PORT"):
             list(port_flags([wrong]))
+
+
+def test_a_protocols_own_serve_says_what_was_said_and_nothing_else() -> None:
+    words = ["logmq", "serve", "--port", "0", "--insecure", "--ready-file", "r", "--data-dir", "d"]
+    command, bound, _ = root(words).parse_args(words, print_error=False, exit_on_error=False)
+    result = command(*bound.args, **bound.kwargs)
+    assert isinstance(result, ServeCommand)
+    assert result.ready_file == Path("r")
+    config = load(load_all()[0], file=None, environ={"BROKERS_LOGMQ_PORT": "7"}, flags=result.flags)
+    assert (config.protocols["logmq"].port, config.serve.insecure) == (0, True)
+    assert config.serve.data_dir == Path("d")
+    assert config.serve.host == "127.0.0.1"
