@@ -1,5 +1,6 @@
 """The host's beginning and end, over a store that is whatever the test says."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from brokers.errors import Refusal
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
 from shared.errors import StoreError, StoreReadOnly
 from shared.limits import KIB, MIB
+from shared.metrics import Sample
 from shared.plug import Context, Plug, Service
 from shared.storage.settings import StorageSettings
 from tests.support.installed import Idle, plug, quiet_log
@@ -183,6 +185,76 @@ async def test_a_bug_in_the_store_ends_the_host_and_is_not_hidden(
         await host(tmp_path, done).run()
     assert error.group_contains(ZeroDivisionError)
     assert done[-1] == "store closed"
+
+
+class Recorded:
+    """A recording that holds what was not written yet."""
+
+    def __init__(self, done: list[str]) -> None:
+        self._done = done
+
+    def of(self, protocol: str) -> None: ...
+
+    async def run(self) -> None: ...
+
+    def samples(self) -> list[Sample]:
+        return []
+
+    def flush(self) -> None:
+        self._done.append("recording flushed")
+
+
+async def test_what_is_held_is_written_before_the_store_closes_whatever_ends_it(
+    tmp_path: Path, store: FakeStore, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "Recording", lambda *_: Recorded(done))
+    it = host(tmp_path, done)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.run)
+        nursery.cancel_scope.cancel()
+    assert done[-3:] == ["service ended", "recording flushed", "store closed"]
+
+
+async def test_it_is_ready_while_all_of_it_is(
+    tmp_path: Path, store: FakeStore, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brokers.metrics.store_samples", lambda _: ())
+    it = host(tmp_path, done)
+
+    def ready() -> float:
+        (found,) = (sample.value for sample in it.samples() if sample.name == "ready")
+        return found
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.run)
+        assert ready() == 1
+        for state in ("starting", "restarting"):
+            it._parts[0].state = state  # type: ignore[assignment]
+            assert it.unready() == "restarting: quiet"
+            assert ready() == 0
+        it._parts[0].state = "serving"
+        store.read_only = StoreReadOnly("a sync failed")
+        assert ready() == 0
+        it.stop()
+
+
+async def test_a_backup_says_when_it_was_made(
+    tmp_path: Path, store: FakeStore, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    async def backup_files(*asked: Any, now_ms: int) -> None:
+        made.append((asked, now_ms))
+
+    monkeypatch.setattr(host_module, "backup_files", backup_files)
+    it = host(tmp_path, done)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.run)
+        await it.backup(tmp_path / "copy")
+        it.stop()
+    (((of, folder, target), now_ms),) = made
+    assert (of, folder, target) == (store, tmp_path / "data", tmp_path / "copy")
+    assert abs(now_ms / 1000 - time.time()) < 3600
 
 
 async def test_a_store_that_turned_read_only_makes_the_host_unready(

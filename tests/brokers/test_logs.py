@@ -52,8 +52,39 @@ def test_a_forged_line_in_a_name_is_shown_as_the_name_it_is() -> None:
     assert line.endswith(r'topic="a\n2026 info all is well\x1b[2J\u202e"')
 
 
+@pytest.mark.parametrize(
+    "harmful",
+    [
+        "\x7f",
+        "\x85",
+        "\x9b",
+        "\xad",
+        "\u061c",
+        "\u200b",
+        "\u2028",
+        "\u202e",
+        "\u2060",
+        "\u2066",
+        "\ufeff",
+        "\U000e0041",
+    ],
+)
+def test_what_is_invisible_or_misleading_is_shown_by_its_number(harmful: str) -> None:
+    (shown,) = {escape(harmful), escape_name(harmful)}
+    assert shown.isascii()
+    assert int(shown[2:], 16) == ord(harmful)
+    assert len(shown) == {"x": 4, "u": 6, "U": 10}[shown[1]]
+    assert escape("é\u0100漢😀") == "é\u0100漢😀"
+
+
+def test_a_value_with_quotes_or_none_is_one_value_and_names_are_as_harmless() -> None:
+    (line,) = lines("text", ("refused", {"topic": 'a"b', "note": "", "a\nb": "x", "of": {"c\nd": 1}}))
+    assert line.endswith(r"""topic="a\"b" note="" a\nb=x of={"c\\nd": 1}""")
+
+
 def test_a_long_name_is_cut_and_a_payload_is_only_measured() -> None:
     assert escape_name("x" * 257) == "x" * 256 + "…"
+    assert escape_name("x" * 256) == "x" * 256
     assert escape_name(b"x" * 5000) == "<5000 bytes>"
     (line,) = lines("text", ("refused", {"body": memoryview(b"secret" * 1000)}))
     assert "secret" not in line

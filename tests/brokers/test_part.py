@@ -91,6 +91,21 @@ async def test_one_that_cannot_even_be_opened_again_is_tried_on(autojump_clock: 
     assert (it.restarts, it.state) == (3, "serving")
 
 
+async def test_between_a_crash_and_the_next_start_it_is_said_to_be_restarting(
+    autojump_clock: MockClock,
+) -> None:
+    it = part(troubled([5], [], []))
+    await it.open()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.run)
+        states = [it.state]
+        for seconds in (5.05, 0.1):
+            await trio.sleep(seconds)
+            states.append(it.state)
+        assert states == ["serving", "restarting", "serving"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_protocol_without_background_work_is_served_on(autojump_clock: MockClock) -> None:
     it = part(plug("idle"))
     await it.open()
@@ -156,5 +171,20 @@ async def test_others_are_let_in_over_tls_but_datagrams_have_none(tmp_path: Path
     trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "c.pem")
     environ = {"BROKERS_SERVE_HOST": "0.0.0.0", "BROKERS_TLS_CERTIFICATE": str(tmp_path / "c.pem")}
     assert await bound(TCP, **environ) == ["tcp 0.0.0.0"]
+    both = part(listening(TCP, UDP), **environ)
     with pytest.raises(ConfigError, match="--insecure"):
-        await bound(UDP, **environ)
+        await both.open()
+    assert both._group is None, "what was bound before is not left open"
+
+
+async def test_a_port_that_the_system_picked_stays_and_is_that_of_what_goes_with_it() -> None:
+    it = part(listening(TCP, attrs.evolve(UDP, port_of="stream")))
+    try:
+        await it.open()
+        ports = [each.port for each in it.bound]
+        assert ports == [ports[0]] * 2
+        it.close()
+        await it.open()
+        assert [each.port for each in it.bound] == ports
+    finally:
+        it.close()

@@ -79,6 +79,33 @@ def test_a_small_number_does_not_read_as_none_at_all() -> None:
     assert shown({"seconds": 12.5}) == "seconds  12.5\n"
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.5, "0.5"), (0.1234, "0.123"), (100.0, "100"), (0.0, "0"), (-0.0004, "-0.0004"), (1e6, "1000000")],
+)
+def test_a_number_is_written_without_what_says_nothing(value: float, text: str) -> None:
+    assert shown({"value": value}) == f"value  {text}\n"
+
+
+def test_rows_may_have_columns_that_others_have_not() -> None:
+    text = shown([{"a": 1}, {"b": "x", "a": None}, {"a": 10}])
+    assert text == " a  b\n 1  -\n -  x\n10  -\n"
+
+
+def test_a_text_is_json_too_where_json_is_asked_for() -> None:
+    assert shown('a "b"', as_json=True) == '"a \\"b\\""\n'
+
+
+def test_rows_as_they_come_are_harmless_and_in_order_with_bytes(tmp_path: Path) -> None:
+    assert shown(iter([Topic("a\x1b[2J\nb", 1)])) == "a\\x1b[2J\\nb  1\n"
+    with (tmp_path / "out").open("w") as stream:
+        stream.write("first ")
+        Output(stream).show(b"then")
+        assert (tmp_path / "out").read_bytes() == b"first then"  # and nothing waits
+        Output(stream).show("a line")
+        assert (tmp_path / "out").read_bytes() == b"first thena line\n"
+
+
 def test_no_rows_show_nothing() -> None:
     assert shown([]) == shown(None) == shown([], stream=Terminal()) == ""
 
@@ -104,8 +131,10 @@ async def test_a_stream_of_rows_is_flushed_row_by_row() -> None:
             yield Topic("orders", number)
             seen.append(stream.getvalue().count("\n"))
 
+    flushed = []
+    stream.flush = lambda: flushed.append(stream.getvalue().count("\n"))  # type: ignore[method-assign]
     await Output(stream, as_json=True).stream(rows())
-    assert seen == [1, 2, 3]
+    assert seen == flushed == [1, 2, 3]
     assert json.loads(stream.getvalue().splitlines()[2]) == {"name": "orders", "end": 2}
 
 
