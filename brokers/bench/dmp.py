@@ -25,11 +25,10 @@ from typing import Annotated
 
 import attrs
 import trio
-from cyclopts import Parameter
 from pamqp import commands
 
 from brokers.bench.load import WARM_UP_SECONDS, Address, Measured, Span, histogram, middle
-from brokers.bench.options import Rounds, Seconds, Size
+from brokers.bench.options import Rounds, Seconds, Size, some
 from brokers.bench.pouring import Case, poured
 from brokers.bench.servers import nats_server, redis_server, serving
 from brokers.errors import ExitCode, Refusal
@@ -81,8 +80,8 @@ class Way:
 
 def bench(
     *,
-    readers: Annotated[int, Parameter(help="Readers of everything; one alone is measured too.")] = 10,
-    window: Annotated[int, Parameter(help="Messages on their way; one alone is measured too.")] = 16384,
+    readers: Annotated[int, some("Readers of everything; one alone is measured too.")] = 10,
+    window: Annotated[int, some("Messages on their way; one alone is measured too.")] = 16384,
     size: Size = 100,
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import attrs
-from cyclopts import Parameter
 
 from brokers.bench import options
 from brokers.bench.load import Address, Measured, Row, Talk, middle, run
-from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
+from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
 from brokers.bench.servers import beanstalkd, redis_server, serving
 from brokers.errors import ExitCode, Refusal
 from dms import wire
@@ -43,10 +42,10 @@ OPTIONS = b'{"depth":1000000}'
 def bench(
     *,
     modes: Annotated[tuple[Mode, ...], options.MODES] = MODES,
-    connections: Annotated[int, Parameter(help="Connections with a message at a time.")] = 50,
-    window: Annotated[int, Parameter(help="Messages under way on each of 8 (memory) or 64 (synced).")] = 64,
+    connections: Annotated[int, some("Connections with a message at a time.")] = 50,
+    window: Annotated[int, some("Messages under way on each of 8 (memory) or 64 (synced).")] = 64,
     size: Size = 100,
-    queues: Annotated[int, Parameter(help="Queues beside the one that is used.")] = 10_000,
+    queues: Annotated[int, maybe_none("Queues beside the one that is used.")] = 10_000,
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,
     data_dir: DataDir = None,

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import attrs
-from cyclopts import Parameter
 
 from brokers.bench import fan_out, options
 from brokers.bench.fan_out import STAMP_BYTES, FanOut
 from brokers.bench.load import Measured, middle
-from brokers.bench.options import Rounds, Seconds, Size, each
+from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.pouring import Case, poured
 from brokers.bench.servers import nats_server, serving
 from brokers.errors import ExitCode, Refusal
@@ -54,10 +53,10 @@ def bench(
     *,
     modes: Annotated[tuple[Mode, ...], options.MODES] = MODES,
     size: Size = 100,
-    window: Annotated[int, Parameter(help="Messages of each producer on their way.")] = 10_000,
-    queues: Annotated[int, Parameter(help="Queues that producers go round.")] = 16,
-    many: Annotated[int, Parameter(help="Producers and consumers on these queues.")] = 4,
-    consumers: Annotated[int, Parameter(help="Consumers that all get everything.")] = 50,
+    window: Annotated[int, some("Messages of each producer on their way.")] = 10_000,
+    queues: Annotated[int, some("Queues that producers go round.")] = 16,
+    many: Annotated[int, some("Producers and consumers on these queues.")] = 4,
+    consumers: Annotated[int, some("Consumers that all get everything.")] = 50,
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,
     json: Json = False,

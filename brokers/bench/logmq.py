@@ -29,7 +29,7 @@ from cyclopts import Parameter
 
 from brokers.bench import options
 from brokers.bench.load import Address, Measured, Row, Talk, histogram, lines, middle, run
-from brokers.bench.options import DataDir, Rounds, Seconds, Size, each
+from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, some
 from brokers.bench.servers import redis_server, serving
 from brokers.errors import ExitCode, Refusal
 from shared.options import Json, MaybePort
@@ -43,11 +43,11 @@ FETCH_BYTES = 4 * 1024 * 1024
 def bench(
     *,
     modes: Annotated[tuple[Mode, ...], options.MODES] = MODES,
-    connections: Annotated[int, Parameter(help="Many connections; one alone is measured too.")] = 64,
-    window: Annotated[int, Parameter(help="Requests that each keeps open; one alone is measured too.")] = 64,
+    connections: Annotated[int, some("Many connections; one alone is measured too.")] = 64,
+    window: Annotated[int, some("Requests that each keeps open; one alone is measured too.")] = 64,
     size: Size = 100,
-    topics: Annotated[int, Parameter(help="Topics written at once, each by a connection.")] = 1000,
-    readers: Annotated[int, Parameter(help="TAIL readers.")] = 100,
+    topics: Annotated[int, some("Topics written at once, each by a connection.")] = 1000,
+    readers: Annotated[int, some("TAIL readers.")] = 100,
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,
     host: Annotated[str, Parameter(help="Address of a server that runs already.")] = "127.0.0.1",

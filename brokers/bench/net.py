@@ -22,10 +22,9 @@ from typing import Annotated, Literal
 import attrs
 import structlog
 import trio
-from cyclopts import Parameter
 
 from brokers.bench.load import Span
-from brokers.bench.options import Rounds, Seconds
+from brokers.bench.options import Rounds, Seconds, maybe_none, some
 from brokers.bench.servers import processor_seconds
 from shared.net.admission import raise_file_limit
 from shared.net.connection import Connection
@@ -71,10 +70,10 @@ class IdleRow:
 
 def bench(
     *,
-    clients: Annotated[int, Parameter(help="Clients in a closed loop; one alone is measured too.")] = 50,
+    clients: Annotated[int, some("Clients in a closed loop; one alone is measured too.")] = 50,
     seconds: Seconds = 1.0,
     rounds: Rounds = 3,
-    idle: Annotated[int, Parameter(help="Measure so many idle connections instead.")] = 0,
+    idle: Annotated[int, maybe_none("Measure so many idle connections instead.")] = 0,
     json: Json = False,
 ) -> Sequence[EchoRow] | Sequence[IdleRow]:
     """Measure the poll driver against a task for each connection.

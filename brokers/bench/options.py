@@ -1,5 +1,6 @@
 """The options that benchmarks have in common, and the going through what was chosen by them."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -7,13 +8,35 @@ from typing import Annotated, TypeVar
 from cyclopts import Parameter
 
 from brokers.render import progress
+from shared.options import at_least_one
 
 Mode = TypeVar("Mode", bound=str)
 Row = TypeVar("Row")
 
+
+def some(help_: str) -> Parameter:
+    """A number of things, one at least."""
+    return Parameter(help=help_, validator=at_least_one)
+
+
+def maybe_none(help_: str) -> Parameter:
+    """A number of things, maybe 0."""
+    return Parameter(help=help_, validator=_not_negative)
+
+
+def _not_negative(_: type, number: int) -> None:
+    if number < 0:
+        raise ValueError("0 at least")
+
+
+def _above_nothing(_: type, number: float) -> None:
+    if not 0 < number < math.inf:
+        raise ValueError("above 0")
+
+
 Size = Annotated[int, Parameter(help="Bytes of a message.")]
-Seconds = Annotated[float, Parameter(help="Length of a round.")]
-Rounds = Annotated[int, Parameter(help="Rounds of each case; the median counts.")]
+Seconds = Annotated[float, Parameter(help="Length of a round.", validator=_above_nothing)]
+Rounds = Annotated[int, some("Rounds of each case; the median counts.")]
 DataDir = Annotated[Path | None, Parameter(help="A folder for its data: the disk that is meant.")]
 
 

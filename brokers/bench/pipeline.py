@@ -28,7 +28,7 @@ from cyclopts import Parameter
 from brokers.bench import archiving
 from brokers.bench.ground import KEY_LETTERS, Ground, Row, prepared
 from brokers.bench.options import MODES as MODES_PARAMETER
-from brokers.bench.options import SEVERAL, DataDir, Rounds, each
+from brokers.bench.options import SEVERAL, DataDir, Rounds, each, some
 from brokers.errors import ExitCode, Refusal
 from shared.options import Json
 
@@ -42,9 +42,7 @@ MODES: tuple[Mode, ...] = ("count", "group", "payloads", "whole", "served", "arc
 def bench(
     *,
     modes: Annotated[tuple[Mode, ...], MODES_PARAMETER] = MODES,
-    megabytes: Annotated[
-        int, Parameter(help="Of payloads, for each size of record; 1000 is the real thing.")
-    ] = 64,
+    megabytes: Annotated[int, some("Of payloads, for each size of record; 1000 is the real thing.")] = 64,
     sizes: Annotated[tuple[int, ...], SEVERAL, Parameter(help="Bytes of a record; repeatable.")] = (
         100,
         1024,

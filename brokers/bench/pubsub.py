@@ -19,14 +19,13 @@ from time import monotonic, sleep
 from typing import Annotated, Literal
 
 import attrs
-from cyclopts import Parameter
 
 from brokers import control
 from brokers.bench import fan_out, options
 from brokers.bench.datagrams import bare_receiver, flood
 from brokers.bench.fan_out import STAMP_BYTES, FanOut
 from brokers.bench.load import Address, Measured, middle
-from brokers.bench.options import Rounds, Seconds, Size, each
+from brokers.bench.options import Rounds, Seconds, Size, each, some
 from brokers.bench.pouring import UNREAD, Case
 from brokers.bench.servers import mosquitto, serving
 from brokers.errors import ExitCode, Refusal
@@ -71,10 +70,10 @@ def bench(
     *,
     modes: Annotated[tuple[Mode, ...], options.MODES] = MODES,
     size: Size = 100,
-    window: Annotated[int, Parameter(help="Messages on their way.")] = 1000,
-    matching: Annotated[int, Parameter(help="Subscribers that everything is for.")] = 100,
-    subscribers: Annotated[int, Parameter(help="All of them; nothing is for the others.")] = 1000,
-    rate: Annotated[int, Parameter(help="Datagrams a second of the flood.")] = 200_000,
+    window: Annotated[int, some("Messages on their way.")] = 1000,
+    matching: Annotated[int, some("Subscribers that everything is for.")] = 100,
+    subscribers: Annotated[int, some("All of them; nothing is for the others.")] = 1000,
+    rate: Annotated[int, some("Datagrams a second of the flood.")] = 200_000,
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,
     json: Json = False,

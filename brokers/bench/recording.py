@@ -22,7 +22,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.bench import dmp, kqmsgq, pubsub
-from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, Size, each
+from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, Size, each, some
 from brokers.bench.pouring import Case
 from brokers.bench.pubsub import counter
 from brokers.bench.servers import processor_seconds, server_process, serving
@@ -94,7 +94,7 @@ def bench(
         Parameter(help="Whose recording to measure; repeatable."),
     ] = PROTOCOLS,
     size: Size = 100,
-    rate: Annotated[int, Parameter(help="Datagrams a second that pub/sub is offered.")] = 400_000,
+    rate: Annotated[int, some("Datagrams a second that pub/sub is offered.")] = 400_000,
     durability: Annotated[str, Parameter(help="The recorder's mode.")] = "interval",
     seconds: Seconds = 2.0,
     rounds: Rounds = 5,

@@ -18,8 +18,8 @@ from time import perf_counter_ns
 from typing import Annotated, TypeVar
 
 import attrs
-from cyclopts import Parameter
 
+from brokers.bench.options import some
 from shared.options import Json
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import Wildcards
@@ -49,9 +49,9 @@ class Row:
 
 def bench(
     *,
-    subscriptions: Annotated[int, Parameter(help="Patterns in the index.")] = 1_000_000,
-    subscribers: Annotated[int, Parameter(help="Parties that hold them.")] = 10_000,
-    names: Annotated[int, Parameter(help="Names that are asked for.")] = 40_000,
+    subscriptions: Annotated[int, some("Patterns in the index.")] = 1_000_000,
+    subscribers: Annotated[int, some("Parties that hold them.")] = 10_000,
+    names: Annotated[int, some("Names that are asked for.")] = 40_000,
     json: Json = False,
 ) -> list[Row]:
     """Subscribe, match and drop on one index of many subscriptions.
