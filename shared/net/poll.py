@@ -200,6 +200,9 @@ class PollDriver:
         except OSError as error:
             connection._broken(error)
             return 0
+        except MemoryError as error:  # there is none to read into
+            self.rounds.failed(connection, error)
+            return 0
         if not count:
             connection._eof = True
             self.rounds.end_input(connection)

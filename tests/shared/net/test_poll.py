@@ -62,6 +62,23 @@ async def test_a_flood_on_one_connection_does_not_starve_another_nor_other_tasks
             nursery.cancel_scope.cancel()
 
 
+async def test_a_read_for_which_there_is_no_memory_costs_its_own_connection_only() -> None:
+    def no_memory(_: int) -> bytes:
+        raise MemoryError
+
+    sessions = Sessions(echo)
+    async with serving("poll", sessions) as served:
+        good, _ = await sessions.join(served)
+        bad, starved = await sessions.join(served)
+        starved.connection._recv = no_memory
+        await bad.send_all(b"1")
+        with trio.fail_after(PATIENCE_SECONDS):
+            await starved.lost.wait()
+            await good.send_all(b"2")
+            assert await read_all(good, 1) == b"2"
+        assert served.group.counters.closed == {"crash": 1}
+
+
 async def test_what_stands_behind_an_urgent_byte_is_read_too() -> None:
     sessions = Sessions()
     async with serving("poll", sessions) as served:
