@@ -154,6 +154,7 @@ def test_a_broken_protocol_spoils_its_own_commands_alone(capsys: Said) -> None:
         (["serve", "--port", "thing=many"], "thing.port: 'many' is not a number"),
         (["serve", "--durability", "sometimes"], "serve.durability: "),
         (["call", "thing", "verb", "x"], "'x' is not KEY=VALUE"),
+        (["call", "thing", "verb", "=x"], "'=x' is not KEY=VALUE"),
         (["serve", "--data-dir", ""], "a path is needed"),
         (["serve", "--ready-file", ""], "a path is needed"),
         (["status", "--data-dir", ""], "a path is needed"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers import server_verbs
+from brokers import control, server_verbs
 from brokers.cli import run
 from brokers.errors import ExitCode, Refusal
 from shared.errors import StoreInUse
@@ -110,3 +110,21 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
             groups(tmp_path)
     finally:
         lock.release()
+
+
+def test_an_argument_that_is_none_is_left_out_and_one_that_is_nothing_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(control, "request", lambda *arguments: asked.append(arguments[-1]))
+    arguments = {"count": 0, "raw": False, "name": "", "topic": None}
+    server_verbs.ask(VerbRequest("logmq", "groups", arguments, tmp_path))
+    assert asked == [{"count": 0, "raw": False, "name": ""}]
+
+
+@pytest.mark.parametrize(("severity", "code"), [("damage", ExitCode.FAILED), ("note", ExitCode.OK)])
+def test_a_copy_with_damage_in_it_is_told_by_its_exit_code(severity: str, code: ExitCode) -> None:
+    check = {"logs": 1, "records": 2, "findings": [{"severity": severity}]}
+    outcome = server_verbs.copied({"bytes": 3, "check": check}, True)
+    assert outcome.code == code
+    assert outcome.shown["damaged"] is (severity == "damage")

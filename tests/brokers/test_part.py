@@ -127,6 +127,21 @@ async def test_a_crash_during_the_drain_starts_nothing_anew(autojump_clock: Mock
     assert it.state == "draining"
 
 
+async def test_one_that_waits_to_be_started_again_is_not_once_all_drains(autojump_clock: MockClock) -> None:
+    started: list[float] = []
+    it = part(troubled([5], started, []))
+    await it.open()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.run)
+        await trio.sleep(5.05)
+        assert it.state == "restarting"
+        it.stop_accepting()
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+    assert len(started) == 1
+    assert it.state == "draining"
+
+
 class Listening(Idle):
     """Has one endpoint of each kind."""
 

@@ -7,11 +7,12 @@ from typing import Any
 import attrs
 import pytest
 
+from brokers.errors import Refusal
 from brokers.pipeline.archive.feed import Feed, Look
 from brokers.pipeline.archive.files import LocalFiles
 from brokers.pipeline.archive.folder import opened
 from brokers.pipeline.archive.job import Archiver, Round, Settings
-from brokers.pipeline.archive.manifest import Manifest
+from brokers.pipeline.archive.manifest import Manifest, NotContinuous
 from brokers.pipeline.archive.plan import Extent, Overtaken, Ripe
 from brokers.pipeline.archive.reading import committed, faults
 from brokers.pipeline.source.options import parse
@@ -66,6 +67,30 @@ def test_all_is_archived_by_several_tasks_in_several_rounds(folder: Path, tmp_pa
     assert sum(each.bytes for each in rounds) == rounds[0].bytes + behind[0] == offset_of(len(RECORDS))
     assert faults(LocalFiles(tmp_path / "archive")) == []
     assert archived(folder, tmp_path / "archive", once=True) == []
+
+
+def test_each_log_has_its_part_of_every_round(folder: Path, tmp_path: Path) -> None:
+    fill(folder, {("logmq", name): [b"x"] * 50 for name in ("bills", "calls")})
+    (one,) = archived(folder, tmp_path / "archive", once=True)
+    assert (one.records, one.behind_bytes) == (len(RECORDS) + 100, 0)
+    logs = committed(LocalFiles(tmp_path / "archive")).manifest.logs.values()
+    assert {log.topic: log.records for log in logs} == {"bills": 50, "calls": 50, "orders": len(RECORDS)}
+
+
+def test_a_place_that_leaves_records_out_in_silence_is_found_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = Feed.batches
+
+    def without_the_first(self: Feed, log: Extent, start: int, stop: int) -> Iterable[Any]:
+        first, *others = batches(self, log, start, stop)
+        return [first.slice(1), *others]
+
+    monkeypatch.setattr(Feed, "batches", without_the_first)
+    with pytest.raises(NotContinuous, match="orders: no records from 0 to"):
+        archived(folder, tmp_path / "archive", once=True)
+    with pytest.raises(Refusal, match="nothing was archived"):
+        committed(LocalFiles(tmp_path / "archive"))
 
 
 def test_once_settles_what_one_that_followed_has_left(folder: Path, tmp_path: Path) -> None:

@@ -226,6 +226,11 @@ def test_a_topic_may_have_another_name_at_the_target(tmp_path: Path) -> None:
     }
     size = sum(len(each.value) for each in records)
     assert (done.topics, done.messages, done.bytes, told) == (2, 3, size, [(3, size)])
+    noted = progress.load()
+    assert noted is not None
+    assert (noted.done, noted.batch, noted.at) == (True, {}, job._behind(records))
+    done = trio.run(job.replay, records, broker, noted, progress)
+    assert (done.messages, sum(map(len, broker.messages.values()))) == (0, 3)
 
 
 @pytest.mark.parametrize(("rate", "messages"), [(math.inf, 1000), (100, 5), (101, 6), (0.1, 1), (1e6, 1000)])

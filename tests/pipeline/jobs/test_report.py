@@ -108,6 +108,7 @@ def test_what_stands_out_is_the_most_of_all_wherever_it_stands(tmp_path: Path) -
         dict(row) | {"name": name, "p50_ms": half, "max_ms": most, "measure": measure}
         for row in figures.latency
         for name, half, most, measure in (
+            ("even", 400, 400, "in_queue_ms"),
             ("quick", 1, 2000, "in_queue_ms"),
             ("slow", 500, 1000, "in_queue_ms"),
             ("other", 9000, 9000, "until_delivered_ms"),
