@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from brokers.pipeline.source import data_source, index, positions, rows, spans, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Topics, parse
-from brokers.pipeline.source.origin import DataLoss
+from brokers.pipeline.source.origin import DataLoss, LogSpot
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError, StoreFormat
 from shared.storage import format
@@ -462,6 +462,23 @@ def test_what_fills_its_tasks_just_so_has_no_task_more() -> None:
     assert [piece.length for share in shares for piece in share] == [1000, 1000]
 
 
+def test_pieces_are_all_of_a_log_wherever_a_place_says_it_can_be_cut() -> None:
+    span = Span("here", "a", 1, 5, 105)
+    places = iter([5, 3, 30, 20, 105, 104, 200, 40, 41])
+    shares = spans.shares([span, Span("here", "b", 1, 7, 7)], None, lambda *_: next(places), size=10)
+    assert [(piece.start, piece.stop) for share in shares for piece in share] == [
+        (5, 30),
+        (30, 104),
+        (104, 105),
+    ]
+
+
+def test_tasks_hold_what_fits_each_of_them() -> None:
+    logs = [Span("here", str(number), 1, 0, 400) for number in range(5)]
+    shares = spans.shares(logs, None, lambda span, offset: span.start, size=1000)
+    assert [len(share) for share in shares] == [2, 2, 1]
+
+
 def test_small_logs_share_a_task() -> None:
     small = [Span("here", str(number), 1, 0, 1000) for number in range(500)]
     assert spans.shares(small, None, lambda span, offset: span.start) == [tuple(small)]
@@ -492,6 +509,38 @@ def test_batches_are_as_small_as_asked_and_leave_nothing_out(folder: Path) -> No
             got += batch
             start = end
         assert got == RECORDS
+
+
+@pytest.mark.parametrize(
+    ("limit", "taken"),
+    [
+        (stream.Limit(records=90), [10, 40, 40]),
+        (stream.Limit(length=360), [10, 40, 40]),
+        (stream.Limit(records=2), [1, 1, 1]),
+        (stream.Limit(length=9), [1, 1, 1]),
+        (stream.Limit(), [10, 100, 100]),
+    ],
+)
+def test_logs_share_a_batch_and_what_the_short_leave_goes_to_the_long(
+    limit: stream.Limit, taken: list[int]
+) -> None:
+    """Records of four bytes each."""
+
+    class Place:
+        def advance(
+            self, spot: LogSpot, start: int, records: int | None, bytes_: int | None
+        ) -> tuple[int, int]:
+            fit = (spot.end - start) // 4
+            fit = fit if records is None else min(fit, records)
+            fit = fit if bytes_ is None else min(fit, max(bytes_ // 4, 1))
+            return start + 4 * fit, fit
+
+    parts = [
+        stream._Part(Place(), LogSpot("here", name, 1, 0, 8 + 4 * count), 8, False)  # type: ignore[arg-type]
+        for name, count in (("a", 100), ("b", 10), ("c", 100))
+    ]
+    stops = stream._limited(parts, limit)
+    assert [(stops["here", name] - 8) // 4 for name in ("b", "a", "c")] == taken
 
 
 def test_a_record_longer_than_the_limit_is_a_batch(folder: Path) -> None:

@@ -192,3 +192,16 @@ JSON = st.recursive(
 def test_nothing_that_is_given_is_more_than_a_mistake(given: dict[str, str], streaming: bool | None) -> None:
     with suppress(ConfigError):
         parse(BASE | given, streaming=streaming)
+
+
+def test_a_time_before_1970_is_the_beginning_and_there_is_one_partition() -> None:
+    assert options(startingTimestamp="1960-01-01T00:00:00Z").starting.default == At(Kind.TIME, 0)
+    for wrong, says in (
+        ({"startingOffsets": '{"orders": {"0": 1, "1": 2}}'}, "one partition"),
+        ({"startingOffsetsByTimestamp": '{"orders": 9223372036854775808}'}, "not Unix milliseconds"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            options(**wrong)
+    for partitions in ("[0, 1]", "[]", "[1]", "0"):
+        with pytest.raises(ConfigError, match="one partition, 0"):
+            parse({"path": "data", "assign": f'{{"orders": {partitions}}}'})

@@ -100,6 +100,8 @@ def test_once_settles_what_one_that_followed_has_left(folder: Path, tmp_path: Pa
     assert len(committed(files).fresh) > 1
     (settled,) = archived(folder, tmp_path / "archive", once=True)
     assert (settled.settled, settled.records) == (1, 0)
+    manifest = committed(files).manifest
+    assert {each.until_ms - manifest.written_ms for each in manifest.retired} == {600_000}
     assert len(committed(files).settled) == 1
     assert committed(files).fresh == []
     assert faults(files) == []
