@@ -255,7 +255,8 @@ class Wiring:
     def _without_bindings(self, gone: Destination, ticket: Ticket | None) -> Ticket | None:
         """Have all bindings go of what is deleted; what its answer waits for, `ticket` and they."""
         if isinstance(gone, Exchange):
-            source, left = gone, [*gone.bindings, *gone.bound_to]
+            # One of it to itself is among both.
+            source, left = gone, [*gone.bindings, *(gone.bound_to - gone.bindings.keys())]
         else:
             source, left = None, [*gone.bound]
         if not left:

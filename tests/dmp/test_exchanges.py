@@ -158,6 +158,17 @@ async def test_what_is_deleted_takes_its_bindings_along() -> None:
     assert b"e" not in after.broker.exchanges
 
 
+async def test_an_exchange_that_is_bound_to_itself_can_be_deleted() -> None:
+    world = await World.open()
+    exchange(world, b"e", "fanout", durable=True)
+    bind(world, b"e", world.wiring.exchange(b"e"))
+    ticket = world.wiring.delete_exchange(b"e")
+    world.settle()
+    assert ticket is not None
+    assert (ticket.done, ticket.error) == (True, None)
+    assert (world.broker.bindings, world.broker.counts.crashes) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
