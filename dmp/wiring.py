@@ -223,10 +223,13 @@ class Wiring:
         self._broker.bindings += 1
         self._broker.generation += 1
 
-    def _unbind(self, bindings: Sequence[Binding], gone: Exchange | None = None) -> Ticket | None:
+    def _unbind(
+        self, bindings: Sequence[Binding], gone: Exchange | None = None, *, recorded: bool = True
+    ) -> Ticket | None:
         """Take away those that are there; an auto-delete exchange goes with its last.
 
-        `gone`: the exchange that is deleted, which is not found by its name any more.
+        `gone`: the exchange that is deleted, which is not found by its name any more. `recorded`: in the
+        definitions, too.
         """
         broker = self._broker
         there: list[tuple[Exchange, Binding]] = []
@@ -239,7 +242,7 @@ class Wiring:
                 there.append((exchange, binding))
                 if exchange.kind.durable and _is_durable(exchange.bindings[binding]):
                     rows.append(binding)
-        ticket = broker.definitions.drop_bindings(rows) if rows else None
+        ticket = broker.definitions.drop_bindings(rows) if rows and recorded else None
         for exchange, binding in there:
             destination = exchange.bindings[binding]
             exchange.remove(binding)
@@ -268,21 +271,34 @@ class Wiring:
     def _bindings_go(
         self, source: Exchange | None, left: list[Binding], ticket: Ticket | None, whole: Ticket
     ) -> Iterator[None]:
-        failed: StoreError | None = None
+        failed: list[StoreError] = []
+        recorded = True
+
+        def written(done: Ticket) -> None:
+            if done.error is not None:
+                failed.append(done.error)
+
+        if ticket is not None:
+            ticket.when_done(written)
         while left:
             some = left[-UNBOUND_AT_ONCE:]
             del left[-UNBOUND_AT_ONCE:]  # to be freed in turns, too
             try:
-                ticket = self._unbind(some, source) or ticket
+                unbound = self._unbind(some, source, recorded=recorded)
             except StoreError as error:  # nothing more is written; a start drops them
-                failed = error
-                break
+                failed.append(error)
+                recorded = False
+                left += some
+                continue
+            if unbound is not None:
+                ticket = unbound
+                ticket.when_done(written)
             if left:
                 yield
-        if failed is not None or ticket is None:
-            whole.resolve(failed)
+        if ticket is None:
+            whole.resolve(failed[0] if failed else None)
         else:
-            ticket.when_done(lambda last: whole.resolve(last.error))
+            ticket.when_done(lambda _: whole.resolve(failed[0] if failed else None))
 
     # -- after a start
 

@@ -1,5 +1,6 @@
 """Requests that are small to send and long to do: others have their turn in between, and nothing is lost."""
 
+import errno
 import struct
 
 import pytest
@@ -19,6 +20,7 @@ from dmp.rows import Row
 from dmp.wiring import UNBOUND_AT_ONCE
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head
+from tests.support.commits import fail, journal_write
 
 C = commands
 EXPIRES_SOON = struct.pack(">H", 0x0100) + short(b"1")
@@ -408,6 +410,37 @@ async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_h
     world.settle()
     after = await world.again()
     assert after.broker.bindings == left
+
+
+async def test_a_deletion_of_which_a_part_did_not_reach_the_disk_is_not_said_to_be_done() -> None:
+    world = await World.open()
+    peer = await many_bindings(world, "x", 2 * STEPS_PER_TURN * UNBOUND_AT_ONCE)
+    peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
+    fail(world.disk, errno.ENOSPC, journal_write, times=1)
+    world.settle()
+    assert world.broker.chores.busy
+    world.advance(0)
+    world.settle()
+    assert peer.names() == ["Connection.Close"]
+    assert world.broker.bindings == 0
+
+
+async def test_bindings_of_what_is_deleted_go_where_nothing_can_be_written_any_more() -> None:
+    world = await World.open()
+    peer = await many_bindings(world, "x", 2 * STEPS_PER_TURN * UNBOUND_AT_ONCE)
+    peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
+    fail(world.disk, errno.EIO, journal_write)
+    world.settle()
+    assert world.broker.chores.busy
+    assert world.store.read_only
+    world.advance(0)
+    assert peer.names() == ["Connection.Close"]
+    assert (world.broker.bindings, world.broker.exchanges[b"x"].bindings) == (0, {})
+    peer = Peer(world).login()
+    peer.method(C.Queue.Declare(0, "q"))
+    peer.method(C.Queue.Bind(0, "q", "x", "0"))
+    peer.send(publish("x", "0", b"body"))
+    assert peer.ask_get("q") == b"body"
 
 
 @pytest.mark.parametrize("deletes", [C.Queue.Delete(0, "q"), C.Exchange.Delete(0, "x")])
