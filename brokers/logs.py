@@ -157,7 +157,7 @@ class _WhileRead:
 
     def __call__(self, _: Any, __: str, event: "Event") -> "Event":
         if not self._lines.has_room:
-            self._left_out += 1
+            self._left_out += 1 + event.get("left_out", 0)
             raise structlog.DropEvent
         if self._left_out:
             event["left_out"] = event.get("left_out", 0) + self._left_out

@@ -178,6 +178,23 @@ def test_a_log_that_nobody_reads_stops_nobody_and_tells_what_was_left_out(level:
         assert json.loads(reader.read1())["left_out"] == 2000 - len(kept)
 
 
+def test_what_a_line_that_nobody_reads_would_have_told_to_be_left_out_is_told_by_the_next() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # so that a write that would wait is seen here, and not by waiting
+    now = [5.0]
+    with open(reading, "rb") as reader, open(writing, "w") as stream:
+        log = configure("info", "json", stream, lambda: now[0])
+        for _ in range(3 * LINES_PER_SECOND):
+            log.warning("refused")
+        os.write(writing, bytes(1 << 20))  # as much as it holds
+        now[0] += 1
+        log.warning("unread")
+        reader.read1(1 << 20)
+        now[0] += 1
+        log.warning("read again")
+        assert json.loads(reader.read1())["left_out"] == 2 * LINES_PER_SECOND + 1
+
+
 def test_a_line_that_was_cut_by_a_full_pipe_does_not_run_into_the_next() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)  # so that a write that would wait is seen here, and not by waiting
