@@ -96,7 +96,7 @@ class Session:
         return Sink(self._connection, broker, exchange, lease.owner, lease.send_return)
 
     def _open_feed(self, lease: Lease, queue: Queue) -> Feed:
-        if queue.deleted:
+        if queue.deleted or not lease.owner.alive:  # of very many it goes a moment later
             raise refusal(Reply.NOT_FOUND, "the queue is gone")
         self._step(Event.FEED_LEASE)
         self._connection.write(ready(False, queue.name))

@@ -2,6 +2,8 @@
 
 import pytest
 
+from dmp.broker import QUEUES_AT_ONCE
+from dmp.chores import STEPS_PER_TURN
 from dmp.door import DMP_HEADER
 from dmp.refusals import Code, Refusal
 from dmp.session import Session
@@ -166,6 +168,20 @@ async def test_a_feed_that_is_gone_is_not_found_nor_is_its_successor_taken_for_i
     for lease in (deleted, abandoned):
         assert answers(world, lease)[1][1] == "404 NOT-FOUND the queue is gone"
     assert app.feed(b"mine").error is None
+
+
+async def test_a_feed_whose_application_has_ended_is_not_found_before_its_queues_have_gone() -> None:
+    world, app = await opened()
+    for number in range(STEPS_PER_TURN * QUEUES_AT_ONCE + 1):
+        app.queue(b"%d" % number)
+    lease = app.feed_lease(b"0")
+    app.close()
+    assert b"0" in world.broker.queues
+    peer, said = answers(world, lease)
+    assert peer.error is not None
+    assert said[1] == "404 NOT-FOUND the queue is gone"
+    world.advance(0)
+    assert not world.broker.queues
 
 
 async def test_there_is_a_bound_on_unused_leases() -> None:
