@@ -3,7 +3,7 @@
 Both are read from the front, get new messages at the end, and take those that come back to their old places.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
@@ -13,7 +13,7 @@ from dmp.message import Message
 
 _NUMBER = attrgetter("number")
 _FEW = 16
-"""So many are put into their places one by one; for more, all that stands before the last is sorted again."""
+"""So many are put into their places one by one; for more, all that stands among them is sorted again."""
 
 
 class Ready(Protocol):
@@ -43,7 +43,8 @@ class Ready(Protocol):
 class Row(deque[Message]):
     """In order of arrival.
 
-    What comes back stood near the front: how much is behind that, which may be millions, costs it nothing.
+    What comes back stood near the front: how much is behind that, which may be millions, costs it nothing;
+    and next to nothing what others gave back before it.
     """
 
     __slots__ = ()
@@ -54,18 +55,28 @@ class Row(deque[Message]):
             return
         if len(messages) <= _FEW:
             end = 1
-            for message in messages:  # looked for from the front, where a deque is quickly reached
-                while end < len(self) and self[end].number < message.number:
-                    end *= 2
+            for message in messages:
+                end = self._reach(message.number, end)
                 insort(self, message, 0, min(end, len(self)), key=_NUMBER)
             return
-        last = messages[-1].number
-        front: list[Message] = []
-        while self and self[0].number < last:
-            front.append(self.popleft())
-        front += messages
-        front.sort(key=_NUMBER)
-        self.extendleft(reversed(front))
+        first, last = messages[0].number, messages[-1].number
+        start = bisect_left(self, first, 0, min(self._reach(first), len(self)), key=_NUMBER)
+        behind = len(self) - start
+        self.rotate(-start)
+        among: list[Message] = []
+        while len(among) < behind and self[0].number < last:
+            among.append(self.popleft())
+        among += messages
+        among.sort(key=_NUMBER)
+        self.extendleft(reversed(among))
+        self.rotate(start)
+
+    def _reach(self, number: int, end: int = 1) -> int:
+        """Nothing from there on has a smaller number. Looked for from the front, where a deque is quickly
+        reached."""
+        while end < len(self) and self[end].number < number:
+            end *= 2
+        return end
 
     def first_number(self) -> int:
         return self[0].number

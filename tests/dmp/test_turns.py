@@ -328,6 +328,22 @@ def test_what_comes_back_finds_its_place_however_much_comes_back_at_once() -> No
         assert [message.number for message in row] == [*sorted(numbers), *range(1000, 1200)]
 
 
+def test_what_comes_back_among_what_others_gave_back_costs_no_more_the_more_that_was() -> None:
+    class Counted(Row):
+        taken = 0
+
+        def popleft(self) -> Message:
+            Counted.taken += 1
+            return super().popleft()
+
+    row = Counted(Message(head(), b"", number) for number in range(0, 20_000, 2))
+    numbers = [*range(1, 20_000, 2)]
+    for end in range(len(numbers), 0, -100):  # the newest first
+        row.put_back([Message(head(), b"", number) for number in numbers[end - 100 : end]])
+    assert [message.number for message in row] == [*range(20_000)]
+    assert Counted.taken <= len(numbers)
+
+
 async def test_bytes_that_wait_for_the_disk_are_counted_until_it_has_them() -> None:
     world = await World.open()
     arguments = QueueArguments(bytes_max=10, rejects=True)
