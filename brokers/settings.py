@@ -50,7 +50,7 @@ class ServeSettings:
     log_format: LogFormat = "text"
     """Of log lines: `json` is an object a line."""
     drain_seconds: float = attrs.field(default=10.0, validator=[validators.ge(0), validators.le(3600)])
-    """How long a stop waits for what is owed. 10 s: what PROMISES allows, and within the 10 s that
-    container runtimes and the 90 s that systemd give before they kill."""
+    """How long a stop waits for what is owed: no longer than the 10 s that container runtimes give
+    before they kill."""
     insecure: bool = False
     """Allow plain text on addresses that other machines reach."""
