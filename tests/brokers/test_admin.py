@@ -4,8 +4,8 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -236,45 +236,45 @@ def test_a_server_that_hangs_does_not_hang_who_asks_how_it_does(
     assert refused.value.code == ExitCode.FAILED
 
 
-def test_an_answer_that_comes_before_all_was_asked_is_heard(near_path: Path) -> None:
-    """A server that knows no such verb says so, and closes, on seeing the first line."""
-    said = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 17\r\n\r\n"
+@contextmanager
+def a_server_that_says(said: bytes, folder: Path, *, heard_bytes: int) -> Iterator[None]:
+    """At a control socket: it hears so many bytes of one request, answers that, and closes."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(near_path / control.NAME))
+        listener.bind(str(folder / control.NAME))
         listener.listen()
 
         def answer() -> None:
             with listener.accept()[0] as connection:
-                connection.recv(10)
-                connection.sendall(said + b'{"error": "none"}')
+                connection.recv(heard_bytes)
+                connection.sendall(said)
 
         answering = threading.Thread(target=answer)
         answering.start()
-        with pytest.raises(Refusal, match="none") as refused:
-            control.request(near_path, "POST", "/logmq/nix", {"topic": "t" * 5_000_000})
-        assert refused.value.code == ExitCode.FAILED
+        yield
         answering.join()
+
+
+def test_an_answer_that_comes_before_all_was_asked_is_heard(near_path: Path) -> None:
+    """A server that knows no such verb says so, and closes, on seeing the first line."""
+    said = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 17\r\n\r\n"
+    with (
+        a_server_that_says(said + b'{"error": "none"}', near_path, heard_bytes=10),
+        pytest.raises(Refusal, match="none") as refused,
+    ):
+        control.request(near_path, "POST", "/logmq/nix", {"topic": "t" * 5_000_000})
+    assert refused.value.code == ExitCode.FAILED
 
 
 @pytest.mark.parametrize(
     "said", [b"what?\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", b""], ids=len
 )
 def test_an_answer_that_is_none_is_one_line(near_path: Path, said: bytes) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(near_path / control.NAME))
-        listener.listen()
-
-        def answer() -> None:
-            with listener.accept()[0] as connection:
-                connection.recv(1000)
-                connection.sendall(said)
-
-        answering = threading.Thread(target=answer)
-        answering.start()
-        with pytest.raises(Refusal, match="went away before it answered") as refused:
-            control.request(near_path, "GET", "/status")
-        assert refused.value.code == ExitCode.UNAVAILABLE
-        answering.join()
+    with (
+        a_server_that_says(said, near_path, heard_bytes=1000),
+        pytest.raises(Refusal, match="went away before it answered") as refused,
+    ):
+        control.request(near_path, "GET", "/status")
+    assert refused.value.code == ExitCode.UNAVAILABLE
 
 
 def test_only_what_asks_has_a_time_to_be_answered_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

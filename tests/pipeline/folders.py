@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from brokers.pipeline.source import rows, stream
+from brokers.pipeline.source import data_source, rows, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Options, Topics, parse
 from brokers.pipeline.source.origin import LogSpot
@@ -83,3 +83,9 @@ def follow(chosen: Options, start: stream.Offset, limit: stream.Limit | None = N
 
 def between(chosen: Options, start: stream.Offset, end: stream.Offset) -> list[bytes]:
     return values(chosen, *stream.spans(chosen, start, end))
+
+
+def planned(*folders: Path, **given: str) -> list[Span]:
+    chosen = options(*folders, streaming=False, **given)
+    shares = data_source.BatchReader(chosen).partitions()
+    return [span for share in shares if isinstance(share, data_source.Share) for span in share.spans]

@@ -1,4 +1,4 @@
-"""Which logs a data folder has, where reading them begins and ends, and how that goes on in a stream."""
+"""Which logs a data folder has, and where reading them begins and ends."""
 
 import json
 import os
@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from brokers.pipeline.source import data_source, index, positions, rows, spans, stream
+from brokers.pipeline.source import data_source, index, positions, rows, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Topics, parse
-from brokers.pipeline.source.origin import DataLoss, LogSpot
+from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError, StoreFormat
 from shared.storage import format
@@ -29,6 +28,7 @@ from tests.pipeline.folders import (
     marks,
     offset_of,
     options,
+    planned,
     remake,
     rewrite_mark,
     values,
@@ -286,12 +286,6 @@ def test_an_offset_that_is_not_there_is_data_loss(folder: Path) -> None:
     assert place(folder, "starting", failOnDataLoss="false", **given) == second.offset
 
 
-def planned(*folders: Path, **given: str) -> list[Span]:
-    chosen = options(*folders, streaming=False, **given)
-    shares = data_source.BatchReader(chosen).partitions()
-    return [span for share in shares if isinstance(share, data_source.Share) for span in share.spans]
-
-
 def test_a_read_that_is_to_end_before_it_begins_is_a_mistake(folder: Path) -> None:
     start, stop = ({"orders": offset_of(number)} for number in (7, 6))
     with pytest.raises(ConfigError, match=f"endingOffsets: orders ends there at {offset_of(6)}"):
@@ -409,264 +403,3 @@ def test_what_a_file_has_lost_ends_no_look_at_its_places(folder: Path) -> None:
         assert opened.cut(span, second.offset - 1) == 0
         assert opened.cut(span, second.offset) == second.offset
         assert opened.written_ms(found, 0) is None
-
-
-# -- tasks
-
-
-def test_a_read_is_cut_at_entries_into_as_many_tasks_as_asked(folder: Path) -> None:
-    span = whole(folder)
-    starts = {mark.offset for mark in marks(folder)}
-    with closing(Folder(str(folder), "logmq")) as opened:
-        shares = spans.shares([span], 4, opened.cut)
-    pieces = [piece for share in shares for piece in share]
-    assert len(shares) == 4
-    assert {piece.start for piece in pieces} <= starts
-    assert values(options(folder), *pieces) == RECORDS
-
-
-def test_where_little_crosses_to_spark_tasks_are_fewer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    span = whole(folder)
-    length = span.length
-    monkeypatch.setattr(spans, "SPLIT_BYTES", length // 4)
-    monkeypatch.setattr(spans, "SPLIT_BYTES_SPARING", length + 1)
-
-    def tasks(*columns: str, **given: str) -> int:
-        return len(data_source.shares(options(folder, **given), [span], columns))
-
-    assert tasks("topic", "offset", "timestamp", "value") > 3
-    assert tasks("offset") > 3
-    assert tasks("topic", "timestamp") == 1
-    assert tasks("value", maxValueBytes="7") == 1
-    assert tasks("timestamp", minPartitions="4") == 4
-
-
-@pytest.mark.parametrize(
-    ("length", "asked", "tasks"), [(999, 2, 2), (1000, 2, 2), (2001, 2, 4), (2500, 3, 3)]
-)
-def test_tasks_are_a_multiple_of_what_was_asked_for_and_of_one_size(
-    monkeypatch: pytest.MonkeyPatch, length: int, asked: int, tasks: int
-) -> None:
-    monkeypatch.setattr(spans, "SPLIT_BYTES_LEAST", 1)
-    span = Span("here", "a", 1, 0, length)
-    shares = spans.shares([span], asked, lambda span, offset: offset, size=1000)
-    sizes = [piece.length for share in shares for piece in share]
-    assert len(sizes) == len(shares) == tasks
-    assert sum(sizes) == length
-    assert max(sizes) - min(sizes) <= 1
-
-
-def test_what_fills_its_tasks_just_so_has_no_task_more() -> None:
-    span = Span("here", "a", 1, 0, 2000)
-    shares = spans.shares([span], None, lambda span, offset: offset, size=1000)
-    assert [piece.length for share in shares for piece in share] == [1000, 1000]
-
-
-def test_pieces_are_all_of_a_log_wherever_a_place_says_it_can_be_cut() -> None:
-    span = Span("here", "a", 1, 5, 105)
-    places = iter([5, 3, 30, 20, 105, 104, 200, 40, 41])
-    shares = spans.shares([span, Span("here", "b", 1, 7, 7)], None, lambda *_: next(places), size=10)
-    assert [(piece.start, piece.stop) for share in shares for piece in share] == [
-        (5, 30),
-        (30, 104),
-        (104, 105),
-    ]
-
-
-def test_tasks_hold_what_fits_each_of_them() -> None:
-    logs = [Span("here", str(number), 1, 0, 400) for number in range(5)]
-    shares = spans.shares(logs, None, lambda span, offset: span.start, size=1000)
-    assert [len(share) for share in shares] == [2, 2, 1]
-
-
-def test_small_logs_share_a_task() -> None:
-    small = [Span("here", str(number), 1, 0, 1000) for number in range(500)]
-    assert spans.shares(small, None, lambda span, offset: span.start) == [tuple(small)]
-    assert spans.shares([], None, lambda span, offset: span.start) == []
-
-
-# -- streams
-
-
-def test_latest_is_resolved_once_and_kept_in_the_first_batchs_end(folder: Path) -> None:
-    chosen = options(folder, streaming=True)
-    first = follow(chosen, stream.INITIAL)
-    fill(folder, {ORDERS: [b"later"]})
-    assert between(chosen, stream.INITIAL, first) == []  # again, as when the first batch is recovered
-    second = follow(chosen, first)
-    assert between(chosen, first, second) == [b"later"]
-    assert follow(chosen, second) == second
-
-
-def test_batches_are_as_small_as_asked_and_leave_nothing_out(folder: Path) -> None:
-    chosen = options(folder, streaming=True, startingOffsets="earliest")
-    for limit, most in [(stream.Limit(records=700), 700), (stream.Limit(length=50_000), 1000)]:
-        start, got = stream.INITIAL, []
-        while (end := follow(chosen, start, limit)) != start:
-            batch = between(chosen, start, end)
-            assert 0 < len(batch) <= most
-            assert limit.length is None or sum(len(value) + 4 for value in batch) <= limit.length
-            got += batch
-            start = end
-        assert got == RECORDS
-
-
-@pytest.mark.parametrize(
-    ("limit", "taken"),
-    [
-        (stream.Limit(records=90), [10, 40, 40]),
-        (stream.Limit(length=360), [10, 40, 40]),
-        (stream.Limit(records=2), [1, 1, 1]),
-        (stream.Limit(length=9), [1, 1, 1]),
-        (stream.Limit(), [10, 100, 100]),
-    ],
-)
-def test_logs_share_a_batch_and_what_the_short_leave_goes_to_the_long(
-    limit: stream.Limit, taken: list[int]
-) -> None:
-    """Records of four bytes each."""
-
-    class Place:
-        def advance(
-            self, spot: LogSpot, start: int, records: int | None, bytes_: int | None
-        ) -> tuple[int, int]:
-            fit = (spot.end - start) // 4
-            fit = fit if records is None else min(fit, records)
-            fit = fit if bytes_ is None else min(fit, max(bytes_ // 4, 1))
-            return start + 4 * fit, fit
-
-    parts = [
-        stream._Part(Place(), LogSpot("here", name, 1, 0, 8 + 4 * count), 8, False)  # type: ignore[arg-type]
-        for name, count in (("a", 100), ("b", 10), ("c", 100))
-    ]
-    stops = stream._limited(parts, limit)
-    assert [(stops["here", name] - 8) // 4 for name in ("b", "a", "c")] == taken
-
-
-def test_a_record_longer_than_the_limit_is_a_batch(folder: Path) -> None:
-    chosen = options(folder, streaming=True, startingOffsets="earliest")
-    end = follow(chosen, stream.INITIAL, stream.Limit(length=1))
-    assert between(chosen, stream.INITIAL, end) == RECORDS[:1]
-
-
-def test_a_topic_that_comes_later_is_read_from_its_first_record(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    fill(data, {("logmq", "another"): [b"x"]})
-    chosen = options(data, streaming=True)
-    start = follow(chosen, stream.INITIAL)
-    fill(data, {ORDERS: [b"a", b"b"]})
-    assert between(chosen, start, follow(chosen, start)) == [b"a", b"b"]
-
-
-def test_a_topic_that_goes_or_is_made_again_is_told_and_read_anew(folder: Path) -> None:
-    start = follow(options(folder, streaming=True), stream.INITIAL)
-    remake(folder, [b"new"] * 9000)
-    with pytest.raises(DataLoss, match="deleted and made again"):
-        follow(options(folder, streaming=True), start)
-    lenient = options(folder, streaming=True, failOnDataLoss="false")
-    end = follow(lenient, start)
-    assert between(lenient, start, end) == [b"new"] * 9000
-
-
-def test_a_stream_does_not_go_back_where_the_newest_entry_cannot_be_read_just_now(folder: Path) -> None:
-    remake(folder, RECORDS, clean=False)
-    chosen = options(folder, streaming=True)
-    start = follow(chosen, stream.INITIAL)
-    rewrite_mark(folder, len(marks(folder)) - 1, lambda mark: mark[:40] + b"torn" + mark[44:])
-    assert whole(folder).stop < start["logs"][str(folder)]["orders"][0]
-    assert follow(chosen, start) == start
-
-
-def test_a_batchs_limit_is_the_options_unless_all_is_asked_for(folder: Path) -> None:
-    chosen = {"streaming": True, "startingOffsets": "earliest"}
-    for given, kind, most in (
-        ({"maxOffsetsPerTrigger": "7"}, ReadMaxRows, offset_of(7)),
-        ({"maxBytesPerTrigger": str(offset_of(9))}, ReadMaxBytes, offset_of(9)),
-        ({}, ReadAllAvailable, offset_of(3000)),
-    ):
-        reader = data_source.StreamReader(options(folder, **chosen, **given))  # type: ignore[arg-type]
-        limit = reader.getDefaultReadLimit()
-        assert type(limit) is kind
-        for asked, end in ((limit, most), (ReadAllAvailable(), offset_of(3000))):
-            found = reader.latestOffset(reader.initialOffset(), asked)
-            assert found["logs"][str(folder)]["orders"][0] == end
-
-
-def test_a_stream_with_a_target_ends_there(folder: Path) -> None:
-    chosen = options(folder, streaming=True, startingOffsets="earliest")
-    target = stream.target(chosen)
-    fill(folder, {ORDERS: [b"later"]})
-    end = stream.following(chosen, rows.rules(chosen), stream.INITIAL, stream.Limit(), target)
-    assert between(chosen, stream.INITIAL, end) == RECORDS
-    assert stream.following(chosen, rows.rules(chosen), end, stream.Limit(), target) == end
-
-
-def test_folders_are_read_together_and_share_a_limit(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    fill(one, {ORDERS: RECORDS[:2000]})
-    fill(two, {ORDERS: RECORDS[2000:2010]})
-    chosen = options(one, two, streaming=True, startingOffsets="earliest")
-    end = follow(chosen, stream.INITIAL, stream.Limit(records=50))
-    assert between(chosen, stream.INITIAL, end) == RECORDS[:40] + RECORDS[2000:2010]
-
-
-def test_a_stream_goes_on_where_its_folder_was_moved(folder: Path) -> None:
-    start = follow(options(folder, streaming=True), stream.INITIAL)
-    moved = folder.rename(folder.parent / "moved")
-    fill(moved, {ORDERS: [b"later"]})
-    chosen = options(moved, streaming=True)
-    assert between(chosen, start, follow(chosen, start)) == [b"later"]
-
-
-def test_a_first_batch_that_is_run_again_is_read_where_its_folder_was_moved(folder: Path) -> None:
-    first = follow(options(folder, streaming=True, startingOffsets="earliest"), stream.INITIAL)
-    moved = folder.rename(folder.parent / "moved")
-    assert between(options(moved, streaming=True), stream.INITIAL, first) == RECORDS
-
-
-def names(folder: Path) -> list[Path]:
-    """A link to a folder, and other names of it."""
-    link = folder.parent / "link"
-    link.symlink_to(folder.name)
-    return [folder, folder / ".." / folder.name, link, Path(os.path.relpath(folder))]
-
-
-def test_a_folder_that_is_given_by_several_names_is_read_once(tmp_path: Path, folder: Path) -> None:
-    other = tmp_path / "other"
-    fill(other, {ORDERS: [b"x"]})
-    _, *more = known = names(folder)
-    assert planned(*known) == planned(folder)
-    assert [span.source for span in planned(*more, other)] == [str(more[0]), str(other)]
-    reader = data_source.StreamReader(options(*known, other, streaming=True, startingOffsets="earliest"))
-    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    assert list(end["logs"]) == [str(folder), str(other)]
-
-
-def test_a_stream_goes_on_where_its_folder_has_another_name(tmp_path: Path, folder: Path) -> None:
-    other = tmp_path / "other"
-    fill(other, {ORDERS: [b"x"]})
-    first, *more = names(folder)
-    both = options(first, other, streaming=True, startingOffsets="earliest")
-    start = follow(both, stream.INITIAL)
-    # As checkpoints are of the time when each name was a folder of its own.
-    twice = {part: {**those, str(more[1]): those[str(first)]} for part, those in start.items()}
-    fill(folder, {ORDERS: [b"later"]})
-    for old, here in [(start, more[0]), (start, more[1]), (twice, first), (twice, more[0])]:
-        chosen = options(here, other, streaming=True)
-        assert len(between(chosen, stream.INITIAL, old)) == len(RECORDS) + 1  # a batch that is run again
-        end = follow(chosen, old)
-        assert list(end["logs"]) == [str(here), str(other)]
-        assert between(chosen, old, end) == [b"later"]
-
-
-def test_what_is_not_asked_for_any_more_is_told(folder: Path) -> None:
-    other = folder.parent / "other"
-    fill(other, {ORDERS: [b"x"], ("logmq", "bills"): [b"y"]})
-    both = options(folder, other, streaming=True, subscribe="orders,bills")
-    start = follow(both, stream.INITIAL)
-    with pytest.raises(
-        DataLoss, match=f"^{other}, which the stream has read, is not among {folder} any more"
-    ):
-        follow(options(folder, streaming=True, subscribe="orders,bills"), start)
-    with pytest.raises(DataLoss, match=r"bills in .*, read up to 5, is not asked for any more \(subscribe\)"):
-        follow(options(folder, other, streaming=True), start)

@@ -37,6 +37,17 @@ def cut_at(disk: FakeDisk, number: int) -> None:
     disk.before = before
 
 
+def with_two_parts(disk: FakeDisk, *, direct_bytes: int) -> ArchiveFolder:
+    """A folder with the records from 0 to 20 in two commits; settled at once from `direct_bytes` on."""
+    folder = ArchiveFolder(disk, "logmq")
+    folder.recover()
+    for at in (0, 10):
+        part = write_fresh(disk, "orders", at, at + 10, f"a-{at}")
+        span = Span(identity("orders"), "orders", "orders", "", Range(at, at + 10), [part])
+        folder.commit(folder.manifest.advance([span], 0, direct_bytes=direct_bytes))
+    return folder
+
+
 def killed_everywhere(disk: FakeDisk) -> Iterator[tuple[FakeDisk, Archiver]]:
     """The machine after an archiver was killed before each of its operations, in turn."""
     for number in itertools.count():
@@ -165,12 +176,7 @@ def test_both_folders_of_a_move_are_synced_before_the_next_commit() -> None:
 
 def test_what_was_settled_stays_for_readers_until_their_time_is_over() -> None:
     disk = FakeDisk()
-    folder = ArchiveFolder(disk, "logmq")
-    folder.recover()
-    for at in (0, 10):
-        part = write_fresh(disk, "orders", at, at + 10, f"a-{at}")
-        span = Span(identity("orders"), "orders", "orders", "", Range(at, at + 10), [part])
-        folder.commit(folder.manifest.advance([span], 0, direct_bytes=1 << 30))
+    folder = with_two_parts(disk, direct_bytes=1 << 30)
     held = folder.manifest.hot
     merged = write_fresh(disk, "orders", 0, 20, "b")
     folder.commit(folder.manifest.settle([Settlement([merged], held)], 0, kept_ms=100))
@@ -225,12 +231,7 @@ def test_a_damaged_manifest_is_no_reason_to_archive_anything_twice() -> None:
 
 def test_a_manifest_that_ends_where_a_settled_file_begins_is_an_old_one() -> None:
     disk = FakeDisk()
-    folder = ArchiveFolder(disk, "logmq")
-    folder.recover()
-    for at in (0, 10):
-        part = write_fresh(disk, "orders", at, at + 10, f"a-{at}")
-        span = Span(identity("orders"), "orders", "orders", "", Range(at, at + 10), [part])
-        folder.commit(folder.manifest.advance([span], 0, direct_bytes=1))
+    folder = with_two_parts(disk, direct_bytes=1)
     disk.flip(names.manifest(folder.manifest.version), 100)
     with pytest.raises(folders.ArchiveDamaged, match="newer than the newest manifest"):
         ArchiveFolder(disk, "logmq").recover()

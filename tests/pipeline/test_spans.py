@@ -1,0 +1,88 @@
+"""What is read of logs, cut into tasks."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from brokers.pipeline.source import data_source, spans
+from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source.spans import Span
+from tests.pipeline.folders import (
+    RECORDS,
+    marks,
+    options,
+    values,
+    whole,
+)
+
+
+def test_a_read_is_cut_at_entries_into_as_many_tasks_as_asked(folder: Path) -> None:
+    span = whole(folder)
+    starts = {mark.offset for mark in marks(folder)}
+    with closing(Folder(str(folder), "logmq")) as opened:
+        shares = spans.shares([span], 4, opened.cut)
+    pieces = [piece for share in shares for piece in share]
+    assert len(shares) == 4
+    assert {piece.start for piece in pieces} <= starts
+    assert values(options(folder), *pieces) == RECORDS
+
+
+def test_where_little_crosses_to_spark_tasks_are_fewer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    span = whole(folder)
+    length = span.length
+    monkeypatch.setattr(spans, "SPLIT_BYTES", length // 4)
+    monkeypatch.setattr(spans, "SPLIT_BYTES_SPARING", length + 1)
+
+    def tasks(*columns: str, **given: str) -> int:
+        return len(data_source.shares(options(folder, **given), [span], columns))
+
+    assert tasks("topic", "offset", "timestamp", "value") > 3
+    assert tasks("offset") > 3
+    assert tasks("topic", "timestamp") == 1
+    assert tasks("value", maxValueBytes="7") == 1
+    assert tasks("timestamp", minPartitions="4") == 4
+
+
+@pytest.mark.parametrize(
+    ("length", "asked", "tasks"), [(999, 2, 2), (1000, 2, 2), (2001, 2, 4), (2500, 3, 3)]
+)
+def test_tasks_are_a_multiple_of_what_was_asked_for_and_of_one_size(
+    monkeypatch: pytest.MonkeyPatch, length: int, asked: int, tasks: int
+) -> None:
+    monkeypatch.setattr(spans, "SPLIT_BYTES_LEAST", 1)
+    span = Span("here", "a", 1, 0, length)
+    shares = spans.shares([span], asked, lambda span, offset: offset, size=1000)
+    sizes = [piece.length for share in shares for piece in share]
+    assert len(sizes) == len(shares) == tasks
+    assert sum(sizes) == length
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_what_fills_its_tasks_just_so_has_no_task_more() -> None:
+    span = Span("here", "a", 1, 0, 2000)
+    shares = spans.shares([span], None, lambda span, offset: offset, size=1000)
+    assert [piece.length for share in shares for piece in share] == [1000, 1000]
+
+
+def test_pieces_are_all_of_a_log_wherever_a_place_says_it_can_be_cut() -> None:
+    span = Span("here", "a", 1, 5, 105)
+    places = iter([5, 3, 30, 20, 105, 104, 200, 40, 41])
+    shares = spans.shares([span, Span("here", "b", 1, 7, 7)], None, lambda *_: next(places), size=10)
+    assert [(piece.start, piece.stop) for share in shares for piece in share] == [
+        (5, 30),
+        (30, 104),
+        (104, 105),
+    ]
+
+
+def test_tasks_hold_what_fits_each_of_them() -> None:
+    logs = [Span("here", str(number), 1, 0, 400) for number in range(5)]
+    shares = spans.shares(logs, None, lambda span, offset: span.start, size=1000)
+    assert [len(share) for share in shares] == [2, 2, 1]
+
+
+def test_small_logs_share_a_task() -> None:
+    small = [Span("here", str(number), 1, 0, 1000) for number in range(500)]
+    assert spans.shares(small, None, lambda span, offset: span.start) == [tuple(small)]
+    assert spans.shares([], None, lambda span, offset: span.start) == []
