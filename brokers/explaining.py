@@ -11,6 +11,7 @@ from typing import Any, Literal
 import attrs
 
 from brokers.errors import nearest
+from brokers.render import cell
 from brokers.structure import Key, fields, item_class, settings_class, written
 from brokers.units import format_quantity, unit_of
 from brokers.values import plain
@@ -30,7 +31,7 @@ class Explained:
     meaning: str
 
     def __str__(self) -> str:
-        default = "" if self.default in (None, "", []) else f" = {_text(self.default)}"
+        default = "" if self.default in (None, "", []) else f" = {cell(self.default)}"
         takes = f"  ({self.takes})" if self.takes else ""
         meaning = textwrap.indent(textwrap.fill(self.meaning, _COLUMNS - 4), "    ")
         return f"{self.setting}{default}{takes}\n{meaning}".rstrip()
@@ -57,12 +58,6 @@ def chosen(rows: Iterable[Explained], names: Sequence[str]) -> list[Explained]:
             raise UsageError("SETTINGS", f"there is no {name}{hint}")
         found |= {row.setting: row for row in named}
     return list(found.values())
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _of(settings: type[Any], above: Key) -> Iterator[Explained]:

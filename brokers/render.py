@@ -97,7 +97,7 @@ class Output:
         elif row is None:
             self.show(item)
         else:
-            self._line("  ".join(escape(_cell(value)) for value in row.values()))
+            self._line("  ".join(escape(cell(value)) for value in row.values()))
 
     def _line(self, text: str) -> None:
         self._stream.write(text if text.endswith("\n") else text + "\n")
@@ -113,14 +113,14 @@ class Output:
     def _record(self, row: Row) -> None:
         width = max((len(name) for name in row), default=0)
         for name, value in row.items():
-            self._line(f"{name:<{width}}  {self._safe(_cell(value))}")
+            self._line(f"{name:<{width}}  {self._safe(cell(value))}")
 
     def _table(self, rows: Sequence[Row]) -> None:
         columns = list(dict.fromkeys(name for row in rows for name in row))
         if not columns:
             return
         right = {name for name in columns if all(_is_number(row.get(name)) for row in rows)}
-        cells = [[escape(_cell(row.get(name))) for name in columns] for row in rows]
+        cells = [[escape(cell(row.get(name))) for name in columns] for row in rows]
         if self._terminal:
             self._drawn(columns, right, cells)
             return
@@ -188,7 +188,8 @@ def _row(item: Any) -> Row | None:
     return None
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """As a table shows it."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -196,15 +197,15 @@ def _cell(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, enum.Enum):
-        return _cell(value.value)
+        return cell(value.value)
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1 else f"{value:.3f}".rstrip("0").rstrip(".")
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={_cell(inner)}" for name, inner in value.items())
+        return " ".join(f"{name}={cell(inner)}" for name, inner in value.items())
     if (row := _row(value)) is not None:
-        return _cell(row)
+        return cell(row)
     if isinstance(value, list | tuple):
-        return ", ".join(map(_cell, value))
+        return ", ".join(map(cell, value))
     return str(value)
 
 
