@@ -21,7 +21,6 @@ PACKAGES = tuple(
     ]
 )
 PROTOCOLS = frozenset(PACKAGES) - {"brokers", "shared"}
-LINES_MAX = 500
 
 # What a sans-IO module may not touch: the loop, sockets, files, clocks, chance, threads, processes.
 IMPURE = frozenset(
@@ -134,13 +133,6 @@ def keeps_threads_to_the_store(module: Module) -> Iterator[str]:
             yield f"{place} outside shared/storage"
 
 
-def is_short(module: Module) -> Iterator[str]:
-    """A file that grows past this has a second reason to change."""
-    lines = module.source.count("\n")
-    if lines > LINES_MAX:
-        yield f"{lines} lines, {LINES_MAX} at most"
-
-
 def _uses(module: Module, place: str) -> bool:
     return any(name == place or name.startswith(place + ".") for name in (*module.imports(), *module.names()))
 
@@ -151,7 +143,6 @@ RULES: tuple[Rule, ...] = (
     is_sans_io,
     keeps_the_loop_to_the_drivers,
     keeps_threads_to_the_store,
-    is_short,
 )
 
 
@@ -195,7 +186,6 @@ def test_every_package_of_the_project_is_looked_at() -> None:
         (keeps_the_loop_to_the_drivers, "logmq/client.py", "from trio import lowlevel"),
         (keeps_threads_to_the_store, "brokers/admin.py", "import trio\ntrio.to_thread.run_sync(f)"),
         (keeps_threads_to_the_store, "brokers/admin.py", "from anyio import to_thread"),
-        (is_short, "brokers/host.py", "\n" * (LINES_MAX + 1)),
     ],
 )
 def test_a_broken_rule_is_found(rule: Rule, path: str, source: str) -> None:
