@@ -51,8 +51,7 @@ class Wiring:
     def declare_exchange(self, name: bytes, kind: ExchangeKind) -> Ticket | None:
         """Make it, or find that there is one just like it."""
         broker = self._broker
-        if name == DEFAULT:
-            raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
+        _not_default(name)
         if kind.type not in TYPES:
             raise Refusal(Code.COMMAND_INVALID, f"unknown exchange type {shown(kind.type.encode())}")
         found = broker.exchanges.get(name)
@@ -76,9 +75,12 @@ class Wiring:
         return found
 
     def delete_exchange(self, name: bytes, *, if_unused: bool = False) -> Ticket | None:
+        """One that is not there is deleted already, as RabbitMQ has it: clients tear down more than once."""
         if name == DEFAULT or name.startswith(_RESERVED):
             raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(name)} is the broker's own")
-        exchange = self.exchange(name)
+        exchange = self._broker.exchanges.get(name)
+        if exchange is None:
+            return None
         if if_unused and exchange.bindings:
             raise Refusal(Code.PRECONDITION_FAILED, f"exchange {shown(name)} in vhost '/' in use")
         broker = self._broker
@@ -90,8 +92,9 @@ class Wiring:
 
     def _same_exchange(self, name: bytes, kind: ExchangeKind, now: ExchangeKind) -> None:
         if kind.type != now.type:
-            text = f"exchange {shown(name)} is of type '{now.type}', not '{kind.type}'"
-            raise Refusal(Code.NOT_ALLOWED, text)
+            raise inequivalent("type", "exchange", name, kind.type, now.type)
+        if name in PREDECLARED:
+            return  # whatever its flags: WireAPI, DMP's best-known client, declares them by its own
         for what in ("durable", "auto_delete", "internal"):
             if getattr(kind, what) != getattr(now, what):
                 raise inequivalent(what, "exchange", name, getattr(kind, what), getattr(now, what))
@@ -128,11 +131,17 @@ class Wiring:
         return queue, ticket
 
     def queue(self, name: bytes, owner: Owner | None) -> Queue:
-        """The one by that name. Raises Refusal: NOT_FOUND, or RESOURCE_LOCKED where it is another's own."""
-        found = self._broker.queues.get(name)
+        """The one by that name. Raises Refusal: NOT_FOUND, or as `find_queue`."""
+        found = self.find_queue(name, owner)
         if found is None:
             raise not_found("queue", name)
-        self._allow(found, owner)
+        return found
+
+    def find_queue(self, name: bytes, owner: Owner | None) -> Queue | None:
+        """The one by that name, if it is there. Raises Refusal (RESOURCE_LOCKED) for another's own."""
+        found = self._broker.queues.get(name)
+        if found is not None:
+            self._allow(found, owner)
         return found
 
     def delete_queue(
@@ -190,7 +199,8 @@ class Wiring:
     ) -> Ticket | None:
         """`table`: the arguments as they came. A binding that is there already is no news."""
         broker = self._broker
-        exchange = self._bindable(source)
+        _not_default(source)
+        exchange = self.exchange(source)
         binding = _binding(source, destination, key, table)
         if binding in exchange.bindings:
             return None
@@ -203,16 +213,16 @@ class Wiring:
         self._add(exchange, binding, destination, arguments)
         return ticket
 
-    def unbind(self, source: bytes, destination: Destination, key: bytes, table: bytes) -> Ticket | None:
-        """A binding that is not there is gone already."""
-        exchange = self._bindable(source)
+    def unbind(
+        self, source: bytes, destination: "Destination | None", key: bytes, table: bytes
+    ) -> Ticket | None:
+        """What is not bound, or not there at all, is unbound already, as RabbitMQ has it."""
+        _not_default(source)
+        exchange = self._broker.exchanges.get(source)
+        if exchange is None or destination is None:
+            return None
         binding = _binding(source, destination, key, table)
         return self._unbind((binding,)) if binding in exchange.bindings else None
-
-    def _bindable(self, source: bytes) -> Exchange:
-        if source == DEFAULT:
-            raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
-        return self.exchange(source)
 
     def _add(
         self, exchange: Exchange, binding: Binding, destination: Destination, arguments: Mapping[str, Any]
@@ -330,6 +340,11 @@ class Wiring:
                 broker.definitions.drop_bindings((binding,))
             else:
                 self._add(exchange, binding, destination, binding.read_arguments())
+
+
+def _not_default(name: bytes) -> None:
+    if name == DEFAULT:
+        raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
 
 
 def _binding(source: bytes, destination: Destination, key: bytes, table: bytes) -> Binding:

@@ -1,5 +1,7 @@
 """How a connection begins: start, tune, open. Who may come in, and on what terms."""
 
+import functools
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -38,6 +40,7 @@ class Handshake:
         """Connection.Start, whole."""
         properties: dict[str, Any] = {
             "product": "Brokers",
+            "version": _version(),
             "platform": "Python",
             "capabilities": _CAPABILITIES,
         }
@@ -97,3 +100,12 @@ class Handshake:
         right = session.broker.settings.users.allow(user, password)
         near = session.connection.peer.startswith(_LOOPBACK)
         return user if right and (near or user != "guest") else None
+
+
+@functools.cache
+def _version() -> str:
+    """The package's; clients that compare versions need one where it runs from its source, too."""
+    try:
+        return importlib.metadata.version("brokers")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"

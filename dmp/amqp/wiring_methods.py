@@ -8,7 +8,7 @@ from dmp.arguments import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.field_tables import read_table
 from dmp.queues import Queue
-from dmp.refusals import Code, Refusal, not_found
+from dmp.refusals import Code, Refusal
 from shared.errors import StoreError
 from shared.storage.store import Ticket
 
@@ -56,10 +56,10 @@ def exchange_bind(channel: Channel, method: commands.Exchange.Bind, table: bytes
 
 
 def exchange_unbind(channel: Channel, method: commands.Exchange.Unbind, table: bytes) -> None:
-    wiring = channel.session.broker.wiring
-    destination = wiring.exchange(method.destination.encode())
+    broker = channel.session.broker
+    destination = broker.exchanges.get(method.destination.encode())
     with _stored():
-        ticket = wiring.unbind(method.source.encode(), destination, method.routing_key.encode(), table)
+        ticket = broker.wiring.unbind(method.source.encode(), destination, method.routing_key.encode(), table)
     _answer(channel, method.nowait, commands.Exchange.UnbindOk(), ticket)
 
 
@@ -99,8 +99,8 @@ def queue_bind(channel: Channel, method: commands.Queue.Bind, table: bytes) -> N
 
 
 def queue_unbind(channel: Channel, method: commands.Queue.Unbind, table: bytes) -> None:
-    queue = named(channel, method.queue)
     wiring = channel.session.broker.wiring
+    queue = wiring.find_queue(_meant(channel, method.queue), channel.session.owner)
     with _stored():
         ticket = wiring.unbind(method.exchange.encode(), queue, method.routing_key.encode(), table)
     channel.reply(commands.Queue.UnbindOk(), ticket)
@@ -114,22 +114,27 @@ def queue_purge(channel: Channel, method: commands.Queue.Purge, table: bytes) ->
 
 
 def queue_delete(channel: Channel, method: commands.Queue.Delete, table: bytes) -> None:
-    queue = named(channel, method.queue)
-    with _stored():
-        count, ticket = channel.session.broker.wiring.delete_queue(
-            queue, if_unused=method.if_unused, if_empty=method.if_empty
-        )
+    """One that is not there is deleted already, as RabbitMQ has it: clients tear down more than once."""
+    wiring = channel.session.broker.wiring
+    queue = wiring.find_queue(_meant(channel, method.queue), channel.session.owner)
+    count, ticket = 0, None
+    if queue is not None:
+        with _stored():
+            count, ticket = wiring.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
     _answer(channel, method.nowait, commands.Queue.DeleteOk(count), ticket)
 
 
 def named(channel: Channel, name: str) -> Queue:
-    """The queue that a method means; an empty name is the channel's last declared. Raises Refusal."""
-    if not name and channel.last_queue is None:
-        raise Refusal(Code.NOT_ALLOWED, "no queue name, and none declared on this channel")
+    """The queue that a method means. Raises Refusal."""
+    return channel.session.broker.wiring.queue(_meant(channel, name), channel.session.owner)
+
+
+def _meant(channel: Channel, name: str) -> bytes:
+    """The queue's name; an empty one is the channel's last declared. Raises Refusal, as RabbitMQ has it."""
     found = name.encode() or channel.last_queue
     if found is None:
-        raise not_found("queue", b"")
-    return channel.session.broker.wiring.queue(found, channel.session.owner)
+        raise Refusal(Code.NOT_FOUND, "no queue name, and none declared on this channel")
+    return found
 
 
 def _arguments(table: bytes) -> dict[str, object]:

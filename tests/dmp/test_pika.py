@@ -201,7 +201,6 @@ def test_an_unknown_exchange_costs_the_channel_and_no_more(connect: Connect) -> 
         (404, lambda c: c.queue_declare("none", passive=True)),
         (404, lambda c: c.exchange_declare("none", passive=True)),
         (404, lambda c: c.basic_consume("none", print)),
-        (404, lambda c: c.queue_delete("none")),
         (403, lambda c: c.exchange_declare("amq.mine")),
         (403, lambda c: c.queue_declare("amq.mine")),
         (403, lambda c: c.exchange_delete("amq.direct")),
@@ -213,8 +212,8 @@ def test_an_unknown_exchange_costs_the_channel_and_no_more(connect: Connect) -> 
         (406, lambda c: c.queue_declare("", arguments={"x-single-active-consumer": 1})),
         (406, lambda c: c.queue_declare("", arguments={"x-max-priority": 256})),
         (406, lambda c: c.basic_ack(7) or c.queue_declare("amq.none", passive=True)),
+        (406, lambda c: c.exchange_declare("amq.direct", "topic", durable=True)),
         (503, lambda c: c.exchange_declare("odd", "quantum")),
-        (530, lambda c: c.exchange_declare("amq.direct", "topic", durable=True)),
         (540, lambda c: c.tx_select()),
         (540, lambda c: c.basic_qos(prefetch_size=1)),
     ],
@@ -229,6 +228,17 @@ def test_refusals_have_the_codes_of_the_specification(
         call(connection.channel())
     assert error.value.reply_code == code
     assert connection.is_open != hard
+
+
+def test_a_tear_down_may_come_twice(channel: BlockingChannel) -> None:
+    queue = own_queue(channel)
+    channel.exchange_declare("torn", "fanout")
+    channel.queue_bind(queue, "torn")
+    for _ in range(2):
+        channel.queue_unbind(queue, "torn")
+        channel.exchange_delete("torn")
+        channel.queue_delete(queue)
+    assert channel.is_open
 
 
 def test_a_queue_of_ones_own_is_locked_for_others(connect: Connect, channel: BlockingChannel) -> None:
