@@ -49,6 +49,7 @@ class OneSparkSession(LoadScopeScheduling):
         return "pipeline" if nodeid.startswith("tests/pipeline/") else nodeid.partition("::")[0]
 
 
+@pytest.hookimpl(optionalhook=True)  # without xdist nobody asks
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     config.option.loadscopereorder = False  # the order is ours
     return OneSparkSession(config, log)
