@@ -30,6 +30,9 @@ for name in [each for each in os.environ if each.startswith("BROKERS_") or each 
 # which tests interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Under nohup SIGHUP is ignored, likewise. A handler is not inherited: servers hear it again.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 FIRST = ("tests/pipeline/", "tests/e2e/")
 """The longest, so that none of them is left to one worker while the other has nothing to do."""

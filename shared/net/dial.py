@@ -11,6 +11,7 @@ import trio
 
 from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, BrokerError, UsageError
 from shared.net.keepalive import is_loopback, keepalive
+from shared.net.tls import client_context
 
 CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 30.0
@@ -120,7 +121,7 @@ def tls_context(
         if file is not None:
             _check_readable(flag, file)
     try:
-        context = ssl.create_default_context(cafile=ca)
+        context = client_context(ca)
     except ssl.SSLError as error:
         raise UsageError("--ca", f"{ca} is no PEM certificate ({error})") from None
     if certificate is not None:

@@ -24,7 +24,7 @@ def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContex
     """
     if settings.certificate is None:
         raise ConfigError(f"{section}.certificate", "TLS needs a certificate")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context = _tell_cuts(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION  # a client could make us work for nothing
     _readable(settings.certificate, f"{section}.certificate")
@@ -46,6 +46,17 @@ def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContex
         except ssl.SSLError as error:
             raise ConfigError(f"{section}.client_ca", f"not a PEM certificate: {error}") from error
         context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(ca: str | Path | None = None) -> ssl.SSLContext:
+    """A client's context that trusts `ca` (a PEM file; None: the system's). Raises OSError, ssl.SSLError."""
+    return _tell_cuts(ssl.create_default_context(cafile=ca))
+
+
+def _tell_cuts(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Tell a stream that is cut off from one that ended. Python before 3.11.4 takes both for an end."""
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     return context
 
 

@@ -5,7 +5,6 @@ import os
 import pty
 import signal
 import socket
-import ssl
 import stat
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.errors import ExitCode
+from shared.net.tls import client_context
 from tests.brokers.conftest import Run
 from tests.support.echo import install_echo
 from tests.support.server import Server, speak, until
@@ -296,7 +296,7 @@ def test_a_certificate_in_the_settings_makes_every_listener_speak_tls(
 
 
 def _over_tls(port: int, authority: trustme.CA, data: bytes) -> bytes:
-    context = ssl.create_default_context()
+    context = client_context()
     authority.configure_trust(context)
     with (
         socket.create_connection(("127.0.0.1", port)) as plain,

@@ -14,6 +14,7 @@ from dmp.principal import open_principal
 from dmp.settings import DmpSettings
 from shared.net.dial import Address
 from shared.net.settings import TlsSettings
+from shared.net.tls import client_context
 from tests.dmp.served import Served, served
 from tests.dmp.test_feeds_served import Reader
 
@@ -26,7 +27,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     certificate.private_key_and_cert_chain_pem.write_to_path(_pem(tmp_path_factory.getbasetemp()))
-    context = ssl.create_default_context()
+    context = client_context()
     authority.configure_trust(context)
     return context
 

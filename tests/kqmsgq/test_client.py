@@ -1,7 +1,5 @@
 """The clients, against the server itself."""
 
-import ssl
-
 import pytest
 import trio
 import trustme
@@ -14,6 +12,7 @@ from kqmsgq.wire import message
 from shared.errors import RemoteProtocolError
 from shared.net.dial import Disconnected
 from shared.net.settings import TlsSettings
+from shared.net.tls import client_context
 from tests.kqmsgq.served import Served, served
 
 
@@ -181,7 +180,7 @@ async def test_tls_on_both_sides(tmp_path_factory: pytest.TempPathFactory) -> No
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     certificate.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
-    context = ssl.create_default_context()
+    context = client_context()
     authority.configure_trust(context)
     async with (
         served(tls=TlsSettings(certificate=folder / "server.pem")) as server,

@@ -1,6 +1,5 @@
 """The clients, against the server itself and against streams that break."""
 
-import ssl
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from pubsub.client import Disconnected, Kind, Subscriber, open_publisher, open_s
 from pubsub.settings import PubsubSettings
 from shared.errors import EXIT_MISSING, BrokerError, ConfigError
 from shared.net.settings import TlsSettings
+from shared.net.tls import client_context
 from tests.pubsub.served import Served, served
 
 
@@ -100,7 +100,7 @@ async def test_an_id_that_is_connected_is_turned_away_and_the_first_stays() -> N
 async def test_a_subscriber_over_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
-    context = ssl.create_default_context()
+    context = client_context()
     authority.configure_trust(context)
     async with (
         served(tls=TlsSettings(certificate=tmp_path / "server.pem")) as server,

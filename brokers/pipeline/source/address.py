@@ -5,6 +5,7 @@ import ssl
 import attrs
 
 from shared.errors import ConfigError
+from shared.net.tls import client_context
 
 PORT = 8080
 
@@ -65,7 +66,7 @@ class Reach:
             return None
         option, file = "tlsCa", self.ca
         try:
-            context = ssl.create_default_context(cafile=self.ca)
+            context = client_context(self.ca)
             if self.certificate is not None:
                 option, file = "tlsCertificate", self.certificate
                 context.load_cert_chain(self.certificate, self.key)

@@ -18,6 +18,7 @@ from shared.net.connection import Connection, Session
 from shared.net.network import Group, Network
 from shared.net.rounds import AfterRound, OpenSession
 from shared.net.settings import NetSettings, TlsSettings
+from shared.net.tls import client_context
 
 PATIENCE_SECONDS = 60.0
 """More than any of these tests takes on a busy machine, so that a hang fails and does not stay."""
@@ -46,7 +47,7 @@ class Certificates:
         return attrs.evolve(self.server, client_ca=self.folder / "ca.pem")
 
     def client_context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
+        context = client_context()
         self.authority.configure_trust(context)
         return context
 

@@ -14,6 +14,7 @@ from trio.testing import MockClock, memory_stream_pair
 
 from shared.errors import UsageError
 from shared.net.dial import Address, Unreachable, open_again, tls_context
+from shared.net.tls import client_context
 
 NOTHING = {"ca": None, "certificate": None, "key": None}
 
@@ -68,7 +69,7 @@ async def test_a_server_without_tls_is_named_by_the_error() -> None:
             partial(trio.serve_tcp, lambda stream: stream.send_all(b"in the clear"), 0, host="127.0.0.1")
         )
         port = listener.socket.getsockname()[1]
-        context = ssl.create_default_context()
+        context = client_context()
         with pytest.raises(ssl.SSLError) as refused:
             await Address("127.0.0.1", port, context, kind="test").open()
         assert refused.value.filename == f"127.0.0.1:{port}"
