@@ -39,6 +39,7 @@ class Door:
             if not any(header.startswith(self._header) for header in self._doors):
                 raise RemoteProtocolError("not a protocol header", AMQP_HEADER)
             if len(self._header) < HEADER_BYTES:
+                self._connection.await_rest()
                 return
             session = self._session = self._doors[self._header](self._connection, self._broker)
             if not data:

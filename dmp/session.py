@@ -40,6 +40,7 @@ class Session:
                 self._begun += data
                 word = take_short(self._begun)
                 if word is None:
+                    self._connection.await_rest()
                     return
                 data = self._begun[1 + len(word) :]
                 self._begun = b""

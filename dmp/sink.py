@@ -158,6 +158,7 @@ class Sink(Pacing):
         if large is not None:
             large += data
             if len(large) < self._needed:
+                self.connection.await_rest()
                 self.connection.hold(len(large))
                 return
             self.connection.hold(0)
@@ -443,8 +444,7 @@ class Sink(Pacing):
         """The beginning of a message. Raises WireError where its size is already wrong."""
         if at or Due.FRAME not in self._deadlines:
             self.due(Due.FRAME, self.connection.now + self._broker.settings.frame_seconds)
-        if not at:
-            self.connection.await_rest()
+        self.connection.await_rest()
         end = end_of(data, at, self._size_max)
         if end is not None and end - at > _LARGE_BYTES:
             self._large = bytearray(memoryview(data)[at:])

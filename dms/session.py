@@ -179,8 +179,7 @@ class Session(Consuming):
             self.connection.pause_reading()
         elif at < len(data) or self._skip:
             self._data = data[at:]
-            if not at:
-                self.connection.await_rest()
+            self.connection.await_rest()
             if self._due == math.inf or (at and not (skip and skip - self._skip == len(data))):
                 self._due = self.connection.now + self.broker.settings.frame_seconds
                 self.wake_by(self._due)

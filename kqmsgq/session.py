@@ -72,6 +72,7 @@ class Session:
                 missing = self._large_bytes - len(self._large)
                 self._large += data[:missing]
                 if len(data) < missing:
+                    self._connection.await_rest()
                     self._connection.hold(len(self._large))
                     return
                 assert self._producing is not None
@@ -182,8 +183,7 @@ class Session:
 
     def _keep(self, rest: bytes, *, begins: bool) -> None:
         """The beginning of an event, whose first byte came just now or, not `begins`, maybe before."""
-        if not begins:
-            self._connection.await_rest()
+        self._connection.await_rest()
         if begins or not self._begun:
             self._begun.begin()
         if self.state is State.PRODUCER:

@@ -121,6 +121,7 @@ class Session(Pacing):
         elif partial:
             partial += data
             if not self._completes(data):
+                self.connection.await_rest()
                 self._count_partial()
                 return
             data = bytes(partial)
@@ -235,7 +236,6 @@ class Session(Pacing):
     def _apply(self, data: bytes, at: int) -> None:
         """Apply everything whole in `data` from `at` on, as far as nothing stops it."""
         self._applying = True
-        begin = at
         try:
             while not self._stops and at < len(data):
                 before, state = at, self.state
@@ -253,7 +253,7 @@ class Session(Pacing):
         if at < len(data):
             self._partial = bytearray(memoryview(data)[at:])
         state, settings = self.state, self.broker.settings
-        if begin < len(data) and (at == begin or state is State.BODY):
+        if self._partial or state is State.BODY:
             self.connection.await_rest()
         if state is State.REQUESTS:
             if self._partial:

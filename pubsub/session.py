@@ -59,6 +59,8 @@ class Session:
             self._refuse(error)
             raise
         self._rest = data[taken:] if self.state is not State.ENDING else b""
+        if self._rest:
+            self._connection.await_rest()
         if self.state is State.SUBSCRIBER:
             if self._rest and taken >= COMMANDS_PER_TURN * COMMAND_BYTES:
                 left, self._rest = self._rest, b""

@@ -104,6 +104,7 @@ class Session(Lifetime):
         if partial:
             partial += data
             if len(partial) < self._bytes_needed:
+                self.connection.await_rest()
                 self._count_held()
                 return
             data = bytes(partial)
@@ -141,8 +142,7 @@ class Session(Lifetime):
         elif at < len(data):
             self._partial += data[at:]
             self._bytes_needed = self._frame_end(data, at)
-            if not at:
-                self.connection.await_rest()
+            self.connection.await_rest()
             self.due(Due.FRAME, self.connection.now + self.broker.settings.frame_seconds)
         self._count_held()
 

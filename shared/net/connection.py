@@ -167,11 +167,11 @@ class Connection:
         self.held_bytes = size if size > HELD_BYTES_MIN else 0
 
     def await_rest(self) -> None:
-        """What came is the beginning of something, and there is no answer to it yet.
+        """A read has left something begun, to which there is no answer yet.
 
         Where a peer sends a header and what follows it apart, its system may hold the second back until the
         first is acknowledged, and ours puts that off for up to 40 ms, to let it go along with an answer. So
-        have it sent now. Not for every piece of what is long: only where nothing else of the input was whole.
+        have it sent now. That holds until the next answer at most: say it at each such read.
         """
 
     def pay(self) -> int:

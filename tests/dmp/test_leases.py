@@ -38,6 +38,7 @@ async def test_the_dialog_is_the_specifications() -> None:
     said = short(app.sink_lease(b"quotes"))
     for at in range(len(said) - 1):
         assert peer.say(said[at : at + 1]) == b""
+        assert peer.connection.rests_awaited == at + 2, "also of the greeting"
     assert texts(peer.say(said[-1:])) == ['200 OK Ready to write to "quotes"']
 
 

@@ -158,7 +158,7 @@ def test_the_payload_behind_a_header_that_came_alone_is_awaited() -> None:
     for piece in (frame[:16], frame[16:], listing, listing + frame[:3], frame[3:]):
         peer.send(piece)
         awaited.append(peer.connection.rests_awaited)
-    assert awaited == [1, 1, 1, 1, 1]
+    assert awaited == [1, 1, 1, 2, 2]
 
 
 def test_what_follows_a_frame_does_not_complete_it(world: World) -> None:

@@ -195,4 +195,4 @@ def test_the_rest_of_a_line_and_a_body_that_was_announced_are_awaited() -> None:
     for piece in (b"PRODUCE t", b" x\nPING\n", b"PING\nPI", b"NG\n", b"APPEND t 3\n", b"abc", b"PING\n"):
         peer.send(piece)
         awaited.append(peer.connection.rests_awaited)
-    assert awaited == [1, 1, 1, 1, 2, 2, 2]
+    assert awaited == [1, 1, 2, 2, 3, 3, 3]

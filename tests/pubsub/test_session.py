@@ -31,6 +31,16 @@ def test_a_message_comes_as_one_frame_with_its_senders_address() -> None:
     assert len(data) == 1603
 
 
+def test_the_rest_of_an_id_and_of_a_command_is_awaited() -> None:
+    peer = World().connect()
+    command = encode_command(SUBSCRIBE, b"a")
+    awaited = []
+    for piece in (b"A", encode_id(b"A")[1:] + command[:1], command[1:] + command[:1], command[1:]):
+        peer.send(piece)
+        awaited.append(peer.connection.rests_awaited)
+    assert awaited == [1, 2, 3, 3]
+
+
 def test_a_client_gets_a_message_once_however_many_subscriptions_match() -> None:
     world = World()
     peer = world.subscriber(b"A", b"*", b"a/+", b"a/b", b"a/*")
