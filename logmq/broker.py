@@ -13,6 +13,8 @@ from logmq.writers import Writers
 from shared.storage.store import Store
 
 if TYPE_CHECKING:
+    import structlog
+
     from logmq.session import Session
 
 
@@ -21,6 +23,7 @@ class Broker:
     """One LogMQ, without its sockets."""
 
     store: Store
+    log: "structlog.stdlib.BoundLogger"
     settings: LogmqSettings
     topics: Topics
     groups: Groups

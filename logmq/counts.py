@@ -16,6 +16,8 @@ class Counts:
     bytes_tailed: int = 0
     batches_repeated: int = 0
     too_late: int = 0
+    http: int = 0
+    """Connections closed because they brought HTTP."""
     refusals: dict[str, int] = attrs.field(factory=dict)
     tails: int = 0
     tails_fallen_behind: int = 0

@@ -29,6 +29,7 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
     tables = store.namespace(TABLES_NAMESPACE, settings.durability)
     broker = Broker(
         store=store,
+        log=log,
         settings=settings,
         topics=Topics(namespace, settings),
         groups=Groups(await Table.open(tables, GROUPS), settings.commits_max),
@@ -88,6 +89,7 @@ class LogmqService:
                 "TAIL readers that left the shared feed.",
             ),
             ("requests_too_late_total", counts.too_late, "Lines and bodies that did not come in time."),
+            ("http_closed_total", counts.http, "Connections closed because they brought HTTP."),
         ):
             yield Sample(f"logmq_{name}", value, help_)
         for code, refused in sorted(counts.refusals.items()):

@@ -37,6 +37,8 @@ from logmq.wire import (
     NAME_BYTES_MAX,
     Code,
     Refusal,
+    begins_http,
+    looks_like_http,
     refusal_for,
     split_request,
     too_large,
@@ -44,6 +46,7 @@ from logmq.wire import (
 from logmq.writing import Writing
 from shared.errors import LocalProtocolError, StoreError
 from shared.net.connection import Connection
+from shared.printable import printable
 from shared.storage.store import Ticket
 
 LINES_PER_ROUND = 1024
@@ -80,7 +83,7 @@ class Session(Pacing):
         self.broker = broker
         self.topics = broker.topics
         self.counts = broker.counts
-        self.state = State.REQUESTS
+        self.state = State.FIRST_LINE
         self.tail: Tail | None = None
         self.listing: Listing | None = None
         self._size_max = broker.settings.message_bytes_max
@@ -255,7 +258,7 @@ class Session(Pacing):
         state, settings = self.state, self.broker.settings
         if self._partial or state is State.BODY:
             self.connection.await_rest()
-        if state is State.REQUESTS:
+        if state is State.REQUESTS or state is State.FIRST_LINE:
             if self._partial:
                 self._expect_within(settings.line_seconds)
             else:
@@ -285,6 +288,8 @@ class Session(Pacing):
     def _advance(self, data: bytes, at: int) -> int:
         """Apply something of `data`; returns the position behind it."""
         match self.state:
+            case State.FIRST_LINE:
+                return self._first_line(data, at)
             case State.REQUESTS:
                 at = self._lines(data, at)
                 self.writing.flush()
@@ -315,6 +320,15 @@ class Session(Pacing):
                 return len(data)
             case State.ENDING:
                 return len(data)
+
+    def _first_line(self, data: bytes, at: int) -> int:
+        """Look at the first line, which is then read as all are; returns `at`."""
+        end = data.find(b"\n", at)
+        if end >= 0 and begins_http(line := _without_cr(data[at:end])):
+            self._end_http(line)
+        elif end >= 0 or len(data) - at > self._line_max:
+            self._step(Event.LINE_COMES)
+        return at
 
     def _lines(self, data: bytes, at: int) -> int:
         """Requests, line by line, until the state changes or something stops them."""
@@ -369,7 +383,7 @@ class Session(Pacing):
     def _line(self, data: bytes, at: int, end: int) -> int:
         """One request, the line `data[at:end]`; returns the position behind it, -1 where it has to wait."""
         after = end + 1
-        line = data[at : end - 1 if data[at:end].endswith(b"\r") else end]
+        line = _without_cr(data[at:end])
         try:
             if line.startswith(b"PRODUCE "):
                 self.writing.line(line)
@@ -384,6 +398,9 @@ class Session(Pacing):
             self.replies.when_empty(self._turn_has_come)
             return -1
         except Refusal as refusal:
+            if refusal.code is Code.UNKNOWN_COMMAND and looks_like_http(line):
+                self._end_http(line)
+                return after
             self.refuse(refusal)
         self.stop_if_crowded()
         return after
@@ -420,6 +437,17 @@ class Session(Pacing):
         tail.end()
         self._step(Event.TAIL_STOPPED)
 
+    def _end_http(self, line: bytes) -> None:
+        """A web page may have a browser send what it likes to any port: nothing behind this is executed."""
+        self.counts.http += 1
+        self.broker.log.warning(
+            "an HTTP request came to the LogMQ port; it was closed, nothing of the request was executed",
+            peer=self.connection.peer,
+            line=printable(line),
+        )
+        self.refuse(Refusal(Code.SYNTAX, "this is LogMQ, HTTP is not spoken here; closing"))
+        self._end(Event.HTTP)
+
     def _too_late(self) -> None:
         """What the peer began it has not finished in time."""
         what = "the line" if self.state is not State.BODY else "the bytes of the message"
@@ -449,3 +477,7 @@ class Session(Pacing):
         refusal = refusal_for(error)
         self.counts.refused(refusal)
         return refusal.line
+
+
+def _without_cr(line: bytes) -> bytes:
+    return line[:-1] if line.endswith(b"\r") else line

@@ -17,6 +17,7 @@ STOP_OTHERS = 32  # other connections have their turn
 
 
 class State(Enum):
+    FIRST_LINE = "the first line is expected"
     REQUESTS = "a request's line is expected"
     BODY = "the bytes of an APPEND or BATCH are coming"
     SKIPPED_BODY = "the bytes of a refused APPEND or BATCH are thrown away"
@@ -26,6 +27,8 @@ class State(Enum):
 
 
 class Event(Enum):
+    LINE_COMES = "any other line"
+    HTTP = "a line of an HTTP request"
     BODY_ANNOUNCED = "APPEND or BATCH"
     BODY_COMPLETE = "the last byte"
     BODY_REFUSED = "APPEND or BATCH that is refused"
@@ -43,12 +46,19 @@ class Event(Enum):
 
 
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    State.FIRST_LINE: {
+        Event.LINE_COMES: State.REQUESTS,
+        Event.HTTP: State.ENDING,
+        Event.INPUT_ENDS: State.ENDING,
+        Event.TOO_LATE: State.ENDING,
+    },
     State.REQUESTS: {
         Event.BODY_ANNOUNCED: State.BODY,
         Event.BODY_REFUSED: State.SKIPPED_BODY,
         Event.BODY_TOO_LARGE: State.ENDING,
         Event.LINE_TOO_LONG: State.SKIPPED_LINE,
         Event.TAIL_BEGINS: State.TAIL,
+        Event.HTTP: State.ENDING,
         Event.QUIT: State.ENDING,
         Event.INPUT_ENDS: State.ENDING,
         Event.TOO_LATE: State.ENDING,

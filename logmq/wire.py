@@ -117,6 +117,26 @@ def split_request(line: bytes) -> tuple[bytes, list[bytes]]:
     return word, fields
 
 
+def begins_http(line: bytes) -> bool:
+    """Whether the first line of a connection is one of HTTP.
+
+    DELETE is a word of both protocols, so our words do not settle it. A message may be any text: PRODUCE to
+    what can be a topic is ours, which HTTP's second field cannot be.
+    """
+    if not looks_like_http(line):
+        return False
+    word, _, rest = line.partition(b" ")
+    return word != b"PRODUCE" or _NAME.fullmatch(rest.partition(b" ")[0]) is None
+
+
+def looks_like_http(line: bytes) -> bool:
+    """Whether a line (without its end) is the first of an HTTP request, or its host field.
+
+    Every browser sends both before the body, which the page that it shows has written.
+    """
+    return line.endswith((b" HTTP/1.1", b" HTTP/1.0")) or line[:5].lower() == b"host:"
+
+
 def number_untrusted(field: bytes, name: str) -> int:
     """A decimal number from 0 to 2^63-1. Raises Refusal (SYNTAX), which calls it `name`."""
     if field.isdigit():  # of bytes: 0 to 9 alone

@@ -4,6 +4,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
+import structlog
+
 from logmq.broker import Broker
 from logmq.groups import Groups
 from logmq.session import Session
@@ -16,6 +18,7 @@ from shared.net.outbox import FileRange
 from shared.storage.format import Mark
 from shared.storage.settings import Durability
 
+LOG = structlog.stdlib.get_logger("test")
 MARK_BYTES = 64
 
 
@@ -297,6 +300,7 @@ class World:
         store = cast(Any, self.store)
         self.broker = Broker(
             store=store,
+            log=LOG,
             settings=self.settings,
             topics=Topics(cast(Any, self.namespace), self.settings),
             groups=Groups(cast(Any, self.group_table), self.settings.commits_max),

@@ -1,0 +1,92 @@
+"""A web page cannot drive LogMQ: the first line of HTTP closes, and nothing behind it is executed."""
+
+import pytest
+
+from logmq.states import State
+from tests.logmq.fakes import Peer, World
+from tests.support.browsers import post
+
+BODY = b"DELETE orders\r\nPRODUCE orders from a page\nPING\n"
+
+
+def world_with_orders() -> World:
+    world = World()
+    assert world.connect().ask(b"PRODUCE orders one\n") == b"OK 0\n"
+    return world
+
+
+def is_closed(peer: Peer) -> bool:
+    return peer.connection.finished and peer.session.state is State.ENDING
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10_000])
+def test_a_browsers_post_is_closed_and_nothing_of_its_body_is_executed(size: int) -> None:
+    world = world_with_orders()
+    peer = world.connect()
+    request = post(BODY)
+    for start in range(0, len(request), size):
+        peer.send(request[start : start + size])
+    peer.settle()
+    assert is_closed(peer)
+    assert peer.take() == b"ERR SYNTAX this is LogMQ, HTTP is not spoken here; closing\n"
+    assert world.connect().ask(b"TOPICS\n") == b"TOPIC orders 0 7\nEND\n"
+    assert world.broker.counts.http == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET / HTTP/1.1",
+        b"GET / HTTP/1.0",
+        b"DELETE /orders HTTP/1.1",
+        b"PRODUCE / HTTP/1.1",
+        b"PRODUCE http://127.0.0.1:8080/orders HTTP/1.1",
+        b"OPTIONS * HTTP/1.1",
+        b"POST /" + b"x" * 2_000_000 + b" HTTP/1.1",
+        b"Host: 127.0.0.1",
+        b"host:127.0.0.1",
+        b"HOST:",
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_http_in_the_first_line_closes(line: bytes, end: bytes) -> None:
+    world = world_with_orders()
+    peer = world.connect()
+    peer.send(line + end + BODY)
+    peer.settle()
+    assert is_closed(peer)
+    assert world.connect().ask(b"TOPICS\n") == b"TOPIC orders 0 7\nEND\n"
+
+
+@pytest.mark.parametrize("line", [b"POST / HTTP/1.1", b"Host: 127.0.0.1", b"hOsT: x", b"x HTTP/1.0"])
+def test_http_in_a_later_line_closes_once_what_came_before_is_answered(line: bytes) -> None:
+    world = world_with_orders()
+    peer = world.connect()
+    answer = peer.ask(b"PRODUCE orders two\nnonsense\n" + line + b"\r\n\r\n" + BODY)
+    assert answer.startswith(b"OK 7\nERR UNKNOWN_COMMAND ")
+    assert answer.endswith(b"\nERR SYNTAX this is LogMQ, HTTP is not spoken here; closing\n")
+    assert is_closed(peer)
+    assert world.connect().ask(b"TOPICS\n") == b"TOPIC orders 0 14\nEND\n"
+
+
+def test_a_target_that_does_not_end_is_no_way_around() -> None:
+    world = world_with_orders()
+    peer = world.connect()
+    request = post(BODY, path=b"/" + b"x" * 2_000_000)
+    peer.send(request[:1_500_000])
+    peer.send(request[1_500_000:])
+    peer.settle()
+    assert is_closed(peer)
+    assert world.connect().ask(b"TOPICS\n") == b"TOPIC orders 0 7\nEND\n"
+
+
+def test_messages_may_be_lines_of_http() -> None:
+    peer = World().connect()
+    lines = [b"GET / HTTP/1.1", b"HTTP/1.1", b"Host: example.org", b" HTTP/1.0"]
+    for place, line in enumerate(lines):
+        topic = b"t%d" % place
+        assert peer.ask(b"PRODUCE %b %b\n" % (topic, line)) == b"OK 0\n"
+        assert peer.ask(b"CONSUME %b 0\n" % topic) == b"MESSAGE 0 %d %b\n" % (len(line), line)
+        assert peer.ask(b"APPEND %b %d\n%b" % (topic, len(line), line)) == b"OK %d\n" % (4 + len(line))
+    first = World().connect()
+    assert first.ask(b"PRODUCE log GET / HTTP/1.1\nPRODUCE log GET / HTTP/1.1\n") == b"OK 0\nOK 18\n"
