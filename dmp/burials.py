@@ -25,6 +25,8 @@ LETTERS_PER_TURN = 32
 """A few milliseconds."""
 LETTER_BYTES = 64
 """Properties of so many bytes cost as much as a letter: tables are decoded, and packed again."""
+LETTER_QUEUES = 16
+"""And so does putting it into so many queues."""
 
 
 class Burials:
@@ -71,18 +73,20 @@ class Burials:
                     self._turns.append(queue)
                 else:
                     del self._dying[queue]
-                work += 1 + len(message.head.properties) // LETTER_BYTES
-                self._bury(queue, message, reason)
+                found = self._bury(queue, message, reason)
+                work += 1 + len(message.head.properties) // LETTER_BYTES + found // LETTER_QUEUES
         finally:
             self._busy = False
             if self._turns:
                 timers = self._broker.timers
                 timers.set(self, timers.now())
 
-    def _bury(self, queue: Queue, message: Message, reason: str) -> None:
+    def _bury(self, queue: Queue, message: Message, reason: str) -> int:
+        """Put it where its exchange says, or lose it; how many queues were found for it."""
         broker, arguments = self._broker, queue.kind.arguments
         exchange = arguments.dead_letter_exchange
         assert exchange is not None
+        found: list[Queue] = []
         key = message.head.key if arguments.dead_letter_key is None else arguments.dead_letter_key
         try:
             head = dead_letters.head_of(message, queue.name, reason, exchange, key, broker.wall_seconds())
@@ -91,7 +95,7 @@ class Burials:
             if not targets:
                 broker.counts.dead_letters_lost += 1
                 queue.leave([message])
-                return
+                return len(found)
             self._move(queue, message, head, targets)
             broker.counts.dead_lettered += 1
         except Refusal:  # the exchange is not there
@@ -100,6 +104,7 @@ class Burials:
         except StoreError:  # its record stands: a restart brings it back
             broker.counts.dead_letters_lost += 1
             queue.lose([message])
+        return len(found)
 
     def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> None:
         """Into the targets, and out of the queue, as one where both are on the disk."""

@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import closing
-from time import perf_counter
 from typing import Protocol
 
 import trio
@@ -51,15 +49,11 @@ class Timers:
     def run_due(self) -> None:
         """Some, where those whose time has come are many: the rest follow in the next turn."""
         now = self.now()
-        ends = perf_counter() + TURN_SECONDS
-        with closing(self._deadlines.due(now)) as due:
-            for item in due:
-                try:
-                    item.expire(now)
-                except Exception as error:
-                    self._crashed(error)
-                if perf_counter() > ends:
-                    break
+        for item in self._deadlines.due(now, TURN_SECONDS):
+            try:
+                item.expire(now)
+            except Exception as error:
+                self._crashed(error)
 
     async def run(self, after: Callable[[], None]) -> None:
         """Until cancelled; `after` is called when something has expired."""

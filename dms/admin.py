@@ -181,7 +181,7 @@ class Admin:
             "depth": queue.depth,
             "ready": shown - held_up + len(queue.returned),
             "held": queue.held,
-            "delayed": held_up + (len(mortality.later) if mortality is not None else 0),
+            "delayed": held_up + (mortality.delayed if mortality is not None else 0),
             "waiting": sum(wait.left for wait in queue.waiting),
             "in_memory": len(queue.bodies) + len(queue.back),
             "durability": "memory" if keeper is None or keeper.detached else str(keeper.log.mode),
@@ -250,7 +250,7 @@ class Admin:
             seqs.append(heappop(queue.returned))
         while queue.bodies and queue.head < end and len(seqs) < MOVED_AT_ONCE:
             queue.heat(-(queue.hot_bytes // len(queue.bodies)))
-            queue.back[queue.head] = queue.bodies.popleft(), 0
+            queue.keep_back(queue.head, queue.bodies.popleft(), 0)
             seqs.append(queue.head)
             queue.head += 1
         return seqs
@@ -272,8 +272,8 @@ class Admin:
                 continue
             self._broker.move(queue, target, some, [bytes(queue.back[seq][0]) for seq in some], "redriven")
             for seq in some:
-                del queue.back[seq]
-            queue.depth -= len(some)
+                queue.take_out(seq)
+            queue.left(len(some))
             done += len(some)
         return done
 

@@ -53,6 +53,8 @@ class Broker:
         self.counts = Counts()
         self.refusals = Refusals(self.counts, log)
         self.queues: dict[bytes, Queue] = {}
+        self.parked: dict[bytes, dict[Queue, None]] = {}
+        """Queues whose dead have no place, in turns, by the name of the queue that is missing or full."""
         self.sessions: dict[Session, None] = {}
         self.draining = False
         self.hot_bytes = 0
@@ -145,7 +147,7 @@ class Broker:
                     self.table.delete(queue.name)
             except StoreError as error:
                 raise refusal_for(error) from None
-        asked, held = self._asked[queue], queue.hot_bytes
+        asked, hot, back = self._asked[queue], queue.hot_bytes, queue.back_bytes
         self._discard(queue)
         queue.end_waits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
 
@@ -154,11 +156,38 @@ class Broker:
             if ticket.error is not None and queue.name not in self.queues:
                 self.queues[queue.name], self._asked[queue] = queue, asked
                 self._names, queue.deleted = None, False
-                queue.heat(held)
+                queue.heat(hot)
+                queue.back_bytes = back
+                self.hot_bytes += back
+                if queue.mortality is not None:
+                    queue.mortality.arm()
+                self.has_room(queue)
 
         if ticket is not None:
             ticket.when_done(revive)
         return ticket
+
+    def park(self, queue: Queue) -> None:
+        """Its dead have no place: it is called when there is one."""
+        name = queue.options.dead_letter
+        if name:
+            self.parked.setdefault(name.encode(), {})[queue] = None
+
+    def unpark(self, queue: Queue) -> None:
+        """It waits no longer."""
+        name = queue.options.dead_letter.encode()
+        waiting = self.parked.get(name, {})
+        waiting.pop(queue, None)
+        if name in self.parked and not waiting:
+            del self.parked[name]
+
+    def has_room(self, queue: Queue) -> None:
+        """A queue was made, or has room again: of those whose dead wait for it, the first has its turn."""
+        waiting = self.parked.get(queue.name)
+        if waiting and queue.room > 0:
+            first = next(iter(waiting)).mortality
+            assert first is not None
+            first.called()
 
     def page(self, after: bytes | None) -> Sequence[tuple[bytes, int]]:
         """Names and depths in order, from behind `after` on; more than a frame holds, but not all."""
@@ -197,13 +226,15 @@ class Broker:
         bodies = {seq: source.back[seq] for seq in seqs}
 
         def undo() -> None:
-            source.back.update(bodies)
             source.depth += len(bodies)
-            for seq, (_, deliveries) in bodies.items():
+            for seq, (body, deliveries) in bodies.items():
+                source.keep_back(seq, body, deliveries)
                 if source.mortality is not None:
                     source.mortality.returned(seq, deliveries, nacked=False)
                 else:
                     heappush(source.returned, seq)
+            if source.mortality is not None:
+                source.mortality.arm()
 
         one.moved(undo)
         other.came(letters, size, offset, first)
@@ -259,6 +290,7 @@ class Broker:
         self.queues[queue.name] = queue
         self._asked[queue] = asked
         self._names = None
+        self.has_room(queue)
         return queue
 
     def _discard(self, queue: Queue) -> None:
@@ -267,7 +299,9 @@ class Broker:
         self._asked.pop(queue, None)
         self._names = None
         queue.deleted = True
-        queue.heat(-queue.hot_bytes)
+        queue.cool()
+        if queue.mortality is not None:
+            queue.mortality.unpark()
         self.times.forget(queue)
 
     def _undone(self, queue: Queue) -> None:

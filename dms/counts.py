@@ -18,7 +18,7 @@ class Counts:
     dropped: int = 0
     """Dead, with no queue to go to."""
     held_back: int = 0
-    """Dead, and its queue full or missing: tried again, and counted each time."""
+    """Times that the first of a queue's dead was tried in vain: no queue, no room, or no disk for it."""
     purged: int = 0
     imported: int = 0
     timeouts: int = 0

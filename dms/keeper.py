@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 HOME_BYTES = 64 << 10
 """From one known place in the log to the next."""
-HOT_LEAST_BYTES = 16 << 10
-"""Every queue may keep so much in memory, whatever the others do."""
 SNAPSHOT_BYTES = 8 << 20
 """Written, or drained, since the last snapshot, for the next: so much is read at most to open a queue."""
+HOT_LEAST_BYTES = 16 << 10
+"""Every queue may keep so much in memory, whatever the others do."""
 NOTES_MS = 100
 """A note waits so long for something to go along with."""
 NOTES_MAX = 4096
@@ -184,7 +184,7 @@ class Keeper:
     def returned(self, seqs: Sequence[int], *, nacked: bool) -> None:
         """Note it."""
         queue = self.queue
-        later = {seq: due for due, seq in queue.mortality.later} if queue.mortality is not None else {}
+        later = queue.mortality.later if queue.mortality is not None else {}
         entries = self._entries(Kind.RETURNED, Reason.NACKED if nacked else Reason.LOST)
         entries += [(seq, queue.back[seq][1], later.get(seq, 0)) for seq in seqs if seq in queue.back]
 
@@ -263,6 +263,15 @@ class Keeper:
         self._notes, self._newest = [], None
         self.broker.goes_on_in_memory(error)
 
+    @property
+    def may_heat(self) -> bool:
+        """Whether more of the queue may be kept in memory."""
+        broker, queue = self.broker, self.queue
+        return (
+            broker.hot_bytes < broker.settings.hot_bytes
+            or queue.hot_bytes + queue.back_bytes < HOT_LEAST_BYTES
+        )
+
     # -- what the log tells
 
     def _moved(self, log: Log) -> None:
@@ -288,7 +297,7 @@ class Keeper:
         queue = self.queue
         hot_end = queue.head + len(queue.bodies)
         if hot_end == queue.end:  # nothing is cold
-            if self.broker.hot_bytes < self.broker.settings.hot_bytes or queue.hot_bytes < HOT_LEAST_BYTES:
+            if self.may_heat:
                 if queue.head == queue.end:
                     self.homes.clear()
                 self.found_at(come.first, come.offset)
@@ -395,7 +404,7 @@ class Keeper:
     def _kept_parts(self, now: int) -> tuple[list[bytes], int]:
         """KEPT records of all that is older than the row."""
         queue = self.queue
-        later = {seq: due for due, seq in queue.mortality.later} if queue.mortality else {}
+        later = queue.mortality.later if queue.mortality is not None else {}
         kept = [Kept(seq, count, later.get(seq, 0), body) for seq, (body, count) in queue.back.items()]
         for session in self.broker.sessions:
             kept += [

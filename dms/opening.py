@@ -7,7 +7,7 @@ from dms import records
 from dms.broker import MINE_KEY, Broker
 from dms.keeper import HOME_BYTES, Keeper
 from dms.logs import NAMESPACE, QUEUES, TABLES_NAMESPACE
-from dms.mortality import due_at, heap_of
+from dms.mortality import due_at
 from dms.queue import Queue
 from dms.records import Kind, NotOurs, Record, Run
 from dms.settings import DmsSettings
@@ -196,15 +196,13 @@ def _restore_times(queue: Queue, replay: Replay) -> None:
                 mortality.lives.append((due_at(age_ms, options.ttl_ms), upto))
             if options.delay_ms:
                 mortality.delays.append((due_at(age_ms, options.delay_ms), upto))
-    later: list[tuple[int, int]] = []
     for seq, (deliveries, due) in sorted(replay.out.items()):
-        queue.back[seq] = replay.bodies[seq], deliveries
+        queue.keep_back(seq, replay.bodies[seq], deliveries)
         if mortality is None:
             queue.returned.append(seq)  # sorted: a heap already
         elif due:
-            later.append((due, seq))
+            mortality.put_off(seq, due)
         else:
             mortality.returned(seq, deliveries, nacked=False)
     if mortality is not None:
-        mortality.later = heap_of([*mortality.later, *later])
         mortality.arm()

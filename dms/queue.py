@@ -61,6 +61,7 @@ class Queue:
 
     __slots__ = (
         "back",
+        "back_bytes",
         "bodies",
         "broker",
         "deadline",
@@ -100,6 +101,8 @@ class Queue:
         self.hot_bytes = 0
         self.back: dict[int, tuple[bytes, int]] = {}
         """By sequence: body, and how often it was delivered."""
+        self.back_bytes = 0
+        """What it takes in memory."""
         self.returned: list[int] = []
         self.waiting: deque[Wait] = deque()
         self.deadline = self.heaped = math.inf  # for the broker's Deadlines
@@ -154,14 +157,29 @@ class Queue:
     def took_back(self, first: int, count: int) -> None:
         """The newest, from `first` on, have not come after all."""
         self.tail = first
-        self.depth -= count
         self.broker.counts.produced -= count
         if self.mortality is not None:
             self.mortality.took_back(first)
+        self.left(count)
 
     def heat(self, size: int) -> None:
         self.hot_bytes += size
         self.broker.hot_bytes += size
+
+    def keep_back(self, seq: int, body: bytes, deliveries: int) -> None:
+        """A message is behind the row's front, and nobody holds it."""
+        self.back[seq] = body, deliveries
+        size = len(body) + BODY_OVERHEAD_BYTES
+        self.back_bytes += size
+        self.broker.hot_bytes += size
+
+    def take_out(self, seq: int) -> tuple[bytes, int]:
+        """It is no longer there: its body, and how often it was delivered."""
+        entry = self.back.pop(seq)
+        size = len(entry[0]) + BODY_OVERHEAD_BYTES
+        self.back_bytes -= size
+        self.broker.hot_bytes -= size
+        return entry
 
     # -- messages go
 
@@ -185,7 +203,7 @@ class Queue:
                 continue
             if self.returned:
                 seq = heappop(self.returned)
-                body, deliveries = self.back.pop(seq)
+                body, deliveries = self.take_out(seq)
                 self.held += 1
                 self.broker.counts.redelivered += 1
                 if self.keeper is not None:
@@ -258,9 +276,9 @@ class Queue:
         if self.keeper is not None and not self.keeper.detached:
             ticket = self.keeper.ack(session, ids, outs)
         count = len(outs)
-        self.depth -= count
         self.held -= count
         self.broker.counts.acked += count
+        self.left(count)
         if ticket is None and self.broker.durable is not None:
             self.broker.unkept(count)
         return ticket
@@ -272,7 +290,7 @@ class Queue:
         self.held -= len(outs)
         self.broker.counts.returned += len(outs)
         for _, seq, body, deliveries in outs:
-            self.back[seq] = body, deliveries
+            self.keep_back(seq, body, deliveries)
             if self.mortality is not None:
                 self.mortality.returned(seq, deliveries, nacked=nacked)
             else:
@@ -283,6 +301,12 @@ class Queue:
             self.mortality.bury()
         if self.waiting:
             self.give()
+
+    def left(self, count: int) -> None:
+        """So many are in it no more: others' dead may have waited for the room."""
+        self.depth -= count
+        if self.broker.parked:
+            self.broker.has_room(self)
 
     def held_again(self, count: int) -> None:
         """ACKs of so many were not made after all, and their connections hold the messages again."""
@@ -311,10 +335,15 @@ class Queue:
         self.back.clear()
         self.returned.clear()
         self.bodies.clear()
-        self.heat(-self.hot_bytes)
+        self.cool()
         self.head = self.end
-        self.depth -= gone
+        self.left(gone)
         return seqs
+
+    def cool(self) -> None:
+        """Nothing of it counts as memory any more."""
+        self.broker.hot_bytes -= self.hot_bytes + self.back_bytes
+        self.hot_bytes = self.back_bytes = 0
 
     def end_waits(self, refusal: "Refusal") -> None:
         """Answer all who wait."""

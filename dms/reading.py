@@ -77,8 +77,10 @@ class Reading:
             overflow, keeper.overflow = keeper.overflow, []
             for bodies, size in overflow:
                 queue.show(bodies, size)
-        if queue.mortality is not None:
+        if queue.mortality is not None and data:
             queue.mortality.shown()
+            if queue.mortality.at_work:  # it reads on when others have had their turn
+                return False
         return queue.cold and not queue.bodies and bool(data)
 
     def _fetched(self, data: bytes) -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Generator
 from heapq import heapify, heappop, heappush
 from itertools import count
+from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
 STALE_MIN = 64  # below this many dead entries the heap is not worth rebuilding
@@ -58,13 +59,15 @@ class Deadlines(Generic[T]):
             self._stale += 1
             self._rebuild_if_stale()
 
-    def due(self, now: float) -> Generator[T, None, None]:
+    def due(self, now: float, seconds: float = math.inf) -> Generator[T, None, None]:
         """Take those whose deadline has come, one by one; each has none any more when it is given.
 
-        The caller may set new ones meanwhile: however early, they are for the next call. It may also
-        stop anywhere (and `close` this); what it has not been given stays.
+        The caller may set new ones meanwhile: however early, they are for the next call. After so many
+        `seconds` of its work no more are given: they stay, for the next call. It may also stop anywhere
+        (and `close` this).
         """
         newest = next(self._order)
+        ends = perf_counter() + seconds
         set_meanwhile: list[tuple[float, int, T]] = []
         try:
             while self._heap and self._heap[0][0] <= now:
@@ -83,6 +86,8 @@ class Deadlines(Generic[T]):
                 else:
                     item.deadline = math.inf
                     yield item
+                    if perf_counter() > ends:
+                        break
         finally:
             for entry in set_meanwhile:
                 heappush(self._heap, entry)

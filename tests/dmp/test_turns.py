@@ -11,7 +11,7 @@ from dmp.amqp.methods import encode
 from dmp.amqp.packing import short
 from dmp.arguments import QueueArguments, QueueKind
 from dmp.broker import QUEUES_AT_ONCE
-from dmp.burials import LETTER_BYTES, LETTERS_PER_TURN
+from dmp.burials import LETTER_BYTES, LETTER_QUEUES, LETTERS_PER_TURN
 from dmp.chores import STEPS_PER_TURN
 from dmp.header_match import HeaderMatch
 from dmp.message import Message
@@ -86,6 +86,18 @@ async def test_a_dead_letter_with_large_headers_is_a_turn_of_its_own() -> None:
     assert ready(dead) == numbered(1)
     world.advance(0)
     assert ready(dead) == numbered(3)
+
+
+async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many() -> None:
+    world = await World.open()
+    count = LETTERS_PER_TURN * LETTER_QUEUES
+    targets = [declared(world, b"dead%d" % number) for number in range(count)]
+    for target in targets:
+        world.wiring.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
+    rejected(world, declared(world, b"q", dead_letter_exchange=b"amq.fanout"), numbered(3))
+    assert {len(ready(target)) for target in targets} == {1}
+    world.advance(0)
+    assert all(ready(target) == numbered(3) for target in targets)
 
 
 async def test_dead_letters_outlive_their_queue() -> None:

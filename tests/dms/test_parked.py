@@ -1,0 +1,160 @@
+"""Dead messages whose queue is missing or full: what they cost while they wait, and when they go on."""
+
+import tracemalloc
+
+import pytest
+
+from dms.settings import DmsSettings
+from dms.wire import Status, Type, pack_name
+from tests.dms.world import Peer, World, statuses, with_queue
+
+MODES = {"memory": DmsSettings(persist=False), "always": DmsSettings()}
+
+
+@pytest.fixture(params=MODES.values(), ids=MODES.keys())
+def world(request: pytest.FixtureRequest) -> World:
+    return World(request.param)
+
+
+def dead_in(peer: Peer, name: str, count: int) -> None:
+    """Make a queue of so many dead messages, which are to go to `dead`."""
+    assert statuses(peer.create(name, b'{"max_deliveries":1,"dead_letter":"dead"}')) == [Status.OK]
+    peer.produce(name, *(b"%s-%d" % (name.encode(), number) for number in range(count)))
+    peer.nack(*(held for held, _ in peer.consume(name, count)))
+
+
+def tried(world: World, seconds: float) -> int:
+    """So many dead messages are tried in vain in that time."""
+    before = world.broker.counts.held_back
+    world.advance(seconds)
+    return world.broker.counts.held_back - before
+
+
+def turn(world: World) -> None:
+    """The broker looks once at what is due."""
+    world.now += 0.001
+    world.times.run_due()
+    world.settle()
+
+
+def test_of_all_the_dead_of_a_queue_without_a_place_one_is_tried_each_second(world: World) -> None:
+    peer = world.connect()
+    for number in range(40):
+        dead_in(peer, f"q{number}", 50)
+    assert world.broker.counts.held_back <= 40
+    assert tried(world, 10) <= 40 * 10
+    if world.broker.persistent:
+        world.kill()
+        assert world.broker.counts.held_back <= 40
+        assert tried(world, 10) <= 40 * 10
+    assert sum(world.depths().values()) == 40 * 50
+
+
+def test_a_queue_that_is_full_costs_those_that_wait_for_it_no_more(world: World) -> None:
+    peer = with_queue(world, "dead", b'{"depth":3}')
+    for number in range(5):
+        dead_in(peer, f"q{number}", 50)
+    assert world.depths()["dead"] == 3
+    assert tried(world, 10) <= 5 * 10
+
+
+def test_the_dead_go_on_when_their_queue_is_made_some_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dms.mortality.DEAD_AT_ONCE", 7)
+    peer = world.connect()
+    dead_in(peer, "orders", 60)
+    peer.create("dead")
+    came = 0
+    for _ in range(9):
+        turn(world)
+        assert came < world.depths()["dead"] <= came + 7
+        came = world.depths()["dead"]
+    assert world.depths() == {"orders": 0, "dead": 60}
+
+
+def test_they_go_on_when_their_queue_is_drained_and_all_have_their_turns(world: World) -> None:
+    peer = with_queue(world, "dead", b'{"depth":1}')
+    for name in "abc":
+        dead_in(peer, name, 4)
+    came = []
+    for _ in range(12):
+        ((held, body),) = peer.consume("dead")
+        came.append(chr(body[0]))
+        peer.ack(held)
+        for _ in range(4):
+            turn(world)
+    assert sorted(came) == sorted("abc" * 4)
+    assert set(came[1:4]) == set("abc"), "they take turns"
+    assert sum(world.depths().values()) == 0
+
+
+@pytest.mark.parametrize("how", ["purge", "redrive", "expire"])
+def test_whatever_makes_room_calls_them(world: World, how: str) -> None:
+    peer = world.connect()
+    peer.create("dead", b'{"depth":2}' if how != "expire" else b'{"depth":2,"ttl_ms":300}')
+    dead_in(peer, "orders", 4)
+    assert world.depths() == {"dead": 2, "orders": 2}
+    if how == "expire":
+        world.advance(0.35)
+    else:
+        world.call(how, queue="dead")
+    for _ in range(4):
+        turn(world)
+    assert world.broker.counts.dead_lettered == 4
+
+
+def test_a_queue_that_is_deleted_and_made_again_gets_what_waited_for_it(world: World) -> None:
+    peer = with_queue(world, "dead", b'{"depth":1}')
+    peer.produce("dead", b"in the way")
+    dead_in(peer, "orders", 3)
+    peer.ask(Type.DELETE_QUEUE, pack_name("dead"))
+    world.advance(3)
+    assert world.depths() == {"orders": 3}
+    peer.create("dead")
+    world.advance(0.1)
+    assert world.depths() == {"orders": 0, "dead": 3}
+
+
+def test_what_waits_for_a_place_counts_as_memory() -> None:
+    world = World()
+    peer = world.connect()
+    dead_in(peer, "orders", 100)
+    assert world.broker.hot_bytes >= 100 * len(b"orders-1")
+    world.call("purge", queue="orders")
+    assert world.broker.hot_bytes == 0
+    dead_in(peer, "others", 100)
+    peer.ask(Type.DELETE_QUEUE, pack_name("others"))
+    assert world.broker.hot_bytes == 0
+
+
+def test_where_memory_is_scarce_the_dead_wait_on_disk() -> None:
+    world = World(DmsSettings(hot_bytes=40_000))
+    peer = with_queue(world, "orders", b'{"ttl_ms":1000,"dead_letter":"dead"}')
+    for number in range(100):
+        peer.produce("orders", *(b"%05d" % (number * 10 + n) * 100 for n in range(10)))
+    world.advance(60)
+    (row,) = world.call("queues")
+    assert row["in_memory"] < 700, "what is read back at once comes in 256 KiB"
+    assert len(world.call("peek", queue="orders", limit=1000)) == 1000
+    peer.create("dead")
+    world.advance(1)
+    assert world.depths() == {"orders": 0, "dead": 1000}
+
+
+def test_a_nack_costs_the_same_however_many_wait_for_their_retry() -> None:
+    world = World(DmsSettings(depth=5000))
+    peer = with_queue(world, options=b'{"retry_ms":600000}')
+    for _ in range(4):
+        peer.produce("orders", *[b"x"] * 1000)
+        held = [number for number, _ in peer.consume("orders", 1000)]
+        peer.nack(*held[1:])
+    tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        peer.nack(held[0])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 50_000, "nothing is made of all those that wait"
