@@ -73,6 +73,8 @@ class Broker:
         self.limits = QueueLimits(settings.queue_warn_messages, settings.queue_drop_messages)
         self.exchanges: dict[bytes, Exchange] = {}
         self.queues: dict[bytes, Queue] = {}
+        self.reply_queues: dict[bytes, Queue] = {}
+        """Of consumers of `amq.rabbitmq.reply-to`: the default exchange alone finds these."""
         self.bindings = 0
         self.generation = 0
         self.sessions: set[Lifetime] = set()
@@ -93,7 +95,7 @@ class Broker:
         have been put into a queue meanwhile. Raises Refusal: no such exchange, malformed headers.
         """
         if exchange == DEFAULT:
-            queue = self.queues.get(head.key)
+            queue = self.queues.get(head.key) or self.reply_queues.get(head.key)
             return (() if queue is None else (queue,)), 0
         found = self.exchanges.get(exchange)
         if found is None:

@@ -43,11 +43,12 @@ TTL_MS_MAX = 0xFFFFFFFF
 
 @attrs.frozen
 class Noted:
-    """What the broker has to know of a message's properties. `headers`: where the table stands, or None."""
+    """What the broker has to know of a message's properties. `headers`, `reply_to`: their places."""
 
     persistent: bool = False
     ttl_ms: int | None = None
     headers: tuple[int, int] | None = None
+    reply_to: tuple[int, int] | None = None
     user_id: bytes | None = None
     priority: int = 0
 
@@ -91,6 +92,7 @@ def note_untrusted(properties: bytes) -> Noted:
         persistent=mode is not None and properties[mode[0]] == _PERSISTENT,
         ttl_ms=_ttl(properties, spans.get("expiration")),
         headers=headers,
+        reply_to=spans.get("reply_to"),
         user_id=None if user is None else properties[user[0] + 1 : user[1]],
         priority=0 if priority is None else properties[priority[0]],
     )

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from dmp.broker import Broker
 
 _RESERVED = b"amq."
+REPLY_TO = b"amq.rabbitmq.reply-to"
+"""What clients consume from, and name in reply-to, to get replies without a queue of their own."""
+REPLIES_WAITING_MAX = 16_384
+"""For one consumer of these whose connection does not take them: some megabytes of the shortest."""
 UNBOUND_AT_ONCE = 64
 """Half a millisecond, together with their rows."""
 
@@ -130,6 +134,23 @@ class Wiring:
         queue.redeclared()
         return queue, ticket
 
+    def make_reply_queue(self) -> Queue:
+        """For a consumer of `REPLY_TO`, with which it goes. It has a name that nobody can guess: whoever was
+        told it reaches the consumer through the default exchange, and can do nothing else to the queue.
+
+        What waits there is bounded, and the oldest go: they are the likeliest to be waited for no more.
+        """
+        broker = self._broker
+        if len(broker.queues) + len(broker.reply_queues) >= broker.settings.queues_max:
+            raise _too_many("queues_max", broker.settings.queues_max)
+        name = REPLY_TO + b"." + broker.new_name().encode()
+        arguments = QueueArguments(
+            messages_max=REPLIES_WAITING_MAX, bytes_max=broker.settings.message_bytes_max
+        )
+        queue = Queue(name, QueueKind(auto_delete=True, arguments=arguments), broker)
+        broker.reply_queues[name] = queue
+        return queue
+
     def queue(self, name: bytes, owner: Owner | None) -> Queue:
         """The one by that name. Raises Refusal: NOT_FOUND, or as `find_queue`."""
         found = self.find_queue(name, owner)
@@ -157,7 +178,8 @@ class Wiring:
         if queue.log is not None:
             broker.definitions.drop_queue(queue.name)
             ticket = broker.logs.delete(queue.log.log.name)
-        del broker.queues[queue.name]
+        if broker.reply_queues.pop(queue.name, None) is None:
+            del broker.queues[queue.name]
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)

@@ -5,10 +5,11 @@ from pamqp import commands
 from dmp.amqp.channel import Channel
 from dmp.amqp.consumers import Consumer
 from dmp.amqp.packing import get_ok
-from dmp.amqp.wiring_methods import named
+from dmp.amqp.wiring_methods import name_meant, named
 from dmp.message import Message
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
+from dmp.wiring import REPLY_TO
 
 CHANNELS_COUNTED = 16
 """So many are gone through in the time that it takes to put a message into a queue."""
@@ -28,18 +29,17 @@ def qos(channel: Channel, method: commands.Basic.Qos, table: bytes) -> None:
 
 def consume(channel: Channel, method: commands.Basic.Consume, table: bytes) -> None:
     session = channel.session
-    queue = named(channel, method.queue)
     tag = (method.consumer_tag or "").encode() or b"amq.ctag-" + session.broker.new_name().encode()
     if tag in channel.consumers:
         raise Refusal(Code.NOT_ALLOWED, f"attempt to reuse consumer tag {shown(tag)}")
-    single = queue.kind.arguments.single_active
-    if queue.exclusive_consumer or (method.exclusive and (queue.in_use or single)):
-        raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
     consumers = sum(len(other.consumers) for other in session.channels.values())
     session.worked(len(session.channels) // CHANNELS_COUNTED)
     if consumers >= session.broker.settings.consumers_max:
         most = session.broker.settings.consumers_max
         raise Refusal(Code.NOT_ALLOWED, f"there are consumers_max = {most} on this connection already")
+    name = name_meant(channel, method.queue)
+    replies = name == REPLY_TO
+    queue = _reply_queue(channel, method) if replies else _queue_to_consume(channel, method, name)
     consumer = Consumer(
         channel,
         queue,
@@ -48,12 +48,32 @@ def consume(channel: Channel, method: commands.Basic.Consume, table: bytes) -> N
         prefetch=channel.prefetch,
     )
     channel.consumers[tag] = consumer
+    if replies:
+        channel.reply_consumer = consumer
     session.broker.counts.consumers += 1
     queue.exclusive_consumer = method.exclusive
     queue.add_consumer(consumer)
     if not method.nowait:
         channel.reply(commands.Basic.ConsumeOk(tag.decode()))
     queue.deal()
+
+
+def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: bytes) -> Queue:
+    """Raises Refusal."""
+    queue = channel.session.broker.wiring.queue(name, channel.session.owner)
+    single = queue.kind.arguments.single_active
+    if queue.exclusive_consumer or (method.exclusive and (queue.in_use or single)):
+        raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
+    return queue
+
+
+def _reply_queue(channel: Channel, method: commands.Basic.Consume) -> Queue:
+    """For the channel's one consumer of `REPLY_TO`. Raises Refusal, as RabbitMQ has it."""
+    if not method.no_ack:
+        raise Refusal(Code.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+    if channel.reply_consumer is not None:
+        raise Refusal(Code.PRECONDITION_FAILED, "reply consumer already set")
+    return channel.session.broker.wiring.make_reply_queue()
 
 
 def cancel(channel: Channel, method: commands.Basic.Cancel, table: bytes) -> None:

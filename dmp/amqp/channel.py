@@ -20,6 +20,8 @@ from dmp.message import Head, Message
 from dmp.properties import note_untrusted
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
+from dmp.short_strings import short
+from dmp.wiring import REPLY_TO
 from shared.storage.store import Ticket
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ _NUMBER = attrgetter("number")
 class Content:
     """A publish whose content is coming."""
 
-    __slots__ = ("body", "exchange", "head", "immediate", "key", "mandatory", "missing")
+    __slots__ = ("body", "exchange", "head", "immediate", "key", "mandatory", "missing", "properties")
 
     def __init__(self, exchange: bytes, key: bytes, mandatory: bool, immediate: bool) -> None:
         self.exchange = exchange
@@ -48,6 +50,7 @@ class Content:
         self.mandatory = mandatory
         self.immediate = immediate
         self.head: Head | None = None
+        self.properties = b""  # as they were sent; those of the head are as they are delivered
         self.body = bytearray()  # as far as it has come, where it comes in several frames
         self.missing = 0
 
@@ -71,6 +74,7 @@ class Channel:
         "payload_max",
         "prefetch",
         "prefetch_all",
+        "reply_consumer",
         "session",
         "silent",
         "state",
@@ -89,6 +93,8 @@ class Channel:
         self.delivered = 0
         self.unacked: dict[int, Delivery] = {}
         self.consumers: dict[bytes, Consumer] = {}
+        self.reply_consumer: Consumer | None = None
+        """That of `amq.rabbitmq.reply-to`, one of these."""
         self.prefetch = 0
         self.prefetch_all = 0
         self.flowing = True
@@ -177,11 +183,26 @@ class Channel:
         if body_bytes > self.session.broker.settings.message_bytes_max:
             text = f"message size {body_bytes} is larger than message_bytes_max"
             raise Refusal(Code.CONTENT_TOO_LARGE, text)
-        content.head = Head(content.exchange, content.key, body_bytes, properties, note_untrusted(properties))
+        content.properties = properties
+        content.head = self._head(content, body_bytes)
         content.missing = body_bytes
         self.step(ChannelEvent.HEADER if body_bytes else ChannelEvent.EMPTY)
         self.session.unfinished(body_bytes)
         return not body_bytes
+
+    def _head(self, content: Content, body_bytes: int) -> Head:
+        """As it is delivered: a reply-to that stands for the channel's reply consumer names its queue."""
+        properties = content.properties
+        noted = note_untrusted(properties)
+        if noted.reply_to is not None:
+            start, end = noted.reply_to
+            if properties[start + 1 : end] == REPLY_TO:
+                if self.reply_consumer is None:
+                    raise Refusal(Code.PRECONDITION_FAILED, "fast reply consumer does not exist")
+                reply_to = short(self.reply_consumer.queue.name)
+                properties = b"".join((properties[:start], reply_to, properties[end:]))
+                noted = note_untrusted(properties)
+        return Head(content.exchange, content.key, body_bytes, properties, noted)
 
     def take_body(self, part: bytes) -> bytes | None:
         """The body, once it is whole."""
@@ -223,6 +244,9 @@ class Channel:
         """Its client has cancelled it, or the channel ends; what it has stays unacknowledged."""
         del self.consumers[consumer.tag]
         queue = consumer.queue
+        if consumer is self.reply_consumer:
+            self.reply_consumer = None
+            self.session.publishing.forget()
         if not queue.deleted:
             queue.remove_consumer(consumer)
             self.session.broker.wiring.consumer_left(queue)

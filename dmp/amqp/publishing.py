@@ -119,7 +119,7 @@ class Publishing:
         bits = content.mandatory | content.immediate << 1
         names = short(content.exchange) + short(content.key)
         method = b"".join((PUBLISH, b"\0\0", names, bytes((bits,))))
-        header = struct.pack(">HHQ", 60, 0, head.body_bytes) + head.properties
+        header = struct.pack(">HHQ", 60, 0, head.body_bytes) + content.properties
         number = channel.number
         post.bytes = b"".join(
             (

@@ -8,7 +8,8 @@ from dmp.arguments import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.field_tables import read_table
 from dmp.queues import Queue
-from dmp.refusals import Code, Refusal
+from dmp.refusals import Code, Refusal, not_found
+from dmp.wiring import REPLY_TO
 from shared.errors import StoreError
 from shared.storage.store import Ticket
 
@@ -68,6 +69,11 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes
     wiring = session.broker.wiring
     name = method.queue.encode()
     ticket: Ticket | None = None
+    if name.startswith(REPLY_TO):
+        if name != REPLY_TO and name not in session.broker.reply_queues:
+            raise not_found("queue", name)
+        _answer_declared(channel, method.nowait, name, 0, 1, None)
+        return
     if method.passive:
         queue = wiring.queue(name, session.owner)
         queue.redeclared()
@@ -81,10 +87,8 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes
         )
         with _stored():
             queue, ticket = wiring.declare_queue(name, kind, session.owner)
-    channel.last_queue = queue.name
     takers = len(queue.consumers) + (queue.feed is not None)
-    if not method.nowait:
-        session.reply(declare_ok(channel.number, queue.name, queue.depth, takers), ticket)
+    _answer_declared(channel, method.nowait, queue.name, queue.depth, takers, ticket)
 
 
 def queue_bind(channel: Channel, method: commands.Queue.Bind, table: bytes) -> None:
@@ -100,7 +104,7 @@ def queue_bind(channel: Channel, method: commands.Queue.Bind, table: bytes) -> N
 
 def queue_unbind(channel: Channel, method: commands.Queue.Unbind, table: bytes) -> None:
     wiring = channel.session.broker.wiring
-    queue = wiring.find_queue(_meant(channel, method.queue), channel.session.owner)
+    queue = wiring.find_queue(name_meant(channel, method.queue), channel.session.owner)
     with _stored():
         ticket = wiring.unbind(method.exchange.encode(), queue, method.routing_key.encode(), table)
     channel.reply(commands.Queue.UnbindOk(), ticket)
@@ -116,7 +120,7 @@ def queue_purge(channel: Channel, method: commands.Queue.Purge, table: bytes) ->
 def queue_delete(channel: Channel, method: commands.Queue.Delete, table: bytes) -> None:
     """One that is not there is deleted already, as RabbitMQ has it: clients tear down more than once."""
     wiring = channel.session.broker.wiring
-    queue = wiring.find_queue(_meant(channel, method.queue), channel.session.owner)
+    queue = wiring.find_queue(name_meant(channel, method.queue), channel.session.owner)
     count, ticket = 0, None
     if queue is not None:
         with _stored():
@@ -126,10 +130,10 @@ def queue_delete(channel: Channel, method: commands.Queue.Delete, table: bytes) 
 
 def named(channel: Channel, name: str) -> Queue:
     """The queue that a method means. Raises Refusal."""
-    return channel.session.broker.wiring.queue(_meant(channel, name), channel.session.owner)
+    return channel.session.broker.wiring.queue(name_meant(channel, name), channel.session.owner)
 
 
-def _meant(channel: Channel, name: str) -> bytes:
+def name_meant(channel: Channel, name: str) -> bytes:
     """The queue's name; an empty one is the channel's last declared. Raises Refusal, as RabbitMQ has it."""
     found = name.encode() or channel.last_queue
     if found is None:
@@ -142,6 +146,14 @@ def _arguments(table: bytes) -> dict[str, object]:
         text = f"arguments of {len(table)} bytes, at most {ARGUMENTS_BYTES_MAX}"
         raise Refusal(Code.PRECONDITION_FAILED, text)
     return read_table(table)
+
+
+def _answer_declared(
+    channel: Channel, nowait: bool, queue: bytes, ready: int, takers: int, ticket: Ticket | None
+) -> None:
+    channel.last_queue = queue
+    if not nowait:
+        channel.session.reply(declare_ok(channel.number, queue, ready, takers), ticket)
 
 
 def _answer(channel: Channel, nowait: bool, method: base.Frame, ticket: Ticket | None) -> None:

@@ -12,6 +12,7 @@ from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, Stat
 from dmp.door import AMQP_HEADER
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
+from dmp.wiring import REPLIES_WAITING_MAX
 from shared.states import diagram
 from tests.dmp.amqp_peer import Peer, content_header
 from tests.dmp.world import World
@@ -104,6 +105,7 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
     assert defaults.login_seconds == 10
     assert "| 30 s for a frame | `frame_seconds` |" in DOCUMENT
     assert defaults.frame_seconds == 30
+    assert f"{REPLIES_WAITING_MAX} wait, `message_bytes_max` together" in DOCUMENT
     assert f"{wiring_methods.ARGUMENTS_BYTES_MAX} bytes of arguments" in DOCUMENT
 
 

@@ -230,6 +230,28 @@ def test_refusals_have_the_codes_of_the_specification(
     assert connection.is_open != hard
 
 
+def test_a_request_is_answered_by_direct_reply_to(connect: Connect, channel: BlockingChannel) -> None:
+    def answer(_: Any, __: Any, properties: pika.BasicProperties, body: bytes) -> None:
+        echoed = pika.BasicProperties(correlation_id=properties.correlation_id)
+        channel.basic_publish("", properties.reply_to, body.upper(), echoed)
+
+    channel.queue_declare("work", auto_delete=True)
+    channel.basic_consume("work", answer, auto_ack=True)
+    requester = connect().channel()
+    got: list[tuple[str, bytes]] = []
+    requester.basic_consume(
+        "amq.rabbitmq.reply-to",
+        lambda _, __, properties, body: got.append((properties.correlation_id, body)),
+        auto_ack=True,
+    )
+    for number in range(3):
+        asked = pika.BasicProperties(reply_to="amq.rabbitmq.reply-to", correlation_id=str(number))
+        requester.basic_publish("", "work", b"question", asked)
+        channel.connection.process_data_events(30)
+        requester.connection.process_data_events(30)
+    assert got == [(str(number), b"QUESTION") for number in range(3)]
+
+
 def test_a_tear_down_may_come_twice(channel: BlockingChannel) -> None:
     queue = own_queue(channel)
     channel.exchange_declare("torn", "fanout")
