@@ -107,6 +107,9 @@ class Broker:
         if len(self.queues) >= settings.queues_max:
             text = f"there are queues_max = {settings.queues_max} queues already"
             raise Refusal(Status.INTERNAL, text, limit="queues_max")
+        if asked.get("depth", 0) > settings.depth_max:
+            text = f"option depth is at most depth_max = {settings.depth_max}"
+            raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
         queue = self._make(name, asked)
         ticket = None
 

@@ -73,6 +73,9 @@ class DmsSettings:
     `best-effort`: queues go on in memory, each such answer counted."""
     depth: int = limit(10_000, 1, DEPTH_MAX)
     """Messages in a queue, held deliveries counted."""
+    depth_max: int = limit(10_000_000, 1, DEPTH_MAX)
+    """The most that CREATE_QUEUE may ask for as `depth`. Queues that are there, and what the settings say
+    themselves, stay as they are."""
     consume_seconds: float = attrs.field(default=30.0, validator=[validators.gt(0), validators.le(86_400)])
     """How long a CONSUME waits."""
     queues_max: int = limit(128, 1, 1_000_000)

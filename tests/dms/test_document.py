@@ -90,6 +90,7 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
     settings = DmsSettings()
     for name, value, text in (
         ("depth", 10_000, "10,000"),
+        ("depth_max", 10_000_000, "10,000,000"),
         ("queues_max", 128, "128"),
         ("clients_max", 256, "256"),
         ("credits_max", 4096, "4096"),

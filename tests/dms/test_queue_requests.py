@@ -80,3 +80,21 @@ def test_options_are_what_the_settings_say_unless_asked() -> None:
     world = World(DmsSettings(persist=False, depth=2))
     peer = with_queue(world)
     assert statuses(peer.produce("orders", b"a", b"b", b"c"))[-1] is Status.QUEUE_FULL
+
+
+def test_the_depth_that_a_client_asks_for_has_a_limit_and_a_queue_that_is_there_keeps_its_own() -> None:
+    world = World()
+    peer = world.connect()
+    (refusal,) = peer.create("deep", b'{"depth":10000001}')
+    assert (refusal[2], refusal[4]) == (
+        Status.PROTOCOL_ERROR,
+        b"option depth is at most depth_max = 10000000",
+    )
+    assert statuses(peer.create("deep", b'{"depth":20}')) == [Status.OK]
+    world.settings = DmsSettings(depth_max=10)
+    world.kill()
+    peer = world.connect()
+    assert statuses(peer.produce("deep", *[b"x"] * 21)) == [Status.OK] * 20 + [Status.QUEUE_FULL]
+    assert statuses(peer.create("other", b'{"depth":11}')) == [Status.PROTOCOL_ERROR]
+    assert statuses(peer.create("other", b'{"depth":10}')) == [Status.OK]
+    assert statuses(peer.create("plain")) == [Status.OK], "what the settings say is theirs"
