@@ -1,7 +1,8 @@
 """Field tables from a peer, checked before they are decoded.
 
-pamqp cuts a string that claims more bytes than there are, and recurses as deep as tables are nested. So they
-are walked over first, every length of them; what passes is decoded, and means what it says.
+pamqp cuts a string that claims more bytes than there are, recurses as deep as tables are nested, and copies
+what is left of a table for each of its fields. So they are walked over first, every length of them. What
+passes means what it says, and is decoded field by field where it stands: pamqp gets single values.
 """
 
 import struct
@@ -29,7 +30,7 @@ _STRINGS = frozenset(b"Sx")
 _TABLE, _ARRAY = b"FA"
 
 
-def check_table(data: bytes, start: int, end: int) -> None:
+def check_table(data: bytes, start: int, end: int, fields_max: int = FIELDS_MAX) -> None:
     """Raises Refusal (SYNTAX_ERROR) unless a well-formed table stands in exactly [start, end)."""
     if end - start < 4 or end > len(data) or start + 4 + _U32.unpack_from(data, start)[0] != end:
         raise _malformed("its length is not that of its place")
@@ -39,8 +40,8 @@ def check_table(data: bytes, start: int, end: int) -> None:
         at, stop, kind, depth = waiting.pop()
         while at < stop:
             fields += 1
-            if fields > FIELDS_MAX:
-                raise _malformed(f"more than {FIELDS_MAX} fields")
+            if fields > fields_max:
+                raise _malformed(f"more than {fields_max} fields")
             if kind == _TABLE:
                 name_end = at + 1 + data[at]
                 if name_end > stop:
@@ -69,9 +70,39 @@ def check_table(data: bytes, start: int, end: int) -> None:
 def read_table(data: bytes) -> dict[str, Any]:
     """A table that has been checked, decoded. Raises Refusal for values that Python has none of."""
     try:
-        return dict(decode.field_table(data)[1])
+        return _read_fields(data, 4, len(data))
     except (ValueError, ArithmeticError, OSError) as error:
         raise Refusal(Code.SYNTAX_ERROR, "a table holds a time or a decimal out of range") from error
+
+
+def _read_fields(data: bytes, at: int, end: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    while at < end:
+        name_end = at + 1 + data[at]
+        name = data[at + 1 : name_end].decode()
+        found[name], at = _read_value(data, name_end)
+    return found
+
+
+def _read_items(data: bytes, at: int, end: int) -> list[Any]:
+    found: list[Any] = []
+    while at < end:
+        value, at = _read_value(data, at)
+        found.append(value)
+    return found
+
+
+def _read_value(data: bytes, at: int) -> tuple[Any, int]:
+    """The value whose type stands at `at`, and where it ends."""
+    kind = data[at]
+    start = at + 1
+    size = _FIXED.get(kind)
+    end = start + (4 + _U32.unpack_from(data, start)[0] if size is None else size)
+    if kind == _TABLE:
+        return _read_fields(data, start + 4, end), end
+    if kind == _ARRAY:
+        return _read_items(data, start + 4, end), end
+    return decode.TABLE_MAPPING[data[at:start]](data[start:end])[1], end
 
 
 def _check_text(data: bytes, start: int, end: int) -> None:

@@ -27,6 +27,10 @@ from shared.storage.store import Ticket
 if TYPE_CHECKING:
     from dmp.broker import Broker
 
+LOGIN_FRAME_BYTES_MAX = 8192
+"""A frame before tune-ok, when nobody knows yet who sends it. RabbitMQ's; the specification wants 4096."""
+CONNECTION_FIELDS_MAX = 256
+"""In the table of what a client says of itself: they say some twenty."""
 CLOSE_SECONDS = 5.0
 """For the peer's close-ok."""
 
@@ -63,7 +67,7 @@ class Lifetime(Pacing):
         self.owner = broker.new_owner("")
         self.state = State.STARTING
         self.channels: dict[int, Channel] = {}
-        self.frame_bytes_max = broker.settings.frame_bytes_max
+        self.frame_bytes_max = min(broker.settings.frame_bytes_max, LOGIN_FRAME_BYTES_MAX)
         self.replies = Replies(connection, self._answer_failed, on_room=self._has_room)
         self.settling = Settling(broker.counts)
         self.current: Channel | None = None
@@ -88,7 +92,7 @@ class Lifetime(Pacing):
             commands.Connection.CloseOk.index,
         ):
             return
-        method, _ = decode_untrusted(payload)
+        method, _ = decode_untrusted(payload, CONNECTION_FIELDS_MAX)
         match method:
             case commands.Connection.StartOk() if self.state is State.STARTING:
                 self.handshake.start_ok(method)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from pamqp import base, commands
 
-from dmp.field_tables import check_table
+from dmp.field_tables import FIELDS_MAX, check_table, read_table
 from dmp.refusals import Code, Refusal
 
 EMPTY_TABLE = b"\0\0\0\0"
@@ -89,8 +89,10 @@ METHODS: Mapping[int, type[base.Frame]] = MappingProxyType(
 """Our own table: pamqp's, which others in the process may use, is left as it is."""
 
 
-def decode_untrusted(payload: bytes) -> tuple[base.Frame, bytes]:
+def decode_untrusted(payload: bytes, fields_max: int = FIELDS_MAX) -> tuple[base.Frame, bytes]:
     """A method, and the table among its arguments as it came (empty where it has none).
+
+    `fields_max`: in that table.
 
     Raises Refusal: NOT_IMPLEMENTED for a method nobody knows, SYNTAX_ERROR.
     """
@@ -100,12 +102,16 @@ def decode_untrusted(payload: bytes) -> tuple[base.Frame, bytes]:
     found = METHODS.get(index)
     if found is None:
         raise Refusal(Code.NOT_IMPLEMENTED, f"there is no method {index >> 16}.{index & 0xFFFF}")
-    table = _check(found, payload)
+    name, start, end = _check(found, payload, fields_max)
     method = found.__new__(found)  # every field comes from the wire; some constructors warn of old age
     try:
-        method.unmarshal(payload[4:])
+        method.unmarshal(payload[4:start] + EMPTY_TABLE + payload[end:] if name else payload[4:])
     except (ValueError, ArithmeticError, OSError) as error:
         raise Refusal(Code.SYNTAX_ERROR, f"{found.name}: not text, or a value out of range") from error
+    if not name:
+        return method, EMPTY_TABLE
+    table = payload[start:end]
+    setattr(method, name, read_table(table))
     return method, table
 
 
@@ -115,10 +121,13 @@ def encode(method: base.Frame, channel: int) -> bytes:
     return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
 
 
-def _check(method: type[base.Frame], payload: bytes) -> bytes:
-    """Raises Refusal unless the arguments fill the payload just so; returns the table among them."""
+def _check(method: type[base.Frame], payload: bytes, fields_max: int) -> tuple[str, int, int]:
+    """Raises Refusal unless the arguments fill the payload just so.
+
+    Returns the name of the table among them, and where it stands: no method has two, and most none ("").
+    """
     at, end, bits = 4, len(payload), 0
-    table = EMPTY_TABLE
+    table = "", 0, 0
     for name in method.attributes():
         kind = method.amqp_type(name)
         if kind == "bit":
@@ -132,8 +141,8 @@ def _check(method: type[base.Frame], payload: bytes) -> bytes:
             start = at
             at += 4 + (_U32.unpack_from(payload, at)[0] if at + 4 <= end else end)
             if kind == "table" and at <= end:
-                check_table(payload, start, at)
-                table = payload[start:at]
+                check_table(payload, start, at, fields_max)
+                table = name, start, at
         else:
             at += _FIXED[kind]
         if at > end:

@@ -45,9 +45,12 @@ from shared.net.connection import Connection
 if TYPE_CHECKING:
     from dmp.broker import Broker
 
-METHOD_WORK = 8
-"""A method, in messages that could have been put into a queue meanwhile: some ten microseconds. So a stretch
-that is all methods has a few hundred."""
+FRAME_WORK = 4
+"""A frame that is taken by itself, in messages that could have been put into a queue meanwhile. So a stretch
+has a thousand at most, also of those that do nothing: heartbeats, empty bodies, what is behind a close."""
+METHOD_WORK = 4
+"""What a method takes beyond that: some ten microseconds in all. So a stretch that is all methods has a few
+hundred."""
 METHOD_BYTES = 2
 """The same for what a method says: a table may have a field in each byte, and it is decoded twice."""
 HEADER_BYTES = 4
@@ -178,6 +181,7 @@ class Session(Lifetime):
                 raise RemoteProtocolError("a frame without its end octet")
             self._frame_at = at
             self.at = stop + 1
+            self.worked(FRAME_WORK)
             self._frame(kind, number, data[at + FRAME_HEAD.size : stop])
             at = self.at
             if self.connection.outbox.size > self.connection.outbox.bound:

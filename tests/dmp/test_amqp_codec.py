@@ -148,7 +148,7 @@ def test_garbage_for_properties_is_refused_or_well_formed(data: bytes) -> None:
 def test_a_table_is_taken_whole_or_not(table: dict[str, Any]) -> None:
     packed = encode.field_table(table)
     check_table(packed, 0, len(packed))
-    assert decode.field_table(packed)[1] == table
+    assert decode.field_table(packed)[1] == read_table(packed) == table
     for cut in range(len(packed)):
         with pytest.raises(Refusal):
             check_table(packed[:cut], 0, cut)
@@ -159,6 +159,24 @@ def test_a_table_is_taken_whole_or_not(table: dict[str, Any]) -> None:
             read_table(changed)
         except Refusal:  # and nothing else, also of a time in the year 110,035,675
             continue
+
+
+class Copied(bytes):
+    """Counts what is copied out of it."""
+
+    count = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        if isinstance(found, bytes):
+            self.count += len(found)
+        return found
+
+
+def test_of_a_table_with_many_fields_nothing_is_copied_for_each() -> None:
+    packed = Copied(encode.field_table({str(number): [number, "text" * 5] for number in range(1000)}))
+    assert len(read_table(packed)) == 1000
+    assert packed.count <= len(packed)
 
 
 def test_tables_have_a_depth_and_a_size() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 from pamqp import commands
+from pamqp.encode import field_table
 
 from dmp.amqp.methods import Direct, encode
 from dmp.door import AMQP_HEADER
@@ -168,12 +169,23 @@ TUNED = [encode(start_ok(), 0), encode(C.Connection.TuneOk(0, 0, 0), 0)]
         (503, [encode(C.Channel.Open(), 1)]),
         (403, [encode(start_ok({"authentication_failure_close": True}, "\0guest\0wrong"), 0)]),
         (403, [encode(start_ok({"authentication_failure_close": True}, "guest"), 0)]),
+        (501, [b"\x01\0\0" + (8185).to_bytes(4, "big")]),  # the largest frame takes eight bytes less
+        (502, [encode(start_ok({str(number): True for number in range(256)}), 0)]),
     ],
 )
 async def test_a_login_that_goes_wrong(expected: int, parts: list[bytes]) -> None:
     peer = Peer(await World.open())
     peer.send(AMQP_HEADER + b"".join(parts))
     assert closed(peer) == ("Connection.Close", expected)
+
+
+async def test_frames_may_be_large_from_tune_ok_on() -> None:
+    _, peer = await opened()
+    name = "n" * 200
+    headers = field_table({f"{name}{number}": number for number in range(400)})
+    peer.send(DECLARED + publish("", "q", b"x", properties=b"\x20\0" + headers))
+    assert peer.names()[-1] == "Queue.DeclareOk"
+    assert peer.ask_get("q") == b"x"
 
 
 async def test_a_wrong_password_without_the_capability_gets_no_word() -> None:

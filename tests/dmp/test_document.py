@@ -8,8 +8,10 @@ import attrs
 from pamqp import body, common, header
 
 from dmp.amqp import methods, wiring_methods
+from dmp.amqp.lifetime import CONNECTION_FIELDS_MAX, LOGIN_FRAME_BYTES_MAX
 from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State
 from dmp.door import AMQP_HEADER
+from dmp.field_tables import FIELDS_MAX
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.wiring import REPLIES_WAITING_MAX
@@ -107,6 +109,8 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
     assert defaults.frame_seconds == 30
     assert f"{REPLIES_WAITING_MAX} wait, `message_bytes_max` together" in DOCUMENT
     assert f"{wiring_methods.ARGUMENTS_BYTES_MAX} bytes of arguments" in DOCUMENT
+    assert f"{FIELDS_MAX} fields, {CONNECTION_FIELDS_MAX} in what a client says" in DOCUMENT
+    assert f"above {LOGIN_FRAME_BYTES_MAX} bytes before tune-ok" in DOCUMENT
 
 
 def test_the_diagrams_are_the_tables() -> None:

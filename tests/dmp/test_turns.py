@@ -13,6 +13,7 @@ from dmp.arguments import QueueArguments, QueueKind
 from dmp.broker import QUEUES_AT_ONCE
 from dmp.burials import LETTER_BYTES, LETTER_QUEUES, LETTERS_PER_TURN
 from dmp.chores import STEPS_PER_TURN
+from dmp.door import AMQP_HEADER
 from dmp.header_match import HeaderMatch
 from dmp.message import Message
 from dmp.queues import EXPIRED_AT_ONCE, LOOKED_AT_ONCE, Queue
@@ -173,6 +174,28 @@ async def test_methods_in_great_number_leave_others_their_turn() -> None:
         turns += 1
     assert first + len(peer.frames_now()) == count
     assert turns > 8
+
+
+HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
+NOTHING = b"\x03\0\x01\0\0\0\0\xce"
+
+
+@pytest.mark.parametrize("before", [b"", encode(C.Channel.Open(), 1)], ids=["greeted", "refused"])
+async def test_who_is_not_known_yet_has_short_turns_also_with_what_nothing_comes_of(before: bytes) -> None:
+    peer = Peer(await World.open())
+    peer.send(AMQP_HEADER)
+    peer.session.receive(before + HEARTBEAT * 5000)
+    turns = 1
+    while not peer.connection.reading:
+        peer.wake()
+        turns += 1
+    assert turns >= 5
+
+
+async def test_bodies_that_never_come_nearer_their_end_leave_others_their_turn() -> None:
+    peer = Peer(await World.open()).login()
+    peer.session.receive(publish("", "q", b"whole")[:-13] + NOTHING * 5000)
+    assert not peer.connection.reading
 
 
 async def test_tables_count_by_their_bytes() -> None:
