@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict
 
 from shared.errors import StoreError, StoreFull
+from shared.storage.damage import Damage
 from shared.storage.disk import Disk
 
 _FILES_MAX = 8192
@@ -42,9 +43,10 @@ class LogFile:
 
 
 class OpenFiles:
-    """The open handles, least recently used first."""
+    """The open handles, least recently used first. `damage`: what was found damaged in the files."""
 
-    def __init__(self, disk: Disk, files_max: int = 0) -> None:
+    def __init__(self, disk: Disk, files_max: int = 0, damage: Damage | None = None) -> None:
+        self.damage = Damage() if damage is None else damage
         self._disk = disk
         self._is_fixed = files_max > 0
         self._files_max = files_max or files_beside(0)

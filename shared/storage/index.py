@@ -4,7 +4,7 @@ A mark (STORAGE.md calls it an index entry) covers whole records of a log. What 
 index in memory is in `marks.py`; this module is what it shares with the tools that work on files.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 import attrs
@@ -158,6 +158,28 @@ def belongs_to(disk: Disk, fd: int, log_id: int) -> bool:
     )
 
 
+def dropped_marks(disk: Disk, fd: int) -> int:
+    """How many entries at the front are all zero: retention gave their space back."""
+    dropped = 0
+    for block in _blocks(disk, fd, mark_position(0)):
+        zeros = len(block) - len(block.lstrip(b"\0"))
+        dropped += zeros // MARK_BYTES
+        if zeros < len(block):
+            break
+    return dropped
+
+
+def stored_marks(disk: Disk, fd: int, log_id: int, number: int, count: int) -> Iterator[Mark | None]:
+    """The entries from `number` up to `count`; None for one that is not good."""
+    for block in _blocks(disk, fd, mark_position(number)):
+        stop = min(len(block), (count - number) * MARK_BYTES)
+        for at in range(0, stop - MARK_BYTES + 1, MARK_BYTES):
+            yield format.unpack_mark(block, log_id, at)
+        number += len(block) // MARK_BYTES
+        if number >= count:
+            return
+
+
 def _blocks(disk: Disk, fd: int, position: int) -> Iterator[bytes]:
     while True:
         block = disk.read(fd, _READ_MARKS * MARK_BYTES, position)
@@ -183,16 +205,23 @@ def write_header(disk: Disk, fd: int, log_id: int, created_ms: int) -> None:
     write_all(disk, fd, format.pack_index_header(log_id, created_ms), 0)
 
 
-def rebuild(disk: Disk, log_fd: int, start: int, end: int, now_ms: int) -> tuple[list[Mark], int]:
+Read = Callable[[int, int], bytes]
+"""Of a log's file: so many bytes, from an offset on; fewer at its end."""
+
+
+def rebuild(
+    read: Read, start: int, end: int, now_ms: int, piece_bytes: int = MARK_COVERS_BYTES
+) -> tuple[list[Mark], int]:
     """Make marks for the records found from `start` (a record's start) to at most `end`.
 
-    They are flagged unverified: their CRC says what was found. Returns them and where whole records ended,
-    which is below `end` where the length fields lead beyond it.
+    Each covers as many records as fit `piece_bytes`, or one longer record. They are flagged unverified: their
+    CRC says what was found. Returns them and where whole records ended, which is below `end` where the length
+    fields lead beyond it.
     """
     marks: list[Mark] = []
     position = start
     while position < end:
-        data = disk.read(log_fd, min(MARK_COVERS_BYTES, end - position), position)
+        data = read(min(piece_bytes, end - position), position)
         stop, records = format.skip_records(data, 0, len(data))
         if stop == 0:  # not one whole record: a long one, or none
             if len(data) < format.LENGTH_BYTES:
@@ -200,7 +229,7 @@ def rebuild(disk: Disk, log_fd: int, start: int, end: int, now_ms: int) -> tuple
             stop, records = format.LENGTH_BYTES + format.length_at(data, 0)[0], 1
             if position + stop > end:
                 break
-            data = disk.read(log_fd, stop, position)
+            data = read(stop, position)
             if len(data) < stop:
                 break
         crc = crc32c(memoryview(data)[:stop])

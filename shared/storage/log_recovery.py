@@ -7,6 +7,7 @@ from crc32c import crc32c
 
 from shared.storage import format, index, marks
 from shared.storage.catalog import LogLine
+from shared.storage.damage import Damage
 from shared.storage.disk import Disk
 from shared.storage.format import INDEX_HEADER_BYTES, MARK_BYTES, Flag, Mark
 from shared.storage.journal import segment_path, write_all
@@ -72,6 +73,7 @@ def recover_log(
     segments: Segments,
     line: LogLine,
     pieces: Pieces,
+    in_files: Damage,
     *,
     new: bool,
     direct: bool,
@@ -97,7 +99,7 @@ def recover_log(
     try:
         index_fd = disk.open(paths[1], create=True)
         try:
-            recovery = _LogRecovery(disk, line, fd, index_fd)
+            recovery = _LogRecovery(disk, line, fd, index_fd, in_files)
             changed = recovery.run(segments, pieces, direct=direct, damaged=damaged)
         finally:
             disk.close(index_fd)
@@ -122,11 +124,12 @@ def _has_index(disk: Disk, path: str, log_id: int) -> bool:
 class _LogRecovery:
     """`position`: up to where the log is known, and marked."""
 
-    def __init__(self, disk: Disk, line: LogLine, fd: int, index_fd: int) -> None:
+    def __init__(self, disk: Disk, line: LogLine, fd: int, index_fd: int, in_files: Damage) -> None:
         self._disk = disk
         self._line = line
         self._fd = fd
         self._index_fd = index_fd
+        self._in_files = in_files
         self._number = 0  # of the first mark that is written anew
         self._last_ms = line.created_ms
         self._marks: list[Mark] = []
@@ -234,7 +237,7 @@ class _LogRecovery:
         if size > self.position:
             start = self.position
             self._follow(None)
-            self._fill(size)
+            self._fill(size, torn=True)
             self.kept_bytes = size - start
 
     def _write_again(self, mark: Mark) -> None:
@@ -243,11 +246,18 @@ class _LogRecovery:
         if start < mark.end:
             write_all(self._disk, self._fd, self._disk.read(self._fd, mark.end - start, start), start)
 
-    def _fill(self, end: int) -> None:
+    def _fill(self, end: int, *, torn: bool = False) -> None:
         """The index falls short of what is known to be in the file: mark what is found."""
         if self.position < end:
             self._close_open()
-            self._marks += marks.fill(self._disk, self._fd, self.position, end, self._last_ms)
+            if not torn:
+                number, path = (
+                    self._number + len(self._marks),
+                    f"{self._line.namespace}/{self._line.file}.idx",
+                )
+                place = index.mark_position(number)
+                self._in_files.in_index(self._line.id, path, place, end - self.position)
+            self._marks += marks.fill(self._disk, self._fd, self.position, end, self._last_ms, torn=torn)
             self.position = end
 
     def _bridge(self, offset: int, trusted: bool, damaged: bool) -> None:

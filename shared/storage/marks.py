@@ -3,12 +3,17 @@
 The newest marks of a log that is being written are in memory (`Log.open_mark`, `Log.closed_marks`); the rest
 are looked up in its index file by bisection, through a small cache of the file's pages that all logs share.
 So a log that nobody writes or reads costs nothing here.
+
+An index is derived from its log. So an entry that is not good hides nothing: what it covered is walked record
+by record between the good entries on both sides, and the entry is made anew, flagged unverified (`mend`).
 """
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import attrgetter
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -49,7 +54,7 @@ class MarkTable:
     def find(self, log: Log, offset: int) -> tuple[int, Mark]:
         """The mark that covers `offset`, at or above the first kept offset and below the visible end.
 
-        Raises NotInMemory, and CorruptRecord where the index is damaged there.
+        Raises NotInMemory, also where the index is damaged there and is to be mended first.
         """
         mark = log.open_mark
         if mark is not None and offset >= mark.offset:
@@ -61,8 +66,8 @@ class MarkTable:
             number = bisect_right(closed, offset, key=attrgetter("offset")) - 1
             return log.marks_written + number, closed[number]
         number, mark = self._bisect(log, lambda mark: mark.offset <= offset)
-        if mark is None or not mark.offset <= offset < mark.end:
-            raise CorruptRecord(log.index_file.path, index.mark_position(max(number, 0)))
+        if mark is None or offset >= mark.end:
+            raise self._to_be_mended(log, number + 1, offset)
         return number, mark
 
     def find_time(self, log: Log, unix_ms: int) -> Mark | None:
@@ -79,12 +84,17 @@ class MarkTable:
         if number < log.marks_written:
             mark = self._stored(log, number)
             if mark is None:
-                raise CorruptRecord(log.index_file.path, index.mark_position(number))
+                raise self._to_be_mended(log, number, log.first)
             return mark
         number -= log.marks_written
         if number < len(log.closed_marks):
             return log.closed_marks[number]
         return log.open_mark if number == len(log.closed_marks) else None
+
+    def count(self, log: Log) -> int:
+        """How many marks its index file has. Raises NotInMemory."""
+        self._require_count(log)
+        return log.marks_written
 
     def forget(self, log: Log) -> None:
         """Its index file changed otherwise than by appending, or is gone."""
@@ -94,7 +104,8 @@ class MarkTable:
     def _bisect(self, log: Log, below: Callable[[Mark], bool]) -> tuple[int, Mark | None]:
         """The last mark for which `below` holds (-1, None if there is none); it holds for a prefix.
 
-        A few marks that do not parse are passed over; many are what retention left as zeros at the front.
+        A few marks that do not parse are passed over; many are taken for what retention left as zeros at the
+        front, and where they are not that, nothing is found that covers what was asked for.
         """
         self._require_count(log)
         low, best, found = 0, -1, None
@@ -160,6 +171,10 @@ class MarkTable:
 
         return NotInMemory(load, loaded)
 
+    def _to_be_mended(self, log: Log, number: int, offset: int) -> NotInMemory:
+        load = partial(mend, self._disk, self._files, log, number, offset, log.marks_written, log.marks_start)
+        return NotInMemory(load, lambda _: self.forget(log))
+
     def _keep(self, key: tuple[int, int], data: bytes) -> None:
         self._pages[key] = data
         self._pages.move_to_end(key)
@@ -204,8 +219,8 @@ def _is_of(log: Log, header: bytes) -> bool:
 def load_end(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]:
     """How many marks the index file has, and the newest record's time; they reach to `end`.
 
-    An index that does not (it is missing, damaged or short) is rebuilt from there on, flagged unverified.
-    Raises FileGone and OSError.
+    An index that does not (it is missing, damaged or short) is rebuilt from there on, flagged unverified, and
+    reported. Raises FileGone and OSError.
     """
     with files.repairs:
         try:
@@ -254,12 +269,118 @@ def _repair(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]
         disk.truncate(fd, index.mark_position(number + len(found)))
     finally:
         disk.close(fd)
+    place = index.mark_position(number) if found else 0  # else it was the header
+    files.damage.in_index(log.id, log.index_file.path, place, end - start)
     return number + len(found), last_ms
 
 
-def fill(disk: Disk, log_fd: int, start: int, end: int, time_ms: int) -> list[Mark]:
-    """Marks for all of [start, end) as it is found: unverified where it parses, damaged behind that."""
-    found, position = index.rebuild(disk, log_fd, start, end, time_ms)
+class _Gap(NamedTuple):
+    """Entries from `low` to `high` that are not good, and what they covered, [start, stop).
+
+    `time_ms`: no record there is newer, as far as is known.
+    """
+
+    low: int
+    high: int
+    start: int
+    stop: int
+    time_ms: int
+
+
+def mend(disk: Disk, files: OpenFiles, log: Log, number: int, offset: int, count: int, end: int) -> None:
+    """Make index entries that are not good anew, in their places: those from entry `number` on, up to the
+    first that reaches beyond `offset`. The index has `count` entries, which reach to `end`.
+
+    Raises CorruptRecord where there is nothing to mend, FileGone and OSError.
+    """
+    mended = False
+    with files.repairs:
+        fd = open_for_writing(disk, files, log)
+        try:
+            for gap in _gaps(disk, fd, log, number, count, end):
+                log_fd = files.open(
+                    log.file, create=True
+                )  # a file that is missing is damage, like a short one
+                try:
+                    made = _made_anew(disk, log_fd, gap)
+                finally:
+                    disk.close(log_fd)
+                index.write_marks(disk, fd, log.id, gap.low, made)
+                place = index.mark_position(gap.low)
+                files.damage.in_index(log.id, log.index_file.path, place, gap.stop - gap.start)
+                mended = True
+                if gap.stop > offset:
+                    break
+        finally:
+            disk.close(fd)
+    if not mended:
+        raise CorruptRecord(log.file.path, offset)
+
+
+def _gaps(disk: Disk, fd: int, log: Log, number: int, count: int, end: int) -> Iterator[_Gap]:
+    """Where the index is not good, from entry `number` on, without what retention has dropped."""
+    before: Mark | None = None
+    low = number
+    while low:
+        before = _mark(disk, fd, log, low - 1)
+        if before is not None:
+            break
+        low -= 1
+    for at, mark in enumerate(index.stored_marks(disk, fd, log.id, low, count), low):
+        if mark is not None:
+            yield from _gap(disk, fd, log, low, at, before, mark.offset, mark.first_ms)
+            before, low = mark, at + 1
+    yield from _gap(
+        disk, fd, log, low, count, before, end, log.created_ms if before is None else before.last_ms
+    )
+
+
+def _gap(
+    disk: Disk, fd: int, log: Log, low: int, high: int, before: Mark | None, stop: int, time_ms: int
+) -> Iterator[_Gap]:
+    """The gap between two good entries, if there is one."""
+    start = log.first_kept if before is None else max(before.end, log.first_kept)
+    if low == high and before is not None and start < stop:
+        low, start = (
+            low - 1,
+            max(before.offset, log.first_kept),
+        )  # no entry is left for it: the last is made longer
+    if low == high or start > stop:
+        return
+    if before is None and log.first_kept:
+        dropped = index.dropped_marks(disk, fd)
+        low = dropped if dropped < high else max(high - 1 - (stop - start) // index.MARK_COVERS_BYTES, 0)
+    yield _Gap(low, high, start, stop, time_ms)
+
+
+def _made_anew(disk: Disk, log_fd: int, gap: _Gap) -> list[Mark]:
+    """A mark for each of the gap's entries; where fewer are enough the last ones cover nothing."""
+    entries = gap.high - gap.low
+    # Two that follow each other cover more than one piece may: so they are not more than there are entries.
+    piece_bytes = max(index.MARK_COVERS_BYTES, -(-2 * (gap.stop - gap.start) // entries))
+    made = fill(disk, log_fd, gap.start, gap.stop, gap.time_ms, piece_bytes)[:entries]
+    empty = Mark(gap.stop, gap.time_ms, gap.time_ms, 0, 0, 0, Flag.UNVERIFIED)
+    return made + [empty] * (entries - len(made))
+
+
+def fill(
+    disk: Disk,
+    log_fd: int,
+    start: int,
+    end: int,
+    time_ms: int,
+    piece_bytes: int = index.MARK_COVERS_BYTES,
+    *,
+    torn: bool = False,
+) -> list[Mark]:
+    """Marks for all of [start, end) as it is found: unverified where it parses, damaged behind that.
+
+    A record ends at `end`, unless the log may be `torn` there. So where the length fields lead elsewhere a
+    record before is damaged, and the walk went astray: the last piece counts as damaged, too.
+    """
+    found, position = index.rebuild(partial(disk.read, log_fd), start, end, time_ms, piece_bytes)
+    if found and position < end <= disk.size(log_fd) and not torn:
+        position = found.pop().offset
     while position < end:
         length = min(end - position, _DAMAGED_BYTES_MAX)
         data = disk.read(log_fd, min(length, _PAGE_BYTES), position)
@@ -270,22 +391,42 @@ def fill(disk: Disk, log_fd: int, start: int, end: int, time_ms: int) -> list[Ma
     return found
 
 
-def drop_marks(disk: Disk, files: OpenFiles, log: Log, first: int) -> None:
-    """Zero the index entries wholly below `first`, whole disk blocks by a hole. Raises FileGone, OSError."""
-    fd = files.open(log.index_file)
-    try:
-        low, high = 0, (disk.size(fd) - INDEX_HEADER_BYTES) // MARK_BYTES
-        while low < high:
-            middle = (low + high) // 2
-            mark = _mark(disk, fd, log, middle)
-            if mark is None or mark.end <= first:
-                low = middle + 1
-            else:
-                high = middle
-        # The block that holds the header is not given back, so its entries are overwritten.
-        stop = index.mark_position(low) // _BLOCK_BYTES * _BLOCK_BYTES
-        if stop > _BLOCK_BYTES:
-            write_all(disk, fd, bytes(_BLOCK_BYTES - INDEX_HEADER_BYTES), INDEX_HEADER_BYTES)
-            disk.punch(fd, _BLOCK_BYTES, stop - _BLOCK_BYTES)
-    finally:
-        disk.close(fd)
+def whole(
+    disk: Disk, log_fd: int, good: Iterable[Mark], first: int, end: int, time_ms: int
+) -> tuple[list[Mark], int]:
+    """Marks for all of [first, end): good ones, in order, and new ones where there is none (see `fill`).
+
+    `time_ms`: when the log was made. Returns them, and how many bytes the new ones cover.
+    """
+    found: list[Mark] = []
+    position, filled = first, 0
+
+    def fill_to(stop: int) -> None:
+        nonlocal filled
+        found.extend(fill(disk, log_fd, position, stop, time_ms))
+        filled += stop - position
+
+    for mark in good:
+        if mark.end <= position or mark.end > end or (mark.offset < position and found):
+            continue
+        if mark.offset > position:
+            fill_to(mark.offset)
+        found.append(mark)
+        position, time_ms = mark.end, mark.last_ms
+    if position < end:
+        fill_to(end)
+    return found, filled
+
+
+def drop_marks(disk: Disk, files: OpenFiles, log: Log, number: int) -> None:
+    """Zero the index entries below `number`, whole disk blocks by a hole. Raises FileGone, OSError."""
+    with files.repairs:
+        fd = files.open(log.index_file)
+        try:
+            # The block that holds the header is not given back, so its entries are overwritten.
+            stop = index.mark_position(number) // _BLOCK_BYTES * _BLOCK_BYTES
+            if stop > _BLOCK_BYTES:
+                write_all(disk, fd, bytes(_BLOCK_BYTES - INDEX_HEADER_BYTES), INDEX_HEADER_BYTES)
+                disk.punch(fd, _BLOCK_BYTES, stop - _BLOCK_BYTES)
+        finally:
+            disk.close(fd)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-import structlog
 from crc32c import crc32c
 
 from shared.errors import CorruptRecord, LogDeleted, NotARecord, OutOfRange, StoreError
@@ -28,8 +27,6 @@ from shared.storage.log import Log
 from shared.storage.marks import MarkTable, NotInMemory
 from shared.storage.memory_range import MemoryRange, spooled
 from shared.storage.verified import Verified
-
-logger = structlog.stdlib.get_logger("brokers.storage")
 
 _UNVERIFIED_BYTES_MAX = 1 << 20
 """Of one answer: checking a megabyte takes some 0.2 ms, after which other connections have their turn."""
@@ -80,7 +77,6 @@ class Reader:
         self, disk: Disk, files: OpenFiles, background: Background, cache_bytes: int, zero_copy: bool
     ) -> None:
         self.table = MarkTable(disk, files)
-        self.damaged: set[tuple[int, int]] = set()
         self.cold_reads = 0
         self._disk = disk
         self._files = files
@@ -472,10 +468,7 @@ class Reader:
 
     def report(self, log: Log, mark: Mark) -> None:
         """What the mark covers is not what was written: count it, and say so once."""
-        place = log.id, mark.offset
-        if place not in self.damaged:
-            self.damaged.add(place)
-            logger.error("damaged bytes", path=log.file.path, offset=mark.offset, length=mark.length)
+        self._files.damage.in_log(log.id, log.file.path, mark.offset, mark.length)
 
     def _corrupt(self, log: Log, mark: Mark) -> CorruptRecord:
         self.report(log, mark)

@@ -15,6 +15,7 @@ from shared.errors import StoreFormat
 from shared.storage import catalog, format, journal, replay
 from shared.storage.catalog import Catalog, LogLine
 from shared.storage.clock import Clock
+from shared.storage.damage import Damage
 from shared.storage.disk import Disk
 from shared.storage.files import describe
 from shared.storage.format import INDEX_HEADER_BYTES, Entry, Kind
@@ -32,7 +33,8 @@ _SKIPPED_IDS = 1 << 20
 @attrs.frozen
 class Recovered:
     """A folder ready to be served. `next_lsn`: where the journal begins anew, in a segment to be made;
-    `segments`: those that may be reused for it. The numbers say what recovery had to do."""
+    `segments`: those that may be reused for it. The numbers say what recovery had to do; `in_files`: where it
+    found logs or indexes damaged."""
 
     journal_id: int
     next_log_id: int
@@ -44,6 +46,7 @@ class Recovered:
     batches: int
     torn_bytes: int
     damage: list[replay.Damage]
+    in_files: Damage
     seconds: float = 0.0
 
 
@@ -59,6 +62,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         found = _begin(disk, clock)
     segments = replay.segment_files(disk)
     kept: list[tuple[SegmentFile, str]] = []
+    in_files = Damage()
     next_lsn = max([found.replay_lsn, *(segment.end for segment in segments)])
     if found.clean:
         scanned = Replay([], segments, [], found.replay_lsn, 0)
@@ -68,7 +72,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         scanned = replay.scan(disk, found.journal_id, found.replay_lsn)
         _report(scanned)
         kept = _keep_damaged(disk, scanned)
-        logs, seen_id = _replay(disk, found, scanned, sync_all_logs)
+        logs, seen_id = _replay(disk, found, scanned, sync_all_logs, in_files)
         next_log_id = max(found.next_log_id, seen_id + 1) + _SKIPPED_IDS
     after = Catalog(found.journal_id, next_lsn, next_log_id, clock.wall_ms(), False, logs)
     catalog.replace(disk, after.pack())
@@ -92,6 +96,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         batches=len(scanned.batches),
         torn_bytes=scanned.torn_bytes,
         damage=scanned.damage,
+        in_files=in_files,
         seconds=seconds,
     )
 
@@ -249,7 +254,9 @@ def _gather(disk: Disk, scanned: Replay) -> _Changes:
     return changes
 
 
-def _replay(disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int) -> tuple[list[LogLine], int]:
+def _replay(
+    disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int, in_files: Damage
+) -> tuple[list[LogLine], int]:
     """Apply the journal to the logs' files; returns the logs there are, and the highest id seen."""
     changes = _gather(disk, scanned)
     lines = {line.id: line for line in found.logs} | changes.created
@@ -264,7 +271,7 @@ def _replay(disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int) -> 
     touched: list[RecoveredLog] = []
     with Segments(disk) as segments:
         for line in sorted(lines.values()):
-            log = _recover_log(disk, segments, line, changes, damaged=bool(scanned.damage))
+            log = _recover_log(disk, segments, line, changes, in_files, damaged=bool(scanned.damage))
             if log is None:
                 continue
             lines[line.id] = log.line
@@ -276,7 +283,7 @@ def _replay(disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int) -> 
 
 
 def _recover_log(
-    disk: Disk, segments: Segments, line: LogLine, changes: _Changes, *, damaged: bool
+    disk: Disk, segments: Segments, line: LogLine, changes: _Changes, in_files: Damage, *, damaged: bool
 ) -> RecoveredLog | None:
     """Apply to one log what the journal says of it; None where it can only be as the catalog has it."""
     direct = Durability.parse(line.mode).direct or line.id in changes.direct
@@ -288,7 +295,7 @@ def _recover_log(
     first = max(line.first, changes.first.get(line.id, 0))
     line = line._replace(first=first, mode=changes.mode.get(line.id, line.mode))
     pieces = changes.pieces.get(line.id, [])
-    log = recover_log(disk, segments, line, pieces, new=new, direct=direct, damaged=damaged)
+    log = recover_log(disk, segments, line, pieces, in_files, new=new, direct=direct, damaged=damaged)
     if log.kept_bytes:
         text = "the journal has lost what a log file still holds: kept"
         logger.error(text, path=log.paths[0], bytes=log.kept_bytes)

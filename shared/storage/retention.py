@@ -137,23 +137,26 @@ class RetentionKeeper:
         first = log.first_kept
         if not self._can_punch or (log.users is not None and min(log.users) < first):
             return
-        limit = first
         if first < log.visible:  # a mark that is kept in part is checked as a whole
-            limit = (await self._look(lambda: self._reader.table.find(log, first)[1])).offset
+            number, mark = await self._look(lambda: self._reader.table.find(log, first))
+            number, limit = min(number, log.marks_written), mark.offset
+        else:
+            number, limit = await self._look(lambda: self._reader.table.count(log)), first
         start = self._punched.get(log, 0) // _BLOCK_BYTES * _BLOCK_BYTES
         stop = limit // _BLOCK_BYTES * _BLOCK_BYTES
         if stop > start and not log.deleted:
-            await self._in_thread(self._make_hole, log, start, stop, limit, limiter=self._limiter)
+            await self._in_thread(self._make_hole, log, start, stop, number, limiter=self._limiter)
         self._punched[log] = first
 
-    def _make_hole(self, log: Log, start: int, stop: int, first: int) -> None:
+    def _make_hole(self, log: Log, start: int, stop: int, number: int) -> None:
+        """`number`: of the first mark that is kept."""
         fd = self._files.open(log.file)
         try:
             punched = self._disk.punch(fd, start, stop - start)
         finally:
             self._disk.close(fd)
         if punched:
-            drop_marks(self._disk, self._files, log, first)
+            drop_marks(self._disk, self._files, log, number)
         else:
             self._can_punch = False
             logger.warning(

@@ -108,7 +108,7 @@ class Store:
         self._journal = journal
         self._background = BackgroundReads(in_thread, settings.reader_threads)
         zero_copy = isinstance(disk, OsDisk)
-        self._files = files = OpenFiles(disk, settings.open_files_max)
+        self._files = files = OpenFiles(disk, settings.open_files_max, recovered.in_files)
         self._reader = Reader(disk, files, self._background, settings.cache_bytes, zero_copy)
         self._inventory = Inventory(disk, files, clock, recovered.journal_id, recovered.next_log_id)
         self._committer = Committer(journal, disk, files, clock, settings, self._inventory, in_thread)
@@ -341,7 +341,7 @@ class Store:
             free_bytes=self._space.free_bytes,
             full=committer.full,
             read_only=committer.read_only is not None,
-            damaged_ranges=len(self._reader.damaged),
+            damaged_ranges=len(self._files.damage),
             cold_reads=self._reader.cold_reads,
             scrubbed_bytes=self._scrub.bytes,
             retained_away_bytes=self._retention.dropped_bytes,

@@ -15,6 +15,7 @@ from brokers.pipeline.source.spans import Span
 from shared.storage import format
 from shared.storage.format import MARK_BYTES
 from shared.storage.index import mark_position
+from shared.storage.os_disk import OsDisk
 from tests.support.folders import ALWAYS, add, open_folder
 
 RECORDS = [b"%06d" % n + b"." * (n * 7 % 400) for n in range(3000)]
@@ -52,6 +53,14 @@ def rewrite_mark(folder: Path, number: int, change: Callable[[bytes], bytes]) ->
         changed = change(file.read(MARK_BYTES))
         file.seek(mark_position(number))
         file.write(changed)
+
+
+def drop_front(folder: Path, entries: int) -> None:
+    """As retention leaves a front of so many index entries: a hole in the log, and zeros in the index."""
+    with OsDisk(folder, create=False) as disk:
+        log_fd, index_fd = disk.open("logmq/orders.log"), disk.open("logmq/orders.idx")
+        disk.punch(log_fd, 0, marks(folder)[entries].offset)
+        disk.write(index_fd, bytes(entries * MARK_BYTES), mark_position(0))
 
 
 def marks(folder: Path) -> list[format.Mark]:

@@ -24,6 +24,7 @@ from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
     between,
+    drop_front,
     follow,
     marks,
     offset_of,
@@ -279,7 +280,7 @@ def test_an_offset_that_is_not_there_is_data_loss(folder: Path) -> None:
         place(folder, "starting", **given)
     assert place(folder, "starting", failOnDataLoss="false", **given) == offset_of(3000)
     second = marks(folder)[1]
-    rewrite_mark(folder, 0, lambda mark: bytes(MARK_BYTES))
+    drop_front(folder, 1)
     given = {"startingOffsets": json.dumps({"orders": 0})}
     with pytest.raises(DataLoss, match=f"begins at {second.offset}"):
         place(folder, "starting", **given)

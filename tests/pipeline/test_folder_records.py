@@ -18,6 +18,7 @@ from shared.storage.settings import Retention
 from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
+    drop_front,
     follow,
     marks,
     offset_of,
@@ -144,22 +145,23 @@ def test_a_damaged_range_is_one_loss_however_long_it_is(
     assert capfd.readouterr().err.count("are lost") == 1
 
 
-@pytest.mark.parametrize("left", [None, 0, 10, mark_position(0), mark_position(1) + 7])
-def test_an_index_that_lost_its_end_is_damage_and_not_the_logs_end(folder: Path, left: int | None) -> None:
-    span, every, path = whole(folder), marks(folder), folder / "logmq" / "orders.idx"
-    whole_ones = 1 if left is not None and left > mark_position(1) else 0
-    if left is None:
-        path.unlink()
-    else:
-        os.truncate(path, left)
+@pytest.mark.parametrize("left", [0, 10, mark_position(0), mark_position(1) + 7])
+def test_what_an_index_that_lost_its_end_covered_is_read_from_the_log(folder: Path, left: int) -> None:
+    span = whole(folder)
+    os.truncate(folder / "logmq" / "orders.idx", left)
     assert whole(folder) == span
-    lost = every[whole_ones].offset
-    with pytest.raises(
-        DataLoss, match=rf"offsets {lost} to {span.stop} are lost: .* ind.* (missing|nothing)"
-    ):
+    assert values(options(folder), whole(folder)) == RECORDS
+    with pytest.raises(DataLoss, match="unverified"):
+        values(options(folder, unverified="fail"), whole(folder))
+
+
+def test_an_index_that_is_missing_is_damage_and_not_the_logs_end(folder: Path) -> None:
+    span = whole(folder)
+    (folder / "logmq" / "orders.idx").unlink()
+    assert whole(folder) == span
+    with pytest.raises(DataLoss, match=rf"offsets 0 to {span.stop} are lost: .* its index is missing"):
         values(options(folder), whole(folder))
-    kept = values(options(folder, failOnDataLoss="false"), whole(folder))
-    assert kept == RECORDS[: every[0].records * whole_ones]
+    assert values(options(folder, failOnDataLoss="false"), whole(folder)) == []
     chosen = options(folder, streaming=True, startingOffsets="earliest", failOnDataLoss="false")
     end = follow(chosen, stream.INITIAL, stream.Limit(records=1_000_000))
     assert end["logs"][str(folder)]["orders"][0] == span.stop  # and does not stand still there
@@ -195,15 +197,33 @@ def test_a_hole_that_retention_makes_meanwhile_is_lost_not_zeros(folder: Path, v
     assert offset_of(len(RECORDS) - len(got)) == third.offset
 
 
-def test_a_gap_in_the_index_is_damage_and_a_trimmed_front_is_not(folder: Path) -> None:
+@pytest.mark.parametrize("zeroed", [(1,), (0,), (0, 1), (2, 4)])
+def test_records_whose_index_entries_are_zeros_are_read_from_the_log(
+    folder: Path, zeroed: tuple[int, ...]
+) -> None:
+    for number in zeroed:
+        rewrite_mark(folder, number, lambda mark: bytes(MARK_BYTES))
+    assert values(options(folder), whole(folder)) == RECORDS
+
+
+def test_a_front_that_retention_made_a_hole_of_is_no_damage(folder: Path) -> None:
+    first, second = marks(folder)[:2]
+    drop_front(folder, 2)
+    assert spot(folder).first == second.end
+    assert values(options(folder), whole(folder)) == RECORDS[first.records + second.records :]
+
+
+def test_where_index_and_log_are_damaged_only_that_is_lost(folder: Path) -> None:
     first, second = marks(folder)[:2]
     rewrite_mark(folder, 1, lambda mark: bytes(MARK_BYTES))
-    with pytest.raises(DataLoss, match=f"offsets {second.offset} to {second.end}"):
+    flip(
+        folder / "logmq" / "orders.log", (second.offset + 2) * 8
+    )  # of a length: nobody can tell what follows
+    text = f"offsets {second.offset} to {second.end} are lost: the index says nothing"
+    with pytest.raises(DataLoss, match=text):
         values(options(folder), whole(folder))
-    rewrite_mark(folder, 0, lambda mark: bytes(MARK_BYTES))
-    found = spot(folder)
-    assert found.first == second.end
-    assert values(options(folder), whole(folder)) == RECORDS[first.records + second.records :]
+    kept = values(options(folder, failOnDataLoss="false"), whole(folder))
+    assert kept == RECORDS[: first.records] + RECORDS[first.records + second.records :]
 
 
 def test_what_the_journal_lost_is_told(folder: Path) -> None:
@@ -276,10 +296,16 @@ def test_retention_that_overtakes_a_read_is_told_from_damage(tmp_path: Path, ver
     trio.run(run)
 
 
-def test_an_entry_that_is_bad_in_front_is_damage_unlike_one_that_was_given_back(folder: Path) -> None:
-    first = marks(folder)[0]
-    rewrite_mark(folder, 0, lambda mark: mark[:20] + b"bad" + mark[23:])
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_records_whose_index_entry_is_bad_are_read_from_the_log_as_unverified_ones(
+    folder: Path, number: int
+) -> None:
+    every = marks(folder)
+    number %= len(every)
+    rewrite_mark(folder, number, lambda mark: mark[:20] + b"bad" + mark[23:])
     assert whole(folder).start == 0
-    with pytest.raises(DataLoss, match=f"offsets 0 to {first.end} are lost: the index says nothing"):
-        values(options(folder), whole(folder))
-    assert len(values(options(folder, failOnDataLoss="false"), whole(folder))) == len(RECORDS) - first.records
+    assert values(options(folder), whole(folder)) == RECORDS
+    bad = every[number]
+    with pytest.raises(DataLoss, match=rf"offsets {bad.offset} to \d+ are lost: unverified"):
+        values(options(folder, unverified="fail"), whole(folder))
+    assert len(values(options(folder, unverified="skip"), whole(folder))) == len(RECORDS) - bad.records

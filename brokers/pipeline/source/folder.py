@@ -148,8 +148,10 @@ class Folder:
             if not self._has_log(line.file):
                 return LogSpot(self.source, line.name, line.id, line.first, line.first, line.file)
         first = line.first if line.id == log_id else 0
-        if oldest is not None and not is_cut:
-            first = max(first, oldest.offset)
+        if oldest is not None and not is_cut and oldest.offset > first:
+            # Retention zeroes entries once there is a hole; else they are damaged.
+            is_cut = not self._is_hole(line.file, first)
+            first = first if is_cut else oldest.offset
         end = max(newest.end if newest else 0, first)
         # Up to the catalog's end the index was synced: what it does not have any more, its reader misses.
         if line.id == log_id and line.end > end:

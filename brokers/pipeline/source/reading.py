@@ -3,6 +3,9 @@
 A running broker may drop old records meanwhile: it makes a hole at the file's head, which reads as zeros,
 and then its index entries become zeros too. So bytes that are not what an entry says are no damage yet: then
 the journal is asked how things stand now.
+
+An index is derived from its log: where an entry of it is not good, the records that stand there are read all
+the same, as unverified ones, if they lead from the good entry before to the one behind.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +15,9 @@ from crc32c import crc32c
 from brokers.pipeline.source.options import Unverified
 from brokers.pipeline.source.origin import Chunk, Policy
 from brokers.pipeline.source.spans import Span
-from shared.storage import format
+from shared.storage import format, index
 from shared.storage.format import Mark
 
-Read = Callable[[int, int], bytes]
-"""Of a log's file: so many bytes, from an offset on."""
 FirstKept = Callable[[], int | None]
 """A log's first offset as of now, the journal asked too; None where the log is gone."""
 
@@ -33,7 +34,9 @@ class SpanReader:
     `bare`: the bytes are of no interest where all of a chunk lies in the span.
     """
 
-    def __init__(self, span: Span, read: Read, first_kept: FirstKept, policy: Policy, bare: bool) -> None:
+    def __init__(
+        self, span: Span, read: index.Read, first_kept: FirstKept, policy: Policy, bare: bool
+    ) -> None:
         self._span = span
         self._bytes = read
         self._first_kept = first_kept
@@ -47,7 +50,7 @@ class SpanReader:
         position = self._span.start
         taken: list[Mark] = []
         length = 0
-        for mark in marks:
+        for mark in self._whole(marks):
             if taken and (mark.offset != taken[-1].end or length + mark.length > CHUNK_BYTES):
                 yield from self._read(taken)
                 taken, length = [], 0
@@ -62,6 +65,28 @@ class SpanReader:
         if position < self._span.stop:
             self._gap(position, self._span.stop)
         self._tell()
+
+    def _whole(self, marks: Iterator[Mark]) -> Iterator[Mark]:
+        """The entries, and new ones where one is not good."""
+        position, time_ms = self._span.start, 0
+        for mark in marks:
+            if mark.offset > position:
+                yield from self._made_anew(position, mark.offset, mark.first_ms)
+            yield mark
+            position, time_ms = mark.end, mark.last_ms
+        if position < self._span.stop:
+            yield from self._made_anew(position, self._span.stop, time_ms)
+
+    def _made_anew(self, start: int, stop: int, time_ms: int) -> list[Mark]:
+        """Entries for the records from `start` to `stop`; none where the length fields do not lead there."""
+        first = self._first_kept()
+        while first is not None and first < stop:
+            begin = max(start, first)
+            found, end = index.rebuild(self._bytes, begin, stop, time_ms)
+            first = self._first_kept()  # what was dropped meanwhile may have been read as a hole
+            if first is not None and first <= begin:
+                return found if end == stop else []
+        return []
 
     def _wanted(self, mark: Mark) -> bool:
         if mark.damaged:

@@ -175,7 +175,7 @@ def _index(view: FolderView, log: LogView) -> Iterator[Finding]:
             yield Finding(severity, Kind.INDEX, log.index_path, "an entry is not good", place, MARK_BYTES)
             last_end = None
             continue
-        if last_end is not None and mark.offset != last_end:
+        if last_end is not None and mark.offset != last_end and mark.offset > log.first:
             text = f"an entry begins at {mark.offset}, and the one before ends at {last_end}"
             yield Finding(Severity.DAMAGE, Kind.INDEX, log.index_path, text, place, MARK_BYTES)
         if mark.first_ms < last_ms or mark.last_ms < mark.first_ms:

@@ -14,7 +14,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from shared.storage import catalog as catalog_file
-from shared.storage import format, index, syscalls
+from shared.storage import format, index, marks, syscalls
 from shared.storage.catalog import Catalog, LogLine
 from shared.storage.format import Mark
 from shared.storage.os_disk import OsDisk
@@ -72,7 +72,7 @@ def _copy_log(
         stored = _stored_marks(disk, paths[1], line.id)
         if stored is None or snapshot.log.gone:
             return None
-        first, files = _copy_opened(snapshot, fd, stored, target, paths)
+        first, files = _copy_opened(disk, snapshot, fd, stored, target, paths)
     finally:
         disk.close(fd)
     return line._replace(first=first), files
@@ -93,22 +93,22 @@ def _stored_marks(disk: OsDisk, path: str, log_id: int) -> list[Mark] | None:
         data = disk.read(fd, disk.size(fd), format.INDEX_HEADER_BYTES)  # its header is damaged
     finally:
         disk.close(fd)
-    marks = (format.unpack_mark(data, log_id, at) for at in range(0, len(data), format.MARK_BYTES))
-    return [mark for mark in marks if mark is not None]
+    found_marks = (format.unpack_mark(data, log_id, at) for at in range(0, len(data), format.MARK_BYTES))
+    return [mark for mark in found_marks if mark is not None]
 
 
 def _copy_opened(
-    snapshot: LogSnapshot, fd: int, stored: list[Mark], target: Path, paths: list[str]
+    disk: OsDisk, snapshot: LogSnapshot, fd: int, stored: list[Mark], target: Path, paths: list[str]
 ) -> tuple[int, list[FileLine]]:
-    """Returns the first offset of the copy, and its files."""
+    """Returns the first offset of the copy, and its files. Entries that are not good are made anew there."""
     line = snapshot.line
     behind = snapshot.marks[0].offset if snapshot.marks else line.end
-    marks = [mark for mark in stored if mark.offset < behind and mark.end <= line.end]
-    marks += snapshot.marks
+    good = [mark for mark in stored if mark.offset < behind and mark.end <= line.end]
+    good += snapshot.marks
     (target / paths[0]).parent.mkdir(mode=0o700, exist_ok=True)
     out = copying.create_target(target / paths[0])
     try:
-        start = index.checked_from(marks, line.first)
+        start = index.checked_from(good, line.first)
         copying.copy_range(fd, out, start, min(line.end, os.fstat(fd).st_size))
         for offset, data in snapshot.unapplied:
             copying.write_at(out, data[: max(line.end - offset, 0)], offset)
@@ -116,11 +116,11 @@ def _copy_opened(
         syscalls.sync_data(out)
         # Asked after the copy: retention punches only below it.
         first = min(max(line.first, snapshot.log.first_kept), line.end)
-        start = index.checked_from(marks, first)
+        start = index.checked_from(good, first)
         copied = FileLine(paths[0], start, line.end, copying.crc_of_range(out, start, line.end))
+        wanted, _ = marks.whole(disk, out, good, first, line.end, line.created_ms)
     finally:
         os.close(out)
-    wanted = [mark for mark in marks if mark.end > first]
     header = format.pack_index_header(line.id, line.created_ms)
     packed = header + b"".join(format.pack_mark(mark, line.id) for mark in wanted)
     return first, [copied, _write(target, paths[1], packed)]

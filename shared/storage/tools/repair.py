@@ -14,7 +14,6 @@ from shared.storage import catalog as catalog_file
 from shared.storage import format, marks, recovery, replay
 from shared.storage.clock import SystemClock
 from shared.storage.disk import Disk
-from shared.storage.format import Mark
 from shared.storage.journal import write_all
 from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
@@ -98,40 +97,16 @@ class _Mender:
         except FileNotFoundError:
             return
         try:
-            whole, new = self._whole(log, kept, fd)
+            whole, filled = marks.whole(self._disk, fd, kept, log.first, log.end, log.created_ms)
         finally:
             self._disk.close(fd)
         if found is None and not whole:
             return  # an empty log need not have one
-        if found is None or new or None in found.marks or not view.header_is_good(log):
+        if found is None or filled or None in found.marks or not view.header_is_good(log):
             header = format.pack_index_header(log.id, log.created_ms)
             packed = b"".join(format.pack_mark(mark, log.id) for mark in whole)
             self._replace(log.index_path, header + packed)
-            self.done.append(
-                f"{log.index_path}: made whole, {sum(mark.length for mark in new)} bytes unverified"
-            )
-
-    def _whole(self, log: LogView, kept: list[Mark], fd: int) -> tuple[list[Mark], list[Mark]]:
-        """The marks of a whole index, and those of them that are new."""
-        whole: list[Mark] = []
-        new: list[Mark] = []
-        position, last_ms = log.first, log.created_ms
-
-        def fill(stop: int) -> None:
-            found = marks.fill(self._disk, fd, position, stop, last_ms)
-            whole.extend(found)
-            new.extend(found)
-
-        for mark in kept:
-            if mark.end <= position or mark.end > log.end or (mark.offset < position and whole):
-                continue
-            if mark.offset > position:
-                fill(mark.offset)
-            whole.append(mark)
-            position, last_ms = mark.end, mark.last_ms
-        if position < log.end:
-            fill(log.end)
-        return whole, new
+            self.done.append(f"{log.index_path}: made whole, {filled} bytes unverified")
 
     def orphans(self, view: FolderView) -> None:
         """Files in the logs' folders that no log owns are moved away."""

@@ -78,21 +78,6 @@ async def test_a_broken_index_is_rebuilt_and_says_so(how: str) -> None:
     assert (await read_all(log))[-1] == b"more"
 
 
-async def test_a_damaged_index_entry_hides_only_what_it_covers() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
-    log = await filled(store)
-    marks = log.marks(0, log.end)
-    await store.close()
-    fd = disk.open("logmq/orders.idx")
-    disk.write(fd, b"\xff", 64 + 64 + 3)
-    store = await open_store(disk.kill())
-    log = store.namespace("logmq", ALWAYS).logs["orders"]
-    assert isinstance(await ask(log.read, marks[1].offset, 10), CorruptRecord)
-    assert len(await ask(log.read, 0, 10)) == 1004
-    assert len(await ask(log.read, marks[2].offset, 10)) == 1004
-
-
 async def test_a_log_file_that_is_gone_is_damage_not_a_crash() -> None:
     disk = FakeDisk()
     store = await open_store(disk)
