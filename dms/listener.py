@@ -73,7 +73,7 @@ class DmsService:
         queues = broker.queues.values()
         for name, value, help_ in (
             ("queues", len(queues), "Queues."),
-            ("clients", len(broker.sessions), "Connections."),
+            ("clients", len(broker.sessions), "Connections that have made their handshake."),
             ("messages", sum(queue.depth for queue in queues), "Messages in all queues, held ones included."),
             ("messages_held", sum(queue.held for queue in queues), "Messages that a connection holds."),
             ("consumes_waiting", sum(s.waiting for s in broker.sessions), "CONSUMEs that wait."),

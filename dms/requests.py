@@ -38,7 +38,13 @@ def answer(session: "Session", type_: int, message_id: int, payload: bytes) -> N
 def _handshake(session: "Session", message_id: int, payload: bytes) -> None:
     if session.open_already:
         raise malformed("the handshake was made")
-    session.open()
+    if not session.open():
+        limit = session.broker.settings.clients_max
+        session.broker.counts.clients_refused += 1
+        text = f"there are clients_max = {limit} clients already"
+        session.refuse(message_id, Refusal(Status.INTERNAL, text, limit="clients_max"))
+        session.end(Event.TOO_MANY)
+        return
     session.say(pack(Type.HANDSHAKE_ACK, message_id, SERVER_NAME))
 
 

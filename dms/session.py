@@ -44,6 +44,8 @@ FRAMES_PER_ROUND = 1024
 
 _TOO_LARGE = Refusal(Status.PAYLOAD_TOO_LARGE, f"a payload is at most {PAYLOAD_BYTES_MAX} bytes")
 
+_SAID_NOTHING = malformed("no handshake came in time; closing").frame(0)
+
 REQUESTS_PER_ROUND = 64
 """The same for those that make work by themselves: listing, creating."""
 
@@ -69,14 +71,7 @@ class Session(Consuming):
         self._skip = self._skip_id = 0
         self._due = math.inf
         broker.log.debug("client connected", peer=connection.peer)
-        limit = broker.settings.clients_max
-        if len(broker.sessions) >= limit:
-            broker.counts.clients_refused += 1
-            text = f"there are clients_max = {limit} clients already"
-            self.refuse(0, Refusal(Status.INTERNAL, text, limit="clients_max"))
-            self.end(Event.TOO_MANY)
-        else:
-            broker.sessions[self] = None
+        connection.await_first(_SAID_NOTHING)
 
     # -- the driver's calls
 
@@ -155,9 +150,14 @@ class Session(Consuming):
     def open_already(self) -> bool:
         return self.state is not State.NEW
 
-    def open(self) -> None:
-        """The handshake was made."""
+    def open(self) -> bool:
+        """The handshake is there: who has not made it takes nobody's place. False: there are too many."""
+        self.connection.spoke()
+        if len(self.broker.sessions) >= self.broker.settings.clients_max:
+            return False
+        self.broker.sessions[self] = None
         self._step(Event.HANDSHAKE)
+        return True
 
     # -- input
 

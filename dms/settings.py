@@ -81,7 +81,7 @@ class DmsSettings:
     queues_max: int = limit(128, 1, 1_000_000)
     """The number of the specification; one more is refused with INTERNAL."""
     clients_max: int = limit(256, 1, 1_000_000)
-    """Likewise; one more is told, and closed."""
+    """Likewise, of those that have made their handshake; one more is told, and closed."""
     credits_max: int = limit(4096, 1, 65_536)
     """CONSUMEs that may wait on one connection: so much may be pushed to a peer that has stopped reading."""
     frame_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))

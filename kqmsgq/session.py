@@ -63,6 +63,7 @@ class Session:
         self._turns = Turns(connection, self._begun, self.receive)
         self._more = False  # the turn is over, and there is more that is whole
         self.state = State.ROLE
+        connection.await_first()
 
     def receive(self, data: bytes) -> None:
         if self._turns.keeps(data):
@@ -125,6 +126,7 @@ class Session:
             raise WireError(f"{printable(role)} is neither produce nor consume", fault=Fault.ROLE)
         if len(role) < ROLE_BYTES:
             return 0
+        self._connection.spoke()
         if role == PRODUCE:
             self.state = TRANSITIONS[self.state][Event.PRODUCE]
             self._queues.counts.producers += 1

@@ -52,6 +52,8 @@ from shared.storage.store import Ticket
 LINES_PER_ROUND = 1024
 """Lines looked at one by one before others have their turn: about a millisecond."""
 
+_SAID_NOTHING = Refusal(Code.SYNTAX, "no whole line came in time; closing").line
+
 
 class Session(Pacing):
     """The server's side of one connection."""
@@ -101,6 +103,7 @@ class Session(Pacing):
         self._due = math.inf
         connection.on_drained = self._drained
         broker.sessions.add(self)
+        connection.await_first(_SAID_NOTHING)
 
     # The driver's calls.
 
@@ -327,6 +330,7 @@ class Session(Pacing):
         if end >= 0 and begins_http(line := _without_cr(data[at:end])):
             self._end_http(line)
         elif end >= 0 or len(data) - at > self._line_max:
+            self.connection.spoke()
             self._step(Event.LINE_COMES)
         return at
 

@@ -43,9 +43,9 @@ class Session:
         self._client: Client | None = None
         self._rest = b""  # the beginning of an id or a command
         self._begun = Begun(connection, sessions.settings.command_seconds)
-        self._begun.begin()  # an id is due from the start
         self._turns = Turns(connection, self._begun, self.receive)
         self.state = State.ID
+        connection.await_first()
 
     def receive(self, data: bytes) -> None:
         if self._turns.keeps(data):
@@ -77,9 +77,8 @@ class Session:
 
     def on_deadline(self, now: float) -> None:
         if self._begun.is_late(now):
-            what = "an id" if self.state is State.ID else "a command"
             seconds = self._sessions.settings.command_seconds
-            error = WireError(f"{what} was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
+            error = WireError(f"a command was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
             self._refuse(error)
             raise error
         self._turns.on_deadline()
@@ -117,6 +116,7 @@ class Session:
         sessions, outbox = self._sessions, self._connection.outbox
         outbox.bound = sessions.settings.subscriber_bytes_max
         outbox.policy = Policy(sessions.settings.slow_subscriber)
+        self._connection.spoke()
         client = self._client = sessions.join(client_id, self._connection)
         # It is dropped in chunks, which are whole frames.
         outbox.on_drop = lambda chunk: sessions.dropped(client, len(chunk) // FRAME_BYTES)

@@ -38,6 +38,6 @@ class PubsubSettings:
     kept_bytes_total_max: int = limit(256 * MIB, 0, 1024 * 1024 * MIB)
     """For all clients that are away."""
     command_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
-    """For the client id, from the connection on, and for a command from its first byte to its last."""
+    """For a command from its first byte to its last. The client id has `net.first_request_seconds`."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[pubsub.tls]`: instead of `[tls]`. Of subscribers; datagrams are never encrypted."""

@@ -21,10 +21,11 @@ class MemoryConnection(Connection):
     without a socket. `now` is set by the test; `deadline` is what the session asked for with `wake_at`.
     `finished` and `aborted` (the reason) say how the session ended it; `reading` is False while the
     session, or a full outbox under the wait policy, holds input back. `rests_awaited`: how often the session
-    said that it has the beginning of something.
+    said that it has the beginning of something. `awaits_first`: what it would be told if it went on saying
+    nothing; None: it has spoken.
     """
 
-    __slots__ = ("_now", "aborted", "deadline", "finished", "rests_awaited")
+    __slots__ = ("_now", "aborted", "awaits_first", "deadline", "finished", "rests_awaited")
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class MemoryConnection(Connection):
         self.deadline = math.inf
         self.finished = False
         self.aborted: str | None = None
+        self.awaits_first: bytes | None = None
         self.rests_awaited = 0
 
     @property
@@ -88,6 +90,12 @@ class MemoryConnection(Connection):
     def wake_at(self, deadline: float) -> None:
         if not self._mute:
             self.deadline = deadline
+
+    def await_first(self, farewell: bytes = b"") -> None:
+        self.awaits_first = farewell
+
+    def spoke(self) -> None:
+        self.awaits_first = None
 
     def await_rest(self) -> None:
         self.rests_awaited += 1

@@ -150,6 +150,17 @@ class Connection:
         """Have `on_deadline` called once `now` has reached `deadline`; replaces the one before; inf: none."""
         raise NotImplementedError
 
+    def await_first(self, farewell: bytes = b"") -> None:
+        """The peer has `first_request_seconds` from now on; then it is sent `farewell`, and closed.
+
+        For a session to say when it is opened; `spoke` ends it. It is apart from `wake_at`.
+        """
+        raise NotImplementedError
+
+    def spoke(self) -> None:
+        """The first request is there, and whole."""
+        raise NotImplementedError
+
     def pause_reading(self) -> None:
         """Stop `receive` and `receive_eof` until `resume_reading`; the peer is held by TCP."""
         self._paused = True

@@ -60,6 +60,12 @@ class DrivenConnection(Connection):
         if not self._mute:
             self._rounds.set_deadline(self, deadline)
 
+    def await_first(self, farewell: bytes = b"") -> None:
+        self._rounds.await_first(self, farewell)
+
+    def spoke(self) -> None:
+        self._rounds.spoke(self)
+
     def cork(self) -> None:
         if not self._dirty and not self._mute:
             self._dirty = self._corked = True

@@ -7,7 +7,7 @@ end of a round, never from inside a call that the session made.
 """
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable
 from contextlib import closing
 from time import perf_counter
@@ -34,6 +34,8 @@ DEADLINES_SECONDS = 2e-3
 would wait for all of them."""
 FAREWELLS_SECONDS = 2e-3
 """The same for sessions whose connections are gone: one may have ten thousand subscriptions to take back."""
+SILENT_AT_ONCE = 32
+"""Connections that are closed in one round because they said nothing: about a millisecond."""
 HOLD_LEAST = 4
 """Fewer connections than this are sent at once what `after_round` brought them: they have it soonest so."""
 
@@ -72,6 +74,10 @@ class Rounds:
         self.pushed: set[DrivenConnection] = set()  # those that are sent to unasked
         self._after_round = after_round
         self._deadlines: Deadlines[DrivenConnection] = Deadlines()
+        self._silent: OrderedDict[DrivenConnection, tuple[float, bytes]] = OrderedDict()
+        """Until when each may say nothing, and what it is told then. All have the same time, so the first of
+        them is the first to be late. (A dict would look for its first behind all that have left.)"""
+        self._silent_until = math.inf  # no later than that of the first
         self._timer = trio.CancelScope()
         self._lost: deque[DrivenConnection] = deque()
         self._ending: list[DrivenConnection] = []
@@ -85,12 +91,25 @@ class Rounds:
         if deadlines.next < self._timer.deadline:
             self._timer.deadline = deadlines.next
 
+    def await_first(self, connection: DrivenConnection, farewell: bytes) -> None:
+        """`connection` has been opened, and is to say something."""
+        until = connection.now + self.settings.first_request_seconds
+        self._silent[connection] = until, farewell
+        if self._silent_until == math.inf:
+            self._silent_until = until
+            self._timer.deadline = min(self._timer.deadline, until)
+
+    def spoke(self, connection: DrivenConnection) -> None:
+        """It has; harmless if it was not to."""
+        self._silent.pop(connection, None)
+
     def forget(self, connection: DrivenConnection, reason: str) -> None:
         """`connection` has closed."""
         self.connections.discard(connection)
         self.pushed.discard(connection)
         self.counters.count_closed(reason)
         self._deadlines.forget(connection)
+        self._silent.pop(connection, None)
         self.admission.leave(connection.host)
         self._lost.append(connection)
         if not self.in_round:
@@ -173,6 +192,8 @@ class Rounds:
         """
         if self._deadlines.next <= self.now:
             self._run_deadlines()
+        if self._silent_until <= self.now:
+            self._close_silent()
         if self._ending:
             self._end_inputs()
         if self.dirty:
@@ -205,6 +226,26 @@ class Rounds:
                     self.call(connection, connection._session.on_deadline, self.now)
                 if perf_counter() > ends:
                     break
+
+    def _close_silent(self) -> None:
+        """Those that have said nothing in their time; where they are many, the rest in the next round."""
+        for _ in range(SILENT_AT_ONCE):
+            if not self._silent:
+                self._silent_until = math.inf
+                return
+            connection, (until, farewell) = next(iter(self._silent.items()))
+            if until > self.now:
+                self._silent_until = until
+                return
+            del self._silent[connection]
+            if not connection._mute:
+                self.counters.deadlines += 1
+                self.log.info(
+                    "no whole request came in time; the connection was closed", peer=connection.peer
+                )
+                connection.write(farewell)
+                connection._reason = "silent"
+                connection.finish()
 
     def _end_inputs(self) -> None:
         ending, self._ending = self._ending, []
@@ -255,10 +296,11 @@ class Rounds:
             with self._timer:
                 await trio.sleep_forever()
             self._timer = trio.CancelScope()
-            if self._lost or self._ending or self.dirty or self._deadlines.next <= self.time():
+            due = min(self._deadlines.next, self._silent_until)
+            if self._lost or self._ending or self.dirty or due <= self.time():
                 self.begin()
                 self.end()
-            self._timer.deadline = min(self._timer.deadline, self._deadlines.next)
+            self._timer.deadline = min(self._timer.deadline, self._deadlines.next, self._silent_until)
 
     async def wait_no_connections(self) -> None:
         """Return once every connection has closed and every session been told."""

@@ -76,11 +76,23 @@ def test_what_comes_while_a_drain_waits_for_the_disk_is_not_executed(late: bytes
 def test_the_257th_client_is_told(world: World) -> None:
     clients = [world.connect() for _ in range(256)]
     late = world.connect(handshake=False)
-    assert statuses(late.take()) == [Status.INTERNAL]
+    late.send(wire.pack(Type.HANDSHAKE, 7) + wire.pack(Type.CREATE_QUEUE, 8, NAME))
+    assert [frame[2:4] for frame in late.take()] == [(Status.INTERNAL, 7)]
+    assert world.depths() == {}
     assert late.connection.finished
     late.lose()
     clients.pop().lose()
     world.connect()
+
+
+def test_who_has_not_made_the_handshake_takes_nobodys_place(world: World) -> None:
+    silent = [world.connect(handshake=False) for _ in range(256)]
+    silent[0].send(wire.pack(Type.HANDSHAKE, 1)[:-1])
+    assert (silent[0].connection.awaits_first or b"").startswith(wire.pack(Type.ERROR, 0)[:4])
+    clients = [world.connect() for _ in range(256)]
+    assert all(client.connection.awaits_first is None for client in clients)
+    silent[0].send(wire.pack(Type.HANDSHAKE, 1)[-1:])
+    assert statuses(silent[0].take()) == [Status.INTERNAL]
 
 
 def test_who_does_not_read_is_not_read_from() -> None:

@@ -43,7 +43,7 @@ def test_limits_are_warnings_and_mistakes_are_not() -> None:
         for name in ("orders", "more"):
             peer.create(name)
         peer.consume("orders", 2)
-        world.connect(handshake=False)
+        world.connect(handshake=False).send(wire.pack(Type.HANDSHAKE, 1))
         peer.ask(Type.CREATE_QUEUE, b"\0\3a\nb")
         peer.ask(Type.CREATE_QUEUE, bytes(wire.PAYLOAD_BYTES_MAX + 1))
     assert [line[:2] for line in lines(logged)] == [

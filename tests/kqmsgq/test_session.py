@@ -198,6 +198,15 @@ def test_an_event_must_be_whole_in_time_and_silence_between_is_free() -> None:
         assert late.closed
 
 
+@pytest.mark.parametrize("role", [b"produce", b"consume"])
+def test_the_first_request_is_the_whole_role(role: bytes) -> None:
+    peer = World().connect()
+    peer.send(role[:-1])
+    assert peer.connection.awaits_first is not None
+    peer.send(role[-1:])
+    assert peer.connection.awaits_first is None
+
+
 def test_each_event_has_the_whole_time_also_where_the_next_begins_in_the_same_read() -> None:
     producer = World().producer(b"*")
     for _ in range(5):

@@ -14,7 +14,7 @@ import trustme
 
 from logmq.client import Client, Disconnected, LogmqError, Topic, Unreachable, connect
 from logmq.wire import Refusal
-from shared.net.settings import TlsSettings
+from shared.net.settings import NetSettings, TlsSettings
 from tests.logmq.served import served
 
 
@@ -346,3 +346,11 @@ async def test_who_is_there_can_be_asked_whether_he_is_a_server(said: bytes | No
                 with pytest.raises(Unreachable, match=f"no LogMQ server answers .*{why}"):
                     await client.check_answers(0.05 if said == b"" else 5)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_client_that_asks_nothing_for_long_after_it_connected_connects_again(tmp_path: Path) -> None:
+    net = NetSettings(first_request_seconds=0.05)
+    async with served(tmp_path, net=net) as server, connect(port=server.port) as client:
+        while server.group.counters.closed != {"silent": 1}:  # noqa: ASYNC110  # a counter: no event
+            await trio.sleep(0.01)
+        assert await client.produce("orders", b"x") == 0

@@ -19,6 +19,15 @@ def test_a_line_that_does_not_end_within_five_minutes_closes_the_connection() ->
     assert peer.world.broker.counts.too_late == 1
 
 
+@pytest.mark.parametrize("line", [b"PING\n", b"\n", b"nonsense\r\n", b"APPEND t 5\n"])
+def test_the_first_request_is_the_first_line_whatever_it_is(line: bytes) -> None:
+    peer = World().connect()
+    peer.send(line[:-1])
+    assert (peer.connection.awaits_first or b"").startswith(b"ERR SYNTAX ")
+    peer.send(line[-1:])
+    assert peer.connection.awaits_first is None
+
+
 def test_lines_in_time_begin_the_five_minutes_anew_and_idleness_is_free() -> None:
     peer = World().connect()
     for _ in range(10):

@@ -1,0 +1,86 @@
+"""Who connects and says nothing is closed; who has spoken may be silent for ever."""
+
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair
+
+from shared.checks import StreamServer
+from tests.shared.net.served import Recorder, Serve, Sessions, everywhere, read_all
+from tests.shared.net.test_stream import running
+
+
+def speak_at_the_first_byte(session: Recorder) -> None:
+    session.connection.await_first(b"say something")
+
+    def receive(data: bytes) -> None:
+        session.connection.spoke()
+        session.connection.write(data)
+
+    session.on_receive = receive
+
+
+async def test_thirty_seconds_from_the_connection_on(autojump_clock: MockClock) -> None:
+    server, sessions = StreamServer(), Sessions(speak_at_the_first_byte)
+    async with running(server) as nursery:
+        pairs = [memory_stream_pair() for _ in range(100)]
+        start = trio.current_time()
+        for number, (near, far) in enumerate(pairs):
+            nursery.start_soon(server.serve, far, sessions)
+            await sessions.next()
+            if number % 2:
+                await near.send_all(b"x")
+            await trio.sleep(0.1)
+        for number, (near, _) in enumerate(pairs):
+            if not number % 2:
+                assert await read_all(near) == b"say something"
+                assert trio.current_time() - start == pytest.approx(30 + number / 10)
+        await trio.sleep(50_000)
+        for near, _ in pairs[1::2]:
+            await near.send_all(b"y")
+            assert await read_all(near, 2) == b"xy"
+        assert server.counters.closed == {"silent": 50}
+        for near, _ in pairs:
+            await near.aclose()
+
+
+async def test_who_leaves_or_finishes_before_is_not_told(autojump_clock: MockClock) -> None:
+    server = StreamServer()
+
+    def prepare(session: Recorder) -> None:
+        session.connection.await_first(b"say something")
+        session.connection.write(b"bye")
+        session.connection.finish()
+
+    async with running(server) as nursery:
+        async with AsyncExitStack() as stack:
+            near, far = memory_stream_pair()
+            await stack.enter_async_context(near)
+            nursery.start_soon(server.serve, far, Sessions(prepare))
+            assert await read_all(near) == b"bye"
+        left, far = memory_stream_pair()
+        sessions = Sessions(speak_at_the_first_byte)
+        nursery.start_soon(server.serve, far, sessions)
+        session = await sessions.next()
+        await left.aclose()
+        await session.lost.wait()
+        await trio.sleep(100)
+        assert server.counters.closed == {"finished": 2}
+        assert server.counters.deadlines <= 1  # that of the lingering close
+
+
+@everywhere
+async def test_silence_ends_over_every_transport(serve: Serve) -> None:
+    sessions = Sessions(speak_at_the_first_byte)
+    async with serve(sessions, first_request_seconds=0.1) as served:
+        speaker, _ = await sessions.join(served)
+        await speaker.send_all(b"x")
+        assert await read_all(speaker, 1) == b"x"
+        silent, session = await sessions.join(served)
+        assert await read_all(silent) == b"say something"
+        await session.lost.wait()
+        await speaker.send_all(b"y")
+        assert await read_all(speaker, 1) == b"y"
+        assert served.group.counters.closed == {"silent": 1}
+        assert served.network.admission.connections == 1
