@@ -29,7 +29,7 @@ from dmp.wiring import Wiring
 from shared.errors import StoreError
 from shared.recording.recorder import Recorder
 from shared.storage.inventory import Namespace
-from shared.storage.log import Log
+from shared.storage.log import Log, Lost
 from shared.storage.store import Store, Ticket
 
 if TYPE_CHECKING:
@@ -211,6 +211,15 @@ class Broker:
 
     def queue_damaged(self, name: bytes, error: StoreError) -> None:
         self.log.error("a queue cannot be read on", queue=shown(name), reason=str(error))
+
+    def queue_lost(self, name: bytes, lost: Lost) -> None:
+        self.log.error(
+            "a queue's log is damaged: the messages there are lost, the others are served",
+            queue=shown(name),
+            offset=lost.offset,
+            bytes=lost.length,
+            records=lost.records,
+        )
 
     def queue_above_warning(self, queue: Queue) -> None:
         self.counts.warned += 1

@@ -18,6 +18,7 @@ from dmp.message import Message
 from dmp.queue_log import QueueLog
 from dmp.queue_records import MessageReader, Op, number_in, places
 from shared.errors import CorruptRecord, StoreError
+from shared.storage.log import Lost
 
 READ_BYTES = 256 << 10
 """Read back at once."""
@@ -40,7 +41,8 @@ class Left:
 class Cold:
     """`count` messages with `body_bytes`, numbered from `first` up to `end` (there may be gaps).
 
-    `reading`: some are on their way. `damaged`: why they cannot be read.
+    `reading`: some are on their way. `lost`: so much was passed over, since it cannot be read. `damaged`: why
+    nothing more can be.
     """
 
     __slots__ = (
@@ -55,6 +57,7 @@ class Cold:
         "damaged",
         "end",
         "first",
+        "lost",
         "reading",
     )
 
@@ -69,6 +72,7 @@ class Cold:
         self.body_bytes = 0
         self.first = self.end = 0
         self.reading = False
+        self.lost: Lost | None = None
         self.damaged: StoreError | None = None
 
     def add(self, messages: Sequence[Message]) -> None:
@@ -102,7 +106,7 @@ class Cold:
         self._log.cold_at = None
 
     def warm(self, done: Callable[[list[Message]], None]) -> None:
-        """Read the first of it; `done` gets what came, now or later: nothing where it cannot be read.
+        """Read the first of it; `done` gets what came, now or later: nothing where none of it can be read.
 
         An `expires` of inf says that this is not known here.
         """
@@ -117,13 +121,13 @@ class Cold:
                 return
             self.reading = False
             messages: list[Message] = []
-            try:
-                if isinstance(data, StoreError):
-                    raise data
+            if isinstance(data, CorruptRecord) or data == b"":
+                self._pass_over()
+            elif isinstance(data, StoreError):
+                self.damaged = data
+            else:
                 messages = self._read(data)
-            except StoreError as error:
-                self.damaged = error
-            if messages or self.damaged is not None:
+            if messages or self.damaged is not None or not self.count:
                 done(messages)
             elif at_once:  # nothing but what is not there any more: read on
                 again = True
@@ -136,18 +140,29 @@ class Cold:
             self._log.log.read(self._offset, READ_BYTES, came)
         at_once = False
 
+    def _pass_over(self) -> None:
+        """Go on behind what cannot be read; it is lost."""
+        log = self._log.log
+        if self._offset < log.visible:
+            self.lost = log.lost_at(self._offset)
+            self._move_to(self.lost.end)
+        else:
+            self.lost = self.lost or Lost(self._offset, 0, self.count)
+            self.clear()
+
     def _read(self, data: bytes) -> list[Message]:
-        """Raises CorruptRecord."""
         start = self._offset
-        if not data:
-            raise CorruptRecord(self._log.log.file.path, start)
         messages: list[Message] = []
         for op, at, end in places(data):
             if op == Op.PUT or op == Op.PAGED:
                 number = number_in(data, at)
                 if number < self.first or (op == Op.PAGED and number < self._ours):
                     continue  # an older one, copied forward; or one that went with its process
-                message = self._reader.read(data, at, end, start + at - 4)
+                try:
+                    message = self._reader.read(data, at, end, start + at - 4)
+                except CorruptRecord:
+                    self.lost = Lost(start + at, end - at, 1)
+                    continue
                 message.redelivered = number < self._ours
                 messages.append(message)
                 self.first = number + 1

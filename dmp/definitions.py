@@ -3,31 +3,52 @@
 Keys begin with their kind: `e` and an exchange's name, `q` and a queue's; `b`, whether it is to an exchange,
 a binding's source, destination and key, each a short string, and its arguments. Values hold what else must be
 known. Arguments are tables as they came on the wire.
+
+*What is deleted* is so because a record says it, never because something is missing. A queue's row goes in
+one batch with its log. Bindings may be many and go in turns, so until they have all gone a *going* row says
+whose they are: it looks like a binding from the default exchange, which has none.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
 from dmp.arguments import QueueArguments, QueueKind
-from dmp.exchanges import Binding, ExchangeKind
+from dmp.exchanges import DEFAULT, Binding, ExchangeKind
 from dmp.field_tables import check_table, read_table
 from dmp.refusals import Refusal
 from dmp.short_strings import short
-from shared.errors import CorruptRecord
-from shared.storage.store import Ticket
+from shared.storage.store import Log, Ticket
 from shared.storage.table import Table
 
 _AUTO_DELETE, _INTERNAL, _ALTERNATE = 1, 2, 4
+_ADOPTED, _LOST = 8, 16
+
+Row = tuple[Log, bytes, int]
+"""What `Store.append_all`, `Namespace.create` and `Namespace.delete` take."""
+
+
+@attrs.frozen
+class SavedQueue:
+    """A queue's row. `adopted`: its definition was lost, and nobody has declared it since. `lost`: its
+    messages were, and nobody has purged it since."""
+
+    name: bytes
+    kind: QueueKind
+    adopted: bool = False
+    lost: bool = False
 
 
 @attrs.frozen
 class Saved:
-    """Everything that was there."""
+    """Everything that was there. `going`: exchanges (True) and queues that are deleted, and whose bindings
+    may not all be gone. `unreadable`: keys of rows that say nothing that this version knows."""
 
     exchanges: list[tuple[bytes, ExchangeKind]]
-    queues: list[tuple[bytes, QueueKind]]
+    queues: list[SavedQueue]
     bindings: list[Binding]
+    going: list[tuple[bytes, bool]]
+    unreadable: list[bytes]
 
 
 class Definitions:
@@ -37,20 +58,27 @@ class Definitions:
         self._table = table
 
     def load(self) -> Saved:
-        """Raises CorruptRecord."""
-        saved = Saved([], [], [])
+        saved = Saved([], [], [], [], [])
         for key, value in self._table.items():
             try:
-                kind, rest = key[:1], key[1:]
-                if kind == b"e":
-                    saved.exchanges.append((rest, _exchange_kind(value)))
-                elif kind == b"q":
-                    saved.queues.append((rest, _queue_kind(value)))
-                else:
-                    saved.bindings.append(_binding(rest))
-            except (IndexError, ValueError, Refusal) as error:
-                raise CorruptRecord(self._table.log.file.path, 0) from error
+                self._load(saved, key[:1], key[1:], value)
+            except (IndexError, ValueError, Refusal):
+                saved.unreadable.append(key)
         return saved
+
+    def _load(self, saved: Saved, kind: bytes, rest: bytes, value: bytes) -> None:
+        if kind == b"e":
+            saved.exchanges.append((rest, _exchange_kind(value)))
+        elif kind == b"q":
+            rest.decode()  # or it names no log
+            adopted, lost = bool(value[0] & _ADOPTED), bool(value[0] & _LOST)
+            saved.queues.append(SavedQueue(rest, _queue_kind(value), adopted, lost))
+        else:
+            binding = _binding(rest)
+            if binding.source == DEFAULT:
+                saved.going.append((binding.destination, binding.to_exchange))
+            else:
+                saved.bindings.append(binding)
 
     def put_exchange(self, name: bytes, kind: ExchangeKind) -> Ticket:
         flags = _AUTO_DELETE * kind.auto_delete + _INTERNAL * kind.internal
@@ -60,20 +88,46 @@ class Definitions:
             value += short(kind.alternate)
         return self._table.put(b"e" + name, bytes((flags,)) + value)
 
-    def put_queue(self, name: bytes, kind: QueueKind) -> Ticket:
-        return self._table.put(b"q" + name, bytes((_AUTO_DELETE * kind.auto_delete,)) + kind.table)
+    def queue_row(self, queue: SavedQueue) -> Row:
+        """For `Namespace.create`: a queue's row comes with its log."""
+        kind = queue.kind
+        flags = _AUTO_DELETE * kind.auto_delete + _ADOPTED * queue.adopted + _LOST * queue.lost
+        return self._table.put_record(b"q" + queue.name, bytes((flags,)) + kind.table)
+
+    def put_queue(self, queue: SavedQueue) -> Ticket:
+        return self._append([self.queue_row(queue)])
 
     def put_binding(self, binding: Binding) -> Ticket:
         return self._table.put(_binding_key(binding), b"")
 
-    def drop_exchange(self, name: bytes) -> Ticket:
-        return self._table.delete(b"e" + name)
+    def drop_exchange(self, name: bytes, *, bound: bool) -> Ticket:
+        """`bound`: it has bindings, which go later (`bindings_gone`)."""
+        return self._append([self._table.delete_record(b"e" + name), *self._going(name, True, bound)])
 
-    def drop_queue(self, name: bytes) -> Ticket:
-        return self._table.delete(b"q" + name)
+    def queue_dropped(self, name: bytes, *, bound: bool) -> list[Row]:
+        """For `Namespace.delete`: a queue's row goes with its log. `bound`: as for an exchange."""
+        return [self._table.delete_record(b"q" + name), *self._going(name, False, bound)]
+
+    def bindings_gone(self, name: bytes, to_exchange: bool) -> Ticket:
+        """Those of a deleted exchange or queue."""
+        return self._table.delete(_going_key(name, to_exchange))
 
     def drop_bindings(self, bindings: Iterable[Binding]) -> Ticket:
         return self._table.delete_all([_binding_key(binding) for binding in bindings])
+
+    def _going(self, name: bytes, to_exchange: bool, bound: bool) -> list[Row]:
+        return [self._table.put_record(_going_key(name, to_exchange), b"")] if bound else []
+
+    def _append(self, rows: Sequence[Row]) -> Ticket:
+        """All of them, or none."""
+        _, ticket = self._table.log.append(
+            b"".join(record for _, record, _ in rows), len(rows), reserved=True
+        )
+        return ticket
+
+
+def _going_key(name: bytes, to_exchange: bool) -> bytes:
+    return _binding_key(Binding(DEFAULT, name, to_exchange, b"", b""))
 
 
 def _exchange_kind(value: bytes) -> ExchangeKind:

@@ -94,6 +94,7 @@ class DmpService:
                 "feed": queue.feed is not None,
                 "durable": queue.log is not None,
                 "exclusive": queue.kind.exclusive,
+                "damaged": queue.lost or queue.adopted,
             }
             for _, queue in sorted(self._broker.queues.items())
         ]

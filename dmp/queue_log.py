@@ -11,7 +11,7 @@ from contextlib import suppress
 from operator import attrgetter
 
 from dmp.message import Head, Message
-from dmp.queue_records import purged, put, put_bytes, taken
+from dmp.queue_records import KNOWN_LOST, purged, put, put_bytes, taken
 from shared.errors import StoreError
 from shared.storage.store import Log, Ticket
 
@@ -97,6 +97,10 @@ class QueueLog:
         self._live_bytes = sum(
             put_bytes(message.head) for held in (self._live, self._copied) for message in held.values()
         )
+
+    def lost_is_known(self) -> None:
+        """What the log cannot give back is not missed any more. Raises StoreError."""
+        self.log.append(purged(*KNOWN_LOST), 1, reserved=True)
 
     def taken_record(self) -> bytes:
         """What `flush` would write, for `Store.append_all`; b"" where there is nothing."""

@@ -8,7 +8,8 @@
 | 4 PURGED | `[first u64][end u64]`: all from the one up to the other have left |
 
 Each begins with its op in one byte. A message is in the queue where nothing behind its last PUT says that it
-has left; one may be put again, at the end, with the number that it had.
+has left; one may be put again, at the end, with the number that it had. A PURGED of no messages, from 0 to 0,
+says that what cannot be read before it is known to be lost.
 """
 
 import struct
@@ -27,6 +28,10 @@ _PURGED = struct.Struct(">IBQQ")
 _LENGTH = struct.Struct(">I")
 _HEADS_MAX = 1024
 """Parsed forms that are kept: most messages of a queue have what is before the body in common."""
+
+
+KNOWN_LOST = 0, 0
+"""What a PURGED record says then."""
 
 
 class Op(IntEnum):
@@ -77,7 +82,7 @@ def places(data: bytes) -> Iterator[tuple[int, int, int]]:
     while at < len(data):
         start = at + LENGTH_BYTES
         at = start + length_at(data, at)[0]
-        yield data[start], start, at
+        yield (data[start] if start < at else 0), start, at
 
 
 def number_in(data: bytes, start: int) -> int:

@@ -38,6 +38,7 @@ class Queue(Stock):
         "_start",
         "_warn_messages",
         "_warned",
+        "adopted",
         "bound",
         "capped",
         "consumers",
@@ -62,6 +63,8 @@ class Queue(Stock):
         super().__init__(name, kind, home)
         limits = limits or QueueLimits()
         self.owner = owner
+        self.adopted = False
+        """Its definition was lost: the next declaration is one."""
         self.bound: set[Binding] = set()
         self.consumers: list[Taker] = []
         self.exclusive_consumer = False
@@ -352,6 +355,14 @@ class Queue(Stock):
         self.used = self._home.timers.now()
         if self.kind.arguments.expires_ms is not None:
             self._arm()
+
+    def define(self, kind: QueueKind) -> None:
+        """What it is was lost, and is known again. (Priorities hold from the next start on.)"""
+        self.kind = kind
+        self.adopted = False
+        self.capped = self.capped or kind.arguments.rejects
+        self._single = kind.arguments.single_active
+        self._arm()
 
     def redeclared(self) -> None:
         """Somebody has declared it again, which counts as use."""

@@ -60,6 +60,12 @@ def samples(broker: Broker) -> Iterable[Sample]:
         ("exchanges", len(broker.exchanges), "Exchanges."),
         ("queues", len(broker.queues), "Queues."),
         ("bindings", broker.bindings, "Bindings."),
+        (
+            "queues_damaged",
+            sum(queue.lost or queue.adopted for queue in queues),
+            "Queues that lost messages and were not purged since, or their definition and were not declared.",
+        ),
+        ("bindings_waiting", len(broker.wiring.waiting), "Bindings whose exchange or queue is not there."),
         ("messages_ready", sum(queue.depth for queue in queues), "Messages that wait for a taker."),
         (
             "messages_cold",

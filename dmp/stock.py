@@ -45,6 +45,7 @@ class Stock:
         "deleted",
         "kind",
         "log",
+        "lost",
         "name",
         "ready",
         "ready_bytes",
@@ -69,6 +70,8 @@ class Stock:
         self.unsynced_bytes = 0
         """Of the bodies that wait for the disk."""
         self.deleted = False
+        self.lost = False
+        """Of its messages some cannot be read, and nobody has purged it since: it is not called empty."""
         self._home = home
         self._hot_bytes = 0  # what is ready in memory takes there
         self._started = 0.0
@@ -132,6 +135,7 @@ class Stock:
         for message in messages:
             message.expires = self._expires(message.head, self._started)
         self._next = found.following
+        self.lost = bool(found.lost)
         count = len(messages)
         if found.cold is not None:
             assert self.cold is not None
@@ -242,8 +246,8 @@ class Stock:
 
     @property
     def damaged(self) -> bool:
-        """Something is ready, and cannot be read."""
-        return not self.ready and self.cold is not None and self.cold.damaged is not None
+        """Nothing can be given out, and that is not because nothing is left."""
+        return not self.ready and (self.lost or (self.cold is not None and self.cold.damaged is not None))
 
     def _warm(self) -> bool:
         """Have more of what is cold in memory, where nothing else is; whether something is there now."""
@@ -261,6 +265,9 @@ class Stock:
         assert cold is not None
         if cold.damaged is not None:
             home.queue_damaged(self.name, cold.damaged)
+        if cold.lost is not None and not self.lost:
+            self.lost = True
+            home.queue_lost(self.name, cold.lost)
         for message in messages:
             if message.redelivered:
                 message.expires = self._expires(message.head, self._started)
@@ -322,13 +329,17 @@ class Stock:
         self.put_back(messages, given=False)
 
     def purge(self) -> int:
-        """Throw away what is ready; how many that were. Raises StoreError.
+        """Throw away what is ready; how many that were. What is lost is not missed any more. Raises
+        StoreError.
 
         In one stretch, a microsecond for each durable message in memory (`hot_bytes` bounds those): they
         leave the log in one record, so that a crash takes back all of it or nothing.
         """
         messages = list(self.ready) if self.log is not None else []
         count = self.depth
+        if self.lost and self.log is not None:
+            self.log.lost_is_known()
+            self.lost = False
         if self.cold is not None and self.cold.count:
             assert self.log is not None
             self.log.take_cold(self.cold.first, self.cold.end)

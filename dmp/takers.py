@@ -9,6 +9,7 @@ from dmp.message import Head, Message
 from dmp.rows import Ready
 from dmp.timers import Timers
 from shared.errors import StoreError
+from shared.storage.log import Lost
 
 if TYPE_CHECKING:
     from dmp.queue_log import QueueLog
@@ -72,6 +73,9 @@ class Home(Protocol):
 
     def queue_damaged(self, name: bytes, error: StoreError) -> None:
         """What it has on disk alone cannot be read."""
+
+    def queue_lost(self, name: bytes, lost: Lost) -> None:
+        """What it had on disk alone is damaged there, and passed over."""
 
     def queue_above_warning(self, queue: "Queue") -> None:
         """More is ready than the settings find normal."""

@@ -7,18 +7,24 @@ with `amq.` are the broker's; the default exchange has a binding for every queue
 *Deleting.* What is deleted is gone at once, for whoever names it and for every message. Its bindings, which
 may be hundreds of thousands, go in turns (`Broker.chores`), others have theirs in between. Until they have
 gone the answer waits, and so does whoever wants to declare, bind or delete. So nobody sees what is half done,
-and what is declared by the same name meanwhile gets none of them. A crash in between leaves bindings of what
-is not there, which the next start drops.
+and what is declared by the same name meanwhile gets none of them. A crash in between leaves bindings, and a
+record whose they are, by which the next start drops them.
+
+*What a start misses.* Nothing is deleted because something else is not there: only a record of its deletion
+says so. A log without a definition is a queue again, durable and unbound, under its name; the first who
+declares it says what it is to be. A definition whose log is gone is a queue that has lost its messages.
+A binding that leads to or from nothing waits until what it names is declared.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from dmp.arguments import QueueArguments, QueueKind
-from dmp.definitions import Saved
+from dmp.definitions import Saved, SavedQueue
 from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Binding, Destination, Exchange, ExchangeKind
 from dmp.owners import Owner
 from dmp.queue_loading import load
@@ -26,8 +32,10 @@ from dmp.queue_log import QueueLog
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
 from dmp.stock import HOT_LEAST_BYTES
+from dmp.waiting import WaitingBindings
 from shared.errors import StoreError
-from shared.storage.store import Ticket
+from shared.storage.log import describe_lost
+from shared.storage.store import Log, Ticket
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -39,6 +47,8 @@ REPLIES_WAITING_MAX = 16_384
 """For one consumer of these whose connection does not take them: some megabytes of the shortest."""
 UNBOUND_AT_ONCE = 64
 """Half a millisecond, together with their rows."""
+_SHOWN_MAX = 10
+"""Names in one line of the log."""
 
 
 class Wiring:
@@ -46,6 +56,7 @@ class Wiring:
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
+        self.waiting = WaitingBindings()
         for name, type_ in PREDECLARED.items():
             broker.exchanges[name] = Exchange(name, ExchangeKind(type_, durable=True))
         broker.exchanges[DEFAULT] = Exchange(DEFAULT, ExchangeKind("direct", durable=True))
@@ -67,8 +78,9 @@ class Wiring:
         if len(broker.exchanges) >= broker.settings.exchanges_max:
             raise _too_many("exchanges_max", broker.settings.exchanges_max)
         ticket = broker.definitions.put_exchange(name, kind) if kind.durable else None
-        broker.exchanges[name] = Exchange(name, kind)
+        exchange = broker.exchanges[name] = Exchange(name, kind)
         broker.generation += 1
+        self._find_waiting(exchange)
         return ticket
 
     def exchange(self, name: bytes) -> Exchange:
@@ -88,7 +100,11 @@ class Wiring:
         if if_unused and exchange.bindings:
             raise Refusal(Code.PRECONDITION_FAILED, f"exchange {shown(name)} in vhost '/' in use")
         broker = self._broker
-        ticket = broker.definitions.drop_exchange(name) if exchange.kind.durable else None
+        ticket = None
+        if exchange.kind.durable:
+            self._drop_waiting(exchange)
+            bound = bool(exchange.bindings or exchange.bound_to)
+            ticket = broker.definitions.drop_exchange(name, bound=bound)
         del broker.exchanges[name]
         broker.generation += 1
         exchange.deleted = True
@@ -113,9 +129,10 @@ class Wiring:
         found = broker.queues.get(name) if name else None
         if found is not None:
             self._allow(found, owner)
+            ticket = self._define(found, kind) if found.adopted else None
             self._same_queue(found, kind)
             found.redeclared()
-            return found, None
+            return found, ticket
         if name.startswith(_RESERVED):
             raise _reserved("queue", name)
         if len(broker.queues) >= broker.settings.queues_max:
@@ -124,14 +141,15 @@ class Wiring:
         queue = Queue(name, kind, broker, owner if kind.exclusive else None, broker.limits)
         ticket = None
         if kind.durable and not kind.exclusive:
-            log, ticket = broker.logs.create(_log_name(name))
+            row = broker.definitions.queue_row(SavedQueue(name, kind))
+            log, ticket = broker.logs.create(_log_name(name), beside=lambda _: row)
             queue.keep_in(QueueLog(log))
-            ticket = broker.definitions.put_queue(name, kind)
         broker.queues[name] = queue
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues[queue] = None
         queue.redeclared()
+        self._find_waiting(queue)
         return queue, ticket
 
     def make_reply_queue(self) -> Queue:
@@ -150,6 +168,14 @@ class Wiring:
         queue = Queue(name, QueueKind(auto_delete=True, arguments=arguments), broker)
         broker.reply_queues[name] = queue
         return queue
+
+    def purge_queue(self, queue: Queue) -> tuple[int, Ticket | None]:
+        """How many messages that were. Raises StoreError."""
+        ticket = None
+        if queue.lost:
+            saved = SavedQueue(queue.name, queue.kind, queue.adopted)
+            ticket = self._broker.definitions.put_queue(saved)
+        return queue.purge(), ticket
 
     def queue(self, name: bytes, owner: Owner | None) -> Queue:
         """The one by that name. Raises Refusal: NOT_FOUND, or as `find_queue`."""
@@ -176,8 +202,9 @@ class Wiring:
         broker = self._broker
         ticket = None
         if queue.log is not None:
-            broker.definitions.drop_queue(queue.name)
-            ticket = broker.logs.delete(queue.log.log.name)
+            self._drop_waiting(queue)
+            rows = broker.definitions.queue_dropped(queue.name, bound=bool(queue.bound))
+            ticket = broker.logs.delete(queue.log.log.name, rows)
         if broker.reply_queues.pop(queue.name, None) is None:
             del broker.queues[queue.name]
         broker.generation += 1
@@ -205,6 +232,14 @@ class Wiring:
         if queue.owner is not None and queue.owner is not owner:
             text = f"cannot obtain exclusive access to locked queue {shown(queue.name)} in vhost '/'"
             raise Refusal(Code.RESOURCE_LOCKED, text)
+
+    def _define(self, queue: Queue, kind: QueueKind) -> Ticket | None:
+        """The first declaration of a queue whose definition was lost says what it is."""
+        if not kind.durable or kind.exclusive:
+            return None  # it is another's queue that is meant; `_same_queue` says why not
+        ticket = self._broker.definitions.put_queue(SavedQueue(queue.name, kind, lost=queue.lost))
+        queue.define(kind)
+        return ticket
 
     def _same_queue(self, queue: Queue, kind: QueueKind) -> None:
         now = queue.kind
@@ -288,7 +323,10 @@ class Wiring:
         return ticket
 
     def _without_bindings(self, gone: Destination, ticket: Ticket | None) -> Ticket | None:
-        """Have all bindings go of what is deleted; what its answer waits for, `ticket` and they."""
+        """Have all bindings go of what is deleted; what its answer waits for, `ticket` and they.
+
+        Where it is durable its deletion is recorded, and that its bindings go.
+        """
         if isinstance(gone, Exchange):
             # One of it to itself is among both.
             source, left = gone, [*gone.bindings, *(gone.bound_to - gone.bindings.keys())]
@@ -297,11 +335,16 @@ class Wiring:
         if not left:
             return ticket
         whole = Ticket()
-        self._broker.chores.add(self._bindings_go(source, left, ticket, whole))
+        self._broker.chores.add(self._bindings_go(gone, source, left, ticket, whole))
         return None if whole.done and whole.error is None else whole
 
     def _bindings_go(
-        self, source: Exchange | None, left: list[Binding], ticket: Ticket | None, whole: Ticket
+        self,
+        gone: Destination,
+        source: Exchange | None,
+        left: list[Binding],
+        ticket: Ticket | None,
+        whole: Ticket,
     ) -> Iterator[None]:
         failed: list[StoreError] = []
         recorded = True
@@ -327,6 +370,12 @@ class Wiring:
                 ticket.when_done(written)
             if left:
                 yield
+        if recorded and _is_durable(gone):
+            try:
+                ticket = self._broker.definitions.bindings_gone(gone.name, source is not None)
+                ticket.when_done(written)
+            except StoreError as error:
+                failed.append(error)
         if ticket is None:
             whole.resolve(failed[0] if failed else None)
         else:
@@ -337,31 +386,136 @@ class Wiring:
     async def restore(self, saved: Saved) -> None:
         """Bring back what was durable, with the messages. Raises StoreError."""
         broker = self._broker
+        for key in saved.unreadable:
+            broker.log.error("a definition cannot be read; it is left alone", row=shown(key))
         for name, exchange_kind in saved.exchanges:
             broker.exchanges[name] = Exchange(name, exchange_kind)
-        known = {_log_name(name) for name, _ in saved.queues}
+        for queue in saved.queues:
+            await self._restore_queue(queue)
+        known = {_log_name(name) for name in broker.queues}
         for left in [left for left in broker.logs.logs if left not in known]:
-            broker.logs.delete(left)  # a crash came between the two steps of a delete
-        for name, kind in saved.queues:
-            log = broker.logs.logs.get(_log_name(name))
-            if log is None:
-                log, _ = broker.logs.create(_log_name(name), reserved=True)
-            queue = Queue(name, kind, broker, None, broker.limits)
-            queue_log = QueueLog(log)
-            queue.keep_in(queue_log)
-            broker.queues[name] = queue
-            memory = broker.memory
-            room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
-            queue.recovered(await load(queue_log, math.inf if queue.cold is None else room))
-            queue.redeclared()
+            await self._adopt(left.encode(), defined=b"q" + left.encode() in saved.unreadable)
+        self._restore_bindings(saved)
+
+    async def _restore_queue(self, saved: SavedQueue) -> None:
+        broker = self._broker
+        log = broker.logs.logs.get(_log_name(saved.name))
+        lost = saved.lost
+        if log is None:
+            lost = True
+            row = broker.definitions.queue_row(attrs.evolve(saved, lost=True))
+            log, _ = broker.logs.create(_log_name(saved.name), reserved=True, beside=lambda _: row)
+            broker.log.error(
+                "the log of a durable queue is not there: its messages are lost; restore a backup, or purge "
+                "the queue to go on without them",
+                queue=shown(saved.name),
+            )
+        queue = Queue(saved.name, saved.kind, broker, None, broker.limits)
+        queue.adopted = saved.adopted
+        await self._load(queue, log, lost=lost)
+
+    async def _adopt(self, name: bytes, *, defined: bool) -> None:
+        """A log, and nothing that says what queue it is of. `defined`: there is something, which nobody can
+        read."""
+        broker = self._broker
+        queue = Queue(name, QueueKind(durable=True), broker, None, broker.limits)
+        queue.adopted = True
+        if not defined and broker.store.read_only is None:
+            broker.definitions.put_queue(SavedQueue(name, queue.kind, adopted=True))
+        await self._load(queue, broker.logs.logs[_log_name(name)], lost=False)
+        broker.log.error(
+            "a queue's log has no definition: it is a durable queue again, with no bindings; declare and "
+            "bind it as it should be, or delete it",
+            queue=shown(name),
+            messages=queue.depth,
+        )
+
+    async def _load(self, queue: Queue, log: Log, *, lost: bool) -> None:
+        broker = self._broker
+        queue_log = QueueLog(log)
+        queue.keep_in(queue_log)
+        broker.queues[queue.name] = queue
+        memory = broker.memory
+        room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
+        loaded = await load(queue_log, math.inf if queue.cold is None else room)
+        queue.recovered(loaded)
+        if loaded.lost:
+            broker.log.error(
+                "a queue's log is damaged: messages there are lost, or come again that had been taken; the "
+                "others are served",
+                queue=shown(queue.name),
+                path=log.file.path,
+                **describe_lost(loaded.lost),
+            )
+        queue.lost = queue.lost or lost
+        queue.redeclared()
+
+    def _restore_bindings(self, saved: Saved) -> None:
+        broker = self._broker
+        going = set(saved.going)
+        gone: list[Binding] = []
         for binding in saved.bindings:
-            exchange = broker.exchanges.get(binding.source)
-            places: Mapping[bytes, Destination] = broker.exchanges if binding.to_exchange else broker.queues
-            destination = places.get(binding.destination)
-            if exchange is None or destination is None:
-                broker.definitions.drop_bindings((binding,))
-            else:
-                self._add(exchange, binding, destination, binding.read_arguments())
+            if (binding.source, True) in going or (binding.destination, binding.to_exchange) in going:
+                gone.append(binding)
+            elif not self._add_found(binding):
+                self.waiting.add(binding)
+        if broker.store.read_only is None and going:
+            broker.definitions.drop_bindings(gone)
+            for name, to_exchange in going:
+                broker.definitions.bindings_gone(name, to_exchange)
+        if self.waiting:
+            broker.log.error(
+                "bindings name exchanges or queues that are not there: they wait until those are declared",
+                bindings=len(self.waiting),
+                missing=[shown(name) for name in islice(self._missing(), _SHOWN_MAX)],
+            )
+
+    # -- bindings that wait for what they name
+
+    def _find_waiting(self, declared: Destination) -> None:
+        """What bindings wait for may be there now."""
+        if _is_durable(declared):
+            for binding in self.waiting.naming(declared.name, isinstance(declared, Exchange)):
+                if self._add_found(binding):
+                    self.waiting.discard(binding)
+
+    def _drop_waiting(self, deleted: Destination) -> None:
+        """Those that wait for another end go with this one."""
+        rows = self.waiting.naming(deleted.name, isinstance(deleted, Exchange))
+        if rows:
+            self._broker.definitions.drop_bindings(rows)
+            for binding in rows:
+                self.waiting.discard(binding)
+
+    def _add_found(self, binding: Binding) -> bool:
+        """Put a saved binding into effect, if both its ends are there."""
+        broker = self._broker
+        exchange = broker.exchanges.get(binding.source)
+        places: Mapping[bytes, Destination] = broker.exchanges if binding.to_exchange else broker.queues
+        destination = places.get(binding.destination)
+        if (
+            exchange is None
+            or destination is None
+            or not exchange.kind.durable
+            or not _is_durable(destination)
+        ):
+            return False
+        try:
+            self._add(exchange, binding, destination, binding.read_arguments())
+        except Refusal:  # of an exchange of another type
+            return False
+        return True
+
+    def _missing(self) -> Iterator[bytes]:
+        """What bindings wait for."""
+        broker = self._broker
+        names: dict[bytes, None] = {}
+        for binding in self.waiting:
+            if binding.source not in broker.exchanges:
+                names[binding.source] = None
+            if binding.destination not in (broker.exchanges if binding.to_exchange else broker.queues):
+                names[binding.destination] = None
+        return iter(names)
 
 
 def _not_default(name: bytes) -> None:

@@ -102,7 +102,8 @@ def get(channel: Channel, method: commands.Basic.Get, table: bytes) -> None:
         session.ask_again(queue.when_warm)
         return
     if message is None and queue.damaged:
-        raise Refusal(Code.INTERNAL_ERROR, f"queue {shown(queue.name)} cannot be read on")
+        text = f"queue {shown(queue.name)} has lost messages to damage; purge it to go on without them"
+        raise Refusal(Code.INTERNAL_ERROR, text)
     if message is None:
         channel.reply(commands.Basic.GetEmpty())
         return

@@ -113,8 +113,8 @@ def queue_unbind(channel: Channel, method: commands.Queue.Unbind, table: bytes) 
 def queue_purge(channel: Channel, method: commands.Queue.Purge, table: bytes) -> None:
     queue = named(channel, method.queue)
     with _stored():
-        count = queue.purge()
-    _answer(channel, method.nowait, commands.Queue.PurgeOk(count), None)
+        count, ticket = channel.session.broker.wiring.purge_queue(queue)
+    _answer(channel, method.nowait, commands.Queue.PurgeOk(count), ticket)
 
 
 def queue_delete(channel: Channel, method: commands.Queue.Delete, table: bytes) -> None:

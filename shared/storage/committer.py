@@ -94,12 +94,16 @@ class Committer:
             log.run = run
         return run
 
-    def append_all(self, parts: Sequence[tuple[Log, bytes, int]], reserved: bool) -> tuple[list[int], Ticket]:
-        """Add to several logs, all or nothing, in the strictest of their modes."""
+    def append_all(
+        self, parts: Sequence[tuple[Log, bytes, int]], reserved: bool, *, journaled: bool = False
+    ) -> tuple[list[int], Ticket]:
+        """Add to several logs, all or nothing, in the strictest of their modes. `journaled`: together with a
+        change of the catalog that was added just now."""
         for log, _, _ in parts:
             self._require_writable(log, reserved)
         mode = min(mode_of(log) for log, _, _ in parts)
-        if any(log.direct for log, _, _ in parts) and len({log for log, _, _ in parts}) > 1:
+        several = journaled or len({log for log, _, _ in parts}) > 1
+        if several and any(log.direct for log, _, _ in parts):
             # After a power cut a log of mode `none` counts as far as its marks go, and the batch may be lost:
             # half of the change would be there. So it is in the journal and synced before any of it is shown.
             mode = Mode.SYNCED

@@ -53,13 +53,15 @@ class Namespace:
         """
         return self._inventory.create(self, name, mode or self.mode, reserved, beside)
 
-    def delete(self, name: str) -> Ticket:
+    def delete(self, name: str, beside: Sequence[tuple[Log, bytes, int]] = ()) -> Ticket:
         """End a log: its readers get LogDeleted at once, its files go when that is durable.
 
-        The name is free at once: a log made by it again is another log. Raises KeyError, and StoreReadOnly or
+        The name is free at once: a log made by it again is another log. `beside`: what other logs' records
+        say of that, as `Store.append_all` takes it: all of it is durable, or nothing. So a start that finds
+        the one without the other knows that something is lost. Raises KeyError, and StoreReadOnly or
         StoreClosed.
         """
-        return self._inventory.delete(self, self.logs[name])
+        return self._inventory.delete(self, self.logs[name], beside)
 
     def change_mode(self, name: str, mode: Durability) -> Ticket | None:
         """From here on the log has this mode; None where it has it already. Raises as `delete` does."""
@@ -163,11 +165,13 @@ class Inventory:
         namespace.logs[name] = log
         self._folded.add(_fold(log))
         if parts:
-            _, ticket = self._committer.append_all(parts, reserved=True)
+            _, ticket = self._committer.append_all(parts, reserved=True, journaled=True)
         return log, ticket
 
-    def delete(self, namespace: Namespace, log: Log) -> Ticket:
-        ticket = self._committer.add(Change(Kind.DELETE, log), Mode.SYNCED)
+    def delete(self, namespace: Namespace, log: Log, beside: Sequence[tuple[Log, bytes, int]]) -> Ticket:
+        ticket = self._committer.add(Change(Kind.DELETE, log), Mode.SYNCED, beside)
+        if beside:  # at once: there is room for it in this round
+            _, ticket = self._committer.append_all(beside, reserved=True, journaled=True)
         log.deleted = True
         log.run = None
         del namespace.logs[log.name]

@@ -1,11 +1,12 @@
 """A log: an append-only sequence of records, addressed by byte offset."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import trio
 
-from shared.errors import LogDeleted, StoreError
+from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.net.outbox import FileRange
 from shared.storage.files import LogFile
 from shared.storage.format import Mark
@@ -17,6 +18,21 @@ if TYPE_CHECKING:
     from shared.storage.rounds import Run, Ticket
 
 UNKNOWN = -1
+_SHOWN_MAX = 10
+"""Ranges in one line of the log."""
+
+
+@attrs.frozen
+class Lost:
+    """A range of a log that cannot be read. `records`: as many as its index tells of; 0: it does not tell."""
+
+    offset: int
+    length: int
+    records: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
 
 
 class Log:
@@ -224,6 +240,20 @@ class Log:
             raise LogDeleted
         return self._reader.marks(self, start, stop)
 
+    def lost_at(self, offset: int) -> Lost:
+        """The range that a read at `offset`, where it was refused with CorruptRecord, cannot get past but by
+        going on behind it. May read the index file. Raises LogDeleted."""
+        try:
+            (mark,) = self.marks(offset, offset + 1)
+        except CorruptRecord:
+            return Lost(offset, self.visible - offset, 0)
+        return Lost(offset, min(mark.end, self.visible) - offset, mark.records)
+
+    def was_written(self, offset: int) -> bool:
+        """Whether what can be read at `offset` is known to be what was written there; else it is only what
+        was found. Raises as `marks` does."""
+        return not any(mark.unverified for mark in self.marks(offset, offset + 1))
+
     def seek(self, unix_ms: int) -> int:
         """The start of the first mark whose last record is of `unix_ms` or later; the visible end if none is.
 
@@ -248,3 +278,46 @@ async def read_records(log: Log, offset: int, bytes_max: int) -> bytes:
     if isinstance(found[0], StoreError):
         raise found[0]
     return found[0]
+
+
+class WholeRecords:
+    """All of a log that can be read, from `start` on. `offset`: where what was read last begins. `lost`: what
+    cannot be read, in as few ranges as there are."""
+
+    def __init__(self, log: Log, start: int, bytes_max: int) -> None:
+        self.offset = max(start, log.first)
+        self.lost: list[Lost] = []
+        self._log = log
+        self._bytes_max = bytes_max
+        self._following = self.offset
+
+    async def read(self) -> bytes:
+        """The next whole records; b"" at the end. Raises StoreError where something else is wrong."""
+        log = self._log
+        while self._following < log.visible:
+            self.offset = self._following
+            try:
+                data = await read_records(log, self.offset, self._bytes_max)
+            except CorruptRecord:
+                self.pass_over(log.lost_at(self.offset))
+                self._following = self.lost[-1].end
+            else:
+                self._following += len(data)
+                return data
+        return b""
+
+    def pass_over(self, found: Lost) -> None:
+        """Call it lost."""
+        if self.lost and self.lost[-1].end == found.offset:
+            before = self.lost.pop()
+            found = Lost(before.offset, before.length + found.length, before.records + found.records)
+        self.lost.append(found)
+
+
+def describe_lost(lost: Sequence[Lost]) -> dict[str, Any]:
+    """Ranges, for a line of the log: where they are, and how much."""
+    return {
+        "ranges": [f"{each.offset}+{each.length}" for each in lost[:_SHOWN_MAX]],
+        "bytes": sum(each.length for each in lost),
+        "records": sum(each.records for each in lost),
+    }

@@ -7,6 +7,9 @@ round fails. A record's payload is `[op u8][key length u16][key][value]`, op 1 t
 The log keeps its own size down. The map is in the order of its records, so the oldest live record is known;
 all below it is dropped, and while less than half of the log is live, each change copies a few of the oldest
 records forward. So the work is spread, and never a pause.
+
+Where the log is damaged the table is what the other records make: keys that were put there may be missing, or
+have the value from before, and keys that were removed there may be back.
 """
 
 import struct
@@ -15,11 +18,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Self
 
+import structlog
+
 from shared.errors import CorruptRecord, StoreError
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.inventory import KEEP_ALL, Namespace
-from shared.storage.log import Log, read_records
+from shared.storage.log import Log, Lost, WholeRecords, describe_lost
 from shared.storage.rounds import Ticket
+
+logger = structlog.stdlib.get_logger("brokers.storage")
 
 _HEAD = struct.Struct(">IBH")
 _PUT = 1
@@ -49,22 +56,40 @@ class Table:
         # after the other, goes past the places of all of them each time it is asked for its first.
         self._live: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
         self._live_bytes = 0
+        self.lost: list[Lost] = []
+        """What could not be read at the start."""
         self._undo: deque[tuple[int, bytes, tuple[int, bytes] | None]] = deque()
         self._tidying = False
 
     @classmethod
     async def open(cls, namespace: Namespace, name: str) -> Self:
-        """Read the table, made if it is not there. Raises CorruptRecord and other StoreErrors."""
+        """Read the table, made if it is not there. Damage is passed over, see `lost`. Raises CorruptRecord
+        for a log that is no table, and other StoreErrors."""
         log = namespace.logs.get(name)
         if log is None:
             log, _ = namespace.create(name, reserved=True)
         log.retention = KEEP_ALL  # it drops what is dead by itself, and nothing else
         table = cls(log)
-        offset = log.first
-        while offset < log.visible:
-            data = await read_records(log, offset, _READ_BYTES)
-            table._apply(data, offset, undoable=False)
-            offset += len(data)
+        reader = WholeRecords(log, log.first, _READ_BYTES)
+        while data := await reader.read():
+            at, offset = 0, reader.offset
+            while at < len(data):
+                try:
+                    at = table._apply(data, at, offset, undoable=False)
+                except CorruptRecord as error:
+                    if log.was_written(error.offset):
+                        raise  # by somebody else: this is no table, or a newer one
+                    at = error.offset - offset
+                    size = LENGTH_BYTES + length_at(data, at)[0]
+                    reader.pass_over(Lost(error.offset, size, 1))
+                    at += size
+        table.lost = reader.lost
+        if table.lost:
+            logger.error(
+                "a table is damaged: what these records said is lost, the others count",
+                path=log.file.path,
+                **describe_lost(table.lost),
+            )
         log.fold = table._fold
         log.rolled_back = table._rolled_back
         return table
@@ -142,18 +167,20 @@ class Table:
         undo = self._undo
         while undo and undo[0][0] < self.log.visible:
             undo.popleft()
-        self._apply(records, offset, undoable=True)
+        self._apply(records, 0, offset, undoable=True)
         if not self._tidying:
             self._tidy()
 
-    def _apply(self, records: bytes, offset: int, *, undoable: bool) -> None:
-        at = 0
+    def _apply(self, records: bytes, at: int, offset: int, *, undoable: bool) -> int:
+        """Those from `at` on of whole records that stand at `offset`. Returns where they end."""
         while at < len(records):
-            size, op, key_bytes = _HEAD.unpack_from(records, at)
             end = at + LENGTH_BYTES + length_at(records, at)[0]
             start = at + _HEAD.size
+            if start > end:
+                raise CorruptRecord(self.log.file.path, offset + at)
+            _, op, key_bytes = _HEAD.unpack_from(records, at)
             key = records[start : start + key_bytes]
-            if op not in (_PUT, _DELETE) or len(key) != key_bytes or size < _HEAD.size - LENGTH_BYTES:
+            if op not in (_PUT, _DELETE) or start + key_bytes > end:
                 raise CorruptRecord(self.log.file.path, offset + at)
             before = self._live.pop(key, None)
             if before is not None:
@@ -164,6 +191,7 @@ class Table:
             if undoable:
                 self._undo.append((offset + at, key, before))
             at = end
+        return at
 
     def _rolled_back(self, log: Log) -> None:
         """The newest changes were not made after all."""
