@@ -294,13 +294,27 @@ def pack_mark(mark: Mark, log_id: int) -> bytes:
     return body + _CRC.pack(crc32c(body))
 
 
-def unpack_mark(data: bytes, log_id: int, at: int = 0) -> Mark | None:
+def unpack_mark(data: bytes | bytearray, log_id: int, at: int = 0) -> Mark | None:
     """The entry at `data[at:]`, or None where it is not a good one of this log (all zero: retention)."""
     body = data[at : at + MARK_BYTES - 4]
     if len(data) < at + MARK_BYTES or _CRC.unpack_from(data, at + MARK_BYTES - 4)[0] != crc32c(body):
         return None
     *fields, owner = _MARK.unpack(body)
     return Mark(*fields) if owner == log_id else None
+
+
+def unpack_flipped_mark(data: bytes, log_id: int) -> Mark | None:
+    """The entry that `data` becomes by turning one bit over, if it is a good one.
+
+    There is at most one: of this length, two blocks that CRC-32C takes for good differ in more than two bits.
+    """
+    flipped = bytearray(data)
+    for bit in range(len(data) * 8):
+        flipped[bit // 8] ^= 1 << bit % 8
+        if (mark := unpack_mark(flipped, log_id)) is not None:
+            return mark
+        flipped[bit // 8] ^= 1 << bit % 8
+    return None
 
 
 # -- text

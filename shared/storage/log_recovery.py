@@ -187,12 +187,27 @@ class _LogRecovery:
             number = self._pass_dropped(later)
         self._number = number
         position = self.position
-        for mark in later:
+        for at, mark in enumerate(later, number):
+            mark = mark or self._flipped(at)
             if mark is None or mark.offset != position:
                 break
             self._later.append(mark)
             position = mark.end
         return size
+
+    def _flipped(self, number: int) -> Mark | None:
+        """An entry of which one bit was turned over. Else it would look like what a power cut leaves, and all
+        that follows would be cut."""
+        data = self._disk.read(self._index_fd, MARK_BYTES, index.mark_position(number))
+        mark = format.unpack_flipped_mark(data, self._line.id)
+        if mark is not None:
+            self._report(number, mark.length)
+        return mark
+
+    def _report(self, number: int, covered_bytes: int) -> None:
+        """The index was not good from its entry `number` on."""
+        path, place = f"{self._line.namespace}/{self._line.file}.idx", index.mark_position(number)
+        self._in_files.in_index(self._line.id, path, place, covered_bytes)
 
     def _pass_dropped(self, later: list[Mark | None]) -> int:
         """Retention left zeros, and what is kept begins behind them: remove them from `later`; how many."""
@@ -251,12 +266,7 @@ class _LogRecovery:
         if self.position < end:
             self._close_open()
             if not torn:
-                number, path = (
-                    self._number + len(self._marks),
-                    f"{self._line.namespace}/{self._line.file}.idx",
-                )
-                place = index.mark_position(number)
-                self._in_files.in_index(self._line.id, path, place, end - self.position)
+                self._report(self._number + len(self._marks), end - self.position)
             self._marks += marks.fill(self._disk, self._fd, self.position, end, self._last_ms, torn=torn)
             self.position = end
 

@@ -18,7 +18,7 @@ from shared.storage.tools.logs import log_verify
 from tests.shared.storage.test_cold_reads import ColdDisk
 from tests.support.fake_disk import FakeDisk
 from tests.support.folders import open_folder
-from tests.support.stores import ALWAYS, ask, filled, open_store, read_all, records, running, taken
+from tests.support.stores import ALWAYS, NONE, ask, filled, open_store, read_all, records, running, taken
 
 SAID = "damaged index: made anew from its log, which is served, unverified; look at the disk"
 RECORD_BYTES = 1004
@@ -193,6 +193,22 @@ async def test_damage_of_an_index_that_recovery_meets_is_counted_and_told() -> N
     assert (told["path"], told["offset"]) == ("logmq/orders.idx", mark_position(entries - 1))
     assert store.statistics().damaged_ranges == 1
     assert (await read_all(log))[-1] == b"journaled"
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, -1])
+async def test_a_flipped_bit_in_an_index_entry_cuts_nothing_off_a_log_around_the_journal(number: int) -> None:
+    disk = FakeDisk()
+    store = await open_store(disk)
+    log = await filled(store, NONE)
+    every = log.marks(0, log.end)
+    store.abandon()
+    disk = disk.kill()
+    number %= len(every)
+    break_entries(disk, number, number + 1)
+    store, log = await opened(disk)
+    assert len(await read_all(log)) == 300
+    assert log.marks(0, log.end) == every, "it is as it was: nothing needs to be rebuilt"
+    assert store.statistics().damaged_ranges == 1
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (1, 3), (2, None)])
