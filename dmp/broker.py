@@ -95,12 +95,16 @@ class Broker:
         have been put into a queue meanwhile. Raises Refusal: no such exchange, malformed headers.
         """
         if exchange == DEFAULT:
-            queue = self.queues.get(head.key) or self.reply_queues.get(head.key)
-            return (() if queue is None else (queue,)), 0
-        found = self.exchanges.get(exchange)
-        if found is None:
+            found = [self._by_name(key) for key in dict.fromkeys((head.key, *head.more_keys))]
+            return tuple([queue for queue in found if queue is not None]), 0
+        source = self.exchanges.get(exchange)
+        if source is None:
             raise not_found("exchange", exchange)
-        return route(found, head, self.exchanges.get)
+        return route(source, head, self.exchanges.get)
+
+    def _by_name(self, key: bytes) -> Queue | None:
+        """The binding that the default exchange has to every queue."""
+        return self.queues.get(key) or self.reply_queues.get(key)
 
     def publish(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
         """Give a run to its queues; the ticket is what a confirm waits for, None: nothing.

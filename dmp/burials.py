@@ -87,7 +87,7 @@ class Burials:
         exchange = arguments.dead_letter_exchange
         assert exchange is not None
         found: list[Queue] = []
-        key = message.head.key if arguments.dead_letter_key is None else arguments.dead_letter_key
+        key = arguments.dead_letter_key
         try:
             head = dead_letters.head_of(message, queue.name, reason, exchange, key, broker.wall_seconds())
             found = dead_letters.without_circles(head, broker.route(exchange, head)[0], reason)

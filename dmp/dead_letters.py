@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dmp.copies import CC, KEYS_MAX, keys_in
 from dmp.message import Head, Message
 from dmp.properties import unpack
 from dmp.refusals import Refusal
@@ -20,19 +21,26 @@ _DEATHS_MAX = 64
 """Entries that are kept: a header must fit one frame."""
 
 
-def head_of(message: Message, queue: bytes, reason: str, exchange: bytes, key: bytes, wall: float) -> Head:
-    """The head with which it is published to the dead-letter exchange; `wall`: seconds since 1970."""
+def head_of(
+    message: Message, queue: bytes, reason: str, exchange: bytes, key: bytes | None, wall: float
+) -> Head:
+    """The head with which it is published to the dead-letter exchange; `wall`: seconds since 1970.
+
+    `key`: the queue's for dead letters; None: the message's own, and those in `CC`. With the queue's, `CC`
+    goes from the headers, as RabbitMQ has it.
+    """
     old = message.head
     try:
         properties = unpack(old.properties)
         headers: dict[str, Any] = dict(old.headers)
+        copies = tuple(keys_in(headers, CC))
         death = {
             "count": 1,
             "reason": reason,
             "queue": _text(queue),
             "time": datetime.datetime.fromtimestamp(int(wall), datetime.UTC),
             "exchange": _text(old.exchange),
-            "routing-keys": [_text(old.key)],
+            "routing-keys": [_text(each) for each in (old.key, *copies)],
         }
         if properties.expiration:
             death["original-expiration"] = properties.expiration
@@ -41,11 +49,15 @@ def head_of(message: Message, queue: bytes, reason: str, exchange: bytes, key: b
             headers.setdefault(f"x-first-death-{name}", death[name])
         properties.headers = headers
         properties.expiration = None
-        packed = properties.marshal()
-        return Head(exchange, key, old.body_bytes, packed)
+        if key is not None:
+            headers.pop(CC, None)
+        head = Head(exchange, old.key if key is None else key, old.body_bytes, properties.marshal())
+        if key is None:
+            head.more_keys = copies[:KEYS_MAX]
+        return head
     except (ValueError, TypeError, ArithmeticError, OSError, struct.error, Refusal):
         # Headers that cannot be written again as they were read: better without x-death than not at all.
-        return Head(exchange, key, old.body_bytes, old.properties)
+        return Head(exchange, old.key if key is None else key, old.body_bytes, old.properties)
 
 
 def without_circles(head: Head, queues: "Sequence[Queue]", reason: str) -> "list[Queue]":

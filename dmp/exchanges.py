@@ -14,6 +14,7 @@ import attrs
 from dmp.field_tables import read_table
 from dmp.header_match import HeaderMatch
 from dmp.message import Head
+from dmp.refusals import Code, Refusal
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, Wildcards
 
@@ -35,6 +36,11 @@ _CACHE_BYTES = 128 << 10
 STEPS_PER_MESSAGE = 8
 """Of finding a route, in the time that it takes to put a message into a queue. So messages leave others their
 turn between two; one key is looked up in one (shared/routing/trie.py says how much that may be, and why)."""
+FOUND_PER_STEP = 8
+"""Destinations that a key leads to, beside those of the other keys."""
+KEYS_STEPS_MAX = 16_384
+"""Of finding what the keys of one message lead to, some milliseconds, before another key is looked up: others
+cannot have their turn meanwhile, and patterns may be made for a key to cost that much."""
 HEADERS_COMPARED = 4
 """Of a message's headers, so many are held against a binding in a step."""
 
@@ -139,12 +145,27 @@ class Exchange:
     def match(self, head: Head) -> Iterable[Destination]:
         """Those bound directly that want it. Raises Refusal where its headers cannot be decoded."""
         if self.kind.type != "headers":
-            return self._index.match(head.key)
+            return self._match_each(head) if head.more_keys else self._index.match(head.key)
         if not self._headers:
             return ()
         headers = head.headers
         self._compared += len(self._headers) * (1 + len(headers) // HEADERS_COMPARED)
         return [self.bindings[binding] for binding, match in self._headers.items() if match.fits(headers)]
+
+    def _match_each(self, head: Head) -> Iterable[Destination]:
+        """By each of its keys. Raises Refusal where one after the other costs too much."""
+        if self._everything:
+            return self._index.match(head.key)
+        found: dict[Destination, None] = {}
+        before, repeated = self._index.visits, 0
+        for key in (head.key, *head.more_keys):
+            if self._index.visits - before + repeated // FOUND_PER_STEP > KEYS_STEPS_MAX:
+                text = "CC and BCC: too many bindings stand against the keys"
+                raise Refusal(Code.PRECONDITION_FAILED, text)
+            matched = self._index.match(key)
+            found.update(dict.fromkeys(matched))
+            repeated += len(matched)
+        return found
 
 
 def route(

@@ -67,6 +67,18 @@ def check_table(data: bytes, start: int, end: int, fields_max: int = FIELDS_MAX)
                 raise _malformed("a value reaches past its end")
 
 
+def without_field(data: bytes, name: bytes) -> bytes:
+    """A table that has been checked, without the fields by that name; the others as they stand."""
+    kept = bytearray()
+    end = 4
+    while end < len(data):
+        start, name_end = end, end + 1 + data[end]
+        end = _end_of_value(data, name_end)
+        if data[start + 1 : name_end] != name:
+            kept += data[start:end]
+    return _U32.pack(len(kept)) + kept
+
+
 def read_table(data: bytes) -> dict[str, Any]:
     """A table that has been checked, decoded. Raises Refusal for values that Python has none of."""
     try:
@@ -95,14 +107,18 @@ def _read_items(data: bytes, at: int, end: int) -> list[Any]:
 def _read_value(data: bytes, at: int) -> tuple[Any, int]:
     """The value whose type stands at `at`, and where it ends."""
     kind = data[at]
-    start = at + 1
-    size = _FIXED.get(kind)
-    end = start + (4 + _U32.unpack_from(data, start)[0] if size is None else size)
+    start, end = at + 1, _end_of_value(data, at)
     if kind == _TABLE:
         return _read_fields(data, start + 4, end), end
     if kind == _ARRAY:
         return _read_items(data, start + 4, end), end
     return decode.TABLE_MAPPING[data[at:start]](data[start:end])[1], end
+
+
+def _end_of_value(data: bytes, at: int) -> int:
+    """Of the one whose type stands at `at`."""
+    size = _FIXED.get(data[at])
+    return at + 1 + (4 + int(_U32.unpack_from(data, at + 1)[0]) if size is None else size)
 
 
 def _check_text(data: bytes, start: int, end: int) -> None:

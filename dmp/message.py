@@ -21,9 +21,9 @@ _U32 = struct.Struct(">I")
 class Head:
     """Everything of a message but its body.
 
-    `exchange` and `key`: bytes, 255 at most. `properties`: property flags and properties as on the wire,
-    well formed. `body_bytes`: the length of each body. `frames` and `envelope` are for the wires that keep
-    there what they put before a body.
+    `exchange` and `key`: bytes, 255 at most; `more_keys`: what else it is routed by. `properties`: property
+    flags and properties as on the wire, well formed. `body_bytes`: the length of each body. `frames` and
+    `envelope` are for the wires that keep there what they put before a body.
     """
 
     __slots__ = (
@@ -34,6 +34,7 @@ class Head:
         "exchange",
         "frames",
         "key",
+        "more_keys",
         "noted",
         "persistent",
         "properties",
@@ -54,6 +55,7 @@ class Head:
             noted = note_untrusted(properties)
         self.exchange = exchange
         self.key = key
+        self.more_keys: tuple[bytes, ...] = ()
         self.properties = properties
         self.body_bytes = body_bytes
         self.noted = noted

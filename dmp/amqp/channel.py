@@ -16,6 +16,7 @@ from dmp.amqp.consumers import Consumer
 from dmp.amqp.methods import encode
 from dmp.amqp.packing import FRAME_OVERHEAD, content_head, return_frame, split
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
+from dmp.copies import without_bcc
 from dmp.message import Head, Message
 from dmp.properties import note_untrusted
 from dmp.queues import Queue
@@ -191,7 +192,8 @@ class Channel:
         return not body_bytes
 
     def _head(self, content: Content, body_bytes: int) -> Head:
-        """As it is delivered: a reply-to that stands for the channel's reply consumer names its queue."""
+        """As it is delivered: a reply-to that stands for the channel's reply consumer names its queue, and
+        nobody sees `BCC`. Raises Refusal."""
         properties = content.properties
         noted = note_untrusted(properties)
         if noted.reply_to is not None:
@@ -202,7 +204,12 @@ class Channel:
                 reply_to = short(self.reply_consumer.queue.name)
                 properties = b"".join((properties[:start], reply_to, properties[end:]))
                 noted = note_untrusted(properties)
-        return Head(content.exchange, content.key, body_bytes, properties, noted)
+        delivered, keys = without_bcc(properties, noted)
+        if delivered is not properties:
+            noted = note_untrusted(delivered)
+        head = Head(content.exchange, content.key, body_bytes, delivered, noted)
+        head.more_keys = keys
+        return head
 
     def take_body(self, part: bytes) -> bytes | None:
         """The body, once it is whole."""

@@ -10,6 +10,7 @@ from pamqp import body, common, header
 from dmp.amqp import methods, wiring_methods
 from dmp.amqp.lifetime import CONNECTION_FIELDS_MAX, LOGIN_FRAME_BYTES_MAX
 from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State
+from dmp.copies import KEYS_MAX
 from dmp.door import AMQP_HEADER
 from dmp.field_tables import FIELDS_MAX
 from dmp.refusals import Code
@@ -107,6 +108,7 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
     assert defaults.login_seconds == 10
     assert "| 30 s for a frame | `frame_seconds` |" in DOCUMENT
     assert defaults.frame_seconds == 30
+    assert f"further routing keys, up to {KEYS_MAX} together" in DOCUMENT
     assert f"{REPLIES_WAITING_MAX} wait, `message_bytes_max` together" in DOCUMENT
     assert f"{wiring_methods.ARGUMENTS_BYTES_MAX} bytes of arguments" in DOCUMENT
     assert f"{FIELDS_MAX} fields, {CONNECTION_FIELDS_MAX} in what a client says" in DOCUMENT

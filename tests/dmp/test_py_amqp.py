@@ -64,6 +64,18 @@ def test_consume_with_prefetch_and_acknowledge(connection: amqp.Connection) -> N
     assert [message.body for message in got] == ["0", "1", "2"]
 
 
+def test_copies_go_where_cc_and_bcc_say(connection: amqp.Connection) -> None:
+    channel = connection.channel()
+    queues = [channel.queue_declare(exclusive=True).queue for _ in range(3)]
+    first, copy, blind = queues
+    copies = {"CC": [copy, first], "BCC": [blind]}
+    channel.basic_publish(amqp.Message("x", application_headers=copies), "", first)
+    for queue in queues:
+        message = channel.basic_get(queue, no_ack=True)
+        assert message.headers == {"CC": [copy, first]}
+        assert channel.basic_get(queue) is None
+
+
 def test_a_return_comes_before_its_confirm(connection: amqp.Connection) -> None:
     channel = connection.channel()
     returned: list[Any] = []
