@@ -78,6 +78,10 @@ class Config:
             return f"{protocol}.tls", own
         return "tls", self.tls
 
+    def logs_in(self, protocol: str) -> bool:
+        """Whether it asks every client for a name and a password."""
+        return bool(getattr(self.protocols[protocol], "logs_in", False))
+
     def enabled(self, working: Sequence[Plug]) -> list[Plug]:
         """Those of `working` that are to be served. Raises InvalidSettings."""
         return enabled(self.serve.enable, working, self.sources.get(("serve", "enable"), "default"))
@@ -89,7 +93,9 @@ class Config:
             section, tls = self.tls_of(protocol)
             if tls.enabled:
                 server_context(tls, section)
-            check_exposure("serve.host", host, secure=tls.enabled, insecure=self.serve.insecure)
+            check_exposure(
+                "serve.host", host, tls, logs_in=self.logs_in(protocol), insecure=self.serve.insecure
+            )
             allow = getattr(self.protocols[protocol], "allow", None)
             if allow is not None:
                 allowed_networks(f"{protocol}.allow", host, allow)

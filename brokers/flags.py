@@ -38,7 +38,7 @@ HOST_FLAGS: Mapping[str, Any] = {
     "log_format": Annotated[Literal["text", "json"] | None, Parameter(help="Form of the log lines.")],
     "insecure": Annotated[
         bool | None,
-        Parameter(help="Allow plain text on addresses that other machines reach.", negative=""),
+        Parameter(help="Serve everybody who reaches the address from other machines.", negative=""),
     ],
     "ready_file": Annotated[
         Path | None,

@@ -191,6 +191,7 @@ class Part:
                 after_round=self._context.store.settle,
                 log=self._log,
                 tls=tls,
+                logs_in=self._config.logs_in(self.name),
                 insecure=self._config.serve.insecure,
             )
         except ConfigError as error:
@@ -223,9 +224,8 @@ class Part:
             port = next((each.port for each in self.bound if each.endpoint == endpoint.port_of), port)
             allow = getattr(self._settings, "allow", ())
             if not hasattr(self._settings, "allow") and not is_loopback(host):
-                # There is no TLS for datagrams: whoever lets everybody send them has to say so.
-                insecure = self._config.serve.insecure
-                check_exposure("serve.host", host, secure=False, insecure=insecure)
+                # Of datagrams nobody knows who sent them: whoever lets everybody send them has to say so.
+                check_exposure("serve.host", host, None, insecure=self._config.serve.insecure)
                 allow = EVERYBODY
             for address in group.bind_udp(self.name, host, port, endpoint.sink, allow=allow):
                 yield Bound(self.name, endpoint.name, "udp", *address, tls=False)

@@ -40,7 +40,7 @@ class ServeSettings:
     enable: tuple[str, ...] = attrs.field(default=("all",), validator=_not_empty)
     """`all`, or names of protocols."""
     host: str = attrs.field(default="127.0.0.1", converter=_bare, validator=_an_address)
-    """The address to bind. What other machines reach takes TLS, or `insecure`."""
+    """The address to bind. What other machines reach takes TLS with `client_ca`, or `insecure`."""
     data_dir: Path = Path("data")
     """The folder of all that is on disk."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
@@ -53,4 +53,4 @@ class ServeSettings:
     """How long a stop waits for what is owed: no longer than the 10 s that container runtimes give
     before they kill."""
     insecure: bool = False
-    """Allow plain text on addresses that other machines reach."""
+    """Serve everybody who reaches the address from other machines, in the clear or over TLS."""

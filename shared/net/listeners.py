@@ -15,7 +15,7 @@ from shared.errors import BrokerError, ConfigError
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.keepalive import is_loopback, keepalive
-from shared.net.settings import NetSettings
+from shared.net.settings import NetSettings, TlsSettings
 
 ACCEPTS_MAX = 64
 """Connections taken in one turn; the rest stay in the kernel's backlog for the next."""
@@ -50,13 +50,20 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_exposure(key: str, host: str, *, secure: bool, insecure: bool) -> None:
-    """Refuse to listen beyond loopback in the clear, unless told to. `key`: the setting to name."""
-    if not (secure or insecure or is_loopback(host)):
+def check_exposure(
+    key: str, host: str, tls: TlsSettings | None, *, logs_in: bool = False, insecure: bool = False
+) -> None:
+    """Refuse to serve beyond loopback whoever comes, unless told to. `key`: the setting to name.
+
+    `logs_in`: the protocol asks every client for a password; in the clear that keeps nobody out either.
+    """
+    identified = tls is not None and (tls.client_ca is not None or (tls.enabled and logs_in))
+    if not (identified or insecure or is_loopback(host)):
         raise ConfigError(
             key,
-            f"{host or 'all interfaces'} can be reached from other machines, and without TLS everybody there "
-            "can read and write: set a certificate and key in [tls], or allow it with --insecure",
+            f"{host or 'all interfaces'} can be reached from other machines, and everybody there could read "
+            "and write, also over TLS, which by itself keeps nobody out: have clients show certificates "
+            "(client_ca in [tls]), or allow it with --insecure",
         )
 
 

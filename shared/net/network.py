@@ -54,11 +54,19 @@ class Network:
         after_round: AfterRound,
         log: structlog.stdlib.BoundLogger,
         tls: TlsSettings | None = None,
+        logs_in: bool = False,
         insecure: bool = False,
     ) -> "Group":
-        """A group for the protocol `name`. `insecure`: it may listen beyond loopback without TLS."""
+        """A group for the protocol `name`. `logs_in`: it asks all clients for a password; `insecure`: it may
+        listen beyond loopback without knowing who comes."""
         return Group(
-            name, self, after_round=after_round, log=log, tls=tls or TlsSettings(), insecure=insecure
+            name,
+            self,
+            after_round=after_round,
+            log=log,
+            tls=tls or TlsSettings(),
+            logs_in=logs_in,
+            insecure=insecure,
         )
 
     def samples(self) -> Iterable[Sample]:
@@ -82,8 +90,8 @@ class Network:
 class Group:
     """The listeners of one protocol, their connections and the tasks that serve them.
 
-    Binding comes first and raises CannotListen (a taken port, an address that is not ours) or ConfigError (no
-    TLS beyond loopback, files that are no certificate); `serve` then runs once. A group that is not going
+    Binding comes first and raises CannotListen (a taken port, an address that is not ours) or ConfigError
+    (strangers would be let in, files are no certificate); `serve` then runs once. A group that is not going
     to be served is closed with `close`.
     """
 
@@ -95,13 +103,14 @@ class Group:
         after_round: AfterRound,
         log: structlog.stdlib.BoundLogger,
         tls: TlsSettings,
+        logs_in: bool,
         insecure: bool,
     ) -> None:
         self.name = name
         self.counters = NetCounters()
         self._settings = network.settings
         self._log = log.bind(protocol=name)
-        self._insecure = insecure
+        self._check_exposure = partial(check_exposure, tls=tls, logs_in=logs_in, insecure=insecure)
         self._tls = server_context(tls) if tls.enabled else None
         self._rounds = Rounds(
             settings=network.settings,
@@ -121,7 +130,7 @@ class Group:
         self, name: str, host: str, port: int, open_session: OpenSession, *, pushes: bool = False
     ) -> list[BoundAddress]:
         """Bind a listener, one socket for each address of `host`; the addresses as bound (port 0: any)."""
-        check_exposure(f"{name}.host", host, secure=self._tls is not None, insecure=self._insecure)
+        self._check_exposure(f"{name}.host", host)
         sockets = bind_tcp(host, port, self._settings, pushes=pushes)
         admitted = self._admitted(open_session, pushes=pushes)
         for sock in sockets:

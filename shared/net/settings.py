@@ -60,7 +60,8 @@ class TlsSettings:
     key: Path | None = None
     """PEM: the private key; may be in the certificate's file."""
     client_ca: Path | None = None
-    """PEM: authorities of clients; with it every client must show a certificate of theirs (mutual TLS)."""
+    """PEM: authorities of clients; with it every client must show a certificate of theirs (mutual TLS).
+    Without it TLS encrypts, and lets everybody in."""
 
     @property
     def enabled(self) -> bool:

@@ -182,9 +182,14 @@ async def test_others_are_let_in_the_clear_only_by_who_says_so(endpoint: TcpEndp
     assert await bound(endpoint, BROKERS_SERVE_HOST="0.0.0.0", BROKERS_SERVE_INSECURE="true")
 
 
-async def test_others_are_let_in_over_tls_but_datagrams_have_none(tmp_path: Path) -> None:
-    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "c.pem")
+async def test_others_are_let_in_who_show_certificates_but_datagrams_have_none(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    ca.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "c.pem")
     environ = {"BROKERS_SERVE_HOST": "0.0.0.0", "BROKERS_TLS_CERTIFICATE": str(tmp_path / "c.pem")}
+    with pytest.raises(ConfigError, match="--insecure"):
+        await bound(TCP, **environ)
+    environ["BROKERS_TLS_CLIENT_CA"] = str(tmp_path / "ca.pem")
     assert await bound(TCP, **environ) == ["tcp 0.0.0.0"]
     both = part(listening(TCP, UDP), **environ)
     with pytest.raises(ConfigError, match="--insecure"):

@@ -5,7 +5,9 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
+import attrs
 import pytest
 import structlog
 import trio
@@ -25,7 +27,7 @@ from shared.net.listeners import (
     format_address,
 )
 from shared.net.network import Network
-from shared.net.settings import NetSettings
+from shared.net.settings import NetSettings, TlsSettings
 from tests.shared.net.served import Recorder, Sessions, echo, read_all, serving
 
 SETTINGS = NetSettings()
@@ -100,16 +102,19 @@ async def test_ipv6_is_served_and_its_peers_shown_in_brackets() -> None:
         ("db.example.org", False),
     ],
 )
-def test_only_loopback_is_open_without_tls(host: str, loopback: bool) -> None:
+def test_only_loopback_is_open_to_whoever_comes(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
-    check_exposure("logmq.host", host, secure=True, insecure=False)
-    check_exposure("logmq.host", host, secure=False, insecure=True)
-    if loopback:
-        check_exposure("logmq.host", host, secure=False, insecure=False)
-    else:
-        with pytest.raises(ConfigError, match="--insecure") as error:
-            check_exposure("logmq.host", host, secure=False, insecure=False)
-        assert error.value.key == "logmq.host"
+    encrypts = TlsSettings(certificate=Path("server.pem"))
+    check_exposure("logmq.host", host, attrs.evolve(encrypts, client_ca=Path("clients.pem")))
+    check_exposure("logmq.host", host, encrypts, logs_in=True)
+    check_exposure("logmq.host", host, None, insecure=True)
+    for tls in (None, TlsSettings(), encrypts):
+        if loopback:
+            check_exposure("logmq.host", host, tls)
+        else:
+            with pytest.raises(ConfigError, match="--insecure") as error:
+                check_exposure("logmq.host", host, tls)
+            assert error.value.key == "logmq.host"
 
 
 @pytest.mark.parametrize("kind", ["poll", "stream"])
@@ -215,7 +220,7 @@ EXHAUSTION = """
 import os, resource, sys, socket
 import structlog, trio
 from shared.net.network import Network
-from shared.net.settings import NetSettings
+from shared.net.settings import NetSettings, TlsSettings
 from tests.shared.net.served import Recorder, Sessions, echo, read_all
 
 async def main(driver):

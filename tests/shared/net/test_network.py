@@ -6,6 +6,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -72,17 +73,23 @@ async def test_two_endpoints_of_a_group_count_together() -> None:
     assert closed == {(("protocol", "test"), ("reason", "shutdown")): 2}
 
 
-def test_listening_beyond_loopback_needs_tls_or_consent(certificates: Certificates) -> None:
+def test_listening_beyond_loopback_needs_to_know_the_clients_or_consent(certificates: Certificates) -> None:
     network = Network(NetSettings())
     log = structlog.stdlib.get_logger()
-    bare = network.group("test", after_round=lambda: None, log=log)
-    with pytest.raises(ConfigError, match="--insecure") as error:
-        bare.bind_tcp("test", "0.0.0.0", 0, Sessions())
-    assert error.value.key == "test.host"
-    bare.close()
+
+    def group_of(**options: Any) -> Group:
+        return network.group("test", after_round=lambda: None, log=log, **options)
+
+    for group in (group_of(), group_of(tls=certificates.server), group_of(logs_in=True)):
+        with pytest.raises(ConfigError, match="--insecure") as error:
+            group.bind_tcp("test", "0.0.0.0", 0, Sessions())
+        assert error.value.key == "test.host"
+        group.close()
     for group in (
-        network.group("test", after_round=lambda: None, log=log, insecure=True),
-        network.group("test", after_round=lambda: None, log=log, tls=certificates.server),
+        group_of(insecure=True),
+        group_of(tls=certificates.server, insecure=True),
+        group_of(tls=certificates.mutual),
+        group_of(tls=certificates.server, logs_in=True),
     ):
         assert len(group.bind_tcp("test", "0.0.0.0", 0, Sessions())) == 1
         group.close()
