@@ -14,6 +14,7 @@ from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Topics, parse
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.stretch import Stretch
 from shared.errors import ConfigError, StoreFormat
 from shared.storage import format
 from shared.storage.disk import Disk
@@ -362,40 +363,14 @@ def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: 
         assert place(folder, "ending", endingTimestamp=str(time)) == there.offset
 
 
-@pytest.mark.parametrize("size", [0, 7, 5000])
-def test_a_batch_has_as_many_records_as_fit_and_one_at_least(folder: Path, size: int) -> None:
-    ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
-    entries = [ends.index(mark.offset) for mark in marks(folder)]
-    second, third = entries[1:3]
-    with closing(Folder(str(folder), "logmq")) as opened:
-        found = opened.spots(Topics(("orders",)))["orders"]
-        for start in (0, 1, second - 1, second, second + 5, len(RECORDS) - 1):
-            for count in (None, 1, 2, second, third - second, third - second + 1, 10_000):
-                for length in (
-                    None,
-                    1,
-                    ends[second],
-                    ends[third] - ends[second],
-                    ends[third] - ends[second] + size,
-                ):
-                    stop = start + 1
-                    while (
-                        stop < len(RECORDS)
-                        and (count is None or stop - start < count)
-                        and (length is None or ends[stop + 1] - ends[start] <= length)
-                    ):
-                        stop += 1
-                    took = opened.advance(found, ends[start], count, length)
-                    assert took == (ends[stop], stop - start)
-
-
 def test_what_a_file_has_lost_ends_no_look_at_its_places(folder: Path) -> None:
     second, third = marks(folder)[1:3]
     with closing(Folder(str(folder), "logmq")) as opened:
         found = opened.spots(Topics(("orders",)))["orders"]
         flip(folder / "logmq" / "orders.log", second.offset * 8 + 1)  # the length of its first record
-        stop, _ = opened.advance(found, second.offset, 1, None)
-        assert second.offset < stop <= second.end
+        ahead = Stretch(found, second.offset, records_max=1)
+        opened.advance([ahead])
+        assert second.offset < ahead.stop <= second.end
         os.truncate(folder / "logmq" / "orders.log", third.offset + 5)
         assert third.offset <= opened.start_below(found, third.end - 1) < third.end
         assert opened.written_ms(found, found.end) is None

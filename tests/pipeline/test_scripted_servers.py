@@ -26,9 +26,10 @@ def scripted(*answers: bytes, reply_seconds: float = 60) -> Iterator[Served]:
 
     def talk(connection: socket.socket) -> None:
         with connection:
-            while connection.recv(1 << 16):
-                if left:
-                    connection.sendall(left.pop(0))
+            while received := connection.recv(1 << 16):
+                asked = received.count(b"\n")
+                connection.sendall(b"".join(left[:asked]))
+                del left[:asked]
 
     def serve() -> None:
         threads = []

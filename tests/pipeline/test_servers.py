@@ -92,29 +92,6 @@ def test_places_in_a_log_are_found(one: Server) -> None:
         assert served.start_below(spot, starts[1500] - 1) == starts[1499]
 
 
-@pytest.mark.parametrize(
-    ("start", "records", "size", "count"),
-    [
-        (0, 1, None, 1),
-        (0, 1234, None, 1234),
-        (1234, 1234, None, 1234),
-        (0, None, 1, 1),
-        (10, None, sum(LENGTHS[10:20]) + 1, 10),
-        (10, 7, sum(LENGTHS[10:20]), 7),
-        (10, 70, sum(LENGTHS[10:20]), 10),
-        (3990, 1000, None, 10),
-        (0, 100_000, 1 << 40, 4000),
-    ],
-)
-def test_a_trigger_is_limited(
-    one: Server, start: int, records: int | None, size: int | None, count: int
-) -> None:
-    with opened(one) as served:
-        spot = served.spots(ORDERS)["orders"]
-        stop, passed = served.advance(spot, sum(LENGTHS[:start]), records, size)
-        assert (stop, passed) == (sum(LENGTHS[: start + count]), count)
-
-
 def test_topics_are_found_by_name_or_pattern(fresh: Server) -> None:
     produce(fresh, "a.1", [b"one"])
     produce(fresh, "a.2", [b"two", b"two"])

@@ -1,6 +1,7 @@
 """How a stream goes on: its batches, their limits, and logs and folders that come, go or move."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from brokers.pipeline.source import data_source, rows, stream
 from brokers.pipeline.source.origin import DataLoss, LogSpot
+from brokers.pipeline.source.stretch import Stretch
 from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
@@ -63,13 +65,12 @@ def test_logs_share_a_batch_and_what_the_short_leave_goes_to_the_long(
     """Records of four bytes each."""
 
     class Place:
-        def advance(
-            self, spot: LogSpot, start: int, records: int | None, bytes_: int | None
-        ) -> tuple[int, int]:
-            fit = (spot.end - start) // 4
-            fit = fit if records is None else min(fit, records)
-            fit = fit if bytes_ is None else min(fit, max(bytes_ // 4, 1))
-            return start + 4 * fit, fit
+        def advance(self, stretches: Sequence[Stretch]) -> None:
+            for each in stretches:
+                fit = (each.spot.end - each.start) // 4
+                fit = fit if each.records_max is None else min(fit, each.records_max)
+                fit = fit if each.bytes_max is None else min(fit, max(each.bytes_max // 4, 1))
+                each.stop, each.records = each.start + 4 * fit, fit
 
     parts = [
         stream._Part(Place(), LogSpot("here", name, 1, 0, 8 + 4 * count), 8, False)  # type: ignore[arg-type]

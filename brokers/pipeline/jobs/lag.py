@@ -23,6 +23,7 @@ from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.groups import Behind, behind
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import LogSpot
+from brokers.pipeline.source.stretch import Stretch
 from shared.tables import KEPT, PLACES
 
 if TYPE_CHECKING:
@@ -146,7 +147,9 @@ def _behind(folder: Folder, spot: LogSpot, row: Any) -> Lag:
     start = min(max(row["position"], spot.first), spot.end)
     messages, seconds = 0, 0.0
     if start < spot.end:
-        _, messages = folder.advance(spot, start, None, None)
+        ahead = Stretch(spot, start)
+        folder.advance([ahead])
+        messages = ahead.records
         oldest, last = folder.written_ms(spot, start), folder.last_ms(spot)
         seconds = max(last - oldest, 0) / 1000 if oldest is not None and last is not None else 0.0
     return Lag(

@@ -8,10 +8,9 @@ journal is read in doubtful cases only: it moves on under a reader, and may be l
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -20,6 +19,7 @@ from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import Chunk, LogSpot, Policy
 from brokers.pipeline.source.reading import SpanReader
 from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.stretch import Asked, Entries, Found, Records, Stretch, advance_all
 from shared.storage import catalog, format
 from shared.storage.catalog import LogLine
 from shared.storage.format import INDEX_HEADER_BYTES, Mark
@@ -209,37 +209,25 @@ class Folder:
             data = self.disk.read(fd, mark.length, mark.offset)
         return format.skip_records(data, 0, min(stop - mark.offset, len(data)))
 
-    def advance(self, spot: LogSpot, start: int, records: int | None, bytes_: int | None) -> tuple[int, int]:
-        passed, stop = 0, start
-        with self._index_of(spot) as index:
-            for mark in index.marks(start, spot.end):
-                low = max(mark.offset, start)
-                inside = low > mark.offset
-                fits = bytes_ is None or mark.end - start <= bytes_
-                if not inside and fits and (records is None or passed + mark.records <= records):
-                    passed, stop = passed + mark.records, mark.end
-                    continue
-                # Only a part of it: its records are looked at.
-                for begin, end in pairwise(self._starts(spot.file, mark)):
-                    if begin < low:
-                        continue
-                    if passed and (
-                        (records is not None and passed >= records)
-                        or (bytes_ is not None and end - start > bytes_)
-                    ):
-                        return stop, passed
-                    passed, stop = passed + 1, end
-        return max(stop, start, spot.end), passed
+    def advance(self, stretches: Sequence[Stretch]) -> None:
+        for stretch in stretches:
+            with self._index_of(stretch.spot) as index:
+                advance_all([stretch], partial(self._answers, index))
 
-    def _starts(self, file: str, mark: Mark) -> list[int]:
-        """The offsets of a mark's records, and of its end; of a damaged one, as far as it goes."""
-        with self._log(file) as fd:
-            data = self.disk.read(fd, mark.length, mark.offset)
-        at, found = 0, [mark.offset]
-        while at + format.LENGTH_BYTES <= len(data):
-            at += format.LENGTH_BYTES + format.length_at(data, at)[0]
-            found.append(mark.offset + min(at, mark.length))
-        return found
+    def _answers(self, index: LogIndex, asked: Sequence[Asked]) -> Iterator[Found | bytes]:
+        for stretch, need in asked:
+            spot = stretch.spot
+            if isinstance(need, Entries):
+                yield Found(index.marks(need.start, spot.end), spot.end)
+            else:
+                yield self._records(spot.file, need)
+
+    def _records(self, file: str, need: Records) -> bytes:
+        try:
+            with self._log(file) as fd:
+                return self.disk.read(fd, need.size, need.start)
+        except FileNotFoundError:
+            return b""
 
     def cut(self, span: Span, offset: int) -> int:
         try:

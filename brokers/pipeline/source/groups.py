@@ -5,10 +5,10 @@ The wire has no list of groups, so they have to be named.
 Source: logmq/PROTOCOL.md.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from itertools import product
-from typing import cast
+from typing import Any, cast
 
 import attrs
 
@@ -17,6 +17,7 @@ from brokers.pipeline.source.link import Ask, Link
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import LogSpot
 from brokers.pipeline.source.servers import Served
+from brokers.pipeline.source.stretch import Stretch
 from logmq.answers import LineAnswer, LogmqError, RowsAnswer, mark_row
 from logmq.wire import Refusal, name_untrusted
 
@@ -46,32 +47,36 @@ def parse_groups(text: str) -> tuple[str, ...]:
         raise ValueError(error.text) from None
 
 
-def behind(server: Server, reach: Reach, groups: Sequence[str]) -> Iterator[Behind]:
+def behind(server: Server, reach: Reach, groups: Sequence[str]) -> list[Behind]:
     """Each topic that one of the groups has a place in. Raises OSError that names a server which is away."""
     with closing(Served(server, reach)) as served, closing(Link(server, reach)) as link:
         spots = served.spots(Topics(pattern=".*"))
         pairs = list(product(sorted(spots), groups))
         asks: list[Ask] = [(f"COMMITTED {group} {topic}\n".encode(), _offset) for topic, group in pairs]
-        for (topic, group), answer in zip(pairs, link.ask_all(asks), strict=True):
-            if not isinstance(answer, LogmqError):  # it has no place there
-                yield _behind(served, link, group, spots[topic], cast(tuple[int], answer)[0])
+        places = [
+            (group, spots[topic], cast(tuple[int], answer)[0])
+            for (topic, group), answer in zip(pairs, link.ask_all(asks), strict=True)
+            if not isinstance(answer, LogmqError)  # it has no place there
+        ]
+        ahead = [Stretch(spot, min(max(position, spot.first), spot.end)) for _, spot, position in places]
+        served.advance(ahead)
+        oldest = link.ask_all([_mark_at(each.spot.name, each.start) for each in ahead])
+        newest = link.ask_all([_mark_at(each.spot.name, each.spot.end - 1) for each in ahead])
+    found = zip(places, ahead, oldest, newest, strict=True)
+    return [_behind(*place, stretch, times) for place, stretch, *times in found]
 
 
-def _behind(served: Served, link: Link, group: str, spot: LogSpot, position: int) -> Behind:
-    start = min(max(position, spot.first), spot.end)
-    if start == spot.end:
-        return Behind(group, spot, position, 0, 0, 0)
-    _, messages = served.advance(spot, start, None, None)
-    first, last = link.ask_all(
-        [(f"MARKS {spot.name} {at} {at + 1}\n".encode(), _marks) for at in (start, spot.end - 1)]
-    )
-    times = [rows[-1].unix_ms for rows in (first, last) if isinstance(rows, list) and rows]
-    return Behind(group, spot, position, messages, min(times, default=0), max(times, default=0))
+def _behind(group: str, spot: LogSpot, position: int, ahead: Stretch, marks: Sequence[Any]) -> Behind:
+    times = [rows[-1].unix_ms for rows in marks if isinstance(rows, list) and rows]
+    if ahead.start == spot.end:
+        times = []
+    return Behind(group, spot, position, ahead.records, min(times, default=0), max(times, default=0))
+
+
+def _mark_at(topic: str, offset: int) -> Ask:
+    offset = max(offset, 0)
+    return f"MARKS {topic} {offset} {offset + 1}\n".encode(), lambda: RowsAnswer(mark_row)
 
 
 def _offset() -> LineAnswer:
     return LineAnswer(b"OK", 1)
-
-
-def _marks() -> RowsAnswer:
-    return RowsAnswer(mark_row)

@@ -1,7 +1,7 @@
 """What a read needs of the place that the logs are at: a data folder, or a broker."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -9,6 +9,9 @@ from brokers.pipeline.source.options import Options, Topics, Unverified
 from brokers.pipeline.source.spans import Span
 from shared.errors import BrokerError
 from shared.storage.format import Mark
+
+if TYPE_CHECKING:
+    from brokers.pipeline.source.stretch import Stretch
 
 
 class DataLoss(BrokerError):
@@ -89,11 +92,8 @@ class Origin(Protocol):
     def cut(self, span: Span, offset: int) -> int:
         """A place in the span near `offset` where an index entry begins."""
 
-    def advance(self, spot: LogSpot, start: int, records: int | None, bytes_: int | None) -> tuple[int, int]:
-        """Where to stop, from a record's start, so as to have at most so much, but one record.
-
-        And how many records that is.
-        """
+    def advance(self, stretches: Sequence["Stretch"]) -> None:
+        """Go on with each, as far as its limits let it."""
 
     def chunks(self, span: Span, policy: Policy, *, bare: bool = False) -> Iterator[Chunk]:
         """The span's records in chunks of some megabytes; the first may begin before it, the last end behind.

@@ -10,18 +10,19 @@ Source: logmq/PROTOCOL.md.
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from itertools import pairwise
+from contextlib import closing
 from typing import cast
 
 import pyarrow as pa
 from crc32c import crc32c
 
 from brokers.pipeline.source.address import Reach, Server
-from brokers.pipeline.source.link import Ask, Link, Patience
+from brokers.pipeline.source.link import PIPELINED, Ask, Link, Patience
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import Chunk, LogSpot, Policy
 from brokers.pipeline.source.spans import Span
-from logmq.answers import LineAnswer, LogmqError, RowsAnswer, Topic, mark_row, topic_row
+from brokers.pipeline.source.stretch import Asked, Entries, Found, Need, Stretch, advance_all
+from logmq.answers import ChunkAnswer, LineAnswer, LogmqError, RowsAnswer, Topic, mark_row, topic_row
 from logmq.wire import topic_untrusted
 from shared.errors import BrokerError
 from shared.storage import format
@@ -31,8 +32,6 @@ CHUNK_BYTES = 8 << 20
 SAME_MS = 1000
 """A mark's time is that of its first record: the records behind it may be 200 ms younger, and where a server
 has made its newest marks anew after a crash they may begin elsewhere."""
-_LOOK_BYTES = 32 << 20
-"""Whose marks are asked for at once, where nobody knows yet how many are needed."""
 _DAMAGE = "STORAGE"
 
 
@@ -47,9 +46,13 @@ class Served:
         self._server = server
         self._reach = reach
         self._link = Link(server, reach)
+        self._idle: Link | None = None
+        """One over which bytes were fetched before, and nothing is on its way."""
 
     def close(self) -> None:
         self._link.close()
+        if self._idle is not None:
+            self._idle.close()
 
     # -- which logs
 
@@ -82,7 +85,7 @@ class Served:
             return True
         if not id_before or offset <= spot.first:
             return False
-        marks = self._marks(spot.name, offset - 1, offset)
+        marks = self._marks_if_any(spot.name, offset - 1, offset)
         return bool(marks) and marks[-1].first_ms > id_before + SAME_MS
 
     # -- places in a log
@@ -94,67 +97,59 @@ class Served:
     def start_below(self, spot: LogSpot, offset: int) -> int:
         if offset in (spot.first, spot.end):
             return offset
-        for mark in self._marks(spot.name, offset, offset + 1):
+        for mark in self._marks_if_any(spot.name, offset, offset + 1):
             start = max(mark.offset, spot.first)
             data = self._bytes(spot.name, start, mark.end)
-            return start + format.skip_records(data, 0, offset - start)[0]
-        return offset
+            return offset if data is None else start + format.skip_records(data, 0, offset - start)[0]
+        return offset  # a gap, or not to be had: whoever reads there meets it
 
     def cut(self, span: Span, offset: int) -> int:
-        marks = self._marks(span.topic, offset, offset + 1)
+        marks = self._marks_if_any(span.topic, offset, offset + 1)
         return marks[0].offset if marks else span.start
 
-    def advance(self, spot: LogSpot, start: int, records: int | None, bytes_: int | None) -> tuple[int, int]:
-        passed, stop = 0, start
-        for mark in self._marks_from(spot, start):
-            low = max(mark.offset, start)
-            fits = bytes_ is None or mark.end - start <= bytes_
-            if low == mark.offset and fits and (records is None or passed + mark.records <= records):
-                passed, stop = passed + mark.records, mark.end
-                continue
-            data = self._bytes(spot.name, low, mark.end)  # only a part of it: its records are looked at
-            for begin, end in pairwise(_starts(data, low)):
-                if begin >= spot.end:
-                    break
-                enough = records is not None and passed >= records
-                if passed and (enough or (bytes_ is not None and end - start > bytes_)):
-                    return stop, passed
-                passed, stop = passed + 1, end
-        return min(stop, spot.end), passed
+    def advance(self, stretches: Sequence[Stretch]) -> None:
+        for start in range(0, len(stretches), PIPELINED):
+            advance_all(stretches[start : start + PIPELINED], self._answers)
 
-    def _marks_from(self, spot: LogSpot, start: int) -> Iterator[Mark]:
-        at = start
-        while at < spot.end:
-            marks = self._marks(spot.name, at, min(at + _LOOK_BYTES, spot.end))
-            if not marks:
-                return
-            yield from marks
-            at = marks[-1].end
+    def _answers(self, asked: Sequence[Asked]) -> Iterator[Found | bytes]:
+        answers = self._link.ask_all([_ask(stretch.spot.name, need) for stretch, need in asked])
+        for (_, need), answer in zip(asked, answers, strict=True):
+            if isinstance(need, Entries):
+                yield Found([] if isinstance(answer, LogmqError) else answer, need.stop)
+            else:
+                offset, data = (-1, b"") if isinstance(answer, LogmqError) else answer
+                yield data if offset == need.start else b""
 
     def _marks(self, topic: str, start: int, stop: int) -> list[Mark]:
         return cast(list[Mark], self._link.ask(_line("MARKS", topic, start, stop), _marks))
 
-    def _bytes(self, topic: str, start: int, stop: int) -> bytes:
-        """Of a mark or so. Raises LogmqError where it cannot be had."""
-        fetched = self._fetched(topic, [(start, stop)])
+    def _marks_if_any(self, topic: str, start: int, stop: int) -> list[Mark]:
         try:
+            return self._marks(topic, start, stop)
+        except LogmqError:  # damaged, or gone meanwhile
+            return []
+
+    def _bytes(self, topic: str, start: int, stop: int) -> bytes | None:
+        """Of a mark or so; None where it cannot be had."""
+        with closing(self._fetched(topic, [(start, stop)])) as fetched:
             (found,) = fetched
-        finally:
-            fetched.close()
-        if isinstance(found, LogmqError):
-            raise found
-        return found
+        return None if isinstance(found, LogmqError) else found
 
     # -- reading
 
     def chunks(self, span: Span, policy: Policy, *, bare: bool = False) -> Iterator[Chunk]:
         """`bare` or not: of what is damaged a server tells only those who ask for the bytes."""
-        try:
-            first, end = self._link.ask(_line("OFFSETS", span.topic), _offsets)
-            marks = self._marks(span.topic, span.start, span.stop)
-        except LogmqError as error:
-            self._lose(policy, span, span.start, span.stop, error)
-            return
+        ends, marks = self._link.ask_all(
+            [
+                (_line("OFFSETS", span.topic), _offsets),
+                (_line("MARKS", span.topic, span.start, span.stop), _marks),
+            ]
+        )
+        for answer in (ends, marks):
+            if isinstance(answer, LogmqError):
+                self._lose(policy, span, span.start, span.stop, answer)
+                return
+        first, end = ends
         if span.stop > end or (marks and span.log_id and marks[-1].first_ms > span.log_id + SAME_MS):
             self._lose(policy, span, span.start, span.stop, "the topic was deleted and made again")
             return
@@ -208,7 +203,7 @@ class Served:
 
         Over a connection of its own, made again where it breaks.
         """
-        link = Link(self._server, self._reach)
+        link, self._idle = self._idle or Link(self._server, self._reach), None
         patience = Patience(self._reach.retry_seconds)
         asked = False
 
@@ -242,8 +237,11 @@ class Served:
                         parts.append(found[1])
                         at += len(found[1])
                 yield b"".join(parts) if refused is None else refused
+            if self._idle is None:  # else another has ended meanwhile
+                self._idle = link
         finally:
-            link.close()
+            if link is not self._idle:
+                link.close()
 
     def _lose(self, policy: Policy, span: Span, start: int, stop: int, why: BrokerError | str) -> None:
         start, stop = max(start, span.start), min(stop, span.stop)
@@ -289,21 +287,18 @@ def _part(base: int, data: bytes, marks: list[Mark]) -> Chunk:
     return Chunk(start, data if whole else data[start - base : stop - base], marks)
 
 
-def _starts(data: bytes, offset: int) -> Iterator[int]:
-    """Where the records of `data` begin, and where the last one ends."""
-    at = 0
-    while at < len(data):
-        yield offset + at
-        at += format.LENGTH_BYTES + format.length_at(data, at)[0]
-    yield offset + at
-
-
 def _ends(found: tuple[int, memoryview] | LogmqError | None, stop: int) -> bool:
     return isinstance(found, tuple) and found[0] + len(found[1]) == stop
 
 
 def _line(word: str, *fields: object) -> bytes:
     return " ".join([word, *map(str, fields)]).encode() + b"\n"
+
+
+def _ask(topic: str, need: Need) -> Ask:
+    if isinstance(need, Entries):
+        return _line("MARKS", topic, need.start, need.stop), _marks
+    return _line("FETCH", topic, need.start, need.size), lambda: ChunkAnswer(need.start)
 
 
 def _offsets() -> LineAnswer:

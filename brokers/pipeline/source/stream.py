@@ -6,8 +6,9 @@ first day is part of the first batch's end, which Spark keeps in its checkpoint;
 again, as it does when the first batch is recovered, changes nothing: that is always `{}`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from math import ceil
 from typing import Any
 
 import attrs
@@ -18,6 +19,8 @@ from brokers.pipeline.source.origin import LogSpot, Origin, Policy
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.same import folder_id
 from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.stretch import Stretch
+from shared.storage.format import LENGTH_BYTES
 
 Offset = dict[str, Any]
 Known = Mapping[str, Mapping[str, tuple[int, int]]]
@@ -36,6 +39,9 @@ class Limit:
 
 Target = Mapping[tuple[str, str], LogSpot]
 """By source and topic: the logs that a stream is to read, and up to where."""
+
+
+_Going = tuple[Origin, Stretch]
 
 
 @attrs.frozen
@@ -178,21 +184,59 @@ def _limited(parts: list[_Part], limit: Limit) -> dict[tuple[str, str], int]:
     one record at least.
     """
     stops = {part.key: part.spot.end for part in parts}
-    records, length = limit.records, limit.length
-    if records is None and length is None:
+    if limit.records is None and limit.length is None:
         return stops
     waiting = sorted((part for part in parts if part.length > 0), key=lambda part: (part.length, part.key))
-    for left, part in zip(range(len(waiting), 0, -1), waiting, strict=True):
-        stop, taken = part.place.advance(
-            part.spot,
-            part.start,
-            None if records is None else max(records // left, 1),
-            None if length is None else max(length // left, 1),
-        )
-        stops[part.key] = stop
-        records = None if records is None else max(records - taken, 0)
-        length = None if length is None else max(length - (stop - part.start), 0)
+    going = [(part.place, Stretch(part.spot, part.start)) for part in waiting]
+    if limit.length is not None:
+        sizes = _shares(limit.length, [part.length for part in waiting], least=1)
+        for (_, stretch), size in zip(going, sizes, strict=True):
+            stretch.bytes_max = size
+    if limit.records is None:
+        _advance(going)
+    else:
+        _advance_together(going, limit.records)
+    for part, (_, stretch) in zip(waiting, going, strict=True):
+        assert stretch.stop > part.start, "a stream that does not move on would stand still for ever"
+        stops[part.key] = stretch.stop
     return stops
+
+
+def _advance_together(every: Sequence[_Going], total: int) -> None:
+    """So far that they have so many records together. How many a log has it tells only when it is asked, so
+    what the short ones leave is shared out in further rounds."""
+    going, records, least = every, total, 1
+    while going and records > 0:
+        wanted = [ceil((stretch.spot.end - stretch.stop) / LENGTH_BYTES) for _, stretch in going]
+        shares = _shares(records, wanted, least=least)
+        given = [(each, share) for each, share in zip(going, shares, strict=True) if share]
+        for (_, stretch), share in given:
+            stretch.records_max = stretch.records + share
+        going, least = [each for each, _ in given], 0
+        _advance(going)
+        going = [
+            (place, stretch)
+            for place, stretch in going
+            if stretch.records == stretch.records_max and stretch.stop < stretch.spot.end
+        ]
+        records = total - sum(stretch.records for _, stretch in every)
+
+
+def _advance(going: Sequence[_Going]) -> None:
+    by_place: dict[Origin, list[Stretch]] = {}
+    for place, stretch in going:
+        by_place.setdefault(place, []).append(stretch)
+    for place, stretches in by_place.items():
+        place.advance(stretches)
+
+
+def _shares(total: int, wanted: Sequence[int], *, least: int) -> list[int]:
+    """Of a total the same for each, in the order of what is wanted; what the first leave is the others'."""
+    shares = []
+    for left, most in zip(range(len(wanted), 0, -1), wanted, strict=True):
+        shares.append(max(total // left, least))
+        total = max(total - min(shares[-1], most), 0)
+    return shares
 
 
 def _offsets(logs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:

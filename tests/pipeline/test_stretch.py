@@ -1,0 +1,224 @@
+"""How far a batch goes in a log, by folder and by servers: it is the same, and it always moves on."""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from brokers.pipeline.source import rows, stream
+from brokers.pipeline.source.address import Server as Address
+from brokers.pipeline.source.options import Options, parse
+from brokers.pipeline.source.origin import DataLoss
+from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch
+from shared.storage.settings import Retention
+from tests.pipeline.folders import ORDERS, RECORDS, between, follow, marks, offset_of, spot, values
+from tests.support.folders import ALWAYS, fill, flip, open_folder
+from tests.support.server import Server
+
+Given = Callable[..., Options]
+"""Options of a stream over a place."""
+
+OLD = [b"%d" % number + b"." * (1 << 19) for number in range((LOOK_BYTES_MAX >> 19) + 8)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with the topic `orders`: RECORDS, in several index entries."""
+    data = tmp_path_factory.mktemp("plain") / "data"
+    fill(data, {ORDERS: RECORDS})
+    return data
+
+
+@pytest.fixture(scope="module")
+def dropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder whose topic had more than a look's bytes before RECORDS, which retention has taken."""
+    data = tmp_path_factory.mktemp("dropped") / "data"
+
+    async def run() -> None:
+        store = await open_folder(data)
+        log = store.namespace("logmq", ALWAYS).logs["orders"]
+        log.retention = Retention(bytes_max=sum(len(payload) + 4 for payload in RECORDS))
+        await store.retain()  # from now on it is not served
+        await store.retain()  # and its space is given back
+        await store.close()
+
+    fill(data, {ORDERS: OLD + RECORDS})
+    trio.run(run)
+    assert spot(data).first > LOOK_BYTES_MAX
+    return data
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a bit turned over in the second of its topic's entries: in a record's length."""
+    data = tmp_path_factory.mktemp("damaged") / "data"
+    fill(data, {ORDERS: RECORDS})
+    flip(data / "logmq" / "orders.log", marks(data)[1].offset * 8 + 1)
+    return data
+
+
+@pytest.fixture(scope="module", params=["folder", "servers"])
+def given(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Path], Given]]:
+    """`given(folder)(failOnDataLoss="false")`: it is read as it is, or a server runs on it."""
+    servers: dict[Path, Server] = {}
+
+    def place(folder: Path) -> dict[str, str]:
+        if request.param == "folder":
+            return {"path": str(folder)}
+        if folder not in servers:
+            keeper = tmp_path_factory.mktemp("server")
+            servers[folder] = Server(keeper, "--enable", "logmq", data=folder).start()
+        return {"servers": str(Address(*servers[folder].address("logmq")))}
+
+    def given(folder: Path) -> Given:
+        where = place(folder)
+
+        def options(**more: str) -> Options:
+            base = {"subscribe": "orders", "startingOffsets": "earliest"}
+            return parse({**where, **base, **more}, streaming=True)
+
+        return options
+
+    yield given
+    for server in servers.values():
+        server.kill()
+
+
+def at_the_beginning(chosen: Options) -> stream.Offset:
+    """The offset of a stream that has read nothing of `orders` yet, and knows it."""
+    (source,) = chosen.sources
+    with closing(open_place(chosen, source)) as place:
+        found = place.spots(chosen.topics)["orders"]
+    return {"logs": {source: {"orders": [0, found.id]}}}
+
+
+def batches(chosen: Options, start: stream.Offset, limit: stream.Limit, **more: Any) -> Iterator[list[bytes]]:
+    while (end := stream.following(chosen, rows.rules(chosen), start, limit, **more)) != start:
+        yield between(chosen, start, end)
+        start = end
+
+
+@pytest.mark.parametrize("size", [0, 7, 5000])
+def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
+    plain: Path, given: Callable[[Path], Given], size: int
+) -> None:
+    ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
+    second, third = [ends.index(mark.offset) for mark in marks(plain)][1:3]
+    chosen = given(plain)()
+    with closing(open_place(chosen, *chosen.sources)) as place:
+        found = place.spots(chosen.topics)["orders"]
+        asked, expected = [], []
+        for start in (0, 1, second - 1, second, second + 5, len(RECORDS) - 1):
+            for count in (None, 1, 2, second, third - second, third - second + 1, 10_000):
+                for length in (
+                    None,
+                    1,
+                    ends[second],
+                    ends[third] - ends[second],
+                    ends[third] - ends[second] + size,
+                ):
+                    stop = start + 1
+                    while (
+                        stop < len(RECORDS)
+                        and (count is None or stop - start < count)
+                        and (length is None or ends[stop + 1] - ends[start] <= length)
+                    ):
+                        stop += 1
+                    asked.append(Stretch(found, ends[start], count, length))
+                    expected.append((ends[stop], stop - start))
+        place.advance(asked)
+        assert [(stretch.stop, stretch.records) for stretch in asked] == expected
+
+
+LIMITS = [stream.Limit(records=700), stream.Limit(length=100_000), stream.Limit(700, 100_000)]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_stream_goes_on_behind_what_retention_has_taken(
+    dropped: Path, given: Callable[[Path], Given], limit: stream.Limit, capfd: pytest.CaptureFixture[str]
+) -> None:
+    strict, lenient = given(dropped)(), given(dropped)(failOnDataLoss="false")
+    start = at_the_beginning(strict)
+    with pytest.raises(DataLoss, match=r"offsets 0 to \d+ are lost: retention dropped it"):
+        between(strict, start, follow(strict, start, limit))
+    for more in ({}, {"target": stream.target(lenient)}):  # as with availableNow
+        found = list(batches(lenient, start, limit, **more))
+        assert b"".join(value for batch in found for value in batch).endswith(b"".join(RECORDS))
+        assert max(map(len, found)) <= 700
+        assert len(found[0]) > 100
+        assert "retention dropped it" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("limit", [*LIMITS, stream.Limit(records=1), stream.Limit(length=1)])
+def test_every_plan_moves_on_where_something_is_before_it(
+    dropped: Path, given: Callable[[Path], Given], limit: stream.Limit
+) -> None:
+    chosen = given(dropped)()
+    start = at_the_beginning(chosen)
+    (source,) = chosen.sources
+    place = start["logs"][source]["orders"]
+    for _ in range(3):
+        end = follow(chosen, start, limit)
+        assert end["logs"][source]["orders"][0] > place[0]
+        start, place = end, end["logs"][source]["orders"]
+
+
+@pytest.mark.parametrize("limit", [*LIMITS, stream.Limit(records=100), stream.Limit()])
+def test_a_limit_that_ends_in_a_damaged_entry_costs_that_entry_alone(
+    damaged: Path, given: Callable[[Path], Given], limit: stream.Limit, capfd: pytest.CaptureFixture[str]
+) -> None:
+    strict, lenient = given(damaged)(), given(damaged)(failOnDataLoss="false")
+    found = [value for batch in batches(lenient, stream.INITIAL, limit) for value in batch]
+    entry = marks(damaged)[1]
+    ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
+    assert found == RECORDS[: ends.index(entry.offset)] + RECORDS[ends.index(entry.end) :]
+    assert "are lost" in capfd.readouterr().err
+    with pytest.raises(DataLoss, match="are lost"):
+        list(batches(strict, stream.INITIAL, limit))
+
+
+def test_many_topics_are_planned_over_one_connection(
+    tmp_path: Path, new_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is asked of one does not wait for the answers about another."""
+    names = [f"t{number}" for number in range(50)]
+    data = tmp_path / "data"
+    fill(data, {("logmq", name): RECORDS[:20] for name in names})
+    server = new_server("--enable", "logmq", data=data).start()
+    chosen = parse(
+        {
+            "servers": str(Address(*server.address("logmq"))),
+            "subscribePattern": ".*",
+            "startingOffsets": "earliest",
+        },
+        streaming=True,
+    )
+    connects: list[object] = []
+    sends: list[int] = []
+    connect = socket.create_connection
+
+    class Counted(socket.socket):
+        def sendall(self, data: Any, *flags: int) -> None:
+            sends.append(len(data))
+            super().sendall(data, *flags)
+
+    def counted(*where: Any) -> socket.socket:
+        connects.append(where)
+        made = connect(*where)
+        return Counted(made.family, made.type, made.proto, made.detach())
+
+    monkeypatch.setattr(socket, "create_connection", counted)
+    end = follow(chosen, stream.INITIAL, stream.Limit(records=150))
+    assert len(connects) == 1
+    assert len(sends) < 10
+    monkeypatch.undo()
+    assert sorted(values(chosen, *stream.spans(chosen, stream.INITIAL, end))) == sorted(
+        payload for payload in RECORDS[:3] for _ in names
+    )
