@@ -27,10 +27,7 @@ from brokers.structure import (
     written,
 )
 from brokers.values import plain
-from shared.net.datagrams import allowed_networks
-from shared.net.listeners import check_exposure
-from shared.net.settings import NetSettings, TlsSettings
-from shared.net.tls import server_context
+from shared.net.settings import ClientSettings, NetSettings, TlsSettings
 from shared.plug import Plug
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import StorageSettings
@@ -42,6 +39,7 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
     "serve": ServeSettings,
     "net": NetSettings,
     "tls": TlsSettings,
+    "client": ClientSettings,
     "storage": StorageSettings,
     "record": RecordSettings,
 }
@@ -66,6 +64,7 @@ class Config:
     serve: ServeSettings
     net: NetSettings
     tls: TlsSettings
+    client: ClientSettings
     storage: StorageSettings
     record: RecordSettings
     protocols: Mapping[str, Any]
@@ -88,6 +87,12 @@ class Config:
 
     def check_start(self, protocols: Iterable[str]) -> None:
         """Read what the settings name, as a start would, and refuse what it would. Raises ConfigError."""
+        # The network is half of this module's imports, and a command that looks where its server is has no
+        # use for it.
+        from shared.net.datagrams import allowed_networks
+        from shared.net.listeners import check_exposure
+        from shared.net.tls import server_context
+
         host = self.serve.host
         for protocol in protocols:
             section, tls = self.tls_of(protocol)
@@ -118,18 +123,20 @@ def load(
     flags: Iterable[Flag] = (),
     defaults: Iterable[Flag] = (),
     broken: Sequence[str] = (),
+    alone: bool = False,
 ) -> Config:
     """Read everything that was given and check it. Raises InvalidSettings with all that is wrong.
 
     What is said to a protocol in `broken` is passed over: why that one does not work was reported already.
+    `alone`: so is what is said to any other than `plugs`, whether installed or not.
     """
     protocols = {plug.name: plug.settings for plug in plugs}
     sections = {**OWN_SECTIONS, **protocols}
     file = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
     given, ranks, problems = _laid(
         _from_flags(defaults, sections),
-        _from_file(file, sections, broken) if file else (),
-        _from_environment(environ, sections, broken, plugs),
+        _from_file(file, sections, broken, alone) if file else (),
+        _from_environment(environ, sections, broken, plugs, alone),
         _from_flags(flags, sections),
     )
     built = {name: build(settings, (name,), given, problems) for name, settings in OWN_SECTIONS.items()}
@@ -138,7 +145,7 @@ def load(
     built |= {name: build(settings, (name,), given, problems) for name, settings in protocols.items()}
     recorded: Key = ("record", "protocols")
     source = given[recorded].source if recorded in given else ""
-    reasons = _unrecorded(built["record"].protocols, plugs, broken)
+    reasons = () if alone else _unrecorded(built["record"].protocols, plugs, broken)
     problems += [Problem(written(recorded), why, source) for why in reasons]
     if problems:
         raise InvalidSettings(tuple(problems))
@@ -184,7 +191,7 @@ def _laid(
 
 
 def _from_file(
-    path: Path, sections: Mapping[str, type[Any]], broken: Sequence[str]
+    path: Path, sections: Mapping[str, type[Any]], broken: Sequence[str], alone: bool
 ) -> Iterator[tuple[Key, Given] | Problem]:
     source = str(path)
     try:
@@ -196,7 +203,9 @@ def _from_file(
     except ValueError as error:  # a TOMLDecodeError; Python's own for a number of thousands of digits
         yield Problem(source, f"is not TOML: {error}")
     else:
-        known = {name: table for name, table in tables.items() if name not in broken}
+        known = {
+            name: table for name, table in tables.items() if name in sections or not (alone or name in broken)
+        }
         yield from flatten(known, sections, source)
 
 
@@ -205,14 +214,18 @@ def _from_environment(
     sections: Mapping[str, type[Any]],
     broken: Sequence[str],
     plugs: Sequence[Plug],
+    alone: bool,
 ) -> Iterator[tuple[Key, Given] | Problem]:
     known = {_variable(*key): key for key in environment_keys(sections)}
     of_commands = {_variable(plug.name, word) for plug in plugs for word in plug.command_variables}
     passed_over = tuple(_variable(name, "") for name in broken)
+    ours = tuple(_variable(name, "") for name in sections) if alone else ("",)
     for name, value in environ.items():
         if not name.startswith("BROKERS_") or name == FILE_VARIABLE:
             continue
         if _SERVICE_LINK.fullmatch(name) or name.startswith(passed_over) or name in of_commands:
+            continue
+        if not name.startswith(ours):
             continue
         if name in known:
             yield known[name], Given(value, name, words=True)

@@ -14,10 +14,10 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.errors import InvalidSettings, Problem
-from shared.options import a_path
+from shared.options import Ca, Certificate, Host, KeyFile, Place, Port, Server, Tls, a_path
 
 if TYPE_CHECKING:
-    from shared.plug import ServeRequest, VerbRequest
+    from shared.plug import Plug, ServeRequest, VerbRequest
 
 ConfigFile = Annotated[Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).")]
 
@@ -140,6 +140,66 @@ def with_config_flag(verb: "Callable[..., VerbRequest]") -> "Callable[..., VerbR
 
     added = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
     _sign(asking, own, [added])
+    return asking
+
+
+PLACE_FLAGS: Mapping[str, Any] = {"host": (Host, None), "port": (Port, None)}
+SERVER_FLAGS: Mapping[str, Any] = {
+    **PLACE_FLAGS,
+    "tls": (Tls, False),
+    "ca": (Ca, None),
+    "certificate": (Certificate, None),
+    "key_file": (KeyFile, None),
+}
+"""As they are called in `Server`, but for the file of a key: `--key` is a routing key elsewhere."""
+
+
+def with_server_flags(verb: Callable[..., Any], plug: "Plug") -> Callable[..., Any]:
+    """A protocol's verb that speaks to its server, with the flags that say where that is beside its own.
+
+    A verb without a parameter of the class `Place` or `Server` is given back as it is.
+    """
+    own = inspect.signature(verb, eval_str=True)
+    asked = {
+        name: parameter.annotation
+        for name, parameter in own.parameters.items()
+        if isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Place)
+    }
+    if not asked:
+        return verb
+    ((wanted, kind),) = asked.items()
+    taken = own.parameters.keys() - {wanted}
+    flags = {
+        name: flag
+        for name, flag in (SERVER_FLAGS if issubclass(kind, Server) else PLACE_FLAGS).items()
+        if name not in taken
+    }
+
+    @functools.wraps(verb)
+    def asking(*arguments: Any, config: Path | None = None, **keywords: Any) -> Any:
+        given = {"key" if name == "key_file" else name: keywords.pop(name, None) for name in flags}
+        from brokers.finding import find
+
+        return verb(*arguments, **keywords, **{wanted: find(kind, plug, given, config)})
+
+    variable = f"BROKERS_{plug.name}_PORT".upper().replace("-", "_")
+    usual = f"Its port; {plug.settings().port} unless set ({plug.name}.port, {variable})."
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[hint, Parameter(name=("--port", "-p"), help=usual)]
+            if hint is Port
+            else hint,
+        )
+        for name, (hint, default) in flags.items()
+    ]
+    config_flag = inspect.Parameter(
+        "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile
+    )
+    parameters = [parameter for name, parameter in own.parameters.items() if name != wanted]
+    _sign(asking, own.replace(parameters=parameters), [*added, config_flag])
     return asking
 
 

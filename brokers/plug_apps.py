@@ -12,7 +12,7 @@ from cyclopts import App
 
 from brokers import plugs
 from brokers.errors import Refusal
-from brokers.flags import with_config_flag, with_host_flags
+from brokers.flags import with_config_flag, with_host_flags, with_server_flags
 from shared.plug import VerbRequest
 
 
@@ -45,6 +45,8 @@ def _app(name: str) -> App:
             serve.default_command = with_host_flags(serve.default_command, recordable=plug.unrecorded is None)
     for word in app:
         verb = app[word].default_command
+        if verb is not None:
+            verb = app[word].default_command = with_server_flags(verb, plug)
         if verb is not None and inspect.signature(verb).return_annotation in (VerbRequest, "VerbRequest"):
             app[word].default_command = with_config_flag(verb)
     return app

@@ -9,10 +9,9 @@ from cyclopts import App, Parameter
 
 from dmp.client import Message, open_feed, open_sink
 from dmp.short_strings import SHORT_BYTES_MAX
-from shared import options
 from shared.commands import bodies_shown, lost_is_refused, send_given
 from shared.errors import UsageError
-from shared.options import DataDir, Json, Max, Messages, Raw, Whole
+from shared.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words
 from shared.plug import ServeRequest, VerbRequest
 
 app = App(
@@ -30,28 +29,28 @@ app = App(
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class Server(options.Server):
-    """Where the server is, and who asks."""
+class Login:
+    """Who asks."""
 
-    port: Annotated[options.Port, Parameter(env_var="BROKERS_DMP_PORT")] = 5672
     user: Annotated[str, Parameter(help="Whom to log in as.", env_var="BROKERS_DMP_USER")] = "guest"
     password: Annotated[
         str,
         Parameter(help="The password.", env_var="BROKERS_DMP_PASSWORD", show_default=False),
     ] = attrs.field(default="guest", repr=False)
 
-    def place(self) -> dict[str, Any]:
-        """What the client's functions want to know."""
-        return {
-            "host": self.host,
-            "port": self.port,
-            "user": self.user,
-            "password": self.password,
-            "ssl_context": self.ssl_context(),
-        }
+
+GUEST = Login()
 
 
-LOCAL = Server()
+def _place(server: Server, login: Login) -> dict[str, Any]:
+    """What the client's functions want to know."""
+    return {
+        "host": server.host,
+        "port": server.port,
+        "user": login.user,
+        "password": login.password,
+        "ssl_context": server.ssl_context(),
+    }
 
 
 @app.command(
@@ -75,13 +74,13 @@ def serve(
     brokers dmp put files -k picture --whole < picture.png"""
 )
 async def put(
-    sink: Annotated[str, Parameter(help="The exchange, which must be there.")],
-    /,
-    *,
+    sink: Annotated[str, Parameter(name=("--exchange", "--sink"), help="The exchange, which must be there.")],
+    *words: Words,
     key: Annotated[str, Parameter(name=("--key", "-k"), help="The routing key.", show_default=False)] = "",
     message: Messages = (),
     whole: Whole = False,
-    server: Server = LOCAL,
+    login: Login = GUEST,
+    server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Send messages to a sink, and show how many the server has read.
@@ -91,9 +90,11 @@ async def put(
     name = _short("--key", os.fsencode(key))
     _short("SINK", sink.encode())
     with lost_is_refused():
-        async with open_sink(sink, **server.place()) as opened:
+        async with open_sink(sink, **_place(server, login)) as opened:
             done = await send_given(
-                lambda bodies: opened.send_many((name, body) for body in bodies), message, whole=whole
+                lambda bodies: opened.send_many((name, body) for body in bodies),
+                (*words, *message),
+                whole=whole,
             )
     return {"sink": sink, "messages": done}
 
@@ -106,8 +107,13 @@ async def put(
     brokers dmp get mine --bind files:picture --raw --max 1 > picture.png"""
 )
 async def get(
-    feed: Annotated[str, Parameter(help="A name for the queue, which is made and goes with the command.")],
-    /,
+    feed: Annotated[
+        str,
+        Parameter(
+            name=("--queue", "-q", "--feed"),
+            help="A name for the queue, which is made and goes with the command.",
+        ),
+    ],
     *,
     bind: Annotated[
         tuple[str, ...] | None,
@@ -115,7 +121,8 @@ async def get(
     ] = None,
     max_: Max = None,
     raw: Raw = False,
-    server: Server = LOCAL,
+    login: Login = GUEST,
+    server: Server,
     json: Json = False,
 ) -> AsyncIterable[Any]:
     """Show messages as they come, one a line, until interrupted.
@@ -133,7 +140,7 @@ async def get(
     async def shown() -> AsyncIterator[Any]:
         left = max_
         with lost_is_refused():
-            async with open_feed(bindings, queue=feed, **server.place()) as opened:
+            async with open_feed(bindings, queue=feed, **_place(server, login)) as opened:
                 while left is None or left > 0:
                     messages = await opened.batch()
                     if left is not None:

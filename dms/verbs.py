@@ -10,17 +10,15 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import attrs
 import trio
 from cyclopts import App, Parameter
 
 from dms.client import Client, DmsError, Message, QueueExists, QueueOptions, Unreachable, connect
 from dms.feeder import Feeder
 from dms.stress import stress as run_stress
-from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.options import Json, Messages, a_path, flag
+from shared.options import Json, Max, Messages, Server, Words, a_path, flag
 from shared.output_reader import OutputReader
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
@@ -59,22 +57,12 @@ DataDir = Annotated[
 ]
 
 
-@Parameter(name="*")
-@attrs.frozen(kw_only=True)
-class Server(options.Server):
-    """Where the server is."""
-
-    port: Annotated[options.Port, Parameter(name=("--port", "-p"), env_var="BROKERS_DMS_PORT")] = 9090
-
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Client]:
-        """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
-        with lost_is_refused(Unreachable):
-            async with connect(self.host, self.port, ssl_context=self.ssl_context()) as client:
-                yield client
-
-
-LOCAL = Server()
+@asynccontextmanager
+async def _connected(server: Server) -> AsyncIterator[Client]:
+    """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
+    with lost_is_refused(Unreachable):
+        async with connect(server.host, server.port, ssl_context=server.ssl_context()) as client:
+            yield client
 
 
 @app.command(
@@ -146,8 +134,8 @@ def serve(
     tail -f events.log | brokers dms produce -q events --wait --again"""
 )
 async def produce(
-    *,
     queue: QueueName,
+    *words: Words,
     message: Messages = (),
     wait: Annotated[
         bool, flag("Where the queue is full, try again until it is not; order may change then.")
@@ -155,7 +143,7 @@ async def produce(
     again: Annotated[
         bool, flag("Send again what a lost connection left unanswered; such messages may be there twice.")
     ] = False,
-    server: Server = LOCAL,
+    server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Put messages into a queue, in order.
@@ -165,11 +153,11 @@ async def produce(
     first message that was refused is in the queue; nothing behind its piece of
     input was sent. The error says how many were put.
     """
-    async with server.connect() as client:
+    async with _connected(server) as client:
         feeder = Feeder(client, queue, wait=wait, again=again)
         try:
-            if message:
-                await feeder.put([os.fsencode(text) for text in message])
+            if given := (*words, *message):
+                await feeder.put([os.fsencode(text) for text in given])
             else:
                 stdin: Any = trio.wrap_file(sys.stdin.buffer)
                 with counting("messages") as update:
@@ -191,21 +179,13 @@ async def produce(
     brokers dms consume -q orders -c --json | jq -r .message"""
 )
 async def consume(
-    *,
     queue: QueueName,
+    *,
     continuous: Annotated[
         bool, flag("Go on until interrupted, and wait for more.", "--continuous", "-c")
     ] = False,
-    max_: Annotated[
-        int | None,
-        Parameter(
-            name=("--max", "-n"),
-            help="Take so many (1 without -c).",
-            show_default=False,
-            validator=options.at_least_one,
-        ),
-    ] = None,
-    server: Server = LOCAL,
+    max_: Annotated[Max, Parameter(help="Take so many (1 without -c).")] = None,
+    server: Server,
     json: Json = False,
 ) -> AsyncIterable[Any]:
     """Take messages out of a queue and show them, one a line.
@@ -221,7 +201,7 @@ async def consume(
     async def shown() -> AsyncIterator[Any]:
         nonlocal left
         async with (
-            server.connect() as client,
+            _connected(server) as client,
             client.consume(queue, prefetch=PREFETCH if continuous else 1, at_most=left) as consumer,
         ):
             while left is None or left > 0:
@@ -261,8 +241,8 @@ def _option(help_: str) -> Parameter:
     brokers dms create -q mails --retry-ms 1000 --retry-max-ms 60000 --exist-ok"""
 )
 async def create(
-    *,
     queue: QueueName,
+    *,
     depth: Annotated[int | None, _option("Messages in it at most.")] = None,
     ttl_ms: Annotated[int | None, _option("Messages older than this are dead.")] = None,
     max_deliveries: Annotated[int | None, _option("So often it is delivered, then it is dead.")] = None,
@@ -271,7 +251,7 @@ async def create(
     retry_ms: Annotated[int | None, _option("From a NACK until the next delivery.")] = None,
     retry_max_ms: Annotated[int | None, _option("With it the delay doubles, up to this.")] = None,
     exist_ok: Annotated[bool, flag("Not an error where it is there; its options stay as they are.")] = False,
-    server: Server = LOCAL,
+    server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Make a queue. What is not said is as the server's settings have it."""
@@ -284,7 +264,7 @@ async def create(
         retry_ms=retry_ms,
         retry_max_ms=retry_max_ms,
     )
-    async with server.connect() as client:
+    async with _connected(server) as client:
         try:
             await client.create(queue, options)
         except QueueExists:
@@ -295,9 +275,9 @@ async def create(
 
 
 @app.command(help_epilogue="Examples:\n\n    brokers dms delete -q orders")
-async def delete(*, queue: QueueName, server: Server = LOCAL, json: Json = False) -> Mapping[str, Any]:
+async def delete(queue: QueueName, *, server: Server, json: Json = False) -> Mapping[str, Any]:
     """End a queue: its messages go for good."""
-    async with server.connect() as client:
+    async with _connected(server) as client:
         await client.delete(queue)
     return {"queue": queue, "deleted": True}
 
@@ -306,9 +286,9 @@ async def delete(*, queue: QueueName, server: Server = LOCAL, json: Json = False
     name="list",
     help_epilogue="Examples:\n\n    brokers dms list\n    brokers dms list --json | jq 'select(.depth > 0)'",
 )
-async def list_(*, server: Server = LOCAL, json: Json = False) -> Sequence[Mapping[str, Any]]:
+async def list_(*, server: Server, json: Json = False) -> Sequence[Mapping[str, Any]]:
     """List the queues, and how many messages are in each, held ones counted."""
-    async with server.connect() as client:
+    async with _connected(server) as client:
         return [{"queue": queue.name, "depth": queue.depth} for queue in await client.queues()]
 
 
@@ -319,11 +299,11 @@ async def list_(*, server: Server = LOCAL, json: Json = False) -> Sequence[Mappi
     brokers dms stress -q bench -n 100000 --size 1000 --json"""
 )
 async def stress(
-    *,
     queue: QueueName,
+    *,
     number: Annotated[int, Parameter(name=("--number", "-n"), help="So many messages.")] = 1000,
     size: Annotated[int, Parameter(help="Bytes of a message (16 at least).")] = 100,
-    server: Server = LOCAL,
+    server: Server,
     json: Json = False,
 ) -> Any:
     """Produce, consume and acknowledge messages, and check that each came once.
@@ -334,7 +314,7 @@ async def stress(
     """
     if number < 1 or not 16 <= size <= 4000:
         raise UsageError("--number", "it is 1 at least, --size 16 to 4000")
-    async with server.connect() as client:
+    async with _connected(server) as client:
         with counting("messages") as update:
             return await run_stress(client, queue, number, size, update)
 
@@ -358,9 +338,9 @@ def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
     help_epilogue="Examples:\n\n    brokers dms peek -q orders\n    brokers dms peek -q orders -n 5 --json"
 )
 def peek(
-    *,
     queue: QueueName,
-    number: Annotated[int, Parameter(name=("--number", "-n"), help="So many at most.")] = 10,
+    *,
+    number: Annotated[int, Parameter(name=("--max", "--number", "-n"), help="So many at most.")] = 10,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
@@ -368,34 +348,32 @@ def peek(
     from dms.admin import PEEK_MAX
 
     if not 0 <= number <= PEEK_MAX:
-        raise UsageError("--number", f"0 to {PEEK_MAX}")
+        raise UsageError("--max", f"0 to {PEEK_MAX}")
     return _administrative("peek", data_dir, queue=queue, limit=number)
 
 
 @app.command(help_epilogue="Examples:\n\n    brokers dms purge -q orders")
-def purge(*, queue: QueueName, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+def purge(queue: QueueName, *, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
     """Drop all messages of a queue but those that consumers hold."""
     return _administrative("purge", data_dir, queue=queue)
 
 
 @app.command(help_epilogue="Examples:\n\n    brokers dms redrive orders-dead")
 def redrive(
-    dead_letters: Annotated[str, Parameter(help="A dead letter queue.")],
-    /,
+    queue: Annotated[str, Parameter(name=("--queue", "-q"), help="A dead letter queue.")],
     *,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """Move dead messages back to the queues that they came from."""
-    return _administrative("redrive", data_dir, queue=dead_letters)
+    return _administrative("redrive", data_dir, queue=queue)
 
 
 @app.command(help_epilogue="Examples:\n\n    brokers dms export -q orders orders.dmsq")
 def export(
-    file: Annotated[Path, Parameter(help="A .dmsq file to write.")],
-    /,
-    *,
+    file: Annotated[Path, Parameter(help="A .dmsq file to write.", converter=a_path)],
     queue: QueueName,
+    *,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
@@ -408,15 +386,14 @@ def export(
     help_epilogue="Examples:\n\n    brokers dms import orders.dmsq\n    brokers dms import x.dmsq -q orders",
 )
 def import_(
-    file: Annotated[Path, Parameter(help="A .dmsq file.")],
-    /,
-    *,
+    file: Annotated[Path, Parameter(help="A .dmsq file.", converter=a_path)],
     queue: Annotated[
         str | None,
         Parameter(
             name=("--queue", "-q"), help="Into this queue; else it is named as the file.", show_default=False
         ),
     ] = None,
+    *,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:

@@ -4,14 +4,12 @@ import os
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
-import attrs
 from cyclopts import App, Parameter
 
 from kqmsgq.client import Message, open_consumer, open_producer
-from shared import options
 from shared.commands import bodies_shown, lost_is_refused, send_given
 from shared.errors import UsageError
-from shared.options import DataDir, Json, Max, Messages, Raw, Whole, flag
+from shared.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.plug import ServeRequest, VerbRequest
 
 app = App(
@@ -25,17 +23,6 @@ app = App(
     brokers kqmsgq consume --all --json | jq .message""",
     help_format="plaintext",
 )
-
-
-@Parameter(name="*")
-@attrs.frozen(kw_only=True)
-class Server(options.Server):
-    """Where the server is."""
-
-    port: Annotated[options.Port, Parameter(env_var="BROKERS_KQMSGQ_PORT")] = 8000
-
-
-LOCAL = Server()
 
 
 @app.command(
@@ -59,11 +46,11 @@ def serve(
     brokers kqmsgq produce -q files --whole < picture.png"""
 )
 async def produce(
-    *,
     queue: Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")],
+    *words: Words,
     message: Messages = (),
     whole: Whole = False,
-    server: Server = LOCAL,
+    server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Send messages to a queue, and show how many the server has read.
@@ -74,7 +61,9 @@ async def produce(
     with lost_is_refused():
         async with open_producer(server.host, server.port, ssl_context=server.ssl_context()) as producer:
             done = await send_given(
-                lambda bodies: producer.send_many((name, body) for body in bodies), message, whole=whole
+                lambda bodies: producer.send_many((name, body) for body in bodies),
+                (*words, *message),
+                whole=whole,
             )
     return {"queue": queue, "messages": done}
 
@@ -87,15 +76,15 @@ async def produce(
     brokers kqmsgq consume -q files --raw --max 1 > picture.png"""
 )
 async def consume(
-    *,
     queue: Annotated[
         tuple[str, ...],
-        Parameter(name=("--queue", "-q"), help="A queue; repeatable.", negative="", show_default=False),
+        Parameter(name=("--queue", "-q"), help="Queues.", negative="", show_default=False),
     ] = (),
+    *,
     all_: Annotated[bool, flag("All queues.", "--all")] = False,
     max_: Max = None,
     raw: Raw = False,
-    server: Server = LOCAL,
+    server: Server,
     json: Json = False,
 ) -> AsyncIterable[Any]:
     """Show messages as they come, one a line, until interrupted.

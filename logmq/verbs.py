@@ -7,15 +7,13 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import datetime
 from typing import Annotated, Any
 
-import attrs
 import trio
 from cyclopts import App, Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
-from shared import options
 from shared.commands import line_runs, lost_is_refused
 from shared.errors import UsageError
-from shared.options import DataDir, Json, Max, flag
+from shared.options import DataDir, Json, Max, Messages, Server, Words, flag
 from shared.output_reader import OutputReader
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
@@ -33,7 +31,7 @@ app = App(
 )
 
 
-Topic = Annotated[str, Parameter(help="A topic.")]
+Topic = Annotated[str, Parameter(name=("--topic", "-t"), help="A topic.")]
 From = Annotated[
     str | None, Parameter(name="--from", help="An offset, first (kept), or end.", show_default=False)
 ]
@@ -44,24 +42,14 @@ ANSWER_SECONDS = 10.0
 """For the first answer: as long as for a connection to be made."""
 
 
-@Parameter(name="*")
-@attrs.frozen(kw_only=True)
-class Server(options.Server):
-    """Where the server is."""
-
-    port: Annotated[options.Port, Parameter(env_var="BROKERS_LOGMQ_PORT")] = 8080
-
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Client]:
-        """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
-        with lost_is_refused(Unreachable):
-            async with connect(self.host, self.port, ssl_context=self.ssl_context()) as client:
-                # Most verbs wait as long as an answer takes: a server that gives none is found here.
-                await client.check_answers(ANSWER_SECONDS)
-                yield client
-
-
-LOCAL = Server()
+@asynccontextmanager
+async def _connected(server: Server) -> AsyncIterator[Client]:
+    """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
+    with lost_is_refused(Unreachable):
+        async with connect(server.host, server.port, ssl_context=server.ssl_context()) as client:
+            # Most verbs wait as long as an answer takes: a server that gives none is found here.
+            await client.check_answers(ANSWER_SECONDS)
+            yield client
 
 
 @app.command(
@@ -86,9 +74,9 @@ def serve(
 )
 async def produce(
     topic: Topic,
-    /,
-    *messages: Annotated[str, Parameter(help="Messages; without any, each line of standard input is one.")],
-    server: Server = LOCAL,
+    *words: Words,
+    message: Messages = (),
+    server: Server,
     json: Json = False,
 ) -> Sequence[Mapping[str, Any]] | Mapping[str, Any]:
     """Write messages to a topic; it is made if it is not there.
@@ -97,9 +85,9 @@ async def produce(
     shows how many lines there were and where they stand; these are written once
     and in order, also where the connection is lost on the way.
     """
-    async with server.connect() as client:
-        if messages:
-            offsets = await client.produce_many(topic, map(os.fsencode, messages))
+    async with _connected(server) as client:
+        if given := (*words, *message):
+            offsets = await client.produce_many(topic, map(os.fsencode, given))
             return [{"topic": topic, "offset": offset} for offset in offsets]
         return await _produce_lines(client, topic)
 
@@ -137,7 +125,6 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
 )
 async def consume(
     topic: Topic,
-    /,
     *,
     from_: From = None,
     max_: Max = None,
@@ -145,7 +132,7 @@ async def consume(
     commit: Annotated[bool, flag("Commit the group's offset once shown.")] = False,
     follow: Annotated[bool, flag("Wait for more at the end.")] = False,
     offsets: Offsets = False,
-    server: Server = LOCAL,
+    server: Server,
     json: Json = False,
 ) -> AsyncIterable[Any]:
     """Show a topic's messages, one a line, to its end.
@@ -159,9 +146,9 @@ async def consume(
 
     async def shown() -> AsyncIterator[Any]:
         left = max_
-        async with server.connect() as client, AsyncExitStack() as stack:
+        async with _connected(server) as client, AsyncExitStack() as stack:
             # With --follow the client's next FETCH waits, and holds up what is asked behind it.
-            beside = await stack.enter_async_context(server.connect()) if commit and follow else client
+            beside = await stack.enter_async_context(_connected(server)) if commit and follow else client
             start = await _start(client, topic, from_, group, missing=0 if follow else None)
             records = client.records(topic, start, follow=follow)
             while (left is None or left > 0) and (chunk := await records.chunk()):
@@ -191,19 +178,18 @@ async def consume(
 )
 async def tail(
     topic: Topic,
-    /,
     *,
     from_: From = None,
     max_: Max = None,
     offsets: Offsets = False,
-    server: Server = LOCAL,
+    server: Server,
     json: Json = False,
 ) -> AsyncIterable[Any]:
     """Show messages as they are written, from the end on, until interrupted."""
 
     async def shown() -> AsyncIterator[Any]:
         left = max_
-        async with server.connect() as client:
+        async with _connected(server) as client:
             start = await _start(client, topic, from_ or "end", None, missing=0)
             async with client.tail(topic, start) as records:
                 while left is None or left > 0:
@@ -218,9 +204,9 @@ async def tail(
 @app.command(
     help_epilogue="Examples:\n\n    brokers logmq topics\n    brokers logmq topics --json | jq .topic"
 )
-async def topics(*, server: Server = LOCAL, json: Json = False) -> Sequence[Mapping[str, Any]]:
+async def topics(*, server: Server, json: Json = False) -> Sequence[Mapping[str, Any]]:
     """List the topics: the first offset that is kept, the end, and the bytes between."""
-    async with server.connect() as client:
+    async with _connected(server) as client:
         return [
             {"topic": row.name, "first": row.first, "end": row.end, "bytes": row.end - row.first}
             for row in await client.topics()
@@ -228,9 +214,9 @@ async def topics(*, server: Server = LOCAL, json: Json = False) -> Sequence[Mapp
 
 
 @app.command(help_epilogue="Examples:\n\n    brokers logmq offsets orders")
-async def offsets(topic: Topic, /, *, server: Server = LOCAL, json: Json = False) -> Mapping[str, Any]:
+async def offsets(topic: Topic, *, server: Server, json: Json = False) -> Mapping[str, Any]:
     """Show a topic's first offset that is kept, and its end."""
-    async with server.connect() as client:
+    async with _connected(server) as client:
         found = await client.offsets(topic)
     return {"topic": topic, "first": found.first, "end": found.end}
 
@@ -244,9 +230,8 @@ async def offsets(topic: Topic, /, *, server: Server = LOCAL, json: Json = False
 async def seek(
     topic: Topic,
     when: Annotated[str, Parameter(help="Unix milliseconds, or an ISO time (local unless it says).")],
-    /,
     *,
-    server: Server = LOCAL,
+    server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Find the offset of the first message at or after a time."""
@@ -254,7 +239,7 @@ async def seek(
         unix_ms = int(when) if when.isdigit() else int(datetime.fromisoformat(when).timestamp() * 1000)
     except ValueError:
         raise UsageError("WHEN", f"{when!r} is neither Unix milliseconds nor an ISO time") from None
-    async with server.connect() as client:
+    async with _connected(server) as client:
         return {"topic": topic, "offset": await client.seek(topic, max(unix_ms, 0))}
 
 
@@ -277,9 +262,9 @@ def groups(
 
 
 @app.command(help_epilogue="Examples:\n\n    brokers logmq delete orders")
-async def delete(topic: Topic, /, *, server: Server = LOCAL, json: Json = False) -> Mapping[str, Any]:
+async def delete(topic: Topic, *, server: Server, json: Json = False) -> Mapping[str, Any]:
     """End a topic: its messages, its groups' offsets and its writers go for good."""
-    async with server.connect() as client:
+    async with _connected(server) as client:
         await client.delete(topic)
     return {"topic": topic, "deleted": True}
 

@@ -16,7 +16,7 @@ from cyclopts import App, Parameter
 from pubsub import wire
 from pubsub.wire import Kind
 from shared.errors import UsageError
-from shared.options import Ca, Certificate, DataDir, Json, KeyFile, Port, Tls, flag
+from shared.options import DataDir, Json, Place, Port, Server, flag
 from shared.plug import ServeRequest, VerbRequest
 
 CONNECT_SECONDS = 10.0
@@ -63,13 +63,11 @@ def serve(
 )
 def subscriber(
     client_id: Annotated[str, Parameter(help="1 to 10 printable ASCII characters.")],
-    ip: Annotated[str, Parameter(help="The server's address.")],
-    port: Port,
+    ip: Annotated[str | None, Parameter(help="The server's address, as --host.", show_default=False)] = None,
+    tcp_port: Annotated[Port, Parameter(name="PORT", help="Its port, as --port.")] = None,
+    /,
     *,
-    tls: Tls = False,
-    ca: Ca = None,
-    certificate: Certificate = None,
-    key_file: KeyFile = None,
+    server: Server,
 ) -> Iterator[Any]:
     """Receive messages, with commands on standard input.
 
@@ -82,18 +80,15 @@ def subscriber(
         wire.encode_id(client_id.encode(errors="surrogateescape"))
     except ValueError as error:
         raise UsageError("CLIENT-ID", str(error)) from None
-    context = None
-    if tls or ca or certificate:
-        from shared.net.dial import tls_context
-
-        context = tls_context(wanted=tls, ca=ca, certificate=certificate, key=key_file)
+    server = server.at(ip, tcp_port)
+    context = server.ssl_context()
     try:
-        sock = socket.create_connection((ip, port), CONNECT_SECONDS)
+        sock = socket.create_connection((server.host, server.port), CONNECT_SECONDS)
         if context is not None:
-            sock = context.wrap_socket(sock, server_hostname=ip)
+            sock = context.wrap_socket(sock, server_hostname=server.host)
     except (OSError, UnicodeError) as error:  # the latter: no host can have that name (`a..b`)
         why = f"no pub/sub server answers ({error})"
-        raise ConnectionRefusedError(errno.ECONNREFUSED, why, f"{ip}:{port}") from error
+        raise ConnectionRefusedError(errno.ECONNREFUSED, why, f"{server.host}:{server.port}") from error
     with sock:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -111,7 +106,10 @@ class Value:
     float_: Annotated[str | None, Parameter(name="--float", help="A decimal number, as it is written.")] = (
         None
     )
-    string: Annotated[str | None, Parameter(help="A text of up to 1500 bytes.")] = None
+    string: Annotated[
+        str | None,
+        Parameter(name=("--string", "--message", "-m"), help="A text of up to 1500 bytes."),
+    ] = None
 
     def given(self) -> list[tuple[Kind, str]]:
         fields = (
@@ -145,8 +143,7 @@ async def publish(
         ),
     ] = None,
     rate: Annotated[float | None, Parameter(help="Messages a second, at most.")] = None,
-    host: Annotated[str, Parameter(help="The server's address.")] = "127.0.0.1",
-    port: Annotated[Port, Parameter(env_var="BROKERS_PUBSUB_PORT")] = 7070,
+    server: Place,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Publish a message, or a file of them, and show how many were sent.
@@ -165,14 +162,14 @@ async def publish(
     sent = 0
     with open_file(from_) if from_ is not None else _nothing() as file:
         datagrams = _parsed(file) if topic is None else _single(topic, *given[0])
-        async with open_publisher(host, port) as publisher:
+        async with open_publisher(server.host, server.port) as publisher:
             begun = trio.current_time()
             for datagram in datagrams:
                 if rate is not None:
                     await trio.sleep_until(begun + sent / rate)
                 await publisher.send(datagram)
                 sent += 1
-    return {"messages": sent, "to": f"{host}:{port}"}
+    return {"messages": sent, "to": f"{server.host}:{server.port}"}
 
 
 @app.command(

@@ -86,7 +86,9 @@ def test_its_commands_are_commands_of_brokers(
         assert {bound["protocol"] for bound in server.ready["addresses"]} == {"echo"}
         port = server.address("echo")[1]
         assert speak(server.address("echo"), b"hello") == b"HELLO"
-        heard = command("echo", "say", "a", "b", "--port", str(port), "--json")[1]
+        file = tmp_path / "echo.toml"
+        file.write_text(f"[echo]\nport = {port}\n")
+        heard = command("echo", "say", "a", "b", "--config", str(file), "--json")[1]
         assert [json.loads(line) for line in heard.splitlines()] == [{"heard": "A"}, {"heard": "B"}]
     help_text = command("echo", "serve", "--help")[1]
     assert "--shout" in help_text

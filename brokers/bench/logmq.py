@@ -32,7 +32,7 @@ from brokers.bench.load import Address, Measured, Row, Talk, histogram, lines, m
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, some
 from brokers.bench.servers import redis_server, serving
 from brokers.errors import ExitCode, Refusal
-from shared.options import Json, MaybePort
+from shared.options import Json, Port
 
 Mode = Literal["produce", "topics", "consume", "fetch", "tail"]
 MODES: tuple[Mode, ...] = ("produce", "topics", "consume", "fetch", "tail")
@@ -51,7 +51,7 @@ def bench(
     seconds: Seconds = 2.0,
     rounds: Rounds = 3,
     host: Annotated[str, Parameter(help="Address of a server that runs already.")] = "127.0.0.1",
-    port: Annotated[MaybePort, Parameter(help="Its port; without one a server is started.")] = None,
+    port: Annotated[Port, Parameter(help="Its port; without one a server is started.")] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> list[Row]:

@@ -1,6 +1,7 @@
 """Where a server is and how it is reached, for every client: TCP or TLS, again after growing pauses."""
 
 import errno
+import re
 import secrets
 import ssl
 from pathlib import Path
@@ -117,19 +118,56 @@ def tls_context(
     """What a command's TLS flags mean; None: no TLS. Any of the files implies it. Raises UsageError."""
     if not (wanted or ca or certificate):
         return None
-    for flag, file in (("--ca", ca), ("--certificate", certificate), ("--key-file", key)):
-        if file is not None:
-            _check_readable(flag, file)
+    if ca is not None:
+        _check_readable("--ca", ca)
     try:
         context = client_context(ca)
     except ssl.SSLError as error:
         raise UsageError("--ca", f"{ca} is no PEM certificate ({error})") from None
+    _show_ours(context, certificate, key)
+    return context
+
+
+def pinned_context(
+    pinned: Path, *, certificate: Path | None, key: Path | None, named: bool
+) -> ssl.SSLContext | None:
+    """TLS with a server whose certificate is known, as its settings name it; None where we cannot read it.
+
+    `named`: somebody said which host it is, so the certificate must have that name, and may also be one that
+    the system trusts. Else it is this one alone, which proves more than any name. Raises UsageError.
+    """
+    try:
+        first = _FIRST_CERTIFICATE.search(pinned.read_text(errors="replace"))
+    except OSError:
+        return None
+    if first is None:
+        return None
+    try:
+        context = client_context(pem=first[0])
+    except ssl.SSLError:
+        return None
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be an authority's
+    if named:
+        context.load_default_certs()
+    else:
+        context.check_hostname = False
+    _show_ours(context, certificate, key)
+    return context
+
+
+_FIRST_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+"""Of a chain, the server's own."""
+
+
+def _show_ours(context: ssl.SSLContext, certificate: Path | None, key: Path | None) -> None:
+    for flag, file in (("--certificate", certificate), ("--key-file", key)):
+        if file is not None:
+            _check_readable(flag, file)
     if certificate is not None:
         try:
             context.load_cert_chain(certificate, key)
         except ssl.SSLError as error:
             raise UsageError("--certificate", f"{certificate} and its key are not usable ({error})") from None
-    return context
 
 
 def _check_readable(flag: str, file: Path) -> None:

@@ -1,4 +1,5 @@
-"""The settings of the network, each with its default and its reason; sections `[net]` and `[tls]`."""
+"""The settings of the network, each with its default and its reason; sections `[net]`, `[tls]`
+and `[client]`."""
 
 from pathlib import Path
 from typing import Literal
@@ -67,3 +68,19 @@ class TlsSettings:
     def enabled(self) -> bool:
         """Also where only a key or an authority is named: that is no way to ask for plain text."""
         return not (self.certificate is self.key is self.client_ca is None)
+
+
+@attrs.frozen
+class ClientSettings:
+    """Section `[client]`: how commands reach a server. Its port is that of its protocol's section."""
+
+    host: str | None = None
+    """The server's address; else `serve.host`, and this machine's own where that stands for all of them."""
+    tls: bool | None = None
+    """Whether to speak TLS; unless said, where `[tls]` or the protocol's own says that the server does."""
+    ca: Path | None = None
+    """PEM: authorities of servers; else the system's, and the certificate that `[tls]` names."""
+    certificate: Path | None = None
+    """PEM: our own certificate, where the server asks for one (`tls.client_ca`)."""
+    key: Path | None = None
+    """PEM: its private key; may be in the certificate's file."""

@@ -49,9 +49,12 @@ def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContex
     return context
 
 
-def client_context(ca: str | Path | None = None) -> ssl.SSLContext:
-    """A client's context that trusts `ca` (a PEM file; None: the system's). Raises OSError, ssl.SSLError."""
-    return _tell_cuts(ssl.create_default_context(cafile=ca))
+def client_context(ca: str | Path | None = None, *, pem: str | None = None) -> ssl.SSLContext:
+    """A client's context that trusts `ca` (a PEM file) or the text of one; else the system's.
+
+    Raises OSError, ssl.SSLError.
+    """
+    return _tell_cuts(ssl.create_default_context(cafile=ca, cadata=pem))
 
 
 def _tell_cuts(context: ssl.SSLContext) -> ssl.SSLContext:

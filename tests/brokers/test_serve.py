@@ -276,8 +276,8 @@ def _one_who_reads_nothing(server: Server) -> socket.socket:
     return connection
 
 
-def test_a_certificate_in_the_settings_makes_every_listener_speak_tls(
-    new_server: NewServer, tmp_path: Path
+def test_a_certificate_in_the_settings_makes_every_listener_speak_tls_and_every_command(
+    new_server: NewServer, tmp_path: Path, command: Run
 ) -> None:
     environ = install_echo(tmp_path / "site-packages")
     authority, of_echo = trustme.CA(), trustme.CA()
@@ -292,6 +292,9 @@ def test_a_certificate_in_the_settings_makes_every_listener_speak_tls(
     assert _over_tls(server.address("logmq")[1], authority, b"PING\n") == b"PONG\n"
     # A protocol's own certificate stands instead of the common one.
     assert _over_tls(server.address("echo")[1], of_echo, b"hello") == b"hello"
+    # Where the same file says what the server shows, a command needs no word about TLS.
+    at = ("--config", str(file), "--port", str(server.address("dms")[1]))
+    assert command("dms", "create", "jobs", *at)[0] == 0
     assert server.stop() == 0
 
 

@@ -77,7 +77,7 @@ def test_the_specs_own_client_commands(dms: Command) -> None:
         (("produce", "-q", "empty", "-m", "x" * 5000), ExitCode.FAILED, "PAYLOAD_TOO_LARGE"),
         (("stress", "-q", "empty", "-n", "0"), ExitCode.USAGE, "--number"),
         (("consume", "-q", "empty", "-n", "-1"), ExitCode.USAGE, "-n. 1 at least"),
-        (("peek", "-q", "empty", "-n", "-1"), ExitCode.USAGE, "--number: 0 to 1000"),
+        (("peek", "-q", "empty", "-n", "-1"), ExitCode.USAGE, "--max: 0 to 1000"),
         (("serve", "-t", "0"), ExitCode.USAGE, "must be > 0: 0.0 (--timeout)"),
         (("serve", "-d", "0"), ExitCode.USAGE, "(--depth)"),
         (("serve", "-l", "4"), ExitCode.USAGE, "--level"),

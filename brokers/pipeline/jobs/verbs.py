@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from brokers.pipeline.jobs.where import SERVED, Folders, Reading, by, where
 from brokers.pipeline.session import require_spark
 from shared.errors import UsageError
-from shared.options import Ca, Json, MaybePort, Tls, a_path, flag
+from shared.options import Ca, Json, Port, Tls, a_path, flag
 from shared.tables import LIVES, VALUE, VOLUMES
 
 if TYPE_CHECKING:
@@ -328,7 +328,7 @@ def replay(
     ] = None,
     prefix: Annotated[str, Parameter(help="Put before every topic's name there.", show_default=False)] = "",
     host: Annotated[str, Parameter(help="The address of the server that gets them.")] = "127.0.0.1",
-    port: Annotated[MaybePort, Parameter(help="Its port, if not the usual.")] = None,
+    port: Annotated[Port, Parameter(help="Its port, if not the usual.")] = None,
     tls: Tls = False,
     ca: Ca = None,
     rate: Annotated[float | None, Parameter(help="So many a second.", show_default=False)] = None,

@@ -6,6 +6,7 @@ from pathlib import Path
 import trio
 from cyclopts import App
 
+from shared.options import Place
 from shared.plug import ServeRequest, VerbRequest
 
 app = App(name="echo", help="Say something and hear it.", help_format="plaintext")
@@ -24,11 +25,11 @@ def count(*, data_dir: Path | None = None, json: bool = False) -> VerbRequest:
 
 
 @app.command
-async def say(*words: str, port: int, json: bool = False) -> AsyncIterator[dict[str, str]]:
+async def say(*words: str, server: Place, json: bool = False) -> AsyncIterator[dict[str, str]]:
     """Say words, one a line, and show what comes back."""
 
     async def heard() -> AsyncIterator[dict[str, str]]:
-        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        async with await trio.open_tcp_stream(server.host, server.port) as stream:
             for word in words:
                 await stream.send_all(word.encode())
                 yield {"heard": bytes(await stream.receive_some()).decode()}

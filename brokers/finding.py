@@ -1,0 +1,55 @@
+"""Where a protocol's server is, for the commands that speak to it: one way for all of them.
+
+Flags win over `BROKERS_<SECTION>_<KEY>`, variables over the file that `--config` or `BROKERS_CONFIG` names,
+that over defaults. The settings are those that `brokers serve` reads: a command finds what it started.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from brokers.errors import ExitCode, Refusal
+from shared.options import Place, Server
+from shared.plug import Plug
+
+DEFAULT_HOST = "127.0.0.1"
+_EVERYWHERE = {"": DEFAULT_HOST, "*": DEFAULT_HOST, "0.0.0.0": DEFAULT_HOST, "::": "::1"}
+"""What a server is bound to for all of a machine's addresses, and the one of them that is dialled."""
+
+
+def find(kind: type[Place], plug: Plug, given: Mapping[str, Any], config: Path | None) -> Place:
+    """A `Place` or `Server` of the flags that were `given`, and of what they leave open.
+
+    Raises InvalidSettings, and Refusal where nothing says which port it is.
+    """
+    said = {name: value for name, value in given.items() if value}
+    found = {**_settled(plug, config), **said}
+    if "host" in said:
+        found["named"] = True
+    if not found["port"]:
+        text = f"{plug.name}.port is 0: the system picked one, which `brokers status` shows; say --port"
+        raise Refusal(text, ExitCode.CONFIGURATION)
+    return kind(**found) if kind is Server else kind(host=found["host"], port=found["port"])
+
+
+def _settled(plug: Plug, file: Path | None) -> dict[str, Any]:
+    """What the settings say, by the fields of `Server`."""
+    if file is None and not any(name.startswith("BROKERS_") for name in os.environ):
+        # As nearly always; to read settings costs as much time as all else before the connection is made.
+        return {"host": DEFAULT_HOST, "port": plug.settings().port, "named": False}
+    from brokers.config import load
+
+    config = load([plug], file=file, environ=os.environ, alone=True)
+    client, (_, tls) = config.client, config.tls_of(plug.name)
+    host = config.serve.host
+    return {
+        "host": client.host or _EVERYWHERE.get(host, host),
+        "named": client.host is not None,
+        "port": config.protocols[plug.name].port,
+        "tls": tls.enabled if client.tls is None else client.tls,
+        "ca": client.ca,
+        "certificate": client.certificate,
+        "key": client.key,
+        "pinned": tls.certificate,
+    }
