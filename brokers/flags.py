@@ -59,7 +59,7 @@ class Flag:
     """A setting given on the command line; `source` is the flag as it was written (`--port`)."""
 
     key: tuple[str, ...]
-    value: Any
+    value: Any = attrs.field(repr=False)  # it may be a secret
     source: str
 
 

@@ -22,7 +22,7 @@ Key = tuple[str, ...]
 class Given:
     """A value as somebody gave it. `words`: it came as text (a flag, a variable) and is still to be read."""
 
-    value: Any
+    value: Any = attrs.field(repr=False)  # it may be a secret
     source: str
     words: bool = False
 

@@ -2,7 +2,7 @@
 
 import hmac
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
 import attrs
 
@@ -11,6 +11,8 @@ import attrs
 class Users:
     """As text: `NAME:PASSWORD`, with commas between. Shown, it is the names."""
 
+    secret: ClassVar[bool] = True
+    """What is wrong with such a setting is said without it."""
     _passwords: Mapping[str, str] = attrs.field(repr=False)
 
     @classmethod

@@ -102,7 +102,9 @@ class Plug:
     """A protocol, as the host sees it.
 
     `settings`: a frozen attrs class, every field with a default; it is the TOML section named `name`, and has
-    `port: int` (and may have `tls: TlsSettings`, which then stands instead of the section `[tls]`).
+    `port: int` (and may have `tls: TlsSettings`, which then stands instead of the section `[tls]`, and
+    `logs_in`, true where every client has to log in). A class in it that reads itself from text (`parse`) and
+    is a secret says so with `secret = True`.
     `open(context, settings)`: load state, return the service; nothing is bound yet.
 
     `verbs`: `"module:attribute"` of a cyclopts App, named as the plug, with the protocol's own commands; it

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from brokers import plugs
+from brokers.config import load
 from brokers.errors import ExitCode, exit_code
+from brokers.flags import Flag
 from shared.errors import BrokerError
 from shared.net.dial import Disconnected, Unreachable
 from shared.storage.lock import FolderLock
@@ -172,3 +175,36 @@ def test_an_error_may_say_how_the_command_ends_that_it_ended() -> None:
     assert exit_code(BrokerError()) == ExitCode.FAILED
     assert exit_code(Disconnected("gone")) == ExitCode.LOST
     assert exit_code(Unreachable("never there")) == ExitCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "['ann:hunter2', 'bob:hunter2']",
+        "{ann = 'hunter2'}",
+        "'hunter2'",
+        "'ann:hunter2, ann:hunter2'",
+        "'ann:hunter2",
+    ],
+)
+@pytest.mark.parametrize("verb", [("serve",), ("config", "check"), ("config", "show")])
+def test_no_error_about_a_secret_repeats_it(
+    command: Run, tmp_path: Path, verb: tuple[str, ...], given: str
+) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text(f"[dmp]\nusers = {given}\n")
+    code, shown, said = command(*verb, "--config", str(file))
+    assert (code, shown) == (ExitCode.CONFIGURATION, "")
+    assert "dmp.users: " in said or "is not TOML" in said
+    assert "hunter2" not in said
+
+
+def test_a_secret_is_shown_nowhere(command: Run, tmp_path: Path) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text("[dmp]\nusers = 'ann:hunter2'\n")
+    for words in (("show",), ("show", "--json"), ("check",)):
+        code, shown, said = command("config", *words, "--config", str(file))
+        assert (code, "hunter2" in shown + said) == (ExitCode.OK, False)
+    config = load(plugs.load_all()[0], file=file, environ={})
+    assert "hunter2" not in repr(config) + repr(config.protocols["dmp"].users)
+    assert "hunter2" not in repr(Flag(("dmp", "users"), "ann:hunter2", "--users"))

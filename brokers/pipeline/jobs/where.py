@@ -154,10 +154,10 @@ def check_folder(path: Path) -> None:
 
 
 def pair(flag: str, text: str) -> tuple[str, str]:
-    """KEY=VALUE. Raises UsageError."""
+    """KEY=VALUE. Raises UsageError, which repeats nothing: it may be a secret of Spark's."""
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise UsageError(flag, f"{text!r} is not KEY=VALUE")
+        raise UsageError(flag, "what is given is not KEY=VALUE")
     return key, value
 
 
