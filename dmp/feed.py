@@ -57,6 +57,8 @@ class Feed:
         "no_ack",
     )
 
+    priority = 0
+
     def __init__(
         self,
         connection: Connection,

@@ -2,16 +2,18 @@
 `Stock`.
 
 Who takes: while a feed (the reading end of a DMP connection) is attached everything goes to it; else
-consumers take turns, message by message, as far as each one's credit and outbox allow, or, where the queue
-wants a single active consumer, the one that has been there longest. `deal` gives out what
-can be given and is called whenever something has changed that allows more: a message, credit, room in an
-outbox. A run that finds the queue empty and one consumer that acknowledges nothing is passed on without a
-`Message` being made.
+consumers take turns, message by message, as far as each one's credit and outbox allow. Those with the highest
+priority come first, the others while these have no room. Where the queue wants a single active consumer, one
+gets everything until it goes; then the one with the highest priority that has been there longest. `deal`
+gives out what can be given and is called whenever something has changed that allows more: a message, credit,
+room in an outbox. A run that finds the queue empty and one consumer that acknowledges nothing is passed on
+without a `Message` being made.
 
 Everything is synchronous. What concerns others (a dead letter, the queue's end) goes through `Home`.
 """
 
 import math
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 
 from dmp.arguments import QueueKind, QueueLimits
@@ -31,8 +33,10 @@ class Queue(Stock):
     """One queue. `owner`: the application that it is exclusive to."""
 
     __slots__ = (
+        "_ask_on",
         "_blocked",
         "_drop_messages",
+        "_level",
         "_looked_at",
         "_single",
         "_start",
@@ -76,9 +80,11 @@ class Queue(Stock):
         self.used = home.timers.now()
         self.capped = bool(limits.drop_messages) or kind.arguments.rejects
         """It may refuse what comes: ask `room_for`."""
+        self._ask_on = False  # in the next turn, those that were not asked for their room yet
         self._blocked = False  # nobody has room: until `deal` is called it is no use to ask again
         self._drop_messages = limits.drop_messages
-        self._looked_at = 0  # so many in a row had no room, and there are more to be asked
+        self._level = 0  # where those begin, of the consumers, whose turn it is: none before them has room
+        self._looked_at = 0  # so many of these in a row had no room
         self._single = kind.arguments.single_active
         self._start = 0  # whose turn it is, of the consumers
         self._warn_messages = limits.warn_messages
@@ -90,7 +96,7 @@ class Queue(Stock):
     @property
     def takes_now(self) -> bool:
         """Whether a message that came now would be given to somebody at once."""
-        return self.empty and any(room_of(taker)[0] > 0 for taker in self._in_turn())
+        return self.empty and self._somebody_has_room()
 
     @property
     def in_use(self) -> bool:
@@ -136,7 +142,7 @@ class Queue(Stock):
     def room_for(self, head: Head, count: int) -> int:
         """How many of so many messages it will have, where it is `capped`."""
         waiting, waiting_bytes = self.depth, self.depth_bytes
-        if not any(room_of(taker)[0] for taker in self._in_turn()):  # else these do not stay
+        if not self._somebody_has_room():  # else these do not stay
             waiting += self.unsynced
             waiting_bytes += self.unsynced_bytes
         room = count
@@ -188,8 +194,8 @@ class Queue(Stock):
 
     def deal(self) -> None:
         """Give out what can be given: something has changed that allows more."""
-        self._blocked = False
-        self._looked_at = 0
+        self._blocked = self._ask_on = False
+        self._level = self._looked_at = 0
         if self._timed:
             self._expire_ready()
         self._give_out(check=self._timed)
@@ -200,13 +206,21 @@ class Queue(Stock):
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
         if self.returning:
             return
+        asked = 0
         while (depth := self.depth) and not self._blocked and not (check and self._behind):
             takers = self._in_turn()
             shares = able(takers, depth)
             if not shares:
-                self._found_no_room(len(takers))
+                asked += len(takers)
+                more = self._found_no_room(len(takers))
+                if more and asked < LOOKED_AT_ONCE:
+                    continue
+                self._ask_on = more
+                if more:
+                    self._arm()
                 break
             self._looked_at = 0
+            self._ask_on = False
             ready = self.ready
             if not ready and not self._warm():
                 break
@@ -231,23 +245,41 @@ class Queue(Stock):
             return takers
         if self._single:
             return takers[:1]
-        start = self._start % len(takers)
+        first, last = self._level, self._level_end()
+        start = first + self._start % (last - first)
         end = start + LOOKED_AT_ONCE
         return (
-            takers[start:end] + takers[: min(end - len(takers), start)]
-            if end > len(takers)
+            takers[start:last] + takers[first : min(first + end - last, start)]
+            if end > last
             else takers[start:end]
         )
 
-    def _found_no_room(self, count: int) -> None:
-        """So many whose turn it was cannot take anything: leave it, or ask the others in another turn."""
+    def _level_end(self) -> int:
+        """Where those end, of the consumers, that have one priority with the first whose turn it is."""
+        consumers, first = self.consumers, self._level
+        if not consumers or consumers[first].priority == consumers[-1].priority:
+            return len(consumers)
+        return bisect_right(consumers, _rank(consumers[first]), first, key=_rank)
+
+    def _found_no_room(self, count: int) -> bool:
+        """So many whose turn it was cannot take anything. True: others, whose turn is next, may."""
         self._looked_at += count
-        if self.feed is not None or self._single or self._looked_at >= len(self.consumers):
-            self._blocked = True
+        end = self._level_end()
+        if self.feed is None and not self._single and self._looked_at < end - self._level:
+            self._start += count
+        elif self.feed is None and not self._single and end < len(self.consumers):
+            self._level = end
             self._looked_at = 0
         else:
-            self._start += count
-            self._arm()
+            self._blocked = True
+            self._looked_at = 0
+        return not self._blocked
+
+    def _somebody_has_room(self) -> bool:
+        takers: Sequence[Taker] = self._in_turn()
+        if self.feed is None and not self._single and self._level_end() - self._level < len(self.consumers):
+            takers = self.consumers[:LOOKED_AT_ONCE]
+        return any(room_of(taker)[0] > 0 for taker in takers)
 
     def _hand_over(self, taker: Taker, messages: list[Message]) -> None:
         self._home.counts.delivered += len(messages)
@@ -316,13 +348,16 @@ class Queue(Stock):
     # -- who takes
 
     def add_consumer(self, consumer: Taker) -> None:
-        self.consumers.append(consumer)
+        first = 1 if self._single and self.consumers else 0  # nobody takes the turn of the single active one
+        insort(self.consumers, consumer, first, key=_rank)
         self._blocked = False
+        self._level = 0
         self.had_consumer = True
         self._used_now()
 
     def remove_consumer(self, consumer: Taker) -> None:
         self.consumers.remove(consumer)
+        self._level = 0
         self.exclusive_consumer = False
         self._used_now()
         if self._single:
@@ -332,6 +367,7 @@ class Queue(Stock):
         """The same for all of a connection's."""
         gone = set(consumers)
         self.consumers = [consumer for consumer in self.consumers if consumer not in gone]
+        self._level = 0
         self.exclusive_consumer = False
         self._used_now()
         if self._single:
@@ -408,7 +444,7 @@ class Queue(Stock):
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
-        if self._looked_at:
+        if self._ask_on:
             deadline = self._home.timers.now()
         if deadline != self.deadline:
             self._home.timers.set(self, deadline)
@@ -424,3 +460,8 @@ class Queue(Stock):
                 taker.cancelled()
             except Exception as error:
                 taker.crashed(error)
+
+
+def _rank(consumer: Taker) -> int:
+    """The highest priority stands first."""
+    return -consumer.priority

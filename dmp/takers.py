@@ -28,6 +28,8 @@ class Taker(Protocol):
 
     no_ack: bool
     """What is delivered is gone; else it is unacknowledged until `Queue.settle` or `Queue.requeue`."""
+    priority: int
+    """Nobody with a lower one is given anything while this one has room."""
 
     def room(self) -> tuple[int, int]:
         """How many messages, and how many bytes, it would take now; one message always fits in the bytes."""

@@ -1,11 +1,14 @@
 """Methods of class basic, but for publishing and acknowledging at speed."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from pamqp import commands
 
 from dmp.amqp.channel import Channel
 from dmp.amqp.consumers import Consumer
 from dmp.amqp.packing import get_ok
-from dmp.amqp.wiring_methods import name_meant, named
+from dmp.amqp.wiring_methods import name_meant, named, read_arguments
 from dmp.message import Message
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
@@ -37,6 +40,7 @@ def consume(channel: Channel, method: commands.Basic.Consume, table: bytes) -> N
     if consumers >= session.broker.settings.consumers_max:
         most = session.broker.settings.consumers_max
         raise Refusal(Code.NOT_ALLOWED, f"there are consumers_max = {most} on this connection already")
+    priority = _priority(read_arguments(table))
     name = name_meant(channel, method.queue)
     replies = name == REPLY_TO
     queue = _reply_queue(channel, method) if replies else _queue_to_consume(channel, method, name)
@@ -46,6 +50,7 @@ def consume(channel: Channel, method: commands.Basic.Consume, table: bytes) -> N
         tag,
         no_ack=method.no_ack,
         prefetch=channel.prefetch,
+        priority=priority,
     )
     channel.consumers[tag] = consumer
     if replies:
@@ -65,6 +70,14 @@ def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: by
     if queue.exclusive_consumer or (method.exclusive and (queue.in_use or single)):
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
     return queue
+
+
+def _priority(arguments: Mapping[str, Any]) -> int:
+    """What a consumer asks for. Raises Refusal."""
+    found = arguments.get("x-priority", 0)
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise Refusal(Code.PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a whole number")
+    return found
 
 
 def _reply_queue(channel: Channel, method: commands.Basic.Consume) -> Queue:

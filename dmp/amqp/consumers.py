@@ -17,7 +17,10 @@ _HEADS_MAX = 64
 
 
 class Consumer:
-    """One `basic.consume`. `prefetch`: unacknowledged messages it may have, 0: as many as the channel."""
+    """One `basic.consume`. `prefetch`: unacknowledged messages it may have, 0: as many as the channel.
+
+    `priority`: those of the queue with a higher one are served first.
+    """
 
     __slots__ = (
         "_before",
@@ -28,17 +31,28 @@ class Consumer:
         "channel",
         "no_ack",
         "prefetch",
+        "priority",
         "queue",
         "tag",
         "unacked",
     )
 
-    def __init__(self, channel: "Channel", queue: Queue, tag: bytes, *, no_ack: bool, prefetch: int) -> None:
+    def __init__(
+        self,
+        channel: "Channel",
+        queue: Queue,
+        tag: bytes,
+        *,
+        no_ack: bool,
+        prefetch: int,
+        priority: int = 0,
+    ) -> None:
         self.channel = channel
         self.queue = queue
         self.tag = tag
         self.no_ack = no_ack
         self.prefetch = prefetch
+        self.priority = priority
         self.unacked = 0
         self._heads: dict[Head, tuple[bytes, bytes]] = {}
         self._head: Head | None = None

@@ -23,6 +23,7 @@ _CAPABILITIES = {
     "consumer_cancel_notify": True,
     "connection.blocked": True,
     "authentication_failure_close": True,
+    "consumer_priorities": True,
     "per_consumer_qos": True,
     "direct_reply_to": True,
 }

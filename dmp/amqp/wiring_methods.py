@@ -24,7 +24,7 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare, table:
         wiring.exchange(name)
         ticket = None
     else:
-        alternate = _arguments(table).get("alternate-exchange")
+        alternate = read_arguments(table).get("alternate-exchange")
         kind = ExchangeKind(
             type=method.exchange_type,
             durable=method.durable,
@@ -52,7 +52,7 @@ def exchange_bind(channel: Channel, method: commands.Exchange.Bind, table: bytes
         raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
     key = method.routing_key.encode()
     with _stored():
-        ticket = wiring.bind(method.source.encode(), destination, key, table, _arguments(table))
+        ticket = wiring.bind(method.source.encode(), destination, key, table, read_arguments(table))
     _answer(channel, method.nowait, commands.Exchange.BindOk(), ticket)
 
 
@@ -83,7 +83,7 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes
             exclusive=method.exclusive,
             auto_delete=method.auto_delete,
             table=table,
-            arguments=QueueArguments.read(_arguments(table)),
+            arguments=QueueArguments.read(read_arguments(table)),
         )
         with _stored():
             queue, ticket = wiring.declare_queue(name, kind, session.owner)
@@ -98,7 +98,7 @@ def queue_bind(channel: Channel, method: commands.Queue.Bind, table: bytes) -> N
         key = queue.name
     wiring = channel.session.broker.wiring
     with _stored():
-        ticket = wiring.bind(method.exchange.encode(), queue, key, table, _arguments(table))
+        ticket = wiring.bind(method.exchange.encode(), queue, key, table, read_arguments(table))
     _answer(channel, method.nowait, commands.Queue.BindOk(), ticket)
 
 
@@ -141,7 +141,8 @@ def name_meant(channel: Channel, name: str) -> bytes:
     return found
 
 
-def _arguments(table: bytes) -> dict[str, object]:
+def read_arguments(table: bytes) -> dict[str, object]:
+    """Of a method. Raises Refusal."""
     if len(table) > ARGUMENTS_BYTES_MAX:
         text = f"arguments of {len(table)} bytes, at most {ARGUMENTS_BYTES_MAX}"
         raise Refusal(Code.PRECONDITION_FAILED, text)

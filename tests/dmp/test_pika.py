@@ -252,6 +252,24 @@ def test_a_request_is_answered_by_direct_reply_to(connect: Connect, channel: Blo
     assert got == [(str(number), b"QUESTION") for number in range(3)]
 
 
+def test_the_consumer_with_the_highest_priority_is_served_first(
+    connect: Connect, channel: BlockingChannel
+) -> None:
+    channel.queue_declare("ranked", auto_delete=True)
+    got: list[str] = []
+    other = connect().channel()
+    other.basic_qos(prefetch_count=2)
+    for name, consumer, priority in (("low", channel, 1), ("high", other, 2)):
+        arguments = {"x-priority": priority}
+        consumer.basic_consume("ranked", lambda *_, name=name: got.append(name), arguments=arguments)
+    for _ in range(3):
+        channel.basic_publish("", "ranked", b"x")
+    while len(got) < 3:
+        for consumer in (channel, other):
+            consumer.connection.process_data_events(0.1)
+    assert sorted(got) == ["high", "high", "low"]
+
+
 def test_a_tear_down_may_come_twice(channel: BlockingChannel) -> None:
     queue = own_queue(channel)
     channel.exchange_declare("torn", "fanout")

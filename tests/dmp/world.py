@@ -75,8 +75,11 @@ class Clock:
 class Taker:
     """Takes as much as it is told to."""
 
-    def __init__(self, *, no_ack: bool = True, room: int = 1 << 30, room_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self, *, no_ack: bool = True, room: int = 1 << 30, room_bytes: int = 1 << 30, priority: int = 0
+    ) -> None:
         self.no_ack = no_ack
+        self.priority = priority
         self.count = room
         self.room_bytes = room_bytes
         self.messages: list[Message] = []
