@@ -161,10 +161,12 @@ def lag(rows: Sequence[Row]) -> bytes:
     with matplotlib.rc_context(_STYLE):
         figure, (axes,) = _panels(1, 0.9 + 0.42 * len(rows))
         places = range(len(rows))
-        messages = [row["messages"] for row in reversed(rows)]
+        counts = [row["messages"] for row in reversed(rows)]
+        messages = [count or 0 for count in counts]
         axes.barh(places, messages, color=_COLOURS[0], height=0.65)
-        for place, count in zip(places, messages, strict=True):
-            axes.annotate(f" {count:,}", (count, place), va="center", fontsize=9)
+        for place, count in zip(places, counts, strict=True):
+            text = " damage hides how many" if count is None else f" {count:,}"
+            axes.annotate(text, (count or 0, place), va="center", fontsize=9)
         axes.set_yticks(places, [f"{shown(row['reader'])} in {shown(row['name'])}" for row in reversed(rows)])
         axes.set_xlim(0, 1.12 * max([*messages, 1]))
         axes.set_xlabel("messages not read yet")

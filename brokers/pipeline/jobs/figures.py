@@ -79,7 +79,7 @@ def figures(spark: "SparkSession", where: Where, window: str | None = None) -> F
     for row in outcomes:
         counts.setdefault(row["name"], {})[row["outcome"]] = row["count"]
     kept = sorted(counts, key=lambda name: -sum(counts[name].values()))[:BARS_MAX]
-    behind = sorted(lag.of_folders(spark, where), key=lambda row: -row["messages"])
+    behind = sorted(lag.of_folders(spark, where), key=lambda row: -(row["messages"] or 0))
     return Figures(
         window=window,
         totals=totals,

@@ -24,6 +24,7 @@ from brokers.pipeline.source.groups import Behind, behind
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import LogSpot
 from brokers.pipeline.source.stretch import Stretch
+from shared.storage.format import LENGTH_BYTES
 from shared.tables import KEPT, PLACES
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ Rows = list[dict[str, Any]]
 class Lag:
     """One reader, and what it has before it. `name`: a log, or what a session is subscribed to.
 
-    `lost_bytes`: of what it has not read retention has dropped so much. `seconds`: from the oldest message
-    that it has not read to the newest. None: it has no place, or what is kept does not tell.
+    `bytes`: of the messages themselves, as everywhere. `lost_bytes`: of the log, from what it has not read,
+    retention has dropped so much. `seconds`: from the oldest message that it has not read to the newest.
+    None: it has no place, or what is kept does not tell; of `messages` and `bytes`: its place lies in a
+    damaged range, which hides how many there are.
     """
 
     protocol: str
@@ -46,8 +49,8 @@ class Lag:
     name: str
     position: int | None
     end: int | None
-    messages: int
-    bytes: int
+    messages: int | None
+    bytes: int | None
     lost_bytes: int | None
     seconds: float | None
 
@@ -74,6 +77,16 @@ def of_servers(where: Where, groups: Sequence[str]) -> Rows:
     )
 
 
+def uncounted(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is to be said of rows whose messages damage hides."""
+    return [
+        f"{row['name']}: the place of {row['reader']}, {row['position']}, is in a damaged range: how many "
+        "messages are behind it cannot be counted; `brokers fsck` names what is damaged"
+        for row in rows
+        if row["messages"] is None
+    ]
+
+
 def _told_apart(found: Mapping[str, list[Lag]]) -> Rows:
     """The rows of each broker; with its name, where there are several."""
     apart = len(found) > 1
@@ -86,16 +99,24 @@ def _told_apart(found: Mapping[str, list[Lag]]) -> Rows:
 
 def _of_group(each: Behind) -> Lag:
     spot = each.spot
+    seconds = (each.newest_ms - each.oldest_ms) / 1000
+    return _in_a_log(SERVED, each.group, spot, each.position, each.messages, seconds)
+
+
+def _in_a_log(
+    protocol: str, reader: str, spot: LogSpot, position: int, messages: int | None, seconds: float
+) -> Lag:
+    size = max(spot.end - max(position, spot.first), 0)
     return Lag(
-        SERVED,
-        each.group,
+        protocol,
+        reader,
         spot.name,
-        each.position,
+        position,
         spot.end,
-        each.messages,
-        max(spot.end - max(each.position, spot.first), 0),
-        max(spot.first - each.position, 0),
-        (each.newest_ms - each.oldest_ms) / 1000,
+        messages,
+        None if messages is None else size - LENGTH_BYTES * messages,
+        max(spot.first - position, 0),
+        seconds,
     )
 
 
@@ -145,24 +166,13 @@ def _places(path: Path, rows: Sequence[Any]) -> Iterator[Lag]:
 
 def _behind(folder: Folder, spot: LogSpot, row: Any) -> Lag:
     start = min(max(row["position"], spot.first), spot.end)
-    messages, seconds = 0, 0.0
+    ahead, seconds = Stretch(spot, start), 0.0
     if start < spot.end:
-        ahead = Stretch(spot, start)
         folder.advance([ahead])
-        messages = ahead.records
         oldest, last = folder.written_ms(spot, start), folder.last_ms(spot)
         seconds = max(last - oldest, 0) / 1000 if oldest is not None and last is not None else 0.0
-    return Lag(
-        row["protocol"],
-        row["reader"],
-        spot.name,
-        row["position"],
-        spot.end,
-        messages,
-        spot.end - start,
-        max(spot.first - row["position"], 0),
-        seconds,
-    )
+    messages = ahead.records if ahead.is_exact else None
+    return _in_a_log(row["protocol"], row["reader"], spot, row["position"], messages, seconds)
 
 
 def _sessions(places: Sequence[Any], kept: Sequence[Any]) -> Iterator[Lag]:

@@ -186,7 +186,7 @@ def _lag(figures: Figures) -> Section:
                 "reader": row["reader"],
                 "reads": row["name"],
                 "messages": row["messages"],
-                "size": _size(row["bytes"]),
+                "size": "-" if row["bytes"] is None else _size(row["bytes"]),
                 "behind": "-" if row["seconds"] is None else plots.span(1000 * row["seconds"]),
             }
             for row in figures.lag[:TABLE_MAX]

@@ -234,14 +234,23 @@ def lag(
         if groups is not None:
             raise UsageError("--groups", "a data folder knows its groups; only --servers takes this")
         with spark_for("lag", reading.master, reading.config) as spark:
-            return job.of_folders(spark, there)
+            return _said(job.of_folders(spark, there))
     if groups is None:
         text = "say which: servers do not list their groups, nor any sessions (a data folder has both)"
         raise UsageError("--groups", text)
     try:
-        return job.of_servers(there, parse_groups(groups))
+        return _said(job.of_servers(there, parse_groups(groups)))
     except ValueError as error:
         raise UsageError("--groups", str(error)) from None
+
+
+def _said(rows: Rows) -> Rows:
+    """The same; which of them damage touches stands on standard error."""
+    from brokers.pipeline.jobs.lag import uncounted
+
+    for text in uncounted(rows):
+        print(f"brokers: {text}", file=sys.stderr)
+    return rows
 
 
 def anomaly(

@@ -24,7 +24,7 @@ from logmq.wire import Refusal, name_untrusted
 
 @attrs.frozen
 class Behind:
-    """A group's place in a topic, and the messages from there to the end.
+    """A group's place in a topic, and the messages from there to the end; None: damage hides how many.
 
     `oldest_ms`, `newest_ms`: when the first and the last of these were written, at the grain of the marks.
     """
@@ -32,7 +32,7 @@ class Behind:
     group: str
     spot: LogSpot
     position: int
-    messages: int
+    messages: int | None
     oldest_ms: int
     newest_ms: int
 
@@ -70,7 +70,8 @@ def _behind(group: str, spot: LogSpot, position: int, ahead: Stretch, marks: Seq
     times = [rows[-1].unix_ms for rows in marks if isinstance(rows, list) and rows]
     if ahead.start == spot.end:
         times = []
-    return Behind(group, spot, position, ahead.records, min(times, default=0), max(times, default=0))
+    messages = ahead.records if ahead.is_exact else None
+    return Behind(group, spot, position, messages, min(times, default=0), max(times, default=0))
 
 
 def _mark_at(topic: str, offset: int) -> Ask:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ from brokers.pipeline.jobs.streaming import rows_as_they_come
 from brokers.pipeline.jobs.throughput import throughput
 from brokers.pipeline.jobs.where import Reading, Where, where
 from shared.errors import ConfigError, StoreFormat, UsageError
+from tests.pipeline.folders import RECORDS, marks, offset_of
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
+from tests.support.folders import flip
 from tests.support.server import Server, speak
 
 if TYPE_CHECKING:
@@ -81,8 +83,32 @@ def test_groups_of_servers_are_behind_as_the_folder_has_it(
     both = verbs.lag(groups="audit", reading=Reading(servers=",".join(servers)))
     assert [(row["broker"], row["messages"], row["bytes"]) for row in both] == [
         (servers[0], 0, 0),
-        (servers[1], 1, 6),
+        (servers[1], 1, 2),
     ]
+
+
+def test_a_group_in_a_damaged_range_costs_its_own_row_alone(
+    folder: Path, new_server: Callable[..., Server], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = new_server("--enable", "logmq", data=folder).start()
+    entry, inside = marks(folder)[1], offset_of(700)
+    assert entry.offset < inside < entry.end
+    commits = {"early": 0, "hurt": inside, "late": entry.end}
+    lines = "".join(f"COMMIT {group} orders {place}\n" for group, place in commits.items())
+    assert speak(server.address("logmq"), lines.encode()).count(b"OK") == 3
+    server.stop()
+    flip(folder / "logmq" / "orders.log", entry.offset * 8 + 1)
+    server.start()
+    reading = Reading(servers=":".join(map(str, server.address("logmq"))))
+    rows = {row["reader"]: row for row in verbs.lag(groups=",".join(commits), reading=reading)}
+    behind = [offset_of(number) for number in range(len(RECORDS))]
+    late = len(RECORDS) - behind.index(entry.end)
+    assert [(rows[group]["messages"], rows[group]["position"]) for group in commits] == [
+        (len(RECORDS), 0),
+        (None, inside),
+        (late, entry.end),
+    ]
+    assert f"brokers: orders: the place of hurt, {inside}, is in a damaged range" in capsys.readouterr().err
 
 
 def test_what_servers_do_not_give_is_said(servers: tuple[str, str]) -> None:
