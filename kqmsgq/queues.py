@@ -8,6 +8,7 @@ of the message's length: a hit says at once that they are well-formed and whom t
 until any subscription changes.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
 ROUTES_MAX = 8192
 """First bytes remembered, at most 262 each; when there are more, all are learnt anew."""
 COUNTED_BYTES_MAX = 16 << 20
-"""Of dropped chunks whose messages have been counted: more than a consumer may lose at once by default."""
+"""Of dropped chunks whose messages have been counted, with `COUNTED_ENTRY_BYTES` for each: more than a
+consumer may lose at once by default."""
+COUNTED_ENTRY_BYTES = 256
+"""A chunk's header, a tuple, a number and a place in the dict."""
 LOOKED_UP_BYTES = 2
 """Of a message's length; a message that is looked up has less than 64 KiB, so these are zero."""
 
@@ -89,7 +93,8 @@ class Queues:
         self.epoch = 0
         """Rises whenever routes that were given out are not to be used any more."""
         self._counting = rounds_for_counting()
-        self._counted: dict[int, tuple[bytes | memoryview, int]] = {}  # by identity, which it keeps
+        # By identity, which it keeps; oldest first (a dict would look for that behind all that have left).
+        self._counted: OrderedDict[int, tuple[bytes | memoryview, int]] = OrderedDict()
         self._counted_bytes = 0
 
     # Subscriptions.
@@ -160,9 +165,10 @@ class Queues:
             return found[1]
         messages = count_messages(bytes(chunk), self._counting)
         counted[id(chunk)] = chunk, messages
-        self._counted_bytes += len(chunk)
+        self._counted_bytes += COUNTED_ENTRY_BYTES + len(chunk)
         while self._counted_bytes > COUNTED_BYTES_MAX:
-            self._counted_bytes -= len(counted.pop(next(iter(counted)))[0])
+            _, (oldest, _) = counted.popitem(last=False)
+            self._counted_bytes -= COUNTED_ENTRY_BYTES + len(oldest)
         return messages
 
     def look(self, data: bytes, at: int) -> tuple[Route, int, int] | None:

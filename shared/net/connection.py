@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from shared.net.outbox import FileRange, Outbox, Policy
 
+PAY_BYTES = 1024 * 1024
 HELD_BYTES_MIN = 4 * 1024
 """Of a message that is not all there so much is each connection's own, and counts nowhere."""
 
@@ -186,9 +187,13 @@ class Connection:
         """
 
     def pay(self) -> int:
-        """All backlogs of the process are above their bound and this is the largest: drop half, or close."""
+        """All backlogs of the process are above their bound and this is the largest: drop half, or close.
+
+        Not more than `PAY_BYTES` at a time: who counts what is dropped may take long over it.
+        """
         outbox = self.outbox
-        if outbox.policy is Policy.DROP and self._drop(outbox.waiting_bytes // 2):
+        waiting = outbox.waiting_bytes
+        if outbox.policy is Policy.DROP and self._drop(max(waiting // 2, waiting - PAY_BYTES)):
             return outbox.memory_bytes + self.held_bytes
         self.abort("input memory" if self.held_bytes > outbox.memory_bytes else "outbox memory")
         return 0

@@ -134,7 +134,10 @@ class DrivenConnection(Connection):
 
     def _account(self) -> None:
         """Tell the process's budget what waits here; it may make this or another connection pay."""
-        size = self.held_bytes + (self.outbox.memory_bytes if self.outbox.size else 0)
+        size = self.held_bytes
+        if self.outbox.size:
+            self.outbox.pack()
+            size += self.outbox.memory_bytes
         self._accounted = size > 0
         self._rounds.budget.account(self, size)
 

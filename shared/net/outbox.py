@@ -6,7 +6,7 @@ share one `OutboxBudget`: a slow peer's backlog is memory, and memory is one thi
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import islice
 from typing import Protocol
@@ -14,6 +14,11 @@ from typing import Protocol
 JOIN_BYTES = 256 * 1024
 GATHER_CHUNKS = 512
 CHUNK_OVERHEAD_BYTES = 64  # a bytes object's header, its slot in the deque, the allocator's rounding
+
+PACK_CHUNKS = 1024
+PACK_BYTES = 16 * 1024
+"""So many new chunks that wait are joined to pieces of this size, where they are small on average."""
+PACK_AVERAGE_BYTES = 256
 
 
 class Policy(Enum):
@@ -74,6 +79,7 @@ class Outbox:
         "file_bytes",
         "on_clear",
         "on_drop",
+        "pack_at",
         "policy",
         "size",
     )
@@ -91,6 +97,8 @@ class Outbox:
         transport says how far it came, that is a view of what was not taken of a chunk (`obj`)."""
         self.dropped_chunks = 0
         self.dropped_bytes = 0
+        self.pack_at = PACK_CHUNKS
+        """How many chunks there are when the newest are next looked at by `pack`."""
 
     def push(self, data: bytes) -> int:
         """Append a chunk, not empty; returns the new size."""
@@ -145,6 +153,31 @@ class Outbox:
                 break
             gathered.append(chunk)
         return gathered
+
+    def pack(self) -> None:
+        """Join small chunks that wait, once there are many: each costs `CHUNK_OVERHEAD_BYTES` of memory.
+
+        And dropping goes chunk by chunk: half a backlog of 8 MiB in messages of 10 bytes took 1.6 s. What is
+        dropped is a whole piece then. Not where `on_clear` is to be told each chunk by itself.
+        """
+        chunks = self.chunks
+        count = len(chunks or ())
+        if count < self.pack_at:
+            self.pack_at = min(self.pack_at, count + PACK_CHUNKS)
+            return
+        assert chunks
+        if self.on_clear is None:
+            newest: list[bytes | memoryview] = []
+            while len(newest) < PACK_CHUNKS and len(chunks) > 1:
+                chunk = chunks.pop()
+                if isinstance(chunk, FileRange):
+                    chunks.append(chunk)
+                    break
+                newest.append(chunk)
+            newest.reverse()
+            small = sum(map(len, newest)) < PACK_AVERAGE_BYTES * len(newest)
+            chunks.extend(_joined(newest) if small else newest)
+        self.pack_at = len(chunks) + PACK_CHUNKS
 
     def begin(self) -> bytes | memoryview:
         """What to send next, marked as begun; for a transport that takes time, then calls `advance`.
@@ -239,11 +272,25 @@ class Outbox:
                 chunk.release()
 
 
+def _joined(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes in pieces of up to `PACK_BYTES`; a chunk is never cut."""
+    piece: list[bytes | memoryview] = []
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > PACK_BYTES and piece:
+            yield b"".join(piece)
+            piece.clear()
+            size = len(chunk)
+        piece.append(chunk)
+    yield b"".join(piece)
+
+
 class Debtor(Protocol):
     """Who holds a backlog: a connection."""
 
     def pay(self) -> int:
-        """Give memory back, by policy: drop half of the backlog, or close. Returns what is still held."""
+        """Give memory back, by policy: drop some of the backlog, or close. Returns what is still held."""
 
 
 class OutboxBudget:

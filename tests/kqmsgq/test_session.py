@@ -1,5 +1,7 @@
 """What a producer's events bring about at consumers, and what closes a connection."""
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -273,14 +275,21 @@ def test_what_is_remembered_of_queues_has_a_bound(monkeypatch: pytest.MonkeyPatc
     assert consumer.bodies() == bodies
 
 
-def test_what_is_remembered_of_dropped_chunks_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues, "COUNTED_BYTES_MAX", 200)
+def test_what_is_remembered_of_dropped_chunks_has_a_bound_with_all_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bytes_max = 1 << 18
+    monkeypatch.setattr(queues, "COUNTED_BYTES_MAX", bytes_max)
     world = World()
     consumer = Consumer(world.consumer().connection)
-    for number in range(20):
-        world.queues.dropped(consumer, message(b"a", bytes(40)) * (number % 3 + 1))
-        assert sum(len(chunk) for chunk, _ in world.queues._counted.values()) <= 200
-    assert world.counts.messages_dropped == consumer.dropped == sum(number % 3 + 1 for number in range(20))
+    gc.collect()
+    tracemalloc.start()
+    for number in range(20_000):
+        world.queues.dropped(consumer, message(b"a", b"") * (number % 3 + 1))
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < 2 * bytes_max
+    assert world.counts.messages_dropped == consumer.dropped == sum(n % 3 + 1 for n in range(20_000))
 
 
 def test_more_subscriptions_than_allowed_close_the_consumer() -> None:

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.checks import MemoryConnection
-from shared.net.outbox import CHUNK_OVERHEAD_BYTES, FileRange, Outbox, OutboxBudget, Policy
+from shared.net import outbox as outboxes
+from shared.net.outbox import (
+    CHUNK_OVERHEAD_BYTES,
+    PACK_CHUNKS,
+    FileRange,
+    Outbox,
+    OutboxBudget,
+    Policy,
+)
 
 
 @pytest.fixture
@@ -260,3 +268,55 @@ def test_a_memory_connection_drains_when_the_test_takes() -> None:
     connection.write(b"too late")
     assert connection.taken() == b""
     assert connection.finished
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 9, 200, 3000]), st.integers(1, 20)), max_size=12), st.data())
+def test_packing_keeps_every_byte_its_place(runs: list[tuple[int, int]], data: st.DataObject) -> None:
+    pushed = sent = b""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outboxes, "PACK_CHUNKS", 16)
+        outbox = Outbox(1 << 30)
+        for size, count in runs:
+            for number in range(count):
+                chunk = bytes([number + 1]) + bytes(size)
+                pushed += chunk
+                outbox.push(chunk)
+                outbox.pack()
+            if data.draw(st.booleans()):
+                offered = bytes(outbox.begin())
+                taken = data.draw(st.integers(1, len(offered)))
+                sent += offered[:taken]
+                outbox.advance(taken)
+    assert outbox.size == len(pushed) - len(sent)
+    assert sent + b"".join(map(bytes, outbox.chunks or ())) == pushed  # type: ignore[arg-type]
+
+
+def test_many_small_chunks_take_little_more_memory_than_their_bytes() -> None:
+    outbox = Outbox(1 << 30)
+    for _ in range(200_000):
+        outbox.push(b"123456789")
+        outbox.pack()
+    assert outbox.memory_bytes < 1.1 * outbox.size
+
+
+def test_large_chunks_and_those_that_are_told_one_by_one_are_not_packed() -> None:
+    large, told = Outbox(1 << 30), Outbox(1 << 30)
+    told.on_clear = lambda chunks, begun: None
+    for _ in range(3000):
+        large.push(bytes(300))
+        large.pack()
+        told.push(b"x")
+        told.pack()
+    assert large.waiting_chunks == told.waiting_chunks == 3000
+
+
+def test_packing_leaves_files_where_they_are(letters: int) -> None:
+    outbox = Outbox(1 << 30)
+    outbox.push(b"x")
+    outbox.push_file(FileRange(letters, 0, 26, lambda: None))
+    for _ in range(PACK_CHUNKS):
+        outbox.push(b"y")
+        outbox.pack()
+    assert outbox.chunks is not None
+    assert [type(chunk) for chunk in outbox.chunks][:3] == [bytes, FileRange, bytes]
+    assert outbox.waiting_chunks < 10
