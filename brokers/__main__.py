@@ -19,6 +19,11 @@ def main() -> None:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # while we were still importing
         code = 130
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in (__package__, "shared"):
+            raise
+        lacking = f"the commands need {error.name}, which is not installed"
+        sys.exit(f"brokers: {lacking}; pip install 'brokers[serve]' brings it")
     sys.exit(code)
 
 

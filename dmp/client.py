@@ -24,11 +24,10 @@ import trio
 from pamqp import commands
 
 from dmp import wire
-from dmp.door import DMP_HEADER
 from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
 from dmp.short_strings import SHORT_BYTES_MAX, short, take_short
-from dmp.wire import Message, Options
+from dmp.wire import DMP_HEADER, Message, Options
 from shared.net.dial import Address, Disconnected
 from shared.net.pushed import Receiver
 from shared.net.sender import Sender

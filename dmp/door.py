@@ -7,12 +7,11 @@ as that specification wants it, and the connection closes.
 from collections.abc import Callable, Mapping
 
 from dmp.broker import Broker
+from dmp.wire import AMQP_HEADER
 from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection, Session
 
-AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
-DMP_HEADER = b"AMQP\x0a\x01\x00\x01"
-HEADER_BYTES = 8
+HEADER_BYTES = len(AMQP_HEADER)
 
 OpenSession = Callable[[Connection, Broker], Session]
 

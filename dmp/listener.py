@@ -10,11 +10,12 @@ import trio
 from dmp.amqp.session import Session as AmqpSession
 from dmp.broker import Broker
 from dmp.definitions import Definitions
-from dmp.door import AMQP_HEADER, DMP_HEADER, Door, OpenSession
+from dmp.door import Door, OpenSession
 from dmp.exchanges import Exchange
 from dmp.samples import samples
 from dmp.session import Session as DmpSession
 from dmp.settings import DmpSettings
+from dmp.wire import AMQP_HEADER, DMP_HEADER
 from shared.metrics import Sample
 from shared.net.connection import Connection, Session
 from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb

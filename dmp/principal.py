@@ -14,8 +14,8 @@ from pamqp import base, commands
 
 from dmp.amqp.methods import FRAME_HEAD, METHOD, Direct, decode_untrusted, encode
 from dmp.amqp.packing import BODY, FRAME_OVERHEAD, HEADER, HEARTBEAT, header_untrusted
-from dmp.door import AMQP_HEADER
 from dmp.refusals import Refusal
+from dmp.wire import AMQP_HEADER
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 from shared.net.dial import Address, Disconnected
 

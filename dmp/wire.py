@@ -18,6 +18,10 @@ from dmp.properties import NO_PROPERTIES, end_of_properties
 from dmp.short_strings import SHORT_BYTES_MAX, short
 from shared.errors import RemoteProtocolError
 
+AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
+DMP_HEADER = b"AMQP\x0a\x01\x00\x01"
+"""The first eight bytes of a connection: which of the two protocols of the port it speaks."""
+
 BODY_BYTES_MAX = (1 << 24) - 1
 """What three bytes of length can say."""
 NULL_MESSAGE = b"\0\0\0\0"

@@ -36,10 +36,10 @@ from brokers.render import progress
 from dmp import wire
 from dmp.amqp.methods import FRAME_END, FRAME_HEAD, encode
 from dmp.amqp.packing import BODY, HEADER
-from dmp.door import DMP_HEADER
 from dmp.principal import Principal
 from dmp.properties import NO_PROPERTIES
 from dmp.short_strings import short
+from dmp.wire import DMP_HEADER
 from shared.options import Json
 
 RECEIVE_BYTES = 256 * 1024

@@ -20,6 +20,8 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import attrs
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from brokers.errors import ExitCode
 from brokers.pipeline import java
@@ -38,8 +40,9 @@ PORTS = {
     8080: "a standalone master's page, and LogMQ: start the master with --webui-port",
     8081: "a standalone worker's page",
 }
-_NOT_IN_EXTRA = ("numpy", "crc32c", "attrs")
+_NOT_IN_EXTRA = ("crc32c", "attrs")
 _MODULES = {"attrs": "attr"}
+_UNKNOWN = "of unknown version"
 
 
 class State(Enum):
@@ -106,26 +109,30 @@ def python() -> Finding:
 def packages(version: Callable[[str], str | None] | None = None) -> Iterator[Finding]:
     """Those of the extra with the versions that this release is made for, and what else executors need."""
     version = version or installed
-    for name, pinned in (pins() | dict.fromkeys(_NOT_IN_EXTRA)).items():
+    for name, wanted in (extra() | dict.fromkeys(_NOT_IN_EXTRA, SpecifierSet())).items():
         found = version(name)
         if found is None:
             advice = f"{GET_EXTRA} brings it" if name not in ("crc32c", "attrs") else f"pip install {name}"
             yield Finding(name, State.MISSING, "not installed", advice)
-        elif pinned is not None and found != pinned:
-            advice = f"this release is tested with {pinned}: pip install {name}=={pinned}"
+        elif found != _UNKNOWN and not wanted.contains(found, prereleases=True):
+            advice = f"this release needs another: pip install '{name}{wanted}'"
             yield Finding(name, State.WARNING, found, advice)
         else:
             yield Finding(name, State.OK, found)
 
 
-def pins() -> dict[str, str | None]:
-    """What the extra asks for: the version of each package, as this installation's metadata have it."""
-    found: dict[str, str | None] = {}
-    for line in importlib.metadata.requires("brokers") or ():
-        if re.search(r"""extra\s*==\s*['"]spark['"]""", line):
-            name, _, rest = line.partition("==")
-            found[re.split(r"[\s;<>=\[]", name)[0]] = rest.partition(";")[0].strip() or None
-    return found
+def extra() -> dict[str, SpecifierSet]:
+    """What the extra asks for: the versions of each package, as this installation's metadata have them."""
+    wanted = [Requirement(text) for text in importlib.metadata.requires("brokers") or ()]
+
+    def asked(extra: str) -> dict[str, SpecifierSet]:
+        return {
+            one.name: one.specifier
+            for one in wanted
+            if not one.marker or one.marker.evaluate({"extra": extra})
+        }
+
+    return {name: versions for name, versions in asked("spark").items() if name not in asked("serve")}
 
 
 def installed(name: str) -> str | None:
@@ -135,7 +142,7 @@ def installed(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
+        return _UNKNOWN
 
 
 def javas(environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -5,10 +5,11 @@ from typing import Any
 from pamqp import base, body, commands, frame, header, heartbeat
 
 from dmp.amqp.methods import METHODS, encode
-from dmp.door import AMQP_HEADER, Door
+from dmp.door import Door
 from dmp.listener import DOORS
 from dmp.properties import NO_PROPERTIES
 from dmp.settings import DmpSettings
+from dmp.wire import AMQP_HEADER
 from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError
 from tests.dmp.world import World

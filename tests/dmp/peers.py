@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dmp import wire
 from dmp.arguments import QueueKind
-from dmp.door import DMP_HEADER, Door
+from dmp.door import Door
 from dmp.exchanges import ExchangeKind
 from dmp.listener import DOORS
 from dmp.message import Head
@@ -12,6 +12,7 @@ from dmp.owners import Owner
 from dmp.queues import Queue
 from dmp.refusals import Code
 from dmp.short_strings import short, take_short
+from dmp.wire import DMP_HEADER
 from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError
 from tests.dmp.world import World

@@ -5,8 +5,8 @@ import importlib.metadata
 import pytest
 from pamqp import base, commands
 
-from dmp.door import AMQP_HEADER
 from dmp.exchanges import PREDECLARED
+from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, closed, opened
 from tests.dmp.world import World
 

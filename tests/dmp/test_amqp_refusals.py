@@ -5,10 +5,10 @@ from pamqp import commands
 from pamqp.encode import field_table
 
 from dmp.amqp.methods import Direct, encode
-from dmp.door import AMQP_HEADER
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.users import Users
+from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, closed, content_header, opened, publish, start_ok
 from tests.dmp.world import World
 

@@ -13,8 +13,8 @@ from dmp.amqp.states import (
     Event,
     State,
 )
-from dmp.door import AMQP_HEADER
 from dmp.settings import DmpSettings
+from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, bodies, closed, opened, publish, start_ok
 from tests.dmp.world import World
 

@@ -11,10 +11,10 @@ from dmp.amqp import methods, wiring_methods
 from dmp.amqp.lifetime import CONNECTION_FIELDS_MAX, LOGIN_FRAME_BYTES_MAX
 from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State
 from dmp.copies import KEYS_MAX
-from dmp.door import AMQP_HEADER
 from dmp.field_tables import FIELDS_MAX
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
+from dmp.wire import AMQP_HEADER
 from dmp.wiring import REPLIES_WAITING_MAX
 from shared.states import diagram
 from tests.dmp.amqp_peer import Peer, content_header

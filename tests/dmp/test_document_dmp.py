@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from dmp import wire
-from dmp.door import DMP_HEADER
 from dmp.feed import IDLE_SECONDS
 from dmp.leases import LEASE_SECONDS, RANDOM_BYTES
 from dmp.settings import DmpSettings
 from dmp.short_strings import short
 from dmp.states import TRANSITIONS, State
+from dmp.wire import DMP_HEADER
 from shared.states import diagram
 from tests.dmp.peers import Application, Peer, texts
 from tests.dmp.world import World

@@ -4,11 +4,11 @@ import pytest
 
 from dmp import wire
 from dmp.arguments import QueueArguments, QueueKind
-from dmp.door import DMP_HEADER
 from dmp.exchanges import ExchangeKind
 from dmp.feed import IDLE_SECONDS
 from dmp.settings import DmpSettings
 from dmp.short_strings import short
+from dmp.wire import DMP_HEADER
 from tests.dmp.peers import Application, Peer, bodies, packed
 from tests.dmp.world import PERSISTENT, Taker, World
 

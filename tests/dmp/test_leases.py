@@ -4,12 +4,12 @@ import pytest
 
 from dmp.broker import QUEUES_AT_ONCE
 from dmp.chores import STEPS_PER_TURN
-from dmp.door import DMP_HEADER
 from dmp.refusals import Code, Refusal
 from dmp.session import Session
 from dmp.settings import DmpSettings
 from dmp.short_strings import short
 from dmp.states import TRANSITIONS, Event, State
+from dmp.wire import DMP_HEADER
 from shared.checks import MemoryConnection
 from shared.errors import LocalProtocolError
 from tests.dmp.peers import GREETING, Application, Peer, texts

@@ -11,7 +11,7 @@ from pamqp import commands
 
 from dmp.amqp.methods import encode
 from dmp.amqp.packing import HEARTBEAT_FRAME
-from dmp.door import AMQP_HEADER
+from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import publish, start_ok
 from tests.dmp.served import Served, served
 from tests.dmp.world import PERSISTENT

@@ -9,12 +9,12 @@ from pamqp import commands
 
 from dmp import wire
 from dmp.arguments import QueueKind
-from dmp.door import DMP_HEADER
 from dmp.pacing import WORK_PER_STRETCH
 from dmp.queues import Queue
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.short_strings import short
+from dmp.wire import DMP_HEADER
 from tests.dmp.peers import Application, Peer, bodies, packed, texts
 from tests.dmp.world import World, laborious
 

@@ -13,11 +13,11 @@ from dmp.arguments import QueueArguments, QueueKind
 from dmp.broker import QUEUES_AT_ONCE
 from dmp.burials import LETTER_BYTES, LETTER_QUEUES, LETTERS_PER_TURN
 from dmp.chores import STEPS_PER_TURN
-from dmp.door import AMQP_HEADER
 from dmp.header_match import HeaderMatch
 from dmp.message import Message
 from dmp.queues import EXPIRED_AT_ONCE, LOOKED_AT_ONCE, Queue
 from dmp.rows import Row
+from dmp.wire import AMQP_HEADER
 from dmp.wiring import UNBOUND_AT_ONCE
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head

@@ -1,6 +1,6 @@
 """A web page may have a browser post to any port of this machine. No protocol does what the body says."""
 
-from dmp.door import AMQP_HEADER
+from dmp.wire import AMQP_HEADER
 from dms.wire import Type, pack, pack_name
 from kqmsgq.wire import PRODUCE, message, subscribe
 from pubsub.wire import Command, encode_command, encode_id

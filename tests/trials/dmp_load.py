@@ -17,7 +17,7 @@ from pamqp import base, body, commands
 from pamqp.header import ContentHeader
 
 from dmp.amqp.methods import encode
-from dmp.door import AMQP_HEADER
+from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import decoded, publish, start_ok
 from tests.dmp.world import PERSISTENT
 from tests.trials.dmp_ledger import EXCHANGE, FANOUT, Copy, DmpBook, digest, key_of
