@@ -206,7 +206,12 @@ def _from_file(
         known = {
             name: table for name, table in tables.items() if name in sections or not (alone or name in broken)
         }
-        yield from flatten(known, sections, source)
+        for leaf in flatten(known, sections, source):
+            if isinstance(leaf, Problem):
+                yield leaf
+            else:
+                key, given = leaf
+                yield key, attrs.evolve(given, folder=path.parent)
 
 
 def _from_environment(

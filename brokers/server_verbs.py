@@ -52,7 +52,9 @@ def data_folder(given: Path | None, config: Path | None = None, usual: Path = US
     if file := config or os.environ.get("BROKERS_CONFIG"):
         try:
             serve = tomllib.loads(Path(file).read_text()).get("serve", {})
-            return Path(serve["data_dir"]).expanduser() if "data_dir" in serve else usual
+            if "data_dir" not in serve:
+                return usual
+            return Path(file).parent / Path(serve["data_dir"]).expanduser()
         except (OSError, ValueError, AttributeError, TypeError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error
             said = "--config" if config else "BROKERS_CONFIG"

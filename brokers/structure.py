@@ -7,6 +7,7 @@ settings class (a table of tables, `[logmq.topics."orders.*"]`). What a plain fi
 
 import typing
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -20,11 +21,20 @@ Key = tuple[str, ...]
 
 @attrs.frozen
 class Given:
-    """A value as somebody gave it. `words`: it came as text (a flag, a variable) and is still to be read."""
+    """A value as somebody gave it. `words`: it came as text (a flag, a variable) and is still to be read.
+
+    `folder`: of the file that says it, from which a relative path goes out; None: from the current one.
+    """
 
     value: Any = attrs.field(repr=False)  # it may be a secret
     source: str
     words: bool = False
+    folder: Path | None = None
+
+    def read(self, field: "attrs.Attribute[Any]") -> Any:
+        """What the field gets. Raises ValueError or TypeError with a readable text."""
+        value = read_value(self.value, field, words=self.words)
+        return self.folder / value if self.folder is not None and isinstance(value, Path) else value
 
 
 def written(key: Key) -> str:
@@ -122,7 +132,7 @@ def build(settings: type[Any], above: Key, given: Mapping[Key, Given], problems:
             arguments[name] = table
         elif key in given:
             try:
-                arguments[name] = read_value(given[key].value, field, words=given[key].words)
+                arguments[name] = given[key].read(field)
                 settings(**{name: arguments[name]})  # its validator, by itself: so that the key is known
             except (ValueError, TypeError) as error:
                 arguments.pop(name, None)

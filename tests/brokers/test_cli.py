@@ -247,6 +247,10 @@ def test_a_verb_finds_the_data_folder_as_serving_does(
     run(["status", "--data-dir", "/from/flag"])
     lines = capsys.readouterr().err.splitlines()
     assert ["/from/file" in lines[0], "/from/environment" in lines[1], "/from/flag" in lines[2]] == [True] * 3
+    monkeypatch.delenv("BROKERS_SERVE_DATA_DIR")
+    file.write_text("[serve]\ndata_dir = 'beside'")
+    run(["status"])
+    assert str(tmp_path / "beside") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["status"], ["log", "ls"], ["fsck"], ["thing", "ask"]])

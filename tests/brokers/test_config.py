@@ -255,3 +255,17 @@ def test_what_the_system_would_not_take_is_refused_as_a_setting(tmp_path: Path, 
     section, _, key = setting.partition(".")
     error = refused(tmp_path, f"[{section}]\n{key} = 9999999999999999999999")
     assert [problem.key for problem in error.problems] == [setting]
+
+
+def test_relative_paths_of_a_file_go_out_from_its_folder_and_all_others_from_the_current_one(
+    tmp_path: Path,
+) -> None:
+    tables = ("[serve]\ndata_dir = 'data'", "[tls]\ncertificate = 'a.pem'\nclient_ca = '/etc/ca.pem'")
+    toml = "\n".join((*tables, "[queue.tls]\nkey = '../k'"))
+    config = read(tmp_path, toml, {"BROKERS_TLS_KEY": "k.pem"})
+    assert config.serve.data_dir == tmp_path / "data"
+    tls = TlsSettings(tmp_path / "a.pem", Path("k.pem"), Path("/etc/ca.pem"))
+    assert (config.tls, config.protocols["queue"].tls.key) == (tls, tmp_path / "../k")
+    flag = Flag(("serve", "data_dir"), "data", "--data-dir")
+    assert read(tmp_path, toml, flags=[flag]).serve.data_dir == Path("data")
+    assert load([], file=None, environ={}).serve.data_dir == Path("data")

@@ -15,10 +15,11 @@ from cyclopts import App, CycloptsError
 
 from brokers import control, plugs
 from brokers.cli import root
-from brokers.config import OWN_SECTIONS, load
+from brokers.config import OWN_SECTIONS, checked, load
 from brokers.errors import ExitCode
 from brokers.structure import leaves, written
 from brokers.values import plain
+from shared.errors import BrokerError
 from tests.brokers.test_examples import examples
 from tests.support.server import Server
 
@@ -78,14 +79,34 @@ def test_the_file_of_settings_in_the_document_can_be_read_and_shows_defaults(tmp
     assert shown == {
         "serve.enable": ["logmq"],
         "serve.data_dir": "/var/lib/brokers",
-        "tls.certificate": "server.pem",
-        "tls.key": "server.key",
-        "tls.client_ca": "clients.pem",
+        "tls.certificate": str(tmp_path / "server.pem"),
+        "tls.key": str(tmp_path / "server.key"),
+        "tls.client_ca": str(tmp_path / "clients.pem"),
         "client.host": "broker.example",
-        "client.ca": "authority.pem",
+        "client.ca": str(tmp_path / "authority.pem"),
         "record.protocols": ["pubsub", "kqmsgq"],
         **{key: value for key, value in shown.items() if key.startswith("logmq.topics.")},
     }, "all else in the example is as it would be without it"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_certificates_in_the_document_are_those_that_its_file_names_wherever_the_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chapter = OPERATING.partition("## Beyond one machine")[2].partition("\n## ")[0]
+    made = re.findall(r"^    (openssl (?:.*\\\n)*.*)$", chapter, re.M)
+    assert len(made) == 2
+    for command in made:
+        subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    table = re.findall(r"^\[tls\](?:.*\n)+?\n", OPERATING, re.M)[0]
+    file = tmp_path / "brokers.toml"
+    file.write_text(f"[serve]\nhost = '0.0.0.0'\n[pubsub]\nallow = ['10.0.0.0/8']\n{table}")
+    monkeypatch.chdir("/")
+    checked(file)
+    sections = [line for line in file.read_text().splitlines() if not line.startswith("client_ca")]
+    file.write_text("\n".join(sections))
+    with pytest.raises(BrokerError, match="client_ca"):
+        checked(file)
 
 
 def test_the_exit_codes_in_the_document_are_those_there_are() -> None:
@@ -130,8 +151,10 @@ def _arguments(app: App) -> Iterator[tuple[str, Any]]:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_the_unit_is_one_for_systemd_and_leaves_the_service_little_of_the_machine(tmp_path: Path) -> None:
     unit = tmp_path / "brokers.service"
-    (text,) = re.findall(r"```ini\n(.*?)```", OPERATING, re.DOTALL)
+    text, tls = re.findall(r"```ini\n(.*?)```", OPERATING, re.DOTALL)
     unit.write_text(text.replace("/opt/brokers/bin/brokers", sys.executable))
+    (tmp_path / "brokers.service.d").mkdir()
+    (tmp_path / "brokers.service.d" / "tls.conf").write_text(tls)
 
     def analyze(*words: str) -> str:
         asked = subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, timeout=60)
