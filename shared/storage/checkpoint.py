@@ -4,9 +4,15 @@ Between two commits stock is taken: where replay would start, which logs changed
 while commits go on, the marks up to there are written, the files and folders synced, the catalog replaced,
 and the segments below freed. An error in a sync is final (PROMISES: poisoned); want of space is not, since
 all is safe in the journal: the checkpoint is tried again.
+
+On a slow disk a sync takes half a second, however little is to be synced, and many side by side take hardly
+longer. So where one thread would take long, several make the syncs: else each changed log would keep the
+process from its end for a second.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import attrs
@@ -14,6 +20,7 @@ import structlog
 import trio
 
 from shared.storage import catalog
+from shared.storage.clock import Clock
 from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import LogFile, OpenFiles, describe, out_of_space
@@ -24,6 +31,9 @@ from shared.storage.marking import Marking
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 _RETRY_SECONDS = 1.0
+_SYNC_THREADS = 32
+_TOGETHER_SECONDS = 0.01
+"""Syncs that take no longer are made by one thread; what is left then is shared by several."""
 _BATCHES_MAX = 65536
 """A checkpoint is due after so many batches, however small: replay takes time for each."""
 
@@ -58,6 +68,7 @@ class Checkpointer:
         inventory: Inventory,
         disk: Disk,
         files: OpenFiles,
+        clock: Clock,
         sync_all_logs: int,
         direct_bytes_max: int,
         in_thread: Callable[..., Awaitable[Any]],
@@ -69,10 +80,12 @@ class Checkpointer:
         self._inventory = inventory
         self._disk = disk
         self._files = files
+        self._clock = clock
         self._sync_all_logs = sync_all_logs
         self._direct_bytes_max = direct_bytes_max  # more around the journal, and recovery would take long
         self._in_thread = in_thread
         self._limiter = trio.CapacityLimiter(1)
+        self._sync_limiter = trio.CapacityLimiter(_SYNC_THREADS)
         self._lock = trio.Lock()  # a stock taken while another is on its way would vouch for that one's logs
         self._due = trio.Event()
         self._done = trio.Event()
@@ -131,7 +144,8 @@ class Checkpointer:
         good = False
         try:
             if await self._marking.flush():
-                await self._in_thread(self._write, stock, pinned, limiter=self._limiter)
+                await self._sync_files(stock, pinned)
+                await self._in_thread(self._put_in_place, stock, clean, limiter=self._limiter)
                 good = True
         except PoisonError as error:
             self._committer.poison(error)
@@ -191,22 +205,58 @@ class Checkpointer:
         packed, folders = self._inventory.stock(self._journal.position, logs, clean)
         return Stock(self._journal.position, packed, logs, folders)
 
+    async def _sync_files(self, stock: Stock, pinned: list[tuple[LogFile, int]]) -> None:
+        """Make safe what the logs hold, and their names. Raises PoisonError."""
+        if len(stock.logs) > self._sync_all_logs and await self._in_thread(
+            self._sync_all, limiter=self._sync_limiter
+        ):
+            return
+        left: deque[Callable[[], object]] = deque(
+            partial(self._sync_log, pinned[at : at + 2]) for at in range(0, len(pinned), 2)
+        )
+        left.extend(partial(self._disk.sync_folder, folder) for folder in stock.folders)
+        await self._in_thread(self._sync_some, left, limiter=self._sync_limiter)
+        failed: list[PoisonError] = []
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(len(left), _SYNC_THREADS)):
+                nursery.start_soon(self._sync_left, left, failed)
+        if failed:
+            raise failed[0]
+
+    async def _sync_left(self, left: deque[Callable[[], object]], failed: list[PoisonError]) -> None:
+        try:
+            while left:
+                await self._in_thread(self._sync_some, left, limiter=self._sync_limiter)
+        except PoisonError as error:
+            failed.append(error)
+
     # -- in a thread
 
-    def _write(self, stock: Stock, pinned: list[tuple[LogFile, int]]) -> None:
+    def _sync_all(self) -> bool:
         try:
-            self._sync_files(stock, pinned)
+            return self._disk.sync_all()
         except OSError as error:
             raise PoisonError("a checkpoint could not sync the logs") from error
-        catalog.replace(self._disk, stock.catalog)
-        self._journal.release(stock.replay_lsn)
-        self._journal.prepare()
 
-    def _sync_files(self, stock: Stock, pinned: list[tuple[LogFile, int]]) -> None:
-        if len(stock.logs) > self._sync_all_logs:
-            self._disk.sync_all()
-            return
+    def _sync_some(self, left: deque[Callable[[], object]]) -> None:
+        """Those of these syncs that can be made in a short while, at least one; none once one has failed."""
+        began = self._clock.monotonic()
+        try:
+            while left and self._clock.monotonic() - began < _TOGETHER_SECONDS:
+                left.popleft()()
+        except IndexError:
+            pass  # another thread took the last one
+        except OSError as error:
+            left.clear()
+            raise PoisonError("a checkpoint could not sync the logs") from error
+
+    def _sync_log(self, pinned: Sequence[tuple[LogFile, int]]) -> None:
+        """A log's file before its index, so that no entry is on the disk before what it vouches for."""
         for file, fd in pinned:
             self._files.sync(file, fd)
-        for folder in stock.folders:
-            self._disk.sync_folder(folder)
+
+    def _put_in_place(self, stock: Stock, clean: bool) -> None:
+        catalog.replace(self._disk, stock.catalog)
+        self._journal.release(stock.replay_lsn)
+        if not clean:  # else nothing more is written
+            self._journal.prepare()

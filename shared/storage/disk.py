@@ -49,8 +49,8 @@ class Disk(Protocol):
     def sync_folder(self, path: str) -> None:
         """Make names in the folder durable ("" is the data folder itself)."""
 
-    def sync_all(self) -> None:
-        """syncfs on the data folder's file system."""
+    def sync_all(self) -> bool:
+        """syncfs on the data folder's file system; False where that cannot be trusted: nothing was done."""
 
     def truncate(self, fd: int, size: int) -> None: ...
 

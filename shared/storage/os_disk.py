@@ -167,24 +167,8 @@ class OsDisk:
     def sync_folder(self, path: str) -> None:
         os.fsync(self._folder(path))
 
-    def sync_all(self) -> None:
-        if not syscalls.syncfs(self._root):
-            self._sync_each("")
-
-    def _sync_each(self, path: str) -> None:
-        folder = self._folder(path)
-        for name in self.names(path):
-            below = f"{path}/{name}" if path else name
-            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-            if stat.S_ISDIR(mode):
-                self._sync_each(below)
-            elif stat.S_ISREG(mode):
-                fd = self.open(below)
-                try:
-                    syscalls.sync_data(fd)
-                finally:
-                    os.close(fd)
-        os.fsync(folder)
+    def sync_all(self) -> bool:
+        return syscalls.syncfs(self._root)
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)

@@ -354,8 +354,7 @@ def _set_aside(disk: Disk, path: str, log_id: int) -> None:
 
 def _sync(disk: Disk, touched: list[RecoveredLog], folders: set[str], sync_all_logs: int) -> None:
     """What was acknowledged must not depend on the journal, or on a page cache that a failed sync left."""
-    if len(touched) > sync_all_logs:
-        disk.sync_all()
+    if len(touched) > sync_all_logs and disk.sync_all():
         return
     for log in touched:
         for path in log.paths:

@@ -122,6 +122,7 @@ class Store:
             self._inventory,
             disk,
             files,
+            clock,
             settings.sync_all_logs,
             settings.checkpoint_direct_bytes,
             in_thread,

@@ -272,11 +272,12 @@ class FakeDisk:
         self._told("sync_folder", path)
         self._names.sync(path)
 
-    def sync_all(self) -> None:
+    def sync_all(self) -> bool:
         self._told("sync_all", "")
         for file in self._files.values():
             file.sync()
         self._names.sync_all()
+        return True
 
     def truncate(self, fd: int, size: int) -> None:
         file = self._open[fd]

@@ -7,8 +7,9 @@ from brokers.__main__ import main
 from shared.storage.os_disk import OsDisk
 
 
-def _nothing(self: OsDisk, *_: object) -> None:
+def _nothing(self: OsDisk, *_: object) -> bool:
     """Say it is done."""
+    return True
 
 
 if __name__ == "__main__":

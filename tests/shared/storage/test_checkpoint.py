@@ -73,6 +73,19 @@ async def test_many_changed_logs_are_synced_in_one_call() -> None:
         assert [len(paths), len(found[1])] == expected
 
 
+async def test_where_all_cannot_be_synced_in_one_call_each_log_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeDisk, "sync_all", lambda self: False)
+    disk = FakeDisk()
+    store = await open_store(disk, attrs.evolve(SMALL, sync_all_logs=10))
+    logs = await logs_of(store, *[ALWAYS] * 11)
+    for log in logs:
+        await store.wait(log.append(records(b"x"), 1)[1])
+    found = watch(disk, "sync")
+    assert await store.checkpoint()
+    synced = {path for path in found[0] if path.startswith("logmq/")}
+    assert synced == {path for log in logs for path in (log.file.path, log.index_file.path)}
+
+
 @pytest.mark.parametrize("kind", ["sync", "sync_folder"])
 async def test_a_checkpoints_failed_sync_poisons_and_frees_nothing(kind: str) -> None:
     disk = FakeDisk()

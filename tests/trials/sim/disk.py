@@ -75,9 +75,10 @@ class FaultyDisk(FakeDisk):
         super().sync_folder(path)
         self._took_time()
 
-    def sync_all(self) -> None:
+    def sync_all(self) -> bool:
         super().sync_all()
         self._took_time()
+        return True
 
     def read_nowait(self, fd: int, length: int, offset: int) -> bytes | None:
         if self.faults is not None and self.faults.is_cold():
