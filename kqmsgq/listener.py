@@ -72,6 +72,7 @@ class KqmsgqService:
             ("consumers", counts.consumers, "Consumers connected."),
             ("consumers_subscribed", subscribed, "Consumers with a subscription."),
             ("subscriptions", subscriptions, "Subscriptions."),
+            ("subscriptions_bytes", self.queues.subscriptions_bytes, "The memory charged for them."),
         ):
             yield Sample(f"kqmsgq_{name}", value, help_, kind="gauge")
 
@@ -83,10 +84,10 @@ class KqmsgqService:
         return [
             {
                 "peer": consumer.connection.peer,
-                "subscriptions": held,
+                "subscriptions": consumer.subscriptions,
                 "waiting_bytes": consumer.connection.outbox.size,
                 "dropped_messages": consumer.dropped,
             }
-            for consumer, held in self.queues.subscriptions()
+            for consumer in self.queues.consumers
             if consumer.dropped or not arguments.get("dropped")
         ]

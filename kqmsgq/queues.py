@@ -9,7 +9,6 @@ until any subscription changes.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kqmsgq.counts import Counts
@@ -47,15 +46,24 @@ LOOKED_UP_BYTES = 2
 """Of a message's length; a message that is looked up has less than 64 KiB, so these are zero."""
 
 
-class Consumer:
-    """Someone who subscribes. `dropped`: messages lost because it did not read."""
+SUBSCRIPTION_BYTES = 128
+"""What a subscription takes beside its name, in the index and here."""
 
-    __slots__ = ("connection", "dropped", "write")
+
+class Consumer:
+    """Someone who subscribes. `dropped`: messages lost because it did not read.
+
+    `subscriptions`, `subscriptions_bytes`: how many it has, and the memory that is charged for them.
+    """
+
+    __slots__ = ("connection", "dropped", "subscriptions", "subscriptions_bytes", "write")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.write = connection.write
         self.dropped = 0
+        self.subscriptions = 0
+        self.subscriptions_bytes = 0
 
 
 class Route:
@@ -86,7 +94,9 @@ class Queues:
         self.counts = counts
         self._log = log
         self._index: RoutingIndex[Consumer] = RoutingIndex(None)
-        self._subscriptions: dict[Consumer, int] = {}
+        self.consumers: dict[Consumer, None] = {}
+        self.subscriptions_bytes = 0
+        """The memory that is charged for all subscriptions."""
         self.routes: dict[bytes, Route] = {}
         self._by_set: dict[frozenset[Consumer], Route] = {}
         self._bundles: Bundles[Consumer] = Bundles()
@@ -100,11 +110,12 @@ class Queues:
     # Subscriptions.
 
     def join(self, consumer: Consumer) -> None:
-        self._subscriptions[consumer] = 0
+        self.consumers[consumer] = None
 
     def leave(self, consumer: Consumer) -> None:
         """`consumer` gets nothing more; harmless if it has left."""
-        if self._subscriptions.pop(consumer, None) is not None:
+        if consumer in self.consumers:
+            del self.consumers[consumer]
             self.unsubscribe_all(consumer)
             if consumer.dropped:
                 self._log.info(
@@ -117,12 +128,16 @@ class Queues:
         """To the queue of that name; without one, to all that there are and will be. Raises WireError."""
         if self._index.subscribe(consumer, name or EVERY_NAME):
             self._forget_routes()
-            held = self._subscriptions[consumer] = self._subscriptions[consumer] + 1
-            if held > self.settings.subscriptions_max:
-                raise WireError(
-                    f"{held} subscriptions, {self.settings.subscriptions_max} at most",
-                    fault=Fault.SUBSCRIPTIONS,
-                )
+            self._charge(consumer, 1, name)
+            settings = self.settings
+            for limit, got in (
+                ("subscriptions_max", consumer.subscriptions),
+                ("subscriptions_bytes_max", consumer.subscriptions_bytes),
+                ("subscriptions_total_max", len(self._index)),
+                ("subscriptions_bytes_total_max", self.subscriptions_bytes),
+            ):
+                if got > getattr(settings, limit):
+                    raise WireError(f"above {limit} = {getattr(settings, limit)}", fault=Fault.SUBSCRIPTIONS)
 
     def unsubscribe(self, consumer: Consumer, name: bytes) -> None:
         """From that queue; an all-subscription stays. Without a name: from everything."""
@@ -130,21 +145,25 @@ class Queues:
             self.unsubscribe_all(consumer)
         elif self._index.unsubscribe(consumer, name):
             self._forget_routes()
-            self._subscriptions[consumer] -= 1
+            self._charge(consumer, -1, name)
 
     def unsubscribe_all(self, consumer: Consumer) -> None:
         if self._index.drop(consumer):
             self._forget_routes()
-        if consumer in self._subscriptions:
-            self._subscriptions[consumer] = 0
-
-    def subscriptions(self) -> Iterable[tuple[Consumer, int]]:
-        return self._subscriptions.items()
+        self.subscriptions_bytes -= consumer.subscriptions_bytes
+        consumer.subscriptions = consumer.subscriptions_bytes = 0
 
     def statistics(self) -> tuple[int, int]:
         """How many subscriptions there are, and how many of their consumers."""
         found = self._index.statistics()
         return found.subscriptions, found.subscribers
+
+    def _charge(self, consumer: Consumer, count: int, name: bytes) -> None:
+        """`consumer` has `count` more, or fewer, subscriptions to queues of that name."""
+        size = count * (SUBSCRIPTION_BYTES + len(name))
+        consumer.subscriptions += count
+        consumer.subscriptions_bytes += size
+        self.subscriptions_bytes += size
 
     def dropped(self, consumer: Consumer, chunk: bytes | memoryview) -> None:
         """`chunk`, whole messages, was thrown away because `consumer` does not read."""

@@ -24,7 +24,13 @@ class KqmsgqSettings:
     slow_consumer: Literal["drop", "disconnect"] = "drop"
     """Above that: `drop` its oldest whole messages, or `disconnect` it."""
     subscriptions_max: int = limit(10_000, 1, 10_000_000)
-    """Of one consumer; each holds its name in memory."""
+    """Of one consumer."""
+    subscriptions_bytes_max: int = limit(4 * MIB, 1, 1024 * MIB)
+    """The memory of them: their names, with 128 bytes for each."""
+    subscriptions_total_max: int = limit(1_000_000, 1, 100_000_000)
+    """Of all consumers. One more, of either kind, closes the consumer that asks for it."""
+    subscriptions_bytes_total_max: int = limit(256 * MIB, 1, 1024 * 1024 * MIB)
+    """The memory of those."""
     event_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """For an event from its first byte to its last; between events a connection may be silent for ever."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)

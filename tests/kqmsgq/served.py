@@ -39,7 +39,7 @@ class Served:
     def consumer(self, stream: trio.SocketStream) -> Consumer:
         """The server's side of a consumer's connection."""
         peer = "{}:{}".format(*stream.socket.getsockname()[:2])
-        (found,) = (each for each, _ in self.service.queues.subscriptions() if each.connection.peer == peer)
+        (found,) = (each for each in self.service.queues.consumers if each.connection.peer == peer)
         return found
 
     def narrow(self, stream: trio.SocketStream) -> None:

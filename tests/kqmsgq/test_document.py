@@ -101,6 +101,9 @@ def test_every_fault_and_every_limit_is_in_the_document() -> None:
         ("message_bytes_max", 16 << 20, "16 MiB"),
         ("consumer_bytes_max", 8 << 20, "8 MiB"),
         ("subscriptions_max", 10_000, "10,000"),
+        ("subscriptions_bytes_max", 4 << 20, "4 MiB"),
+        ("subscriptions_total_max", 1_000_000, "1,000,000"),
+        ("subscriptions_bytes_total_max", 256 << 20, "256 MiB"),
         ("event_seconds", 30.0, "30 s"),
     ):
         assert getattr(settings, name) == value

@@ -302,6 +302,37 @@ def test_more_subscriptions_than_allowed_close_the_consumer() -> None:
     assert world.counts.faults == {Fault.SUBSCRIPTIONS: 1}
 
 
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        (KqmsgqSettings(subscriptions_bytes_max=2 * (128 + 1000)), True),
+        (KqmsgqSettings(subscriptions_bytes_max=2 * (128 + 1000) - 1), False),
+        (KqmsgqSettings(subscriptions_bytes_total_max=4 * (128 + 1000)), True),
+        (KqmsgqSettings(subscriptions_bytes_total_max=4 * (128 + 1000) - 1), False),
+        (KqmsgqSettings(subscriptions_total_max=4), True),
+        (KqmsgqSettings(subscriptions_total_max=3), False),
+    ],
+)
+def test_the_names_of_one_consumer_and_of_all_have_a_bound(settings: KqmsgqSettings, fits: bool) -> None:
+    world = World(settings)
+    names = [b"%01000d" % number for number in range(2)]
+    other = world.consumer()
+    for name in names:
+        other.send(subscribe(name))
+    for _ in range(3):  # what went leaves room
+        consumer = world.consumer(subscribe(names[0]) * 2 + unsubscribe(names[0]) + unsubscribe(b"none"))
+        consumer.send(*map(subscribe, names))
+        assert (consumer.closed or other.closed) is not fits
+        consumer.send(unsubscribe())
+        consumer.lose()
+    other.send(unsubscribe(names[0]))
+    other.lose()
+    assert world.queues.subscriptions_bytes == 0
+    assert world.counts.faults == (
+        {} if fits else {Fault.SUBSCRIPTIONS: world.counts.faults[Fault.SUBSCRIPTIONS]}
+    )
+
+
 def test_the_rest_of_an_event_is_awaited_also_behind_one_that_was_whole() -> None:
     producer = World().producer()
     event = message(b"a", b"hello")
