@@ -14,6 +14,7 @@ import cattrs
 
 from brokers.errors import nearest
 from brokers.units import format_quantity, parse_quantity, unit_of
+from shared.local_path import local_path
 
 
 def read_value(value: Any, field: "attrs.Attribute[Any]", *, words: bool) -> Any:
@@ -164,7 +165,7 @@ def _parsed(kind: Any) -> Any:
 def _path(value: Any, _: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise TypeError(f"expected a path, got {value!r}")
-    return Path(value).expanduser()
+    return local_path(value).expanduser()
 
 
 def _is_choice(kind: Any) -> bool:

@@ -8,6 +8,8 @@ from typing import Annotated, Self
 import attrs
 from cyclopts import Parameter, Token
 
+from shared.local_path import local_path
+
 
 def flag(help_: str, *names: str) -> Parameter:
     """A switch: given or not."""
@@ -31,10 +33,8 @@ def _bindable(_: type, number: int) -> None:
 
 
 def a_path(_: type, tokens: Sequence[Token]) -> Path:
-    """A converter, for folders: of nothing (`--data-dir "$UNSET"`) pathlib would make the current one."""
-    if not tokens[0].value:
-        raise ValueError("a path is needed")
-    return Path(tokens[0].value)
+    """A converter: of nothing (`--data-dir "$UNSET"`) pathlib would make the current folder."""
+    return local_path(tokens[0].value)
 
 
 Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]

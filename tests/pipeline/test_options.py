@@ -47,6 +47,18 @@ def test_several_folders_come_as_spark_hands_them_over() -> None:
     assert parse({"paths": '["/a", "/b", "/a"]', "subscribe": "orders"}).sources == ("/a", "/b")
 
 
+def test_a_folder_may_be_a_url_of_this_machine_and_no_other() -> None:
+    for where in ({"path": "file:///srv/data"}, {"paths": '["file:///srv/data"]'}):
+        assert parse({**where, "subscribe": "orders"}).paths == ("/srv/data",)
+    for where, name in (
+        ({"path": "s3://b/data"}, "path"),
+        ({"paths": '["/srv/data", "s3://b/data"]'}, "paths"),
+        ({"servers": "a", "tlsCa": "s3://b/ca.pem"}, "tlsCa"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{name}: 's3://b/.*file:///path"):
+            parse({**where, "subscribe": "orders"})
+
+
 @pytest.mark.parametrize("given", [{"path": "data"}, {"paths": '["data"]'}])
 def test_a_relative_path_is_settled_where_the_read_is_planned_and_not_by_each_executor(
     given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

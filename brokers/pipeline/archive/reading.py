@@ -15,6 +15,7 @@ from brokers.pipeline.archive import names
 from brokers.pipeline.archive.files import Files, LocalFiles
 from brokers.pipeline.archive.folder import final_files, newest
 from brokers.pipeline.archive.manifest import LogState, Manifest, Range
+from shared.local_path import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,13 +62,14 @@ def _exists(files: Files, path: str) -> bool:
 
 def paths(folder: str | Path) -> list[str]:
     """Every committed Parquet file, in full, for whatever reads Parquet."""
-    found = committed(LocalFiles(Path(folder)))
-    return [str(Path(folder) / path) for path in (*found.settled, *found.fresh)]
+    folder = local_path(folder)
+    found = committed(LocalFiles(folder))
+    return [str(folder / path) for path in (*found.settled, *found.fresh)]
 
 
 def position(folder: str | Path) -> Sequence[LogState]:
     """Up to where which log is in the archive."""
-    return list(committed(LocalFiles(Path(folder))).manifest.logs.values())
+    return list(committed(LocalFiles(local_path(folder))).manifest.logs.values())
 
 
 def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
@@ -75,7 +77,8 @@ def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
 
     Columns: offset, timestamp, value, log (which log, where one topic had several), topic, date (UTC).
     """
-    found = committed(LocalFiles(Path(folder)))
+    folder = local_path(folder)
+    found = committed(LocalFiles(folder))
     frames = []
     for base, some in ((str(folder), found.settled), (f"{folder}/{names.FRESH}", found.fresh)):
         if some:

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs.running import check_master, said, started
-from brokers.pipeline.jobs.where import Conf, Master, SourceOption, pair
+from brokers.pipeline.jobs.where import Conf, Master, SourceOption, a_folder, pair
 from brokers.pipeline.quiet import of_a_verb
 from brokers.render import Outcome
 from shared.errors import BrokerError, UsageError
@@ -86,6 +86,7 @@ def archive(
         raise UsageError("--path", "give either data folders (--path) or --servers")
     check_master(master)
     config = of_a_verb(dict(pair("--conf", each) for each in conf), master)
+    path = tuple(str(a_folder(each, "--path")) for each in path)
     options = _options(path, servers, topics, pattern, namespace, allow_loss)
     for key, value in (pair("--option", each) for each in option):
         if key.lower().startswith(_OURS):

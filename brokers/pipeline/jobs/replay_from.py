@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import attrs
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.jobs.where import SERVED, Reading, Where, union, where
+from brokers.pipeline.jobs.where import SERVED, Reading, Where, a_folder, union, where
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.places import open_place
@@ -63,7 +63,7 @@ def opened(words: Sequence[str], reading: Reading) -> tuple[From, Sequence[str]]
         return FromLogs(where((), reading, bounded=False)), words
     if not words:
         raise UsageError("PATH", "give a data folder or an archive, or --servers")
-    path = Path(words[0])
+    path = a_folder(words[0])
     if not (path / "FORMAT").exists() and (path / "_archive").is_dir():
         return FromArchive(path), words[1:]
     return FromLogs(where([path], reading, bounded=False)), words[1:]

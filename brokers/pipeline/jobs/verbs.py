@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.pipeline.jobs.where import SERVED, Folders, Reading, by, where
+from brokers.pipeline.jobs.where import SERVED, Folders, Reading, a_folder, by, where
 from brokers.pipeline.session import require_spark
 from shared.errors import UsageError
 from shared.options import Ca, Json, Port, Tls, a_path, flag
@@ -130,7 +130,7 @@ def decode(
         raise UsageError(
             "TABLE", f"{table!r} is all there is: a data folder (or --servers), and then a table"
         )
-    there = where([Path(folder) for folder in folders], reading, bounded=not follow)
+    there = where([a_folder(folder) for folder in folders], reading, bounded=not follow)
     chosen = only_served(offered(table, protocol), there)
     what = f"decode {table}"
     if follow:
@@ -290,7 +290,9 @@ def anomaly(
 
 
 def report(
-    path: Annotated[Path | None, Parameter(help="A data folder; a broker may run on it.")] = None,
+    path: Annotated[
+        Path | None, Parameter(help="A data folder; a broker may run on it.", converter=a_path)
+    ] = None,
     /,
     *,
     to: Annotated[
@@ -345,7 +347,10 @@ def replay(
         float | None, Parameter(help="As they came, so many times as fast; 1: as then.", show_default=False)
     ] = None,
     progress: Annotated[
-        Path | None, Parameter(help="Where it is noted how far it is; else NAME.replay.", show_default=False)
+        Path | None,
+        Parameter(
+            help="Where it is noted how far it is; else NAME.replay.", show_default=False, converter=a_path
+        ),
     ] = None,
     reading: Reading = READING,
     json: Json = False,
@@ -386,7 +391,7 @@ def replay(
         raise UsageError("--name", "each topic would be appended to itself: give --name or --prefix")
     to = name or prefix + (topics.names[0] if len(topics.names) == 1 else "topics")
     of = {
-        "from": reading.servers or str(Path(words[0]).absolute()),
+        "from": reading.servers or str(a_folder(words[0]).absolute()),
         "topics": pattern or list(topics.names),
         "to": [protocol, host, port, name, prefix],
     }

@@ -15,6 +15,8 @@ from cyclopts import Parameter
 
 from brokers.pipeline.quiet import of_a_verb
 from shared.errors import UsageError
+from shared.local_path import local_path
+from shared.options import a_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,7 +35,7 @@ _OURS = (
 )
 _BOUNDS = ("starting", "ending", "max")
 
-Folders = Annotated[Path, Parameter(help="Data folders; brokers may run on them.")]
+Folders = Annotated[Path, Parameter(help="Data folders; brokers may run on them.", converter=a_path)]
 SourceOption = Annotated[
     tuple[str, ...],
     Parameter(
@@ -151,6 +153,14 @@ def check_folder(path: Path) -> None:
         check_format(disk, path)
     finally:
         disk.release()
+
+
+def a_folder(text: str, place: str = "PATH") -> Path:
+    """Of a word that stands among others, or `place`. Raises UsageError."""
+    try:
+        return local_path(text)
+    except ValueError as error:
+        raise UsageError(place, str(error)) from None
 
 
 def pair(flag: str, text: str) -> tuple[str, str]:

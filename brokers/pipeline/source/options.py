@@ -19,6 +19,7 @@ from brokers.pipeline.source.address import Reach, parse_servers
 from brokers.pipeline.source.same import once_each
 from logmq.wire import Refusal, topic_untrusted
 from shared.errors import ConfigError
+from shared.local_path import local_path
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")
@@ -167,7 +168,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
     """
     options = Given(given, NAMES, "the source")
     paths = options.take("paths", _paths, ())
-    one = options.take("path", str, "")
+    one = options.take("path", _path, "")
     if one and paths:
         raise ConfigError("path", "load() has paths of its own")
     # Executors may be elsewhere, and know nothing of what a path is relative to.
@@ -237,14 +238,14 @@ class Given:
 
 def reach(options: Given) -> Reach:
     """The options of `REACH_NAMES`."""
-    key = options.take("tlsKey", str, None)
-    certificate = options.take("tlsCertificate", str, None)
+    key = options.take("tlsKey", _path, None)
+    certificate = options.take("tlsCertificate", _path, None)
     if key is not None and certificate is None:
         raise ConfigError("tlsKey", "is the key of a certificate: tlsCertificate")
     usual = Reach()
     return Reach(
         options.take("tls", _flag, False),
-        options.take("tlsCa", str, None),
+        options.take("tlsCa", _path, None),
         certificate,
         key,
         options.take("connectTimeoutMs", _seconds, usual.connect_seconds),
@@ -301,7 +302,11 @@ def _paths(text: str) -> tuple[str, ...]:
     paths = _json(text)
     if not (isinstance(paths, list) and paths and all(isinstance(path, str) and path for path in paths)):
         raise ValueError(f"not a JSON list of folders: {text!r}")
-    return once_each(paths)
+    return once_each(map(_path, paths))
+
+
+def _path(text: str) -> str:
+    return str(local_path(text))
 
 
 def _namespace(text: str) -> str:

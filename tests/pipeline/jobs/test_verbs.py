@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,40 @@ from tests.support.server import run, run_here
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("archive", "s3://b/ar", "--path", "data"),
+        ("archive", "ar", "--path", "s3://b/data"),
+        ("archived", "s3://b/ar"),
+        ("report", "s3://b/data"),
+        ("report", "data", "--to", "s3://b/page"),
+        ("decode", "s3://b/data", "lives"),
+        ("decode", "data", "lives", "--to", "s3://b/lives"),
+        ("replay", "s3://b/data", "orders"),
+        ("replay", "data", "orders", "--progress", "s3://b/replay"),
+        ("throughput", "data", "s3://b/data"),
+    ],
+)
+def test_a_place_that_is_not_of_this_machine_is_a_mistake_and_no_folder_is_made(
+    words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run_here("pipeline", *words)
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert "'s3://b/" in done.stderr
+    assert "file:///path" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_place_may_be_a_url_of_this_machine(tmp_path: Path) -> None:
+    done = run_here("pipeline", "archived", f"file://{tmp_path}")
+    assert (done.returncode, done.stderr) == (66, "brokers: nothing was archived here yet\n")
+    done = run_here("pipeline", "report", f"file://{tmp_path}/none")
+    assert (done.returncode, done.stderr) == (73, f"brokers: there is no folder {tmp_path}/none\n")
+
 
 TRACE = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):

@@ -1,0 +1,23 @@
+"""Paths as people write them: of this machine, plainly or as a `file:` URL. Nothing else can be reached."""
+
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_FILE = re.compile(r"file:(?://(?:localhost)?(?=/)|(?=/[^/]))", re.IGNORECASE)
+
+
+def local_path(text: str | Path) -> Path:
+    """`data`, `/srv/data`, `file:///srv/data`. Raises ValueError for anything else.
+
+    pathlib would make a folder `s3:` here of `s3://bucket`, and whoever wrote there would never know.
+    """
+    text = str(text)
+    if not text:
+        raise ValueError("a path is needed")
+    if (file := _FILE.match(text)) is not None:
+        return Path(unquote(text[file.end() :]))
+    if _SCHEME.match(text) is not None:
+        raise ValueError(f"{text!r} is not of this machine; a path is expected, or file:///path")
+    return Path(text)
