@@ -19,7 +19,7 @@ from brokers import plugs, server_verbs
 from brokers.commands import add_commands
 from brokers.errors import ExitCode, exit_code
 from brokers.escape import NAME_MAX, escape
-from brokers.flags import ServeCommand
+from brokers.flags import ServeCommand, listed
 from brokers.render import Outcome, Output
 from shared.errors import BrokerError
 
@@ -99,7 +99,13 @@ def _run(arguments: Sequence[str]) -> int:
         from brokers.serving import serve
 
         return serve(result)
-    output = Output(as_json=bool(bound.arguments.get("json")))
+    columns = bound.arguments.get("columns")
+    output = Output(
+        as_json=bool(bound.arguments.get("json")),
+        wide=bool(bound.arguments.get("wide")),
+        columns=None if columns is None else [name.strip() for name in columns.split(",")],
+        listed=listed(command),
+    )
     if inspect.iscoroutine(result) or isinstance(result, AsyncIterable):
         import trio
 

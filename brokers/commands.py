@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from brokers import folder_verbs, server_verbs
-from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_flags
+from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_flags, with_table_flags
 from shared.options import Json
 
 PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
@@ -84,8 +84,9 @@ def _config_app() -> App:
         help_epilogue="Examples:\n\n    brokers config show --config brokers.toml\n"
         "    brokers config show --json | jq 'select(.source != \"default\")'"
     )
+    @with_table_flags
     def show(*, config: ConfigFile = None, json: Json = False) -> Sequence[Any]:
-        """List every setting, its value, and where that comes from."""
+        """List the settings: each with its value, and where that comes from."""
         from brokers.config import as_served
 
         settings = as_served(config)
