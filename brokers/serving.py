@@ -22,6 +22,7 @@ from brokers.config import Config, load
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import ServeCommand
 from brokers.host import Host
+from shared.descriptors import FILES_FEW, FILES_LEAST, connections_within, raise_file_limit
 from shared.plug import Plug
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -42,8 +43,24 @@ def serve(command: ServeCommand) -> int:
     if not chosen:
         raise Refusal("no protocol is installed that could be served", ExitCode.CONFIGURATION)
     log = logs.configure(config.serve.log_level, config.serve.log_format)
+    _require_files(log)
     trio.run(_serve, chosen, config, command, log)
     return ExitCode.OK
+
+
+def _require_files(log: structlog.stdlib.BoundLogger) -> None:
+    """Raises Refusal where the system lets us open too few files to serve anybody."""
+    limit = raise_file_limit()
+    how = "raise the limit with ulimit -n, or LimitNOFILE= in a systemd unit"
+    if limit < FILES_LEAST:
+        text = f"this process may open {limit} files, and needs {FILES_LEAST} at least: {how}"
+        raise Refusal(text, ExitCode.CONFIGURATION)
+    if limit < FILES_FEW:
+        log.warning(
+            f"this process may open few files, so few can connect: {how}",
+            files_max=limit,
+            connections_max=connections_within(limit),
+        )
 
 
 async def _serve(
@@ -114,8 +131,15 @@ def _standard_input() -> Iterator[socket.socket]:
     ours.setblocking(False)
     # A plain thread and os.read: nothing can cancel a read from a terminal, and a thread that holds the lock
     # of sys.stdin would abort the interpreter at its end.
-    threading.Thread(target=_read_standard_input, args=(readers,), name="standard input", daemon=True).start()
+    reader = threading.Thread(
+        target=_read_standard_input, args=(readers,), name="standard input", daemon=True
+    )
     with ours:
+        try:
+            reader.start()
+        except RuntimeError:  # the system has no thread for us
+            readers.close()
+            raise
         yield ours
 
 

@@ -1,5 +1,6 @@
 """Starts that are refused: one clear line, the exit code, no traceback, and nothing left behind."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from brokers import plugs
 from brokers.config import load
-from brokers.errors import ExitCode, exit_code
+from brokers.errors import ExitCode, Refusal, exit_code, of_folder
 from brokers.flags import Flag
 from shared.errors import BrokerError
 from shared.net.dial import Disconnected, Unreachable
@@ -68,6 +69,12 @@ def test_a_folder_that_cannot_be_written_is_named_and_left_as_it_is(command: Run
 def test_a_file_of_it_that_cannot_be_written_is_named_whole(command: Run, tmp_path: Path) -> None:
     (tmp_path / "data" / "LOCK").mkdir(parents=True)
     assert f"data folder {tmp_path}/data/LOCK: " in refused(command, tmp_path, ExitCode.DATA_FOLDER)
+
+
+def test_a_disk_that_fails_says_what_to_do(tmp_path: Path) -> None:
+    text = r"CATALOG: Input/output error: the disk fails; copy .* brokers fsck --repair"
+    with pytest.raises(Refusal, match=text), of_folder(tmp_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "CATALOG")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
