@@ -83,14 +83,10 @@ class Burials:
 
     def _bury(self, queue: Queue, message: Message, reason: str) -> int:
         """Put it where its exchange says, or lose it; how many queues were found for it."""
-        broker, arguments = self._broker, queue.kind.arguments
-        exchange = arguments.dead_letter_exchange
-        assert exchange is not None
+        broker = self._broker
         found: list[Queue] = []
-        key = arguments.dead_letter_key
         try:
-            head = dead_letters.head_of(message, queue.name, reason, exchange, key, broker.wall_seconds())
-            found = dead_letters.without_circles(head, broker.route(exchange, head)[0], reason)
+            head, found = addressed(broker, queue, message, reason)
             targets = broker.with_room(head, found)
             if not targets:
                 broker.counts.dead_letters_lost += 1
@@ -115,9 +111,20 @@ class Burials:
             taken = queue.log.log, queue.log.taken_record(), 1
             broker.publish_logged(head, logged, (message.body,), taken)
             queue.lose([message])  # the record that it was taken went along
+            broker.log_changed(queue.log)
             for target in targets:
                 if target.log is None:
                     target.publish(head, (message.body,))
             return
         broker.publish_to(head, targets, (message.body,))
         queue.leave([message])
+
+
+def addressed(broker: "Broker", queue: Queue, message: Message, reason: str) -> tuple[Head, list[Queue]]:
+    """A message that dies in `queue`, as a letter, and where its exchange has it go. Raises Refusal."""
+    arguments = queue.kind.arguments
+    exchange = arguments.dead_letter_exchange
+    assert exchange is not None
+    key = arguments.dead_letter_key
+    head = dead_letters.head_of(message, queue.name, reason, exchange, key, broker.wall_seconds())
+    return head, dead_letters.without_circles(head, broker.route(exchange, head)[0], reason)
