@@ -151,6 +151,13 @@ class Broker:
                 self.crashed(error)
         return ticket
 
+    def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
+        """To one queue, without a record."""
+        try:
+            queue.publish_numbered(messages)
+        except Exception as error:
+            self.crashed(error)
+
     def publish_logged(
         self,
         head: Head,

@@ -139,9 +139,9 @@ class Queue(Stock):
         feed = self.feed
         return feed if feed is not None and self.empty and room_of(feed)[0] else None
 
-    def room_for(self, head: Head, count: int) -> int:
-        """How many of so many messages it will have, where it is `capped`."""
-        waiting, waiting_bytes = self.depth, self.depth_bytes
+    def room_for(self, head: Head, count: int, before: int = 0, before_bytes: int = 0) -> int:
+        """How many of so many messages it will have, where it is `capped`; `before`: so many come before."""
+        waiting, waiting_bytes = self.depth + before, self.depth_bytes + before_bytes
         if not self._somebody_has_room():  # else these do not stay
             waiting += self.unsynced
             waiting_bytes += self.unsynced_bytes

@@ -43,6 +43,11 @@ class DmpSettings:
     """On one connection."""
     unacked_max: int = limit(100_000, 1, 10_000_000)
     """On one channel, where it has set no lower prefetch: then deliveries wait for acknowledgements."""
+    transaction_messages_max: int = limit(4096, 1, 1_000_000)
+    """Published in one transaction, counted once for each queue they go to; a rejection that makes a dead
+    letter counts as 32. A commit is one stretch of work: so many messages take some 25 ms."""
+    transaction_bytes_max: int = limit(16 * MIB, 1, 1 << 30)
+    """Their bodies, counted so, too; a single message may be larger. A commit is one entry of the journal."""
     leases_max: int = limit(10_000, 1, 1_000_000)
     """Of all applications together, not used yet."""
     feed_bytes_max: int = limit(8 * MIB, 4096, 1 << 32)

@@ -128,6 +128,11 @@ class Stock:
         self._hold(messages, ticket)
         ticket.when_done(self._synced)
 
+    def publish_numbered(self, messages: list[Message]) -> None:
+        """Messages from `number` that need no record."""
+        if not self.deleted:
+            self._hold(messages, None)
+
     def recovered(self, found: Loaded) -> None:
         """What the log held; times to live begin anew."""
         messages = found.messages

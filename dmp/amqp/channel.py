@@ -16,6 +16,7 @@ from dmp.amqp.consumers import Consumer
 from dmp.amqp.methods import encode
 from dmp.amqp.packing import FRAME_OVERHEAD, content_head, return_frame, split
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
+from dmp.amqp.transactions import Transaction
 from dmp.copies import without_bcc
 from dmp.message import Head, Message
 from dmp.properties import note_untrusted
@@ -79,6 +80,7 @@ class Channel:
         "session",
         "silent",
         "state",
+        "transaction",
         "unacked",
     )
 
@@ -100,6 +102,7 @@ class Channel:
         self.prefetch_all = 0
         self.flowing = True
         self.confirms: Confirms | None = None
+        self.transaction: Transaction | None = None
         self.content: Content | None = None
         self.last_queue: bytes | None = None
 
@@ -135,6 +138,8 @@ class Channel:
     def room(self) -> int:
         """How many more deliveries may be unacknowledged."""
         unacked = len(self.unacked)
+        if self.transaction is not None:
+            unacked += self.transaction.settled
         count = self.session.broker.settings.unacked_max - unacked
         if self.prefetch_all:
             count = min(count, self.prefetch_all - unacked)
@@ -259,7 +264,9 @@ class Channel:
             self.session.broker.wiring.consumer_left(queue)
 
     def let_go(self) -> None:
-        """Its end: what is begun is forgotten, nothing is dealt to it any more."""
+        """Its end: what is begun is forgotten or rolled back, nothing is dealt to it any more."""
+        if self.transaction is not None:
+            self.transaction.rollback()
         if self.content is not None and self.content.head is not None:
             self.session.unfinished(-self.content.head.body_bytes)
             self.session.gathered(-len(self.content.body))

@@ -145,6 +145,12 @@ class Publishing:
         if post.generation != broker.generation:
             self._route(post)
         count = len(bodies)
+        if channel.transaction is not None:
+            if broker.memory.full and session.holds_messages:
+                raise Refusal(Code.RESOURCE_ERROR, "memory_bytes_max is reached")
+            channel.transaction.publish(post, bodies)
+            session.worked(count)
+            return
         counts = broker.counts
         counts.published += count
         counts.published_bytes += count * head.body_bytes
@@ -178,6 +184,15 @@ class Publishing:
         session.worked(count * len(queues))
         if broker.memory.full:
             session.wait_for_memory()
+
+    def queues_now(self, post: Post) -> Sequence[Queue]:
+        """Where it goes that was published in a transaction; nowhere, if its exchange has gone since."""
+        if post.generation != self._session.broker.generation:
+            try:
+                self._route(post)
+            except Refusal:
+                post.queues = ()
+        return post.queues
 
     def _route(self, post: Post) -> None:
         content, head = post.content, post.head

@@ -194,6 +194,8 @@ class Session(Lifetime):
         channel = self.channels.get(number)
         if kind != METHOD or size != _ACK_BYTES or channel is None or channel.state is not ChannelState.OPEN:
             return at
+        if channel.transaction is not None:
+            return at
         self.current = channel
         self._index = commands.Basic.Ack.index
         return self.settling.take_run(self, channel, data, at)
@@ -244,8 +246,6 @@ class Session(Lifetime):
         method, table = decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:
-            if method.index >> 16 == commands.Tx.frame_id:
-                raise Refusal(Code.NOT_IMPLEMENTED, "transactions: use confirm.select")
             raise Refusal(Code.COMMAND_INVALID, f"{method.name} is not for a server")
         if channel is None:
             if not isinstance(method, commands.Channel.Open):
@@ -304,7 +304,10 @@ class Session(Lifetime):
 
     @property
     def holds_messages(self) -> bool:
-        return any(channel.unacked for channel in self.channels.values())
+        return any(
+            channel.unacked or (channel.transaction is not None and channel.transaction.holds)
+            for channel in self.channels.values()
+        )
 
     def room_bytes(self) -> int:
         """How much more may be delivered now; negative: nothing."""
