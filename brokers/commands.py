@@ -74,8 +74,12 @@ def _config_app() -> App:
 
     @app.command(help_epilogue="Examples:\n\n    brokers config check --config brokers.toml")
     def check(*, config: ConfigFile = None) -> str:
-        """Read the settings as serving would, and say what is wrong with them (exit 78)."""
-        from brokers.config import checked
+        """Read the settings as serving would, and say all that is wrong with them (exit 78).
+
+        Certificates, addresses and ports are tried; those that the server of the
+        data folder has itself are free to it.
+        """
+        from brokers.checking import checked
 
         settings = checked(config)
         return f"{len(settings.shown(human=True))} settings are in order"

@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from brokers import announcing, logs, plugs
+from brokers.checking import require_startable
 from brokers.config import Config, load
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import ServeCommand
@@ -42,6 +43,7 @@ def serve(command: ServeCommand) -> int:
     chosen = config.enabled(working)
     if not chosen:
         raise Refusal("no protocol is installed that could be served", ExitCode.CONFIGURATION)
+    require_startable(config, [plug.name for plug in chosen])
     log = logs.configure(config.serve.log_level, config.serve.log_format)
     _require_files(log)
     trio.run(_serve, chosen, config, command, log)
