@@ -30,12 +30,13 @@ class _Part:
 class Change:
     """Say what comes and what leaves, then `apply` it, all in one stretch."""
 
-    __slots__ = ("_broker", "_parts", "_puts")
+    __slots__ = ("_broker", "_large", "_parts", "_puts")
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self._puts: list[tuple[Queue, Head, list[Message], bool]] = []  # with a record, or without
         self._parts: dict[Queue, _Part] = {}
+        self._large: dict[bytes, None] = {}  # references that come to logs
 
     def put(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> None:
         """A run for its queues; one that is full (`Queue.room_for`) gets as much of it as it has room for."""
@@ -54,6 +55,8 @@ class Change:
             if queue.log is not None and logged:
                 part.records.append(queue.log.records(head, messages))
                 part.logged += len(messages)
+                if head.large:
+                    self._large.update(dict.fromkeys(taken))
             self._puts.append((queue, head, messages, logged))
 
     def leave(self, queue: Queue, message: Message) -> None:
@@ -76,8 +79,11 @@ class Change:
         ends: dict[Queue, int] = {}
         ticket = None
         if appends:
-            offsets, ticket = self._broker.store.append_all(appends, reserved=reserved)
-            ends = dict(zip(written, offsets, strict=True))
+            bodies = self._broker.bodies
+            wholes = bodies.whole_records(self._large)
+            offsets, ticket = self._broker.store.append_all([*appends, *wholes], reserved=reserved)
+            bodies.whole_appended(self._large, ticket)
+            ends = dict(zip(written, offsets, strict=False))
         for queue, head, messages, logged in self._puts:
             if logged and queue.log is not None and ticket is not None:
                 ends[queue] = queue.log.appended(head, messages, ends[queue])

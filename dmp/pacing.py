@@ -23,6 +23,8 @@ class Stop(IntFlag):
     """The disk is behind."""
     OTHERS = 16
     """Others have their turn."""
+    BODIES = 64
+    """Large bodies come faster than the disk takes them."""
     READY = 32
     """What is asked for is read from a queue's log, or comes when what was deleted has gone."""
 

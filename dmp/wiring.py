@@ -386,6 +386,7 @@ class Wiring:
     async def restore(self, saved: Saved) -> None:
         """Bring back what was durable, with the messages. Raises StoreError."""
         broker = self._broker
+        await broker.bodies.restore()
         for key in saved.unreadable:
             broker.log.error("a definition cannot be read; it is left alone", row=shown(key))
         for name, exchange_kind in saved.exchanges:
@@ -395,6 +396,7 @@ class Wiring:
         known = {_log_name(name) for name in broker.queues}
         for left in [left for left in broker.logs.logs if left not in known]:
             await self._adopt(left.encode(), defined=b"q" + left.encode() in saved.unreadable)
+        broker.bodies.restored()
         self._restore_bindings(saved)
 
     async def _restore_queue(self, saved: SavedQueue) -> None:
@@ -437,7 +439,7 @@ class Wiring:
         broker.queues[queue.name] = queue
         memory = broker.memory
         room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
-        loaded = await load(queue_log, math.inf if queue.cold is None else room)
+        loaded = await load(queue_log, math.inf if queue.cold is None else room, broker.bodies)
         queue.recovered(loaded)
         if loaded.lost:
             broker.log.error(

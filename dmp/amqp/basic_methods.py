@@ -129,7 +129,7 @@ def get(channel: Channel, method: commands.Basic.Get, table: bytes) -> None:
         channel.unacked[tag] = None, queue, message
     head = message.head
     found = get_ok(channel.number, tag, message.redelivered, head, queue.depth)
-    session.reply(found + channel.framed(head, message.body))
+    channel.reply_content(found, head, message.body)
 
 
 def ack(channel: Channel, method: commands.Basic.Ack, table: bytes) -> None:

@@ -37,6 +37,8 @@ from dmp.amqp.packing import (
 )
 from dmp.amqp.publishing import Publishing
 from dmp.amqp.states import ChannelEvent, ChannelState, State
+from dmp.bodies import Arriving
+from dmp.message import Head
 from dmp.pacing import WORK_PER_STRETCH, Due, Stop
 from dmp.refusals import Code, Refusal
 from shared.errors import RemoteProtocolError
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 FRAME_WORK = 4
 """A frame that is taken by itself, in messages that could have been put into a queue meanwhile. So a stretch
 has a thousand at most, also of those that do nothing: heartbeats, empty bodies, what is behind a close."""
+LARGE_WORK = 512
+"""A large body, for which a log is made and removed again; and its channel looks at all the others."""
 METHOD_WORK = 4
 """What a method takes beyond that: some ten microseconds in all. So a stretch that is all methods has a few
 hundred."""
@@ -284,8 +288,15 @@ class Session(Lifetime):
         assert content is not None
         assert content.head is not None
         self._index = commands.Basic.Publish.index
+        if content.failed:
+            self.publishing.refuse(channel, 1, content.failed)
+            return
         post = self.publishing.remember(channel, content, content.head)
-        self.publishing.publish(post, (body,))
+        try:
+            self.publishing.publish(post, (body,))
+        finally:
+            if content.head.large:
+                self.broker.bodies.let_go(body)
 
     # The end of a stretch.
 
@@ -334,6 +345,13 @@ class Session(Lifetime):
             self.connection.write(encode(commands.Connection.Blocked("memory_bytes_max is reached"), 0))
         self.broker.memory.when_free(self.connection.guarded(self._memory_is_free))
 
+    def wait_for_bodies(self) -> None:
+        """What came of a large body goes to the disk: not faster than that writes."""
+        bodies = self.broker.bodies
+        if bodies.behind and not self._stops & Stop.BODIES:
+            self.stop(Stop.BODIES)
+            bodies.when_caught_up(self.connection.guarded(self._bodies_caught_up))
+
     def ask_again(self, when: Callable[[Callable[[], None]], None]) -> None:
         """The method that is being handled is to be taken again, once `when` calls back."""
         self.at = self._frame_at
@@ -343,6 +361,16 @@ class Session(Lifetime):
     def gathered(self, count: int) -> None:
         """So many bytes of content wait for their rest (or, negative, do not any more)."""
         self._gathered_bytes += count
+
+    def begin_large(self, head: Head) -> Arriving:
+        """A large body has begun. Raises Refusal (RESOURCE_ERROR)."""
+        self.worked(LARGE_WORK)
+        broker = self.broker
+        contents = [channel.content for channel in self.channels.values() if channel.content is not None]
+        begun = sum(content.arriving.length for content in contents if content.arriving is not None)
+        if begun + head.body_bytes > 2 * broker.settings.body_bytes_max:
+            raise Refusal(Code.RESOURCE_ERROR, "too much content has begun on too many channels")
+        return broker.bodies.begin(head.body_bytes, head.persistent)
 
     def unfinished(self, body_bytes: int) -> None:
         """Content has begun (or, negative, is whole). Raises Refusal (RESOURCE_ERROR)."""
@@ -375,6 +403,9 @@ class Session(Lifetime):
 
     def _store_has_room(self) -> None:
         self.go(Stop.STORE)
+
+    def _bodies_caught_up(self) -> None:
+        self._go_soon(Stop.BODIES)
 
     def _is_ready(self) -> None:
         self._go_soon(Stop.READY)

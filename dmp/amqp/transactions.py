@@ -66,7 +66,7 @@ class Transaction:
         if post.content.immediate:
             raise Refusal(Code.NOT_IMPLEMENTED, "immediate in a transaction")
         messages = len(bodies) * max(1, len(post.queues))
-        body_bytes = messages * post.head.body_bytes
+        body_bytes = messages * post.head.stored_bytes
         if self.holds or len(bodies) > 1:
             self._need_room(messages, body_bytes)
         self._messages += messages
@@ -75,6 +75,9 @@ class Transaction:
         self._cost_bytes += cost_bytes
         self._channel.session.broker.memory.take(cost_bytes)
         self._posts.append((post, bodies))
+        if post.head.large:
+            for body in bodies:
+                self._channel.session.broker.bodies.refer(body)
 
     def settle(self, outcome: Outcome, tag: int, multiple: bool) -> None:
         """Raises Refusal."""
@@ -144,7 +147,10 @@ class Transaction:
                 raise Refusal(Code.PRECONDITION_FAILED, text)
 
     def _forget(self) -> None:
-        self._channel.session.broker.memory.give(self._cost_bytes)
+        broker = self._channel.session.broker
+        broker.memory.give(self._cost_bytes)
+        for body in [body for post, bodies in self._posts if post.head.large for body in bodies]:
+            broker.bodies.let_go(body)
         self._posts.clear()
         self._settled.clear()
         self._messages = self._bytes = self._cost_bytes = 0

@@ -231,12 +231,12 @@ async def test_a_refused_channel_ignores_what_was_on_its_way_and_comes_back() ->
 
 
 async def test_a_message_above_the_limit_is_refused_and_its_body_thrown_away() -> None:
-    _, peer = await opened(DmpSettings(message_bytes_max=1000))
+    _, peer = await opened(DmpSettings(body_bytes_max=1000))
     peer.send(publish("", "q", bytes(1001), part=100))
-    assert closed(peer) == ("Channel.Close", 311)
+    assert closed(peer) == ("Channel.Close", 406)
     _, peer = await opened()
     peer.send(encode(C.Basic.Publish(0, "", "q"), 1) + content_header(1 << 60))
-    assert closed(peer) == ("Channel.Close", 311)
+    assert closed(peer) == ("Channel.Close", 406)
 
 
 async def test_content_begun_on_many_channels_has_a_bound() -> None:
