@@ -78,6 +78,7 @@ async def _serve(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_obey, signals, host, log, ready_file)
             nursery.start_soon(_obey_input, said_exit, host, log)
+            nursery.start_soon(_tell_left_out)
             announcing.make_way(ready_file)
             try:
                 async with trio.open_nursery() as running:
@@ -110,6 +111,12 @@ async def _obey_input(said_exit: socket.socket, host: Host, log: structlog.stdli
     # Nothing comes where the input has ended instead.
     if await trio.socket.from_stdlib_socket(said_exit).recv(1) and not host.stopping:
         _stop(host, log, input="exit")
+
+
+async def _tell_left_out() -> None:
+    while True:
+        await trio.sleep(1)
+        logs.tell_left_out()
 
 
 def _stop(host: Host, log: structlog.stdlib.BoundLogger, **why: str) -> None:
