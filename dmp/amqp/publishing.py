@@ -185,15 +185,6 @@ class Publishing:
         if broker.memory.full:
             session.wait_for_memory()
 
-    def queues_now(self, post: Post) -> Sequence[Queue]:
-        """Where it goes that was published in a transaction; nowhere, if its exchange has gone since."""
-        if post.generation != self._session.broker.generation:
-            try:
-                self._route(post)
-            except Refusal:
-                post.queues = ()
-        return post.queues
-
     def _route(self, post: Post) -> None:
         content, head = post.content, post.head
         broker = self._session.broker

@@ -18,6 +18,7 @@ from dmp.amqp.settling import tags_of
 from dmp.burials import LETTERS_PER_TURN, addressed
 from dmp.changes import Change
 from dmp.message import Head, Message
+from dmp.pacing import WORK_PER_STRETCH
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from shared.errors import StoreError
@@ -25,7 +26,6 @@ from shared.errors import StoreError
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel, Delivery
     from dmp.amqp.publishing import Post
-    from dmp.broker import Broker
 
 LETTER_MESSAGES = LETTERS_PER_TURN
 """A rejection that makes a dead letter counts as so many messages: it is as much work."""
@@ -46,7 +46,7 @@ class Transaction:
 
     def __init__(self, channel: "Channel") -> None:
         self._channel = channel
-        self._posts: list[tuple[Post, Sequence[bytes]]] = []
+        self._posts: list[tuple[Post, Sequence[Queue], Sequence[bytes]]] = []
         self._settled: dict[int, tuple[Outcome, Delivery]] = {}  # by tag
         self._messages = 0
         self._bytes = 0
@@ -74,7 +74,7 @@ class Transaction:
         cost_bytes = post.head.cost_bytes * len(bodies)
         self._cost_bytes += cost_bytes
         self._channel.session.broker.memory.take(cost_bytes)
-        self._posts.append((post, bodies))
+        self._posts.append((post, post.queues, bodies))
         if post.head.large:
             for body in bodies:
                 self._channel.session.broker.bodies.refer(body)
@@ -105,22 +105,24 @@ class Transaction:
         broker = session.broker
         change = Change(broker)
         returned: list[tuple[Head, Sequence[bytes]]] = []
-        for post, bodies in self._posts:
-            queues = session.publishing.queues_now(post)
-            if queues:
-                change.put(post.head, queues, bodies)
-            elif post.content.mandatory:
+        for post, queues, bodies in self._posts:
+            left = [queue for queue in queues if not queue.deleted]
+            if left:
+                change.put(post.head, left, bodies)
+                continue
+            broker.counts.unroutable += len(bodies)
+            if post.content.mandatory:
                 returned.append((post.head, bodies))
-        letters = [_settle(broker, change, *settled) for settled in self._settled.values()]
+        letters = self._settle_all(change)
         broker.memory.give(self._cost_bytes)  # it counts as the queues' now
         self._cost_bytes = 0
         try:
             ticket = change.apply()
         except StoreError as error:
-            broker.counts.refused_publishes += sum(len(bodies) for _, bodies in self._posts)
+            broker.counts.refused_publishes += sum(len(bodies) for _, _, bodies in self._posts)
             text = str(error) or "the store takes no writes"
             raise Refusal(Code.RESOURCE_ERROR, text) from error
-        self._count(letters)
+        self._count(*letters)
         for head, bodies in returned:
             for body in bodies:
                 channel.send_return(Code.NO_ROUTE, head, body)
@@ -133,6 +135,30 @@ class Transaction:
         channel.deal()
         if broker.memory.full:
             session.wait_for_memory()
+
+    def _settle_all(self, change: Change) -> tuple[int, int]:
+        """How many letters have found a queue, and how many none. Raises Refusal."""
+        broker = self._channel.session.broker
+        found = lost = work = 0
+        for outcome, (_, queue, message) in self._settled.values():
+            if outcome is Outcome.REQUEUED:
+                continue
+            change.leave(queue, message)
+            if outcome is Outcome.ACKNOWLEDGED or not _leaves_letters(queue):
+                continue
+            try:
+                head, targets, more = addressed(broker, queue, message, "rejected")
+            except Refusal:  # the exchange is not there
+                lost += 1
+                continue
+            work += more
+            if work > WORK_PER_STRETCH:
+                text = "the routes of the dead letters are too much work for one transaction"
+                raise Refusal(Code.PRECONDITION_FAILED, text)
+            change.put(head, targets, (message.body,))
+            found += bool(targets)
+            lost += not targets
+        return found, lost
 
     def _need_room(self, messages: int, body_bytes: int) -> None:
         """For so much more; a transaction of one message needs none. Raises Refusal."""
@@ -149,40 +175,23 @@ class Transaction:
     def _forget(self) -> None:
         broker = self._channel.session.broker
         broker.memory.give(self._cost_bytes)
-        for body in [body for post, bodies in self._posts if post.head.large for body in bodies]:
+        for body in [body for post, _, bodies in self._posts if post.head.large for body in bodies]:
             broker.bodies.let_go(body)
         self._posts.clear()
         self._settled.clear()
         self._messages = self._bytes = self._cost_bytes = 0
 
-    def _count(self, letters: Sequence[bool | None]) -> None:
+    def _count(self, letters: int, lost: int) -> None:
         counts = self._channel.session.broker.counts
-        counts.dead_lettered += letters.count(True)
-        counts.dead_letters_lost += letters.count(False)
-        for post, bodies in self._posts:
+        counts.dead_lettered += letters
+        counts.dead_letters_lost += lost
+        for post, _, bodies in self._posts:
             counts.published += len(bodies)
             counts.published_bytes += len(bodies) * post.head.body_bytes
-            counts.unroutable += 0 if post.queues else len(bodies)
         outcomes = [outcome for outcome, _ in self._settled.values()]
         counts.acknowledged += outcomes.count(Outcome.ACKNOWLEDGED)
         counts.rejected += outcomes.count(Outcome.REJECTED)
         counts.requeued += outcomes.count(Outcome.REQUEUED)
-
-
-def _settle(broker: "Broker", change: Change, outcome: Outcome, delivery: "Delivery") -> bool | None:
-    """Whether its letter has found a queue; None: it has left none."""
-    _, queue, message = delivery
-    if outcome is Outcome.REQUEUED:
-        return None
-    change.leave(queue, message)
-    if outcome is Outcome.ACKNOWLEDGED or not _leaves_letters(queue):
-        return None
-    try:
-        head, targets = addressed(broker, queue, message, "rejected")
-    except Refusal:  # the exchange is not there
-        return False
-    change.put(head, targets, (message.body,))
-    return bool(targets)
 
 
 def _give_back(settled: "Sequence[tuple[Outcome, Delivery]]") -> None:

@@ -8,7 +8,7 @@ from pamqp import base, commands
 from dmp.amqp.methods import encode
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Frames, Peer, bodies, closed, opened, publish
-from tests.dmp.world import PERSISTENT, World
+from tests.dmp.world import PERSISTENT, World, laborious
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import Crash, FakeDisk, Operation
 
@@ -115,26 +115,57 @@ async def test_the_end_of_a_channel_or_connection_is_a_rollback(end: base.Frame 
 
 async def test_what_cannot_be_routed_comes_back_with_the_commit() -> None:
     world, peer = await in_transaction("a")
-    peer.publish("", "later", b"0", mandatory=True)
+    peer.ask(C.Queue.Declare(0, "gone"))
+    peer.publish("", "gone", b"0", mandatory=True)
     peer.publish("", "none", b"1", mandatory=True)
     peer.publish("", "none", b"2")
-    peer.ask(C.Queue.Declare(0, "later"))
+    peer.ask(C.Queue.Delete(0, "gone"))
     peer.method(C.Tx.Commit())
     found = peer.frames()
-    assert found[0][1].name == "Basic.Return"
-    assert (bodies(found), found[-1][1].name) == ([b"1"], "Tx.CommitOk")
-    assert held(world) == {"a": [], "later": [b"0"]}
+    assert (bodies(found), found[-1][1].name) == ([b"0", b"1"], "Tx.CommitOk")
+    assert (held(world), world.broker.counts.unroutable) == ({"a": []}, 3)
 
 
-async def test_an_exchange_that_is_missing_is_refused_at_once_and_one_that_goes_takes_nothing() -> None:
-    _, peer = await in_transaction("a")
+async def test_a_message_goes_by_the_bindings_at_its_publish_and_an_exchange_must_be_there_then() -> None:
+    world, peer = await in_transaction("a")
     peer.ask(C.Exchange.Declare(0, "e", "fanout"))
-    peer.publish("e", "", b"1", mandatory=True)
+    peer.ask(C.Queue.Bind(0, "a", "e"))
+    peer.publish("e", "", b"1")
     peer.ask(C.Exchange.Delete(0, "e"))
-    peer.method(C.Tx.Commit())
-    assert peer.names()[0] == "Basic.Return"
+    peer.ask(C.Tx.Commit())
+    assert held(world) == {"a": [b"1"]}
     peer.publish("e", "", b"2")
     assert closed(peer) == ("Channel.Close", 404)
+
+
+async def test_a_commit_is_no_more_work_because_others_have_bound_something_since() -> None:
+    world, peer = await in_transaction("a")
+    for pattern in laborious(200):
+        peer.ask(C.Queue.Bind(0, "a", "amq.topic", pattern))
+    for number in range(5):
+        peer.publish("amq.topic", ".".join(["a"] * (60 + number)), b"x")
+    peer.ask(C.Queue.Bind(0, "a", "amq.topic", "more"))
+    before = world.broker.exchanges[b"amq.topic"].steps
+    peer.ask(C.Tx.Commit())
+    assert world.broker.exchanges[b"amq.topic"].steps == before
+    assert world.broker.queues[b"a"].depth == 5
+
+
+async def test_dead_letters_whose_routes_are_too_much_work_are_refused_and_nothing_is_applied() -> None:
+    world, peer = await in_transaction("a")
+    for pattern in laborious(1024):
+        peer.ask(C.Queue.Bind(0, "a", "amq.topic", pattern))
+    peer.ask(C.Queue.Declare(0, "dying", arguments={"x-dead-letter-exchange": "amq.topic"}))
+    peer.ask(C.Exchange.Declare(0, "e", "fanout"))
+    peer.ask(C.Queue.Bind(0, "dying", "e"))
+    publisher = Peer(world).login()
+    for number in range(5):
+        publisher.publish("e", ".".join(["a"] * (60 + number)), b"%d" % number)
+    consume(peer, "dying")
+    peer.method(C.Basic.Nack(5, True, False))
+    peer.method(C.Tx.Commit())
+    assert closed(peer) == ("Channel.Close", 406)
+    assert held(world) == {"a": [], "dying": [b"0", b"1", b"2", b"3", b"4"]}
 
 
 @pytest.mark.parametrize(
