@@ -199,6 +199,7 @@ async def test_every_metric_has_its_name_and_counts_from_nought() -> None:
                 "connected",
                 "sessions",
                 "subscriptions",
+                "subscriptions_wild",
                 "kept_bytes",
             ),
             0,
