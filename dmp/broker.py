@@ -79,6 +79,8 @@ class Broker:
         self.reply_queues: dict[bytes, Queue] = {}
         """Of consumers of `amq.rabbitmq.reply-to`: the default exchange alone finds these."""
         self.bindings = 0
+        self.wild_words = 0
+        """What of these counts against `wild_words_max`."""
         self.generation = 0
         self.sessions: set[Lifetime] = set()
         self.draining = False

@@ -61,6 +61,7 @@ def samples(broker: Broker) -> Iterable[Sample]:
         ("exchanges", len(broker.exchanges), "Exchanges."),
         ("queues", len(broker.queues), "Queues."),
         ("bindings", broker.bindings, "Bindings."),
+        ("wild_words", broker.wild_words, "Words of topic bindings with more than three wildcards."),
         (
             "queues_damaged",
             sum(queue.lost or queue.adopted for queue in queues),

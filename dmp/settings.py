@@ -45,6 +45,9 @@ class DmpSettings:
     """Of all connections together."""
     bindings_max: int = limit(200_000, 1, 10_000_000)
     """Of all exchanges together."""
+    wild_words_max: int = limit(50_000, 0, 100_000_000)
+    """The words of bindings to topic exchanges with more than three wildcards, all together. Many of them can
+    be made to be work for one key, each for all of its words; so much is some 20 ms."""
     consumers_max: int = limit(4096, 1, 65535)
     """On one connection."""
     unacked_max: int = limit(100_000, 1, 10_000_000)

@@ -263,6 +263,9 @@ class Wiring:
             return None
         if broker.bindings >= broker.settings.bindings_max:
             raise _too_many("bindings_max", broker.settings.bindings_max)
+        wild = exchange.wild_words(key)
+        if wild and broker.wild_words + wild > broker.settings.wild_words_max:
+            raise _too_many("wild_words_max", broker.settings.wild_words_max)
         ticket = None
         if exchange.kind.durable and _is_durable(destination):
             exchange.check(arguments)
@@ -288,6 +291,7 @@ class Wiring:
         bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
         bound.add(binding)
         self._broker.bindings += 1
+        self._broker.wild_words += exchange.wild_words(binding.key)
         self._broker.generation += 1
 
     def _unbind(
@@ -313,6 +317,7 @@ class Wiring:
         for exchange, binding in there:
             destination = exchange.bindings[binding]
             exchange.remove(binding)
+            broker.wild_words -= exchange.wild_words(binding.key)
             bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
             bound.discard(binding)
         broker.bindings -= len(there)

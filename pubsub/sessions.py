@@ -30,16 +30,13 @@ if TYPE_CHECKING:
 
 WILDCARDS = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
 
-WILD_LEAST = 4
-"""A pattern of so many wildcards counts as wild."""
-
 _PLAIN, _KEEPS = b"", b"\1"
 
 
 class Client:
     """A session. `topics`: by pattern, whether it keeps what comes while the client is away.
 
-    `wild`: how many of the patterns are wild.
+    `wild`: how many of the patterns are (`shared.routing.syntax`).
     """
 
     __slots__ = ("connection", "dropped", "id", "name", "topics", "wild")
@@ -189,7 +186,7 @@ class Sessions:
                     f"more than subscriptions_total_max = {settings.subscriptions_total_max} of all clients",
                     fault=Fault.SUBSCRIPTIONS,
                 )
-            if is_wild(topic) and (
+            if WILDCARDS.wild_levels(topic) and (
                 client.wild >= settings.wild_subscriptions_max
                 or self.wild >= settings.wild_subscriptions_total_max
             ):
@@ -229,17 +226,9 @@ class Sessions:
     def _count(self, client: Client, topic: bytes, count: int) -> None:
         """`client` has so many more, or fewer, subscriptions to `topic`."""
         self.subscriptions += count
-        if is_wild(topic):
+        if WILDCARDS.wild_levels(topic):
             client.wild += count
             self.wild += count
-
-
-def is_wild(topic: bytes) -> bool:
-    """Whether a pattern has so many wildcards that those of its kind are bounded by themselves."""
-    if topic.count(b"*") + topic.count(b"+") < WILD_LEAST:
-        return False
-    levels = topic.split(WILDCARDS.separator)
-    return levels.count(WILDCARDS.any_levels) + levels.count(WILDCARDS.one_level) >= WILD_LEAST
 
 
 # The table of the store: `<id> NUL <topic>` to `` or `\\1` (keeps).
