@@ -38,6 +38,8 @@ class Due(IntFlag):
     LOGIN = 8
     CLOSE = 16
     SOON = 32
+    LARGE = 64
+    """A large body has not come nearer its end."""
 
 
 class Pacing(pacing.Pacing):

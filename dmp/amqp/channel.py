@@ -291,6 +291,7 @@ class Channel:
                     content.arriving = None
                     content.failed = str(error) or "the store takes no writes"
                     arriving.give_up()
+                self.session.large_came()
                 self.session.wait_for_bodies()
         if content.missing:
             self.step(ChannelEvent.BODY_PART)

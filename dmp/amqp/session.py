@@ -366,11 +366,19 @@ class Session(Lifetime):
         """A large body has begun. Raises Refusal (RESOURCE_ERROR)."""
         self.worked(LARGE_WORK)
         broker = self.broker
-        contents = [channel.content for channel in self.channels.values() if channel.content is not None]
-        begun = sum(content.arriving.length for content in contents if content.arriving is not None)
+        begun = sum(arriving.length for arriving in self._arriving())
         if begun + head.body_bytes > 2 * broker.settings.body_bytes_max:
             raise Refusal(Code.RESOURCE_ERROR, "too much content has begun on too many channels")
+        self.large_came()
         return broker.bodies.begin(head.body_bytes, head.persistent)
+
+    def large_came(self) -> None:
+        """A large body has begun, or come nearer its end. Until it does, it holds what others might have."""
+        self.due(Due.LARGE, self.connection.now + self.broker.settings.frame_seconds)
+
+    def _arriving(self) -> list[Arriving]:
+        contents = [channel.content for channel in self.channels.values() if channel.content is not None]
+        return [content.arriving for content in contents if content.arriving is not None]
 
     def unfinished(self, body_bytes: int) -> None:
         """Content has begun (or, negative, is whole). Raises Refusal (RESOURCE_ERROR)."""
@@ -391,6 +399,13 @@ class Session(Lifetime):
     def _due_now(self, what: Due, now: float) -> None:
         if what is Due.SOON:
             self.go(Stop.OTHERS)
+        elif what is Due.LARGE:
+            if self._arriving() and self.stopped:  # it is not the peer that is late
+                self.large_came()
+            elif self._arriving():
+                self.broker.counts.too_late += 1
+                self.current, self._index = None, commands.Basic.Publish.index
+                self._refused(Refusal(Code.RESOURCE_ERROR, "a large body took too long to come"))
         else:
             super()._due_now(what, now)
 

@@ -8,7 +8,9 @@ from pamqp import commands
 from dmp.amqp.methods import encode
 from dmp.amqp.packing import FRAME_OVERHEAD
 from dmp.bodies import PART_BYTES
+from dmp.queue_log import QueueLog
 from dmp.settings import DmpSettings
+from shared.errors import StoreFull
 from tests.dmp.amqp_peer import Peer, bodies, closed, content_header, opened, publish
 from tests.dmp.peers import Application
 from tests.dmp.peers import bodies as feed_bodies
@@ -238,6 +240,39 @@ async def test_large_bodies_that_have_begun_have_a_bound_for_each_connection_and
         peer.send(encode(C.Channel.Open(), number) + publish_ + content_header(5000, channel=number))
     assert closed(peer) == ("Connection.Close", 506)
     assert world.broker.bodies.begun_bytes == 0
+
+
+async def test_a_large_body_that_does_not_come_makes_room_for_others() -> None:
+    world, peer = await declared()
+    data = publish("", "q", body(900_000), properties=PERSISTENT, part=peer_frame(peer))
+    peer.send(data[:100_000])
+    peer.advance(20)
+    peer.send(data[100_000:500_000])
+    world.settle()
+    peer.advance(20)
+    peer.send(data[500_000:550_000])
+    assert world.broker.bodies.begun_bytes == 900_000
+    peer.advance(15)
+    assert closed(peer) == ("Connection.Close", 506)
+    world.settle()
+    assert (world.broker.bodies.begun_bytes, world.body_logs) == (0, [])
+    assert world.broker.counts.too_late == 1
+
+
+async def test_a_body_stays_while_it_is_not_written_that_its_message_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, peer = await declared()
+    published(world, peer, body(2000))
+    monkeypatch.setattr(QueueLog, "flush", failing)
+    assert b"".join(bodies_got(peer, "q")) == body(2000)
+    world.settle()
+    (message,) = (await world.again()).broker.queues[b"q"].ready
+    assert message.redelivered
+
+
+def failing(log: QueueLog) -> None:
+    raise StoreFull("no room")
 
 
 @pytest.mark.parametrize("confirms", [True, False])
