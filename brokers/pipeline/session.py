@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,13 +59,14 @@ def session(
     """A session with the source `logmq` registered; the one that runs already, where there is one.
 
     `config`: Spark's own settings, over ours. In a process's first session those of the driver count too
-    (`spark.driver.memory`). With no Java on the machine the extra's own is used. `sc://host:port` is a server
-    of Spark Connect, whose settings are its own but for `spark.sql...`. Raises NoSpark and NoJava.
+    (`spark.driver.memory`). A cluster's secret is given by its file, `spark.authenticate.secret.file`. With
+    no Java on the machine the extra's own is used. `sc://host:port` is a server of Spark Connect, whose
+    settings are its own but for `spark.sql...`. Raises NoSpark, NoJava and Refusal.
     """
     require_spark()
     from pyspark.sql import SparkSession
 
-    from brokers.pipeline import java, quiet
+    from brokers.pipeline import java, quiet, secret
 
     running = SparkSession.getActiveSession()
     remote = master.startswith("sc://") if running is None else _is_remote(running)
@@ -83,9 +84,11 @@ def session(
             spark.conf.set(key, value)
     else:
         builder = SparkSession.builder.remote(master) if remote else SparkSession.builder.master(master)
-        for key, value in settings.items():
-            builder = builder.config(key, value)
-        spark = builder.appName(name).getOrCreate()
+        # Kubernetes reads a secret's file itself.
+        with secret.lent(settings) if master.startswith("spark://") else nullcontext():
+            for key, value in settings.items():
+                builder = builder.config(key, value)
+            spark = builder.appName(name).getOrCreate()
     register(spark)
     return spark
 
