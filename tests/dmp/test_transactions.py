@@ -152,7 +152,7 @@ async def test_a_commit_is_no_more_work_because_others_have_bound_something_sinc
 
 
 async def test_dead_letters_whose_routes_are_too_much_work_are_refused_and_nothing_is_applied() -> None:
-    world, peer = await in_transaction("a")
+    world, peer = await in_transaction("a", settings=DmpSettings(wild_words_max=1_000_000))
     for pattern in laborious(1024):
         peer.ask(C.Queue.Bind(0, "a", "amq.topic", pattern))
     peer.ask(C.Queue.Declare(0, "dying", arguments={"x-dead-letter-exchange": "amq.topic"}))
