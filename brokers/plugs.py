@@ -98,15 +98,12 @@ def enabled(enable: Sequence[str], plugs: Sequence["Plug"], source: str) -> list
     if "all" in enable:
         return list(plugs)
     working = {plug.name: plug for plug in plugs}
-    problems = []
-    for name in dict.fromkeys(enable):
+    for name in enable:
         if name not in working:
             try:
                 load(name)
             except Refusal as error:
-                problems.append(Problem("serve.enable", str(error), source))
-    if problems:
-        raise InvalidSettings(tuple(problems))
+                raise InvalidSettings((Problem("serve.enable", str(error), source),)) from None
     return [working[name] for name in dict.fromkeys(enable)]
 
 

@@ -10,8 +10,7 @@
 Each opens a principal connection, which logs in and asks for the lease, and then the DMP connection, on which
 nothing is answered: `send` returns once the bytes are the kernel's. Leaving the block of a sink says that all
 is sent, and waits until the server has read it. A feed delivers at most once. What a lost connection took
-with it nobody knows, so nothing is sent again behind the caller's back: that raises `Disconnected`. A feed
-that is given `retry_seconds` connects, declares and binds again; what was sent meanwhile it has missed.
+with it nobody knows, so nothing is sent again behind the caller's back: that raises `Disconnected`.
 
 Any number of tasks may share a sink; what they send while a send is under way goes out together. A cancelled
 send may have left half a message behind, and so closes the connection.
@@ -19,9 +18,8 @@ send may have left half a message behind, and so closes the connection.
 
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
-import attrs
 import trio
 from pamqp import commands
 
@@ -30,21 +28,11 @@ from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
 from dmp.short_strings import SHORT_BYTES_MAX, short, take_short
 from dmp.wire import DMP_HEADER, Message, Options
-from shared.net.dial import Address, Disconnected, Unreachable, keep_trying
+from shared.net.dial import Address, Disconnected
 from shared.net.pushed import Receiver
 from shared.net.sender import Sender
 
-__all__ = [
-    "Disconnected",
-    "Feed",
-    "Message",
-    "Refused",
-    "Returned",
-    "Sink",
-    "Unreachable",
-    "open_feed",
-    "open_sink",
-]
+__all__ = ["Disconnected", "Feed", "Message", "Refused", "Returned", "Sink", "open_feed", "open_sink"]
 
 PORT = 5672
 RECEIVE_BYTES = 256 * 1024
@@ -94,24 +82,14 @@ class Sink:
 class Feed(Receiver[Message]):
     """The reading side; made by `open_feed`. It is an async iterator over messages.
 
-    `queue`: its name; where the server chose it, it is another one after each reconnection. What the client
-    does not read waits in the server; when the connection closes, all that was on its way is gone.
+    `queue`: its name. What the client does not read waits in the server; when the connection closes, all that
+    was on its way is gone.
     """
 
-    def __init__(
-        self, lessee: "_Lessee", stream: trio.abc.Stream, data: bytes, retry_seconds: float | None
-    ) -> None:
-        reconnect = None if retry_seconds is None else lessee.connect_again
-        super().__init__(stream, reconnect, retry_seconds or 0.0)
-        self._lessee = lessee
+    def __init__(self, stream: trio.abc.Stream, queue: str, data: bytes) -> None:
+        super().__init__(stream)
+        self.queue = queue
         self._data += data
-
-    @property
-    def queue(self) -> str:
-        return self._lessee.queue
-
-    def _first_words(self) -> bytes:
-        return b""  # the lease has said it all
 
     def _take(self, data: bytearray) -> tuple[list[Message], int]:
         return wire.take_messages(bytes(data))
@@ -159,52 +137,21 @@ async def open_feed(
     password: str = "guest",
     ssl_context: ssl.SSLContext | None = None,
     server_hostname: str | None = None,
-    retry_seconds: float | None = None,
 ) -> AsyncIterator[Feed]:
     """A feed of (exchange, key) bindings, connected; its queue goes with the block.
 
-    `queue`: a name for it; without one the server has its choice. `retry_seconds`: a lost connection is made
-    again, tried for so long, by whoever reads. Without it that raises Disconnected. Raises what `open_sink`
-    does.
+    `queue`: a name for it; without one the server has its choice. Raises what `open_sink` does.
     """
     address = Address(host, port, ssl_context, server_hostname, kind="DMP")
-    lessee = _Lessee(address, user, password, queue, tuple(bind), retry_seconds or 0.0)
-    try:
-        feed = Feed(lessee, *await lessee.connect(), retry_seconds)
+    async with open_principal(address, user, password) as principal:
+        name = await principal.declare_queue(queue)
+        for exchange, key in bind:
+            await principal.bind(name, exchange, key)
+        stream, data = await _open(address, await principal.feed_lease(name))
         try:
-            yield feed
+            yield Feed(stream, name, data)
         finally:
-            await feed.aclose()
-    finally:
-        await lessee.principal.aclose()
-
-
-@attrs.define(eq=False)
-class _Lessee:
-    """Who has a feed's queue declared, bound and leased, as often as its connection is lost."""
-
-    address: Address
-    user: str
-    password: str = attrs.field(repr=False)
-    asked: str
-    bindings: Sequence[tuple[str, str]]
-    retry_seconds: float
-    queue: str = ""
-    principal: AsyncExitStack = attrs.field(factory=AsyncExitStack)
-
-    async def connect(self) -> tuple[trio.abc.Stream, bytes]:
-        await self.principal.aclose()
-        self.principal = AsyncExitStack()
-        principal = await self.principal.enter_async_context(
-            open_principal(self.address, self.user, self.password)
-        )
-        self.queue = await principal.declare_queue(self.asked)
-        for exchange, key in self.bindings:
-            await principal.bind(self.queue, exchange, key)
-        return await _open(self.address, await principal.feed_lease(self.queue))
-
-    async def connect_again(self) -> tuple[trio.abc.Stream, bytes]:
-        return await keep_trying(self.address, self.retry_seconds, self.connect)
+            await trio.aclose_forcefully(stream)
 
 
 async def _open(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]:

@@ -13,6 +13,7 @@ TEXT_BYTES_MAX = 255
 class Code(IntEnum):
     """The specification's reply codes (its section 1.1, constants)."""
 
+    CONTENT_TOO_LARGE = 311
     NO_ROUTE = 312
     NO_CONSUMERS = 313
     CONNECTION_FORCED = 320
@@ -39,6 +40,7 @@ class Code(IntEnum):
 
 _CHANNEL_CODES = frozenset(
     {
+        Code.CONTENT_TOO_LARGE,
         Code.NO_ROUTE,
         Code.NO_CONSUMERS,
         Code.ACCESS_REFUSED,

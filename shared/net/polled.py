@@ -67,11 +67,6 @@ class PollConnection(DrivenConnection):
     def expect(self) -> None:
         self._expects = self._rounds.in_round
 
-    def go_on(self) -> None:
-        self._blocked = False  # it stood for "nothing to send"; if the socket is full, that shows again
-        if not self.closed:
-            self._driver.again(self)
-
     def tcp_info(self) -> bytes | None:
         if self.closed:
             return None
@@ -139,12 +134,7 @@ class PollConnection(DrivenConnection):
             if not isinstance(first, FileRange):
                 sent = self._send_gathered()
             elif first.fd < 0:
-                try:
-                    data = first.read(READ_BYTES)
-                except EOFError:
-                    self.abort("file ended early")
-                    return
-                sent = self._send(data)
+                sent = self._send(first.read(READ_BYTES))
             else:
                 sent = os.sendfile(self.fd, first.fd, first.offset, min(first.length, SEND_BYTES))
                 if not sent:

@@ -29,6 +29,11 @@ class Damage:
                 covered_bytes=covered_bytes,
             )
 
+    def in_file(self, path: str, text: str | None = None) -> None:
+        """A whole file is not what it was; `text` says what that means, unless somebody else does."""
+        if self._is_new(0, path, 0) and text is not None:
+            logger.error(text, path=path)
+
     def _is_new(self, log_id: int, path: str, offset: int) -> bool:
         place = log_id, path, offset
         if place in self._places:

@@ -146,6 +146,19 @@ def read_index(disk: Disk, fd: int, number: int = 0) -> IndexFile | None:
     return IndexFile(log_id, created_ms, dropped, marks)
 
 
+def owner(disk: Disk, path: str) -> int | None:
+    """The log that an index file is of; None where there is none, or its header does not tell."""
+    try:
+        fd = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
+    finally:
+        disk.close(fd)
+    return None if header is None else header[0]
+
+
 def belongs_to(disk: Disk, fd: int, log_id: int) -> bool:
     """Whether an index file is that log's: its header says so or, where that is damaged, an entry does."""
     header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))

@@ -9,8 +9,10 @@ from shared.storage import format, index, marks
 from shared.storage.catalog import LogLine
 from shared.storage.damage import Damage
 from shared.storage.disk import Disk
+from shared.storage.files import out_of_space
 from shared.storage.format import INDEX_HEADER_BYTES, MARK_BYTES, Flag, Mark
 from shared.storage.journal import segment_path, write_all
+from shared.storage.log import Lost
 from shared.storage.replay import SegmentFile
 
 _WRITE_BYTES = 4 << 20
@@ -59,13 +61,17 @@ class Segments:
 class RecoveredLog:
     """The log as it is now; `paths`: the files to be synced, if `changed`.
 
-    `kept_bytes`: at its end, once acknowledged, which the journal does not vouch for any more.
+    `kept_bytes`: at its end, once acknowledged, which the journal does not vouch for any more. `cut`: what
+    the index told of behind the end, or the file had, and which do not agree; `aside`: where those bytes are
+    now.
     """
 
     line: LogLine
     paths: tuple[str, ...]
     changed: bool
     kept_bytes: int
+    cut: Lost | None
+    aside: str | None
 
 
 def recover_log(
@@ -78,36 +84,36 @@ def recover_log(
     new: bool,
     direct: bool,
     damaged: bool,
+    adopted: bool = False,
 ) -> RecoveredLog:
     """Bring one log in line with the journal.
 
     `new`: it was created in the replayed part. `direct`: bytes may have gone around the journal; they count
     as far as marks match them. `damaged`: the journal has a hole, which may have held some of this log.
+    `adopted`: its CREATE was in there, and its files say what they are.
     """
     path = f"{line.namespace}/{line.file}"
     paths = f"{path}.log", f"{path}.idx"
+    cut: Lost | None = None
     if new and not ((direct or damaged) and _has_index(disk, paths[1], line.id)):
-        for name in paths:  # of an earlier log by that name
-            try:
-                if damaged:  # or of this one, and the journal has lost what stood there
-                    disk.rename(name, f"{name}.stray-{line.id}")
-                else:
-                    disk.unlink(name)
-            except FileNotFoundError:
-                pass
+        # Of an earlier log by that name: what nobody owned, every start moves away. Or of this one, where the
+        # journal has lost what stood there, or the index what went around the journal.
+        may_be_ours = damaged or (direct and index.owner(disk, paths[1]) is None)
+        cut = _make_room(disk, paths, line.id, keep=may_be_ours)
     fd = disk.open(paths[0], create=True)
     try:
         index_fd = disk.open(paths[1], create=True)
         try:
             recovery = _LogRecovery(disk, line, fd, index_fd, in_files)
-            changed = recovery.run(segments, pieces, direct=direct, damaged=damaged)
+            changed = recovery.run(segments, pieces, direct=direct, damaged=damaged, adopted=adopted)
         finally:
             disk.close(index_fd)
     finally:
         disk.close(fd)
     end = recovery.position
     line = line._replace(end=end, first=min(line.first, end))
-    return RecoveredLog(line, paths, changed, recovery.kept_bytes)
+    aside = recovery.aside or (f"{paths[0]}.stray-{line.id}" if cut is not None else None)
+    return RecoveredLog(line, paths, changed, recovery.kept_bytes, recovery.cut or cut, aside)
 
 
 def _has_index(disk: Disk, path: str, log_id: int) -> bool:
@@ -119,6 +125,31 @@ def _has_index(disk: Disk, path: str, log_id: int) -> bool:
         return index.belongs_to(disk, fd, log_id)
     finally:
         disk.close(fd)
+
+
+def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -> Lost | None:
+    """Have no files by a new log's names; what was in its log where that is kept beside."""
+    size = 0
+    for name in paths:
+        try:
+            if keep:
+                fd = disk.open(name)
+                try:
+                    size = size or disk.size(fd)
+                finally:
+                    disk.close(fd)
+                disk.rename(name, f"{name}.stray-{log_id}")
+            else:
+                disk.unlink(name)
+        except FileNotFoundError:
+            pass
+    return Lost(0, size, 0) if size else None
+
+
+def holds(disk: Disk, fd: int, segments: Segments, piece: Piece) -> bool:
+    """Whether a log's file has, where they belong, records that stand in the journal."""
+    data = disk.read(fd, piece.length, piece.offset)
+    return data == segments.read(piece)
 
 
 class _LogRecovery:
@@ -138,8 +169,10 @@ class _LogRecovery:
         self._rewrite = line.end  # what went around the journal since is read and written again
         self.position = 0
         self.kept_bytes = 0
+        self.cut: Lost | None = None
+        self.aside: str | None = None
 
-    def run(self, segments: Segments, pieces: Pieces, *, direct: bool, damaged: bool) -> bool:
+    def run(self, segments: Segments, pieces: Pieces, *, direct: bool, damaged: bool, adopted: bool) -> bool:
         """Returns whether anything was written."""
         found = self._load()
         trusted = direct or damaged
@@ -152,7 +185,7 @@ class _LogRecovery:
             self._apply(group, b"".join(map(segments.read, group)))
         if trusted:
             self._follow(None)
-        elif self._line.mode == "always":
+        if self._rest_is_whole() if adopted else self._line.mode == "always" and not direct:
             self._keep_rest()
         self._close_open()
         return self._finish(found) or bool(pieces)
@@ -246,6 +279,17 @@ class _LogRecovery:
         )
         self._marks += closed
 
+    def _rest_is_whole(self) -> bool:
+        """What lies behind looks like records, to its last byte: no page of it is missing."""
+        position, size = self.position, self._disk.size(self._fd)
+        while position < size:
+            head = self._disk.read(self._fd, format.LENGTH_BYTES, position)
+            length = int.from_bytes(head, "big")
+            if not length:
+                return False
+            position += format.LENGTH_BYTES + length
+        return position == size
+
     def _keep_rest(self) -> None:
         """In mode `always` a file gets only what the journal has synced: what lies behind was lost there."""
         size = self._disk.size(self._fd)
@@ -322,10 +366,34 @@ class _LogRecovery:
             index.write_marks(disk, self._index_fd, self._line.id, self._number, self._marks)
         if size != found_size:
             disk.truncate(self._index_fd, size)
-        if disk.size(self._fd) > self.position:
+        size = disk.size(self._fd)
+        end = max([size, *(mark.end for mark in self._later)])
+        if end > self.position:
+            records = sum(mark.records for mark in self._later if mark.end > self.position)
+            self.cut = Lost(self.position, end - self.position, records)
+        if size > self.position:
+            if self._rest_is_whole():
+                self._copy_rest(size)
             disk.truncate(self._fd, self.position)
             changed = True
         return changed
+
+    def _copy_rest(self, size: int) -> None:
+        """It may have been acknowledged, though nothing says so: it goes to a file of its own."""
+        disk = self._disk
+        self.aside = f"{self._line.namespace}/{self._line.file}.log.cut-{self.position}"
+        fd = disk.open(self.aside, create=True)
+        try:
+            for position in range(self.position, size, _WRITE_BYTES):
+                data = disk.read(self._fd, min(_WRITE_BYTES, size - position), position)
+                write_all(disk, fd, data, position - self.position)
+            disk.sync_data(fd)
+        except OSError as error:
+            if not out_of_space(error):
+                raise
+            self.aside = None
+        finally:
+            disk.close(fd)
 
 
 def _adjacent(pieces: Pieces) -> list[Pieces]:

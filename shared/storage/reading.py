@@ -168,7 +168,7 @@ class Reader:
     def _load(self, request: _Request, missing: NotInMemory) -> None:
         def then(found: Any) -> None:
             if isinstance(found, BaseException):
-                request.done(_refusal(request.log, request.offset, found))
+                request.done(self._refusal(request.log, request.offset, found))
             else:
                 missing.loaded(found)
                 self._step(request)
@@ -432,7 +432,7 @@ class Reader:
             elif request.offset < log.first:
                 result = OutOfRange(log.first)
             elif isinstance(found, BaseException):
-                result = _refusal(log, offset, found)
+                result = self._refusal(log, offset, found)
             else:
                 try:
                     result = checked(found[1])
@@ -474,12 +474,12 @@ class Reader:
         self.report(log, mark)
         return CorruptRecord(log.file.path, mark.offset)
 
-
-def _refusal(log: Log, offset: int, error: BaseException) -> StoreError:
-    if isinstance(error, StoreError):
-        return error
-    if isinstance(error, FileGone):
-        return LogDeleted()
-    if isinstance(error, FileNotFoundError):
-        return CorruptRecord(log.file.path, offset)
-    return StoreError(f"{log.file.path} cannot be read: {describe(error)}")
+    def _refusal(self, log: Log, offset: int, error: BaseException) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
+        if isinstance(error, FileGone):
+            return LogDeleted()
+        if isinstance(error, FileNotFoundError):
+            self._files.damage.in_log(log.id, log.file.path, log.first, log.visible - log.first)
+            return CorruptRecord(log.file.path, offset)
+        return StoreError(f"{log.file.path} cannot be read: {describe(error)}")

@@ -6,19 +6,19 @@ Until that catalog is in place nothing that a second attempt needs has been chan
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import attrs
 import structlog
 
 from shared.errors import StoreFormat
-from shared.storage import catalog, format, journal, replay
+from shared.storage import catalog, format, index, journal, orphans, rebuild, replay
 from shared.storage.catalog import Catalog, LogLine
 from shared.storage.clock import Clock
 from shared.storage.damage import Damage
 from shared.storage.disk import Disk
 from shared.storage.files import describe
-from shared.storage.format import INDEX_HEADER_BYTES, Entry, Kind
+from shared.storage.format import Entry, Kind
 from shared.storage.journal import segment_path, write_all
 from shared.storage.log_recovery import Piece, Pieces, RecoveredLog, Segments, recover_log
 from shared.storage.replay import Found, Replay, SegmentFile
@@ -53,27 +53,30 @@ class Recovered:
 def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     """Bring the folder into order. Raises StoreFormat, and OSError where the disk fails."""
     began = clock.monotonic()
-    _check_format(disk)
+    in_files = Damage()
     try:
         found = catalog.read(disk)
-    except ValueError as error:
-        raise StoreFormat(f"{error}: brokers fsck --repair can rebuild it from the logs") from None
+        reason = "is missing"
+    except ValueError:
+        found = None
+        reason = "is damaged"
+    _check_format(disk, found, in_files)
     if found is None:
-        found = _begin(disk, clock)
+        found = _rebuild(disk, clock, reason, in_files) if _has_begun(disk) else _begin(disk, clock)
     segments = replay.segment_files(disk)
     kept: list[tuple[SegmentFile, str]] = []
-    in_files = Damage()
     next_lsn = max([found.replay_lsn, *(segment.end for segment in segments)])
     if found.clean:
         scanned = Replay([], segments, [], found.replay_lsn, 0)
-        logs: list[LogLine] = list(found.logs)
-        next_log_id = found.next_log_id
     else:
         scanned = replay.scan(disk, found.journal_id, found.replay_lsn)
         _report(scanned)
         kept = _keep_damaged(disk, scanned)
-        logs, seen_id = _replay(disk, found, scanned, sync_all_logs, in_files)
-        next_log_id = max(found.next_log_id, seen_id + 1) + _SKIPPED_IDS
+    # Also after a clean end: a copy may have files that are newer than its catalog.
+    logs, seen_id = _replay(disk, found, scanned, sync_all_logs, in_files)
+    next_log_id = found.next_log_id
+    if not found.clean or seen_id >= next_log_id:
+        next_log_id = max(next_log_id, seen_id + 1) + _SKIPPED_IDS
     after = Catalog(found.journal_id, next_lsn, next_log_id, clock.wall_ms(), False, logs)
     catalog.replace(disk, after.pack())
     segments = _move_damaged(disk, segments, kept)
@@ -101,23 +104,29 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     )
 
 
-def _check_format(disk: Disk) -> None:
+def _check_format(disk: Disk, found: Catalog | None, in_files: Damage) -> None:
+    """A good catalog tells the format, too. Raises StoreFormat."""
     try:
         fd = disk.open(format.FORMAT_PATH)
     except FileNotFoundError:
-        if catalog.PATH in disk.names(""):
-            raise StoreFormat("the data folder has a catalog and no FORMAT file") from None
+        data = None
+    else:
+        try:
+            data = disk.read(fd, 200, 0)
+        finally:
+            disk.close(fd)
+    number = None if data is None else format.format_number(data)
+    if found is not None and (number is None or number <= format.FORMAT_NUMBER):
+        if number != format.FORMAT_NUMBER:
+            in_files.in_file(format.FORMAT_PATH, "the catalog tells the format: FORMAT is written anew")
+            _write_format(disk)
         return
-    try:
-        data = disk.read(fd, 200, 0)
-    finally:
-        disk.close(fd)
-    number = format.format_number(data)
-    if number is None and catalog.PATH not in disk.names(""):
-        return  # the first start was cut short
-    if number is None:
-        raise StoreFormat("not a data folder: its FORMAT file says something else")
-    if number > format.FORMAT_NUMBER:
+    if number is None and _has_begun(disk):
+        raise StoreFormat(
+            "the data folder has neither a good FORMAT nor a good CATALOG: a copy that was cut short (make "
+            "it anew), or something that brokers fsck --repair can rebuild"
+        )
+    if number is not None and number > format.FORMAT_NUMBER:
         raise StoreFormat(
             f"the data folder has format {number}, written by a newer version; this one knows "
             f"{format.FORMAT_NUMBER}"
@@ -126,14 +135,12 @@ def _check_format(disk: Disk) -> None:
 
 def _begin(disk: Disk, clock: Clock) -> Catalog:
     """A new folder, or one whose first start was cut short: nothing was ever acknowledged in it."""
-    if journal.segment_lsns(disk):
-        raise StoreFormat("the data folder has a journal and no CATALOG: brokers fsck can look into it")
-    if _holds_logs(disk):
-        raise StoreFormat(
-            "the data folder has logs and no CATALOG: a copy that was cut short (make it anew), or something "
-            "that brokers fsck --repair can rebuild"
-        )
     disk.make_folder(journal.FOLDER)
+    _write_format(disk)
+    return Catalog(secrets.randbits(64), 0, 1, clock.wall_ms(), True, [])
+
+
+def _write_format(disk: Disk) -> None:
     fd = disk.open(format.FORMAT_PATH, create=True)
     try:
         disk.truncate(fd, 0)
@@ -142,7 +149,25 @@ def _begin(disk: Disk, clock: Clock) -> Catalog:
     finally:
         disk.close(fd)
     disk.sync_folder("")
-    return Catalog(secrets.randbits(64), 0, 1, clock.wall_ms(), True, [])
+
+
+def _rebuild(disk: Disk, clock: Clock, reason: str, in_files: Damage) -> Catalog:
+    """The catalog is lost, and logs and journal say what was in it."""
+    names = disk.names("")
+    if catalog.PATH in names:
+        _copy_aside(disk, catalog.PATH, set(names))
+    made = rebuild.rebuild_catalog(disk, clock.wall_ms())
+    in_files.in_file(
+        catalog.PATH,
+        f"{catalog.PATH} {reason}: {len(made.logs)} logs were found by their files; where they had another "
+        "mode than always it is lost (a copy that was cut short: make it anew)",
+    )
+    return made
+
+
+def _has_begun(disk: Disk) -> bool:
+    """Whether something may have been acknowledged here: a first start ends with a catalog."""
+    return bool(journal.segment_lsns(disk)) or catalog.PATH in disk.names("") or _holds_logs(disk)
 
 
 def _holds_logs(disk: Disk) -> bool:
@@ -169,20 +194,33 @@ def _report(scanned: Replay) -> None:
 
 def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
     """Copy damaged segments aside; returns those that there was no room for, and the names they get."""
-    names = set(disk.names(journal.FOLDER))
+    names = {f"{journal.FOLDER}/{name}" for name in disk.names(journal.FOLDER)}
     left = []
     for segment in scanned.damaged_segments():
         path = segment_path(segment.lsn)
-        number = 1
-        while f"{path}.damaged-{number}".rpartition("/")[2] in names:
-            number += 1
-        aside = f"{path}.damaged-{number}"
         try:
-            _copy(disk, path, aside, segment.size)
+            _copy_aside(disk, path, names)
         except OSError as error:
             logger.error("no copy of a damaged segment: it is renamed", path=path, reason=describe(error))
-            left.append((segment, aside))
+            left.append((segment, _aside(path, names)))
     return left
+
+
+def _aside(path: str, names: Container[str]) -> str:
+    """Where a damaged file goes; `names`: those that there are."""
+    number = 1
+    while f"{path}.damaged-{number}" in names:
+        number += 1
+    return f"{path}.damaged-{number}"
+
+
+def _copy_aside(disk: Disk, path: str, names: Container[str]) -> None:
+    fd = disk.open(path)
+    try:
+        size = disk.size(fd)
+    finally:
+        disk.close(fd)
+    _copy(disk, path, _aside(path, names), size)
 
 
 def _copy(disk: Disk, path: str, to: str, size: int) -> None:
@@ -218,6 +256,7 @@ class _Changes:
     mode: dict[int, str] = attrs.Factory(dict)
     direct: set[int] = attrs.Factory(set)
     pieces: dict[int, Pieces] = attrs.Factory(dict)
+    adopted: Container[int] = ()
     seen_id: int = 0
 
     def take(self, found: Found, entry: Entry, payload: bytes) -> None:
@@ -257,7 +296,11 @@ def _gather(disk: Disk, scanned: Replay) -> _Changes:
 def _replay(
     disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int, in_files: Damage
 ) -> tuple[list[LogLine], int]:
-    """Apply the journal to the logs' files; returns the logs there are, and the highest id seen."""
+    """Apply the journal to the logs' files; returns the logs there are, and the highest id seen.
+
+    Of a folder that was left in order the logs are as the catalog has them, but for those that it does not
+    know.
+    """
     changes = _gather(disk, scanned)
     lines = {line.id: line for line in found.logs} | changes.created
     gone = [lines.pop(log_id) for log_id in sorted(changes.deleted) if log_id in lines]
@@ -270,15 +313,35 @@ def _replay(
             _unlink(disk, line)
     touched: list[RecoveredLog] = []
     with Segments(disk) as segments:
-        for line in sorted(lines.values()):
+        found_again = orphans.find(
+            disk,
+            segments,
+            lines,
+            changes.pieces,
+            changes.deleted,
+            found.next_log_id,
+            damaged=bool(scanned.damage),
+        )
+        for log_id in found_again.replaced:
+            del lines[log_id]
+        lines |= found_again.found
+        for line in found_again.found.values():
+            disk.make_folder(line.namespace)
+            folders.add(line.namespace)
+            if scanned.damage:
+                in_files.in_file(f"{line.namespace}/{line.file}.log")
+        changes.adopted = found_again.found.keys()
+        changes.seen_id = max([changes.seen_id, *found_again.found])
+        for line in sorted((found_again.found if found.clean else lines).values()):
             log = _recover_log(disk, segments, line, changes, in_files, damaged=bool(scanned.damage))
             if log is None:
                 continue
             lines[line.id] = log.line
-            if log.changed or line.id in changes.created:
+            if log.changed or line.id in changes.created or line.id in changes.adopted:
                 touched.append(log)
     _set_strays_aside(disk, lines.values())
-    _sync(disk, touched, folders, sync_all_logs)
+    if touched or not found.clean:
+        _sync(disk, touched, folders, sync_all_logs)
     return sorted(lines.values()), changes.seen_id
 
 
@@ -288,17 +351,37 @@ def _recover_log(
     """Apply to one log what the journal says of it; None where it can only be as the catalog has it."""
     direct = Durability.parse(line.mode).direct or line.id in changes.direct
     new = line.id in changes.created
+    adopted = line.id in changes.adopted
     weak = direct or line.mode != "always"
     journaled = line.id in changes.pieces or line.id in changes.first
-    if not (new or weak or damaged or journaled or _is_longer(disk, line)):
+    if not (new or adopted or weak or damaged or journaled or _is_longer(disk, line)):
         return None
     first = max(line.first, changes.first.get(line.id, 0))
     line = line._replace(first=first, mode=changes.mode.get(line.id, line.mode))
     pieces = changes.pieces.get(line.id, [])
-    log = recover_log(disk, segments, line, pieces, in_files, new=new, direct=direct, damaged=damaged)
-    if log.kept_bytes:
+    log = recover_log(
+        disk,
+        segments,
+        line,
+        pieces,
+        in_files,
+        new=new,
+        direct=direct,
+        damaged=damaged or adopted,
+        adopted=adopted,
+    )
+    if log.kept_bytes and not adopted:
         text = "the journal has lost what a log file still holds: kept"
         logger.error(text, path=log.paths[0], bytes=log.kept_bytes)
+    if log.cut is not None and direct:
+        logger.warning(
+            "the end of a log that is not journaled does not agree with its index: it was never synced, or "
+            "is damaged",
+            path=log.paths[0],
+            bytes=log.cut.length,
+            records=log.cut.records,
+            kept=log.aside,
+        )
     return log
 
 
@@ -323,31 +406,35 @@ def _unlink(disk: Disk, line: LogLine) -> None:
 
 
 def _set_strays_aside(disk: Disk, lines: Iterable[LogLine]) -> None:
-    """Files of logs whose CREATE was lost with the tail. Files that say nothing of an id are left alone."""
-    known = {(line.namespace, line.file) for line in lines}
-    ids = {line.id for line in lines}
+    """Files that no log owns get names that none will have: what replay removes is never one of these."""
+    owned = {(line.namespace, line.file) for line in lines}
+    namespaces = {namespace for namespace, _ in owned}
     for folder in disk.names(""):
+        if folder in (journal.FOLDER, rebuild.QUARANTINE):
+            continue
         try:
             names = disk.names(folder)
         except OSError:
             continue  # a file
-        for name in names:
-            if not name.endswith(".idx") or (folder, name[:-4]) in known:
-                continue
-            fd = disk.open(f"{folder}/{name}")
-            try:
-                header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
-            finally:
-                disk.close(fd)
-            if header is not None and header[0] not in ids:
-                _set_aside(disk, f"{folder}/{name[:-4]}", header[0])
+        for file in {name[:-4] for name in names if name.endswith((".log", ".idx"))}:
+            if (folder, file) not in owned:
+                log_id = index.owner(disk, f"{folder}/{file}.idx")
+                if log_id is not None or folder in namespaces:  # else it may be anybody's
+                    _set_aside(disk, f"{folder}/{file}", log_id or 0)
 
 
 def _set_aside(disk: Disk, path: str, log_id: int) -> None:
     logger.warning("files of a log that nothing else tells of are set aside", path=path, id=log_id)
+    folder = path.partition("/")[0]
+    names = {f"{folder}/{name}" for name in disk.names(folder)}
+    mark = f"stray-{log_id}"
+    number = 0
+    while {f"{path}.idx.{mark}", f"{path}.log.{mark}"} & names:
+        number += 1
+        mark = f"stray-{log_id}-{number}"
     for suffix in (".idx", ".log"):
         try:
-            disk.rename(path + suffix, f"{path}{suffix}.stray-{log_id}")
+            disk.rename(path + suffix, f"{path}{suffix}.{mark}")
         except FileNotFoundError:
             pass
 

@@ -21,8 +21,9 @@ from shared.storage.index import checked_from
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
+from shared.storage.rebuild import QUARANTINE
 from shared.storage.tools import copying, manifest
-from shared.storage.tools.fsck import QUARANTINE, FsckReport, check
+from shared.storage.tools.fsck import FsckReport, check
 from shared.storage.tools.manifest import FileLine, Manifest
 from shared.storage.tools.view import FolderView, LogView, viewing
 

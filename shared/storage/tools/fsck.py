@@ -16,11 +16,12 @@ from shared.storage.index import mark_position
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
+from shared.storage.rebuild import QUARANTINE
+from shared.storage.settings import Durability
 from shared.storage.tools import manifest
 from shared.storage.tools.ranges import State, ranges
 from shared.storage.tools.view import DamagedFile, FolderView, Held, LogReader, LogView, check_format, look
 
-QUARANTINE = "quarantine"
 _OURS = frozenset(
     {FORMAT_PATH, LOCK_NAME, catalog.PATH, catalog.NEW_PATH, JOURNAL_FOLDER}
     | {"control.sock", manifest.PATH, QUARANTINE}
@@ -140,6 +141,12 @@ def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding 
     elif size is not None and size < log.synced_end:
         text = f"the file is {size} bytes long, and should be {log.synced_end}"
         yield Finding(Severity.DAMAGE, Kind.LOG, log.log_path, text)
+    if Durability.parse(log.mode).direct:
+        found = view.read_index(log)
+        end = max(size or 0, (found.end if found is not None else None) or 0)
+        if end > log.end:
+            text = "the end of the file and of its index do not agree: it was never synced, or is damaged"
+            yield Finding(Severity.WARNING, Kind.LOG, log.log_path, text, log.end, end - log.end)
     yield from _index(view, log)
     for part in ranges(view, log, reader, log.first, log.end):
         if part.state is State.DAMAGED:

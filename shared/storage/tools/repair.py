@@ -17,9 +17,9 @@ from shared.storage.disk import Disk
 from shared.storage.journal import write_all
 from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
+from shared.storage.rebuild import QUARANTINE, rebuild_catalog
 from shared.storage.settings import StorageSettings
-from shared.storage.tools.fsck import QUARANTINE, FsckReport, Severity, check, orphans
-from shared.storage.tools.rebuild import rebuild_catalog
+from shared.storage.tools.fsck import FsckReport, Severity, check, orphans
 from shared.storage.tools.view import DamagedFile, FolderView, LogView, check_format, look
 
 _COPY_BYTES = 1 << 20

@@ -77,16 +77,29 @@ async def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreFormat, match="format 2"):
         await open_store(folder=tmp_path)
     (tmp_path / "FORMAT").write_text("diary")
-    with pytest.raises(StoreFormat, match="not a data folder"):
+    (tmp_path / "CATALOG").unlink()
+    with pytest.raises(StoreFormat, match="neither a good FORMAT nor a good CATALOG"):
         await open_store(folder=tmp_path)
 
 
-async def test_a_damaged_catalog_is_refused_with_a_hint() -> None:
+async def test_a_damaged_format_is_written_anew_where_the_catalog_is_good(tmp_path: Path) -> None:
+    await (await open_store(folder=tmp_path)).close()
+    good = (tmp_path / "FORMAT").read_text()
+    (tmp_path / "FORMAT").write_text("diary")
+    store = await open_store(folder=tmp_path)
+    assert store.statistics().damaged_ranges == 1
+    assert (tmp_path / "FORMAT").read_text() == good
+
+
+async def test_a_damaged_catalog_is_kept_and_made_anew_from_the_logs() -> None:
     disk = FakeDisk()
     store = await open_store(disk)
     await filled(store)
     await store.close()
     fd = disk.open("CATALOG")
     disk.write(fd, b"?", 20)
-    with pytest.raises(StoreFormat, match="fsck"):
-        await open_store(disk)
+    damaged = disk.read(fd, disk.size(fd), 0)
+    store = await open_store(disk)
+    assert len(await read_all(store.namespace("logmq", ALWAYS).logs["orders"])) == 300
+    assert store.statistics().damaged_ranges == 1
+    assert disk.contents()["CATALOG.damaged-1"] == damaged

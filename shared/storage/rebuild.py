@@ -11,8 +11,9 @@ from shared.storage.disk import Disk
 from shared.storage.format import MARK_BYTES, SECTOR, Kind, Mark
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
-from shared.storage.tools.fsck import QUARANTINE
 
+QUARANTINE = "quarantine"
+"""Where `brokers fsck --repair` puts what it replaces and what nobody owns."""
 _IDS_SKIPPED = 1 << 20
 """Logs that nobody remembers had ids too."""
 
@@ -36,8 +37,8 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
     created = _created(disk, journal_id, replay_lsn)
     lines: dict[int, LogLine] = {}
     unknown: list[tuple[str, str]] = []
-    for namespace, file in _files(disk):
-        line = _line(disk, namespace, file)
+    for namespace, file in files(disk):
+        line = line_of(disk, namespace, file)
         owner = created.get((namespace, file))
         if owner is not None and (line is None or line.id != owner):
             continue  # replay makes its files anew
@@ -48,7 +49,7 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
     next_id = max(lines, default=0) + _IDS_SKIPPED
     for namespace, file in unknown:
         size = _size(disk, f"{namespace}/{file}.log")
-        lines[next_id] = LogLine(next_id, namespace, unquote(file), file, "always", now_ms, 0, size)
+        lines[next_id] = LogLine(next_id, namespace, name_of(file), file, "always", now_ms, 0, size)
         next_id += 1
     return Catalog(journal_id, replay_lsn, next_id, now_ms, False, [lines[n] for n in sorted(lines)])
 
@@ -83,7 +84,7 @@ def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, st
     return {(line.namespace, line.file): line.id for line in created.values()}
 
 
-def _files(disk: Disk) -> Iterator[tuple[str, str]]:
+def files(disk: Disk) -> Iterator[tuple[str, str]]:
     """(namespace, file name without its ending) of every log that has a file."""
     for namespace in disk.names(""):
         if namespace in (JOURNAL_FOLDER, QUARANTINE):
@@ -97,7 +98,7 @@ def _files(disk: Disk) -> Iterator[tuple[str, str]]:
                 yield namespace, name.removesuffix(".log")
 
 
-def _line(disk: Disk, namespace: str, file: str) -> LogLine | None:
+def line_of(disk: Disk, namespace: str, file: str) -> LogLine | None:
     """What a log's index tells; None without one that can be read at all."""
     try:
         fd = disk.open(f"{namespace}/{file}.idx")
@@ -115,7 +116,12 @@ def _line(disk: Disk, namespace: str, file: str) -> LogLine | None:
     created_ms = owner[1] if owner is not None else marks[0].first_ms
     first = _first(disk, f"{namespace}/{file}.log", marks)
     end = max((mark.end for mark in marks), default=first)
-    return LogLine(log_id, namespace, unquote(file), file, "always", created_ms, first, end)
+    return LogLine(log_id, namespace, name_of(file), file, "always", created_ms, first, end)
+
+
+def name_of(file: str) -> str:
+    """A log's name from that of its files (`catalog.file_name`; of one that was cut, what is left of it)."""
+    return unquote(file)
 
 
 def _owner(data: bytes) -> int | None:
