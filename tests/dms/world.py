@@ -172,6 +172,9 @@ class Peer:
     def create(self, name: str, options: bytes = b"") -> list[Frame]:
         return self.ask(Type.CREATE_QUEUE, wire.pack_name(name) + options)
 
+    def delete(self, name: str) -> list[Frame]:
+        return self.ask(Type.DELETE_QUEUE, wire.pack_name(name))
+
     def produce(self, name: str, *bodies: bytes) -> list[Frame]:
         self.send(
             b"".join(

@@ -1,0 +1,44 @@
+"""Clients and queues that come and go leave nothing behind: objects are counted, memory rests on more."""
+
+import gc
+from collections import Counter
+
+from tests.dms.world import MEMORY, World
+
+
+def objects() -> Counter[str]:
+    """Of each class, those that the collector knows of and that are in use."""
+    gc.collect()
+    return Counter(type(found).__qualname__ for found in gc.get_objects())
+
+
+def churn(world: World, first: int, count: int) -> None:
+    """Clients with queues of their own and one that all share; some leave in order, some hold messages."""
+    for number in range(first, first + count):
+        name = f"queue {number}"
+        peer = world.connect()
+        peer.create(name)
+        peer.create("shared")
+        peer.produce(name, b"a", b"b")
+        peer.produce("shared", b"c", b"d")
+        peer.ack(*(delivery for delivery, _ in peer.consume("shared", 4)))
+        peer.consume(name)
+        peer.consume("missing")
+        if number % 2:
+            peer.delete(name)
+        peer.lose()
+        if not number % 2:
+            other = world.connect()
+            assert other.consume(name, 2)
+            other.delete(name)
+            other.lose()
+        world.advance(60)
+
+
+def test_clients_and_queues_that_have_gone_leave_no_object_behind() -> None:
+    world = World(MEMORY)
+    churn(world, 0, 40)
+    before = objects()
+    churn(world, 40, 80)
+    more = objects() - before
+    assert not {name: count for name, count in more.items() if count >= 20}
