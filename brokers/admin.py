@@ -1,6 +1,7 @@
 """The HTTP application of operating: health, status, metrics, and verbs that no wire protocol has.
 
-It is served on the control socket, and can be served on any other listener as it is.
+It is served on the control socket. Behind a proxy only what looks may be reached from elsewhere; what changes
+something is refused (403) where a browser says that a web page asks for it (`Origin`).
 
 | request | answer |
 |---|---|
@@ -30,10 +31,13 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from brokers import metrics
 from brokers.render import json_value
@@ -124,6 +128,7 @@ def application(host: Operated) -> Starlette:
             HTTPException: _wrong,
             ClientDisconnect: _gone,
         },
+        middleware=[Middleware(_NotForPages)],
     )
 
 
@@ -153,6 +158,20 @@ async def serve(
 
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     await trio.serve_listeners(connection, [listener], task_status=task_status)
+
+
+class _NotForPages:
+    """Refuses what changes something where a web page asks: browsers add `Origin` to all but GET and HEAD."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD")
+        if changes and "origin" in Headers(scope=scope):
+            app = JSONResponse({"error": "web pages (Origin) may change nothing here"}, 403)
+        await app(scope, receive, send)
 
 
 async def _arguments(request: Request) -> Mapping[str, Any]:

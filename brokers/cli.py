@@ -19,7 +19,7 @@ from brokers import plugs, server_verbs
 from brokers.commands import add_commands
 from brokers.errors import ExitCode, exit_code
 from brokers.escape import NAME_MAX, escape
-from brokers.flags import ServeCommand
+from brokers.flags import ServeCommand, listed
 from brokers.render import Outcome, Output
 from shared.errors import BrokerError
 
@@ -46,7 +46,10 @@ def run(arguments: Sequence[str]) -> int:
             # Whoever read our output has left (`| head`): nothing more to say, and not to stderr either.
             _turn_away(sys.stdout)
             return 128 + signal.SIGPIPE
-        if not all(isinstance(leaf, BrokerError | OSError) or _is_no_text(leaf) for leaf in leaves):
+        if not all(
+            isinstance(leaf, BrokerError | OSError) or _is_no_text(leaf) or _is_no_thread(leaf)
+            for leaf in leaves
+        ):
             raise
         for line in dict.fromkeys(line for leaf in leaves for line in _said(leaf).splitlines()):
             _complain(line)
@@ -99,7 +102,13 @@ def _run(arguments: Sequence[str]) -> int:
         from brokers.serving import serve
 
         return serve(result)
-    output = Output(as_json=bool(bound.arguments.get("json")))
+    columns = bound.arguments.get("columns")
+    output = Output(
+        as_json=bool(bound.arguments.get("json")),
+        wide=bool(bound.arguments.get("wide")),
+        columns=None if columns is None else [name.strip() for name in columns.split(",")],
+        listed=listed(command),
+    )
     if inspect.iscoroutine(result) or isinstance(result, AsyncIterable):
         import trio
 
@@ -156,7 +165,15 @@ def _is_no_text(error: BaseException) -> bool:
     return isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed"
 
 
+def _is_no_thread(error: BaseException) -> bool:
+    """The system starts no thread for us: Python has no class of its own for that."""
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
 def _said(error: BaseException) -> str:
+    if _is_no_thread(error):
+        how = "ulimit -u, or TasksMax= in a systemd unit"
+        return f"no thread can be started: raise the limit on processes and threads ({how})"
     if isinstance(error, UnicodeEncodeError):
         return f"{error.object[:NAME_MAX]} is not UTF-8"
     if isinstance(error, OSError) and error.strerror:

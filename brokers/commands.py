@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from brokers import folder_verbs, server_verbs
-from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_flags
+from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_flags, with_table_flags
 from shared.options import Json
 
 PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
@@ -74,8 +74,12 @@ def _config_app() -> App:
 
     @app.command(help_epilogue="Examples:\n\n    brokers config check --config brokers.toml")
     def check(*, config: ConfigFile = None) -> str:
-        """Read the settings as serving would, and say what is wrong with them (exit 78)."""
-        from brokers.config import checked
+        """Read the settings as serving would, and say all that is wrong with them (exit 78).
+
+        Certificates, addresses and ports are tried; those that the server of the
+        data folder has itself are free to it.
+        """
+        from brokers.checking import checked
 
         settings = checked(config)
         return f"{len(settings.shown(human=True))} settings are in order"
@@ -84,8 +88,9 @@ def _config_app() -> App:
         help_epilogue="Examples:\n\n    brokers config show --config brokers.toml\n"
         "    brokers config show --json | jq 'select(.source != \"default\")'"
     )
+    @with_table_flags
     def show(*, config: ConfigFile = None, json: Json = False) -> Sequence[Any]:
-        """List every setting, its value, and where that comes from."""
+        """List the settings: each with its value, and where that comes from."""
         from brokers.config import as_served
 
         settings = as_served(config)

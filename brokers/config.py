@@ -85,26 +85,6 @@ class Config:
         """Those of `working` that are to be served. Raises InvalidSettings."""
         return enabled(self.serve.enable, working, self.sources.get(("serve", "enable"), "default"))
 
-    def check_start(self, protocols: Iterable[str]) -> None:
-        """Read what the settings name, as a start would, and refuse what it would. Raises ConfigError."""
-        # The network is half of this module's imports, and a command that looks where its server is has no
-        # use for it.
-        from shared.net.datagrams import allowed_networks
-        from shared.net.listeners import check_exposure
-        from shared.net.tls import server_context
-
-        host = self.serve.host
-        for protocol in protocols:
-            section, tls = self.tls_of(protocol)
-            if tls.enabled:
-                server_context(tls, section)
-            check_exposure(
-                "serve.host", host, tls, logs_in=self.logs_in(protocol), insecure=self.serve.insecure
-            )
-            allow = getattr(self.protocols[protocol], "allow", None)
-            if allow is not None:
-                allowed_networks(f"{protocol}.allow", host, allow)
-
     def shown(self, *, human: bool) -> list[Shown]:
         """Every setting in order of section; `human` writes sizes and durations with their units."""
         own = {name: getattr(self, name) for name in OWN_SECTIONS}
@@ -127,6 +107,28 @@ def load(
 ) -> Config:
     """Read everything that was given and check it. Raises InvalidSettings with all that is wrong.
 
+    Otherwise as `read`.
+    """
+    config, problems = read(
+        plugs, file=file, environ=environ, flags=flags, defaults=defaults, broken=broken, alone=alone
+    )
+    if problems:
+        raise InvalidSettings(tuple(problems))
+    return config
+
+
+def read(
+    plugs: Sequence[Plug],
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Iterable[Flag] = (),
+    defaults: Iterable[Flag] = (),
+    broken: Sequence[str] = (),
+    alone: bool = False,
+) -> tuple[Config, list[Problem]]:
+    """Everything that was given, and what is wrong with it: there the defaults stand.
+
     What is said to a protocol in `broken` is passed over: why that one does not work was reported already.
     `alone`: so is what is said to any other than `plugs`, whether installed or not.
     """
@@ -147,30 +149,18 @@ def load(
     source = given[recorded].source if recorded in given else ""
     reasons = () if alone else _unrecorded(built["record"].protocols, plugs, broken)
     problems += [Problem(written(recorded), why, source) for why in reasons]
-    if problems:
-        raise InvalidSettings(tuple(problems))
-    return Config(
+    config = Config(
         **{name: built[name] for name in OWN_SECTIONS},
         protocols={name: built[name] for name in protocols},
         sources={key: value.source for key, value in given.items()},
     )
+    return config, problems
 
 
 def as_served(file: Path | None) -> Config:
     """The settings as serving would read them; a plug that does not work is reported on standard error."""
-    return _as_served(file)[0]
-
-
-def checked(file: Path | None) -> Config:
-    """The same, refused where serving would refuse to start. Raises InvalidSettings, ConfigError."""
-    config, working = _as_served(file)
-    config.check_start(plug.name for plug in config.enabled(working))
-    return config
-
-
-def _as_served(file: Path | None) -> tuple[Config, Sequence[Plug]]:
     working, broken = load_working()
-    return load(working, file=file, environ=os.environ, broken=broken), working
+    return load(working, file=file, environ=os.environ, broken=broken)
 
 
 def _laid(

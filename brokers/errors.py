@@ -5,6 +5,7 @@ The numbers above 2 are those of BSD's sysexits.h, which init systems and shells
 
 import difflib
 import enum
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,8 @@ def of_folder(folder: Path) -> Iterator[None]:
         # A file in it is named as seen from the folder.
         where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
         why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
+        if error.errno == errno.EIO:
+            why = f"{why}: the disk fails; copy the folder to another, and run brokers fsck --repair there"
         raise Refusal(f"data folder {where}: {why}", ExitCode.DATA_FOLDER) from error
     except StoreFormat as error:
         if str(error).startswith(str(folder)):  # a tool names it itself

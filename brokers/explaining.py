@@ -13,9 +13,9 @@ import attrs
 from brokers.errors import nearest
 from brokers.render import cell
 from brokers.structure import Key, fields, item_class, settings_class, written
-from brokers.units import format_quantity, unit_of
 from brokers.values import plain
 from shared.errors import UsageError
+from shared.units import format_quantity, unit_of
 
 _COLUMNS = 80
 _BOUNDS = {">=": "{} at least", ">": "above {}", "<=": "{} at most", "<": "below {}"}

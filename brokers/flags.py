@@ -6,6 +6,7 @@ was given.
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +15,7 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.errors import InvalidSettings, Problem
-from shared.options import Ca, Certificate, Host, KeyFile, Place, Port, Server, Tls, a_path
+from shared.options import Ca, Certificate, Host, KeyFile, Place, Port, Server, Tls, a_path, flag
 
 if TYPE_CHECKING:
     from shared.plug import Plug, ServeRequest, VerbRequest
@@ -201,6 +202,38 @@ def with_server_flags(verb: Callable[..., Any], plug: "Plug") -> Callable[..., A
     parameters = [parameter for name, parameter in own.parameters.items() if name != wanted]
     _sign(asking, own.replace(parameters=parameters), [*added, config_flag])
     return asking
+
+
+WIDE = Annotated[bool, flag("All columns on a terminal, however wide.")]
+COLUMNS = Annotated[str | None, Parameter(help="Show these columns: names with commas.", show_default=False)]
+_LISTED = re.compile(r"List the (\w+)")
+
+
+def listed(verb: Callable[..., Any]) -> str | None:
+    """What a verb lists, as its help says: `List the queues ...`; None for one that does something else."""
+    said = _LISTED.match(verb.__doc__ or "")
+    return said[1] if said else None
+
+
+def with_table_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """A verb that lists something, with the flags that say how; any other as it is.
+
+    The host reads them where it shows what the verb returns.
+    """
+    own = inspect.signature(verb, eval_str=True)
+    if listed(verb) is None or "wide" in own.parameters:
+        return verb
+
+    @functools.wraps(verb)
+    def listing(*arguments: Any, wide: bool = False, columns: str | None = None, **keywords: Any) -> Any:
+        return verb(*arguments, **keywords)
+
+    added = [
+        inspect.Parameter("wide", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=WIDE),
+        inspect.Parameter("columns", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=COLUMNS),
+    ]
+    _sign(listing, own, added)
+    return listing
 
 
 def _sign(verb: Callable[..., Any], own: inspect.Signature, added: Iterable[inspect.Parameter]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal, of_folder
-from brokers.flags import ConfigFile
+from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import Outcome, Several, progress
 from brokers.server_verbs import DataDir, copied, data_folder, there
 from shared.options import Json, a_path
@@ -30,7 +30,10 @@ def add_commands(app: App) -> None:
         help_epilogue="Examples:\n\n    brokers log ls\n    brokers log dump logmq orders",
         help_format="plaintext",
     )
-    log.command(ls, help_epilogue="Examples:\n\n    brokers log ls --json | jq -s 'map(.records) | add'")
+    log.command(
+        with_table_flags(ls),
+        help_epilogue="Examples:\n\n    brokers log ls --json | jq -s 'map(.records) | add'",
+    )
     log.command(dump, help_epilogue=_DUMP_EXAMPLES)
     log.command(
         verify, help_epilogue="Examples:\n\n    brokers log verify\n    brokers log verify logmq orders"
@@ -80,7 +83,7 @@ _FSCK_EXAMPLES = """Examples:
 
 
 def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Any:
-    """List every log: its offsets, records, and room on disk."""
+    """List the logs: offsets, records, and room on disk."""
     from shared.storage.tools.logs import log_ls
 
     return log_ls(there(data_folder(data_dir, config)))

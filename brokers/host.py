@@ -27,6 +27,7 @@ from brokers import admin, control, metrics
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, of_folder
 from brokers.part import Bound, Part
+from shared.errors import StoreError
 from shared.metrics import Sample
 from shared.net.network import Network
 from shared.plug import Plug, Verb
@@ -108,7 +109,7 @@ class Host:
                 nursery.start_soon(recording.run)
                 self._parts = [self._part(plug, store, recording) for plug in self._plugs]
                 for part in self._parts:
-                    await part.open()
+                    await self._open(part)
                 for part in self._parts:
                     await nursery.start(part.run)
                 self._ready = True
@@ -125,6 +126,14 @@ class Host:
         log = self._log.bind(protocol=plug.name)
         recorder = recording.of(plug.name)
         return Part(plug, settings, self._config, store, self._network, log, self._say, recorder)
+
+    async def _open(self, part: Part) -> None:
+        try:
+            await part.open()
+        except StoreError as error:
+            repair = f"brokers fsck --repair --data-dir {self._config.serve.data_dir}"
+            text = f"{part.name} cannot be opened: {error}; {repair} says more and puts right what can be"
+            raise Refusal(text) from error
 
     async def _open_store(self, folder: Path) -> Store:
         with of_folder(folder):

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from brokers.settings import LogFormat, LogLevel
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-LINES_PER_SECOND = 100
+LINES_PER_SECOND = 50
+"""Of one matter: a few dozen matters are all that those who connect can bring up."""
+MATTERS_MAX = 200
+"""More of them in one second have one bound together."""
+LEFT_OUT = "lines left out"
 _LIMITED = frozenset(("info", "warning"))
 _PLAIN = (bool, int, float, type(None))
 
@@ -69,6 +73,13 @@ def unfiltered() -> structlog.stdlib.BoundLogger:
     processors = [each for each in structlog.get_config()["processors"] if not isinstance(each, _AtMost)]
     logger = structlog.wrap_logger(None, wrapper_class=everything, processors=processors)
     return cast(structlog.stdlib.BoundLogger, logger)
+
+
+def tell_left_out() -> None:
+    """Say what was left out, where nothing else is logged that would; for once a second."""
+    for each in structlog.get_config()["processors"]:
+        if isinstance(each, _AtMost):
+            each.tell()
 
 
 class _Lines:
@@ -117,9 +128,10 @@ class _Lines:
 
 
 class _AtMost:
-    """Leaves out what is above LINES_PER_SECOND, a level for itself; the next line tells how many those were.
+    """Leaves out what is above LINES_PER_SECOND of one matter; a line of its own tells how many of which.
 
-    Whoever connects, and breaks a protocol, makes a line: a disk must not be what limits how many.
+    Whoever connects, and breaks a protocol, makes a line: a disk must not be what limits how many. And
+    however many those are, they hide nothing else.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -128,24 +140,43 @@ class _AtMost:
         self._since = -math.inf
         self._lines: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
+        self._level = "info"
 
     def __call__(self, _: Any, __: str, event: "Event") -> "Event":
         level = event["level"]
-        if level not in _LIMITED:
+        if level not in _LIMITED or event["event"] == LEFT_OUT:
             return event
+        self.tell()
+        with self._lock:
+            matter = _matter(event)
+            if matter not in self._lines and len(self._lines) >= MATTERS_MAX:
+                matter = "others"
+            self._lines[matter] += 1
+            if self._lines[matter] > LINES_PER_SECOND:
+                self._left_out[matter] += 1
+                self._level = max(self._level, level)  # info, warning
+                raise structlog.DropEvent
+        return event
+
+    def tell(self) -> None:
+        """Once the second is over: what was left out of it, if anything was."""
         with self._lock:
             now = self._clock()
-            if now >= self._since + 1:
-                self._since = now
-                self._lines.clear()
-            self._lines[level] += 1
-            if self._lines[level] > LINES_PER_SECOND:
-                self._left_out[level] += 1
-                raise structlog.DropEvent
-            left_out = self._left_out.pop(level, 0)
+            if now < self._since + 1:
+                return
+            self._since = now
+            self._lines.clear()
+            level, self._level = self._level, "info"
+            left_out, self._left_out = self._left_out, Counter()
         if left_out:
-            event["left_out"] = left_out
-        return event
+            log = structlog.get_logger()
+            log.log(_LEVELS[level], LEFT_OUT, left_out=left_out.total(), of=dict(left_out))
+
+
+def _matter(event: "Event") -> str:
+    """What a line is about: its event, and whose; of a library's, whose words may be anything, its name."""
+    name, protocol = event.get("logger") or event["event"], event.get("protocol")
+    return f"{protocol}: {name}" if protocol else str(name)
 
 
 class _WhileRead:
@@ -157,7 +188,7 @@ class _WhileRead:
 
     def __call__(self, _: Any, __: str, event: "Event") -> "Event":
         if not self._lines.has_room:
-            self._left_out += 1 + event.get("left_out", 0)
+            self._left_out += (event["event"] != LEFT_OUT) + event.get("left_out", 0)
             raise structlog.DropEvent
         if self._left_out:
             event["left_out"] = event.get("left_out", 0) + self._left_out

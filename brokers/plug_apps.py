@@ -12,7 +12,7 @@ from cyclopts import App
 
 from brokers import plugs
 from brokers.errors import Refusal
-from brokers.flags import with_config_flag, with_host_flags, with_server_flags
+from brokers.flags import with_config_flag, with_host_flags, with_server_flags, with_table_flags
 from shared.plug import VerbRequest
 
 
@@ -46,9 +46,9 @@ def _app(name: str) -> App:
     for word in app:
         verb = app[word].default_command
         if verb is not None:
-            verb = app[word].default_command = with_server_flags(verb, plug)
-        if verb is not None and inspect.signature(verb).return_annotation in (VerbRequest, "VerbRequest"):
-            app[word].default_command = with_config_flag(verb)
+            if inspect.signature(verb).return_annotation in (VerbRequest, "VerbRequest"):
+                verb = with_config_flag(verb)
+            app[word].default_command = with_table_flags(with_server_flags(verb, plug))
     return app
 
 

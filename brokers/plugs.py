@@ -98,12 +98,15 @@ def enabled(enable: Sequence[str], plugs: Sequence["Plug"], source: str) -> list
     if "all" in enable:
         return list(plugs)
     working = {plug.name: plug for plug in plugs}
-    for name in enable:
+    problems = []
+    for name in dict.fromkeys(enable):
         if name not in working:
             try:
                 load(name)
             except Refusal as error:
-                raise InvalidSettings((Problem("serve.enable", str(error), source),)) from None
+                problems.append(Problem("serve.enable", str(error), source))
+    if problems:
+        raise InvalidSettings(tuple(problems))
     return [working[name] for name in dict.fromkeys(enable)]
 
 

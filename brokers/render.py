@@ -8,28 +8,40 @@ A verb returns what it found and never prints:
 - `Several` results: one after the other, a blank line between;
 - `Outcome`: a result, and the exit code to end with.
 
-On a terminal a table is drawn and whatever could harm the terminal is escaped; elsewhere columns are aligned
-plain text, for grep and awk; with `--json` each row is one JSON object a line, for jq, streams included.
-Bytes in a row are text where they are UTF-8; in JSON others become `{"base64": "..."}`.
+On a terminal a table is drawn to fit it (`layout`), whatever could harm the terminal is escaped, and amounts
+are as people read them: sizes and durations with their units, by the names of their columns, times local,
+large numbers grouped. Elsewhere columns are aligned plain text with plain numbers, for grep and awk; with
+`--json` each row is one JSON object a line, for jq, streams included. Bytes in a row are text where they are
+UTF-8; in JSON others become `{"base64": "..."}`.
 """
 
 import base64
 import codecs
 import enum
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import attrs
 
+from brokers.errors import nearest
 from brokers.escape import escape
+from brokers.layout import Column, Laid, lay_out
+from shared.errors import UsageError
+from shared.units import named_unit, readable
 
 Row = Mapping[str, Any]
 
-COLUMN_MAX = 24
-"""Characters of a column that a terminal's table shows on one line: as many as a time or an address has."""
+GROUPED_FROM = 10_000
+"""Numbers from this on are written as 10,000."""
+PLACES = frozenset(
+    {"offset", "first", "end", "last", "committed", "seq", "id", "pid", "port", "delivery", "value"}
+)
+"""What such a column has is copied into the next command, or into a file of settings."""
 
 
 @attrs.frozen
@@ -48,9 +60,24 @@ class Outcome:
 
 
 class Output:
-    """Where a command's results go. `as_json`: what `--json` asks for."""
+    """Where a command's results go. `as_json`: what `--json` asks for.
 
-    def __init__(self, stream: TextIO | None = None, *, as_json: bool = False) -> None:
+    `wide`: a table may be wider than the terminal. `columns`: show these alone. `listed`: what the rows of a
+    table are, to say on a terminal that there are none.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        as_json: bool = False,
+        wide: bool = False,
+        columns: Sequence[str] | None = None,
+        listed: str | None = None,
+    ) -> None:
+        self._wide = wide
+        self._columns = columns
+        self._listed = listed
         self._stream = stream or sys.stdout
         self._json = as_json
         self._terminal = self._stream.isatty()
@@ -74,11 +101,11 @@ class Output:
             self._line(self._json_text(result) if self._json else self._safe(result))
         elif (row := _row(result)) is not None:
             self._line(self._json_text(row)) if self._json else self._record(row)
-        elif isinstance(result, Iterator) or (self._json and isinstance(result, Iterable)):
+        elif isinstance(result, Iterator):
             for item in result:
                 self._next(item)
         elif isinstance(result, Iterable):
-            self._table([{"value": item} if (row := _row(item)) is None else row for item in result])
+            self._rows(list(result))
         else:
             self._line(self._json_text(result) if self._json else self._safe(str(result)))
         self._stream.flush()
@@ -113,43 +140,56 @@ class Output:
     def _record(self, row: Row) -> None:
         width = max((len(name) for name in row), default=0)
         for name, value in row.items():
-            self._line(f"{name:<{width}}  {self._safe(cell(value))}")
+            self._line(f"{name:<{width}}  {self._safe(self._cell(name, value))}")
+
+    def _rows(self, items: Sequence[Any]) -> None:
+        if self._columns is not None:
+            items = [_only(self._columns, row) for row in _as_rows(items)]
+        if self._json:
+            for item in items:
+                self._next(item)
+        elif items:
+            self._table(_as_rows(items))
+        elif self._terminal and self._listed is not None:
+            self._line(f"no {self._listed}")
 
     def _table(self, rows: Sequence[Row]) -> None:
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        if not columns:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        if not names:
             return
-        right = {name for name in columns if all(_is_number(row.get(name)) for row in rows)}
-        cells = [[escape(cell(row.get(name))) for name in columns] for row in rows]
-        if self._terminal:
-            self._drawn(columns, right, cells)
-            return
-        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-        for line in (columns, *cells):
-            parts = (
-                text.rjust(width) if name in right else text.ljust(width)
-                for name, text, width in zip(columns, line, widths, strict=True)
+        columns = [
+            Column(
+                name,
+                [escape(self._cell(name, row.get(name))) for row in rows],
+                right=all(_is_number(row.get(name)) for row in rows),
+                empty=not any(row.get(name) for row in rows),
             )
-            self._line("  ".join(parts).rstrip())
+            for name in names
+        ]
+        width = shutil.get_terminal_size().columns if self._terminal and not self._wide else None
+        laid = lay_out(columns, width, ruled=self._terminal)
+        for line in laid.lines:
+            self._line(line)
+        if laid.left_out or laid.cut:
+            self._line("")
+            self._note(laid)
 
-    def _drawn(self, columns: Sequence[str], right: set[str], cells: Iterable[Sequence[str]]) -> None:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+    def _note(self, laid: Laid) -> None:
+        """What of a table did not fit, and how to see it."""
+        how = "--wide or --columns" if self._listed is not None else "--json"
+        said = f"Not shown: {', '.join(laid.left_out)} ({how})." if laid.left_out else f"Cut at … ({how})."
+        for line in textwrap.wrap(said, shutil.get_terminal_size().columns, break_long_words=False):
+            self._line(line)
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-        for name, width in zip(columns, widths, strict=True):
-            justify: Literal["left", "right"] = "right" if name in right else "left"
-            table.add_column(name, justify=justify, overflow="fold", no_wrap=width <= COLUMN_MAX)
-        for line in cells:
-            table.add_row(*map(Text, line))  # Text: a "[" of a peer's is no markup
-        console = Console(file=self._stream)
-        # Long texts are folded to fit. Where that is not enough the terminal may break the lines: a number
-        # that stands in three pieces one below the other can be neither read nor copied.
-        console.width = max(console.width, sum(min(width, COLUMN_MAX) + 3 for width in widths) + 1)
-        console.print(table)
+    def _cell(self, name: str, value: Any) -> str:
+        if not self._terminal or not _is_number(value) or value is None:
+            return cell(value)
+        unit = named_unit(name)
+        if unit is not None:
+            return readable(value, unit)
+        if abs(value) < GROUPED_FROM or not PLACES.isdisjoint(name.split("_")):
+            return cell(value)
+        return f"{round(value):,}"
 
 
 @contextmanager
@@ -186,6 +226,20 @@ def _row(item: Any) -> Row | None:
     if attrs.has(type(item)):
         return {field.name: getattr(item, field.name) for field in attrs.fields(type(item))}
     return None
+
+
+def _as_rows(items: Iterable[Any]) -> list[Row]:
+    return [{"value": item} if (row := _row(item)) is None else row for item in items]
+
+
+def _only(columns: Sequence[str], row: Row) -> Row:
+    """Raises UsageError for a column that there is not."""
+    for name in columns:
+        if name not in row:
+            meant = nearest(name, list(row))
+            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(row)}"
+            raise UsageError("--columns", f"no column {name}; {hint}")
+    return {name: row[name] for name in columns}
 
 
 def cell(value: Any) -> str:

@@ -13,8 +13,8 @@ import attrs
 import cattrs
 
 from brokers.errors import nearest
-from brokers.units import format_quantity, parse_quantity, unit_of
 from shared.local_path import local_path
+from shared.units import format_quantity, parse_quantity, unit_of
 
 
 def read_value(value: Any, field: "attrs.Attribute[Any]", *, words: bool) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from dmp.arguments import QueueLimits
+from dmp.bodies import Bodies, Body
 from dmp.burials import Burials
 from dmp.chores import Chores
 from dmp.counts import Counts
@@ -54,6 +55,7 @@ class Broker:
         log: structlog.stdlib.BoundLogger,
         definitions: Definitions,
         logs: Namespace,
+        body_logs: Namespace,
         now: Callable[[], float],
         wall_seconds: Callable[[], float],
         new_name: Callable[[], str],
@@ -68,6 +70,7 @@ class Broker:
         self.wall_seconds = wall_seconds
         self.new_name = new_name
         self.counts = Counts()
+        self.bodies = Bodies(store, body_logs, log, settings.begun_bytes_max)
         self.memory = Memory(settings.memory_bytes_max, settings.hot_bytes)
         self.timers = Timers(now, self.crashed)
         self.limits = QueueLimits(settings.queue_warn_messages, settings.queue_drop_messages)
@@ -76,6 +79,8 @@ class Broker:
         self.reply_queues: dict[bytes, Queue] = {}
         """Of consumers of `amq.rabbitmq.reply-to`: the default exchange alone finds these."""
         self.bindings = 0
+        self.wild_words = 0
+        """What of these counts against `wild_words_max`."""
         self.generation = 0
         self.sessions: set[Lifetime] = set()
         self.draining = False
@@ -151,6 +156,13 @@ class Broker:
                 self.crashed(error)
         return ticket
 
+    def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
+        """To one queue, without a record."""
+        try:
+            queue.publish_numbered(messages)
+        except Exception as error:
+            self.crashed(error)
+
     def publish_logged(
         self,
         head: Head,
@@ -164,6 +176,8 @@ class Broker:
             (log.log, log.records(head, messages), len(messages))
             for (_, log), messages in zip(logged, runs, strict=True)
         ]
+        if head.large:
+            parts += self.bodies.whole_records(bodies)
         if taken is not None:
             offsets, ticket = self.store.append_all([*parts, taken], reserved=True)
         elif len(parts) == 1:
@@ -172,6 +186,8 @@ class Broker:
             offsets = [offset]
         else:
             offsets, ticket = self.store.append_all(parts)
+        if head.large:
+            self.bodies.whole_appended(bodies, ticket)
         for (queue, log), messages, offset in zip(logged, runs, offsets, strict=False):
             log.appended(head, messages, offset)
             queue.publish_logged(messages, ticket)
@@ -184,8 +200,12 @@ class Broker:
 
     def flush(self) -> None:
         """The end of a stretch of work: write down what was taken from durable queues."""
-        if not self._changed:
-            return
+        if self._changed:
+            self._flush_logs()
+        if not self._changed:  # else a large body would go before the word that its message has
+            self.bodies.flush()
+
+    def _flush_logs(self) -> None:
         changed, self._changed = self._changed, {}
         try:
             while changed:
@@ -224,6 +244,16 @@ class Broker:
             bytes=lost.length,
             records=lost.records,
         )
+
+    def body_damaged(self, body: Body, error: StoreError | None) -> None:
+        """It was on its way to a client, whose connection ends with it."""
+        if not body.damaged:
+            body.damaged = True
+            self.log.error(
+                "the body of a message is damaged: it is not given out any more, and not deleted",
+                path=body.log.file.path,
+                reason=str(error or "it is too short"),
+            )
 
     def queue_above_warning(self, queue: Queue) -> None:
         self.counts.warned += 1

@@ -27,6 +27,8 @@ LETTER_BYTES = 64
 """Properties of so many bytes cost as much as a letter: tables are decoded, and packed again."""
 LETTER_QUEUES = 16
 """And so does putting it into so many queues."""
+LETTER_ROUTING = 32
+"""And so much work to find these, in messages that could have been put into a queue meanwhile."""
 
 
 class Burials:
@@ -73,8 +75,7 @@ class Burials:
                     self._turns.append(queue)
                 else:
                     del self._dying[queue]
-                found = self._bury(queue, message, reason)
-                work += 1 + len(message.head.properties) // LETTER_BYTES + found // LETTER_QUEUES
+                work += 1 + len(message.head.properties) // LETTER_BYTES + self._bury(queue, message, reason)
         finally:
             self._busy = False
             if self._turns:
@@ -82,20 +83,17 @@ class Burials:
                 timers.set(self, timers.now())
 
     def _bury(self, queue: Queue, message: Message, reason: str) -> int:
-        """Put it where its exchange says, or lose it; how many queues were found for it."""
-        broker, arguments = self._broker, queue.kind.arguments
-        exchange = arguments.dead_letter_exchange
-        assert exchange is not None
+        """Put it where its exchange says, or lose it; how much work it was beside that of any letter."""
+        broker = self._broker
         found: list[Queue] = []
-        key = arguments.dead_letter_key
+        routing = 0
         try:
-            head = dead_letters.head_of(message, queue.name, reason, exchange, key, broker.wall_seconds())
-            found = dead_letters.without_circles(head, broker.route(exchange, head)[0], reason)
+            head, found, routing = addressed(broker, queue, message, reason)
             targets = broker.with_room(head, found)
             if not targets:
                 broker.counts.dead_letters_lost += 1
                 queue.leave([message])
-                return len(found)
+                return len(found) // LETTER_QUEUES + routing // LETTER_ROUTING
             self._move(queue, message, head, targets)
             broker.counts.dead_lettered += 1
         except Refusal:  # the exchange is not there
@@ -104,7 +102,7 @@ class Burials:
         except StoreError:  # its record stands: a restart brings it back
             broker.counts.dead_letters_lost += 1
             queue.lose([message])
-        return len(found)
+        return len(found) // LETTER_QUEUES + routing // LETTER_ROUTING
 
     def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> None:
         """Into the targets, and out of the queue, as one where both are on the disk."""
@@ -115,9 +113,23 @@ class Burials:
             taken = queue.log.log, queue.log.taken_record(), 1
             broker.publish_logged(head, logged, (message.body,), taken)
             queue.lose([message])  # the record that it was taken went along
+            broker.log_changed(queue.log)
             for target in targets:
                 if target.log is None:
                     target.publish(head, (message.body,))
             return
         broker.publish_to(head, targets, (message.body,))
         queue.leave([message])
+
+
+def addressed(broker: "Broker", queue: Queue, message: Message, reason: str) -> tuple[Head, list[Queue], int]:
+    """A message that dies in `queue`, as a letter; the queues that its exchange finds for it; and how much
+    work that was, in messages that could have been put into a queue meanwhile. Raises Refusal.
+    """
+    arguments = queue.kind.arguments
+    exchange = arguments.dead_letter_exchange
+    assert exchange is not None
+    key = arguments.dead_letter_key
+    head = dead_letters.head_of(message, queue.name, reason, exchange, key, broker.wall_seconds())
+    queues, work = broker.route(exchange, head)
+    return head, dead_letters.without_circles(head, queues, reason), work

@@ -10,7 +10,8 @@
 Each opens a principal connection, which logs in and asks for the lease, and then the DMP connection, on which
 nothing is answered: `send` returns once the bytes are the kernel's. Leaving the block of a sink says that all
 is sent, and waits until the server has read it. A feed delivers at most once. What a lost connection took
-with it nobody knows, so nothing is sent again behind the caller's back: that raises `Disconnected`.
+with it nobody knows, so nothing is sent again behind the caller's back: that raises `Disconnected`. A feed
+that is given `retry_seconds` connects, declares and binds again; what was sent meanwhile it has missed.
 
 Any number of tasks may share a sink; what they send while a send is under way goes out together. A cancelled
 send may have left half a message behind, and so closes the connection.
@@ -18,8 +19,9 @@ send may have left half a message behind, and so closes the connection.
 
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
+import attrs
 import trio
 from pamqp import commands
 
@@ -28,11 +30,21 @@ from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
 from dmp.short_strings import SHORT_BYTES_MAX, short, take_short
 from dmp.wire import DMP_HEADER, Message, Options
-from shared.net.dial import Address, Disconnected
+from shared.net.dial import Address, Disconnected, Unreachable, keep_trying
 from shared.net.pushed import Receiver
 from shared.net.sender import Sender
 
-__all__ = ["Disconnected", "Feed", "Message", "Refused", "Returned", "Sink", "open_feed", "open_sink"]
+__all__ = [
+    "Disconnected",
+    "Feed",
+    "Message",
+    "Refused",
+    "Returned",
+    "Sink",
+    "Unreachable",
+    "open_feed",
+    "open_sink",
+]
 
 PORT = 5672
 RECEIVE_BYTES = 256 * 1024
@@ -82,14 +94,24 @@ class Sink:
 class Feed(Receiver[Message]):
     """The reading side; made by `open_feed`. It is an async iterator over messages.
 
-    `queue`: its name. What the client does not read waits in the server; when the connection closes, all that
-    was on its way is gone.
+    `queue`: its name; where the server chose it, it is another one after each reconnection. What the client
+    does not read waits in the server; when the connection closes, all that was on its way is gone.
     """
 
-    def __init__(self, stream: trio.abc.Stream, queue: str, data: bytes) -> None:
-        super().__init__(stream)
-        self.queue = queue
+    def __init__(
+        self, lessee: "_Lessee", stream: trio.abc.Stream, data: bytes, retry_seconds: float | None
+    ) -> None:
+        reconnect = None if retry_seconds is None else lessee.connect_again
+        super().__init__(stream, reconnect, retry_seconds or 0.0)
+        self._lessee = lessee
         self._data += data
+
+    @property
+    def queue(self) -> str:
+        return self._lessee.queue
+
+    def _first_words(self) -> bytes:
+        return b""  # the lease has said it all
 
     def _take(self, data: bytearray) -> tuple[list[Message], int]:
         return wire.take_messages(bytes(data))
@@ -137,21 +159,52 @@ async def open_feed(
     password: str = "guest",
     ssl_context: ssl.SSLContext | None = None,
     server_hostname: str | None = None,
+    retry_seconds: float | None = None,
 ) -> AsyncIterator[Feed]:
     """A feed of (exchange, key) bindings, connected; its queue goes with the block.
 
-    `queue`: a name for it; without one the server has its choice. Raises what `open_sink` does.
+    `queue`: a name for it; without one the server has its choice. `retry_seconds`: a lost connection is made
+    again, tried for so long, by whoever reads. Without it that raises Disconnected. Raises what `open_sink`
+    does.
     """
     address = Address(host, port, ssl_context, server_hostname, kind="DMP")
-    async with open_principal(address, user, password) as principal:
-        name = await principal.declare_queue(queue)
-        for exchange, key in bind:
-            await principal.bind(name, exchange, key)
-        stream, data = await _open(address, await principal.feed_lease(name))
+    lessee = _Lessee(address, user, password, queue, tuple(bind), retry_seconds or 0.0)
+    try:
+        feed = Feed(lessee, *await lessee.connect(), retry_seconds)
         try:
-            yield Feed(stream, name, data)
+            yield feed
         finally:
-            await trio.aclose_forcefully(stream)
+            await feed.aclose()
+    finally:
+        await lessee.principal.aclose()
+
+
+@attrs.define(eq=False)
+class _Lessee:
+    """Who has a feed's queue declared, bound and leased, as often as its connection is lost."""
+
+    address: Address
+    user: str
+    password: str = attrs.field(repr=False)
+    asked: str
+    bindings: Sequence[tuple[str, str]]
+    retry_seconds: float
+    queue: str = ""
+    principal: AsyncExitStack = attrs.field(factory=AsyncExitStack)
+
+    async def connect(self) -> tuple[trio.abc.Stream, bytes]:
+        await self.principal.aclose()
+        self.principal = AsyncExitStack()
+        principal = await self.principal.enter_async_context(
+            open_principal(self.address, self.user, self.password)
+        )
+        self.queue = await principal.declare_queue(self.asked)
+        for exchange, key in self.bindings:
+            await principal.bind(self.queue, exchange, key)
+        return await _open(self.address, await principal.feed_lease(self.queue))
+
+    async def connect_again(self) -> tuple[trio.abc.Stream, bytes]:
+        return await keep_trying(self.address, self.retry_seconds, self.connect)
 
 
 async def _open(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]:

@@ -16,7 +16,7 @@ import attrs
 
 from dmp.message import Message
 from dmp.queue_log import QueueLog
-from dmp.queue_records import MessageReader, Op, number_in, places
+from dmp.queue_records import PAGES, PUTS, MessageReader, number_in, places
 from shared.errors import CorruptRecord, StoreError
 from shared.storage.log import Lost
 
@@ -28,7 +28,8 @@ _EXPIRY_SECONDS = 0.01
 
 @attrs.frozen
 class Left:
-    """What a start leaves in the log: so many messages, numbered from `first`, from `offset` on."""
+    """What a start leaves in the log: so many messages, numbered from `first`, from `offset` on; `large`:
+    references of large bodies, by number."""
 
     count: int
     body_bytes: int
@@ -36,13 +37,15 @@ class Left:
     first: int
     end: int
     offset: int
+    large: dict[int, bytes]
 
 
 class Cold:
     """`count` messages with `body_bytes`, numbered from `first` up to `end` (there may be gaps).
 
-    `reading`: some are on their way. `lost`: so much was passed over, since it cannot be read. `damaged`: why
-    nothing more can be.
+    `reading`: some are on their way. `large`: references of large bodies, by number: the queue has these,
+    also of messages that cannot be read. `lost`: so much was passed over, since it cannot be read. `damaged`:
+    why nothing more can be.
     """
 
     __slots__ = (
@@ -57,6 +60,7 @@ class Cold:
         "damaged",
         "end",
         "first",
+        "large",
         "lost",
         "reading",
     )
@@ -72,6 +76,7 @@ class Cold:
         self.body_bytes = 0
         self.first = self.end = 0
         self.reading = False
+        self.large: dict[int, bytes] = {}
         self.lost: Lost | None = None
         self.damaged: StoreError | None = None
 
@@ -85,6 +90,7 @@ class Cold:
         self.count += len(messages)
         self.body_bytes += sum([message.head.body_bytes for message in messages])
         self.end = messages[-1].number + 1
+        self.large.update({message.number: message.body for message in messages if message.head.large})
         self._log.keep_cold(messages)
         for expires, those in groupby(messages, attrgetter("expires")):
             self._note(expires, [message.number for message in those][-1])
@@ -93,6 +99,7 @@ class Cold:
         """What a start has found, and left where it was. `ours`: the first number not used before."""
         self.count, self.body_bytes = found.count, found.body_bytes
         self.first, self.end = found.first, found.end
+        self.large = found.large
         self._ours = ours
         self._log.found_cold(found.record_bytes)
         self._move_to(found.offset)
@@ -154,15 +161,17 @@ class Cold:
         start = self._offset
         messages: list[Message] = []
         for op, at, end in places(data):
-            if op == Op.PUT or op == Op.PAGED:
+            if op in PUTS or op in PAGES:
                 number = number_in(data, at)
-                if number < self.first or (op == Op.PAGED and number < self._ours):
+                if number < self.first or (op in PAGES and number < self._ours):
                     continue  # an older one, copied forward; or one that went with its process
                 try:
                     message = self._reader.read(data, at, end, start + at - 4)
                 except CorruptRecord:
                     self.lost = Lost(start + at, end - at, 1)
                     continue
+                if message.head.large and self.large.pop(number, None) is None:
+                    continue  # a start has not found the body, and did not count it
                 message.redelivered = number < self._ours
                 messages.append(message)
                 self.first = number + 1

@@ -22,6 +22,7 @@ class Counts:
     expired: int = 0
     overflowed: int = 0
     dropped_full: int = 0
+    too_large_for_feeds: int = 0
     dead_lettered: int = 0
     dead_letters_lost: int = 0
     recovered: int = 0

@@ -51,13 +51,13 @@ def head_of(
         properties.expiration = None
         if key is not None:
             headers.pop(CC, None)
-        head = Head(exchange, old.key if key is None else key, old.body_bytes, properties.marshal())
+        head = old.sent_to(exchange, key, properties.marshal())
         if key is None:
             head.more_keys = copies[:KEYS_MAX]
         return head
     except (ValueError, TypeError, ArithmeticError, OSError, struct.error, Refusal):
         # Headers that cannot be written again as they were read: better without x-death than not at all.
-        return Head(exchange, old.key if key is None else key, old.body_bytes, old.properties)
+        return old.sent_to(exchange, key, old.properties)
 
 
 def without_circles(head: Head, queues: "Sequence[Queue]", reason: str) -> "list[Queue]":

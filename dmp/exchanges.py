@@ -137,6 +137,10 @@ class Exchange:
         else:
             self._index.unsubscribe(destination, EVERY_NAME if self._everything else key)
 
+    def wild_words(self, key: bytes) -> int:
+        """The words of a binding's key, where it has so many wildcards that this may cost each match."""
+        return TOPIC_WORDS.wild_levels(key) if self.kind.type == "topic" else 0
+
     @property
     def steps(self) -> int:
         """Of all matches so far: places looked at in the index, bindings held against headers."""

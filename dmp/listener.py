@@ -21,6 +21,7 @@ from shared.net.connection import Connection, Session
 from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.table import Table
 
+BODIES = "dmp-bodies"
 QUEUES = "dmp-queues"
 TABLES = "dmp-tables"
 _NAME_BYTES = 16
@@ -41,6 +42,7 @@ async def open_broker(
         log=context.log,
         definitions=definitions,
         logs=store.namespace(QUEUES, settings.durability),
+        body_logs=store.namespace(BODIES, settings.durability),
         now=now,
         wall_seconds=time.time,
         new_name=lambda: secrets.token_urlsafe(_NAME_BYTES),

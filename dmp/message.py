@@ -22,7 +22,8 @@ class Head:
     """Everything of a message but its body.
 
     `exchange` and `key`: bytes, 255 at most; `more_keys`: what else it is routed by. `properties`: property
-    flags and properties as on the wire, well formed. `body_bytes`: the length of each body. `frames` and
+    flags and properties as on the wire, well formed. `body_bytes`: the length of each body. `large`: messages
+    have a reference in its place (`bodies`). `stored_bytes`: what they have, body or reference. `frames` and
     `envelope` are for the wires that keep there what they put before a body.
     """
 
@@ -34,11 +35,13 @@ class Head:
         "exchange",
         "frames",
         "key",
+        "large",
         "more_keys",
         "noted",
         "persistent",
         "properties",
         "record",
+        "stored_bytes",
         "ttl_ms",
     )
 
@@ -49,8 +52,10 @@ class Head:
         body_bytes: int,
         properties: bytes = NO_PROPERTIES,
         noted: Noted | None = None,
+        reference_bytes: int = 0,
     ) -> None:
-        """`noted`: what `note_untrusted` found in `properties`, where that is known."""
+        """`noted`: what `note_untrusted` found in `properties`, where that is known. `reference_bytes`: of
+        what messages have in place of a large body."""
         if noted is None:
             noted = note_untrusted(properties)
         self.exchange = exchange
@@ -59,7 +64,9 @@ class Head:
         self.properties = properties
         self.body_bytes = body_bytes
         self.noted = noted
-        self.cost_bytes = body_bytes + MESSAGE_BYTES + 2 * len(properties) + len(key)
+        self.large = reference_bytes > 0
+        self.stored_bytes = reference_bytes or body_bytes
+        self.cost_bytes = self.stored_bytes + MESSAGE_BYTES + 2 * len(properties) + len(key)
         """What a message takes in memory: all that may be its own, its properties also as a frame."""
         self.persistent = noted.persistent
         self.ttl_ms = noted.ttl_ms
@@ -70,6 +77,12 @@ class Head:
 
     def __repr__(self) -> str:
         return f"Head({self.exchange!r}, {self.key!r}, {self.body_bytes} bytes)"
+
+    def sent_to(self, exchange: bytes, key: bytes | None, properties: bytes) -> "Head":
+        """Of the same bodies, to another exchange; `key`: None: by the same."""
+        reference_bytes = self.stored_bytes if self.large else 0
+        new_key = self.key if key is None else key
+        return Head(exchange, new_key, self.body_bytes, properties, reference_bytes=reference_bytes)
 
     @property
     def headers(self) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class Stop(IntFlag):
     """The disk is behind."""
     OTHERS = 16
     """Others have their turn."""
+    BODIES = 64
+    """Large bodies come faster than the disk takes them."""
     READY = 32
     """What is asked for is read from a queue's log, or comes when what was deleted has gone."""
 
@@ -36,6 +38,8 @@ class Due(IntFlag):
     LOGIN = 8
     CLOSE = 16
     SOON = 32
+    LARGE = 64
+    """A large body has not come nearer its end."""
 
 
 class Pacing(pacing.Pacing):

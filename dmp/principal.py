@@ -79,17 +79,21 @@ class Principal:
         """The first words. Raises Disconnected and RemoteProtocolError where it is no such server."""
         await self._ask(AMQP_HEADER, commands.Connection.Start, "the AMQP header", GREETING_SECONDS)
 
-    async def log_in(self, user: str, password: str) -> None:
-        """Once it is greeted. Raises Refused, Disconnected."""
+    async def log_in(self, user: str, password: str) -> int:
+        """Once it is greeted; returns how large frames may be, in bytes. Raises Refused, Disconnected."""
         properties: dict[str, Any] = {
             "product": "Brokers",
-            "capabilities": {"authentication_failure_close": True},
+            "capabilities": {"authentication_failure_close": True, "consumer_cancel_notify": True},
         }
         start_ok = commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US")
         tune = await self.call(start_ok, commands.Connection.Tune, channel=0)
         frame_bytes = min(tune.frame_max or FRAME_BYTES_MAX, FRAME_BYTES_MAX)
         await self._send(encode(commands.Connection.TuneOk(tune.channel_max, frame_bytes, 0), 0))
         await self.call(commands.Connection.Open("/"), commands.Connection.OpenOk, channel=0)
+        return frame_bytes
+
+    async def open_channel(self) -> None:
+        """The one on which all else is asked."""
         await self.call(commands.Channel.Open(), commands.Channel.OpenOk)
 
     async def declare_queue(self, name: str) -> str:
@@ -210,6 +214,7 @@ async def open_principal(address: Address, user: str, password: str) -> AsyncIte
         except (Disconnected, RemoteProtocolError) as error:
             raise address.not_answered(error) from error
         await principal.log_in(user, password)
+        await principal.open_channel()
         yield principal
         await principal.close()
     finally:

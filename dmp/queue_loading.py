@@ -16,10 +16,11 @@ from operator import attrgetter
 
 import attrs
 
+from dmp.bodies import Bodies
 from dmp.cold import Left
 from dmp.message import Message
 from dmp.queue_log import QueueLog
-from dmp.queue_records import KNOWN_LOST, MessageReader, Op, number_in, numbers_in, places, put_bytes
+from dmp.queue_records import KNOWN_LOST, PUTS, MessageReader, Op, number_in, numbers_in, places, put_bytes
 from shared.errors import CorruptRecord
 from shared.storage.log import Lost, WholeRecords
 
@@ -66,7 +67,7 @@ class _Past:
             self.mixed_to = max(self.mixed_to, highest)
         else:
             highest = number_in(data, start)
-            if op == Op.PUT:
+            if op in PUTS:
                 if highest <= self._last:
                     self.mixed_to = max(self.mixed_to, highest)
                 self._last = max(self._last, highest)
@@ -82,7 +83,7 @@ class _Past:
         )
 
 
-async def load(queue_log: QueueLog, room_bytes: float) -> Loaded:
+async def load(queue_log: QueueLog, room_bytes: float, bodies: Bodies) -> Loaded:
     """Raises StoreError. `room_bytes`: for messages in memory, as long as there is a choice."""
     log = queue_log.log
     past = _Past()
@@ -96,13 +97,14 @@ async def load(queue_log: QueueLog, room_bytes: float) -> Loaded:
                 reading.pass_over(Lost(offset + start, end - start, 1))
     past.sort()
     found: dict[int, Message] = {}
+    large: dict[int, bytes] = {}
     reader = MessageReader(log.file.path)
     count = body_bytes = record_bytes = first = last = cold_at = 0
     again = WholeRecords(log, log.first, _READ_BYTES)
     while data := await again.read():
         offset = again.offset
         for op, start, end in places(data):
-            if op != Op.PUT:
+            if op not in PUTS:
                 continue
             number = number_in(data, start)
             if number <= past.mixed_to and past.has_left(number):
@@ -110,6 +112,9 @@ async def load(queue_log: QueueLog, room_bytes: float) -> Loaded:
             try:
                 message = reader.read(data, start, end, offset + start - 4)
             except CorruptRecord:
+                reading.pass_over(Lost(offset + start, end - start, 1))
+                continue
+            if message.head.large and number not in found and not bodies.claim(message.body):
                 reading.pass_over(Lost(offset + start, end - start, 1))
                 continue
             if number <= past.mixed_to or (room_bytes > 0 and not count):
@@ -122,10 +127,12 @@ async def load(queue_log: QueueLog, room_bytes: float) -> Loaded:
                 first, cold_at = number, message.offset
             count += 1
             body_bytes += message.head.body_bytes
+            if message.head.large:
+                large[number] = message.body
             record_bytes += put_bytes(message.head)
             last = number
     queue_log.found(list(found.values()), cold_at if count else math.inf)
-    cold = Left(count, body_bytes, record_bytes, first, last + 1, cold_at) if count else None
+    cold = Left(count, body_bytes, record_bytes, first, last + 1, cold_at, large) if count else None
     return Loaded(
         sorted(found.values(), key=attrgetter("number")),
         cold,

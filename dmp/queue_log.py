@@ -40,12 +40,13 @@ class QueueLog:
         """What puts a run into the queue."""
         return put(head, messages)
 
-    def appended(self, head: Head, messages: Sequence[Message], offset: int) -> None:
-        """Their records went into the log, from `offset` on."""
+    def appended(self, head: Head, messages: Sequence[Message], offset: int) -> int:
+        """Their records went into the log, from `offset` on; where they end."""
         size = put_bytes(head)
         for message in messages:
             message.offset = offset
             offset += size
+        return offset
 
     def keep(self, messages: Sequence[Message]) -> None:
         """They are on the disk, and in memory. Those that have no record are not looked at."""
@@ -102,6 +103,18 @@ class QueueLog:
         """What the log cannot give back is not missed any more. Raises StoreError."""
         self.log.append(purged(*KNOWN_LOST), 1, reserved=True)
 
+    def leaving(self, messages: Sequence[Message]) -> bytes:
+        """The record that these leave the queue, for `Store.append_all`; b"" where they have none."""
+        numbers = [message.number for message in messages]
+        return taken([number for number in numbers if number in self._live or number in self._copied])
+
+    def left(self, messages: Sequence[Message]) -> None:
+        """That record is written."""
+        before = len(self._taken)
+        for message in messages:
+            self.take(message)
+        del self._taken[before:]
+
     def taken_record(self) -> bytes:
         """What `flush` would write, for `Store.append_all`; b"" where there is nothing."""
         numbers, self._taken = self._taken, []
@@ -109,15 +122,16 @@ class QueueLog:
 
     def flush(self) -> Ticket | None:
         """Write down what was taken, and tidy. Raises StoreError; then it is tried again with the next."""
-        if not self._taken or self.log.deleted:
+        if self.log.deleted:
             return None
-        numbers = self._taken
-        record = self.taken_record()
-        try:
-            _, ticket = self.log.append(record, 1, reserved=True)
-        except StoreError:
-            self._taken = numbers
-            raise
+        numbers, ticket = self._taken, None
+        if numbers:
+            record = self.taken_record()
+            try:
+                _, ticket = self.log.append(record, 1, reserved=True)
+            except StoreError:
+                self._taken = numbers
+                raise
         with suppress(StoreError):  # tidying can wait; what was taken is written
             self._tidy()
         return ticket

@@ -6,6 +6,8 @@
 | 2 TAKEN | numbers, u64 each: these messages have left |
 | 3 PAGED | as PUT, of a message that is not persistent: here for want of memory, gone after a restart |
 | 4 PURGED | `[first u64][end u64]`: all from the one up to the other have left |
+| 5 LARGE | as PUT, with a reference in place of the body (`bodies`) |
+| 6 LARGE_PAGED | as PAGED, likewise |
 
 Each begins with its op in one byte. A message is in the queue where nothing behind its last PUT says that it
 has left; one may be put again, at the end, with the number that it had. A PURGED of no messages, from 0 to 0,
@@ -16,6 +18,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
+from dmp.bodies import length_in
 from dmp.message import Head, Message
 from dmp.refusals import Refusal
 from dmp.short_strings import short
@@ -41,15 +44,27 @@ class Op(IntEnum):
     TAKEN = 2
     PAGED = 3
     PURGED = 4
+    LARGE = 5
+    LARGE_PAGED = 6
+
+
+PUTS = frozenset((Op.PUT, Op.LARGE))
+"""Messages that a restart has again."""
+PAGES = frozenset((Op.PAGED, Op.LARGE_PAGED))
+"""Those that it has not."""
+_LARGE = frozenset((Op.LARGE, Op.LARGE_PAGED))
 
 
 def put(head: Head, messages: Sequence[Message]) -> bytes:
-    """PUT (or PAGED) records of a run."""
+    """PUT (or PAGED, LARGE, LARGE_PAGED) records of a run."""
     common = head.record
     if common is None:
         common = head.record = _common(head)
-    size = _HEAD.size - LENGTH_BYTES + len(common) + head.body_bytes
-    op = int(Op.PUT if head.persistent else Op.PAGED)
+    size = _HEAD.size - LENGTH_BYTES + len(common) + head.stored_bytes
+    if head.large:
+        op = int(Op.LARGE if head.persistent else Op.LARGE_PAGED)
+    else:
+        op = int(Op.PUT if head.persistent else Op.PAGED)
     pack = _HEAD.pack
     parts: list[bytes] = []
     for message in messages:
@@ -60,7 +75,7 @@ def put(head: Head, messages: Sequence[Message]) -> bytes:
 def put_bytes(head: Head) -> int:
     """What one of these takes."""
     assert head.record is not None
-    return _HEAD.size + len(head.record) + head.body_bytes
+    return _HEAD.size + len(head.record) + head.stored_bytes
 
 
 def taken(numbers: Sequence[int]) -> bytes:
@@ -86,7 +101,7 @@ def places(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def number_in(data: bytes, start: int) -> int:
-    """Of a PUT or PAGED record."""
+    """Of a record that puts a message there."""
     number: int = _PLACE.unpack_from(data, start)[1]
     return number
 
@@ -97,7 +112,7 @@ def numbers_in(data: bytes, start: int, end: int) -> tuple[int, ...]:
 
 
 class MessageReader:
-    """Makes messages of PUT records. Those that are alike share a head, as they did before."""
+    """Makes messages of such records. Those that are alike share a head, as they did before."""
 
     __slots__ = ("_heads", "_path")
 
@@ -115,12 +130,17 @@ class MessageReader:
             if body_at > end:
                 raise IndexError
             common = data[exchange_at:body_at]
-            like = common + _LENGTH.pack(end - body_at)
+            large = data[start] in _LARGE
+            like = common + (data[body_at:end] if large else _LENGTH.pack(end - body_at))
             head = self._heads.get(like)
             if head is None:
                 exchange = data[exchange_at + 1 : key_at]
                 key = data[key_at + 1 : length_at_]
-                head = Head(exchange, key, end - body_at, data[length_at_ + 4 : body_at])
+                properties = data[length_at_ + 4 : body_at]
+                body_bytes, reference_bytes = end - body_at, 0
+                if large:
+                    body_bytes, reference_bytes = length_in(data[body_at:end]), end - body_at
+                head = Head(exchange, key, body_bytes, properties, reference_bytes=reference_bytes)
                 head.record = common
                 if len(self._heads) >= _HEADS_MAX:
                     self._heads.clear()

@@ -108,6 +108,9 @@ class Queue(Stock):
         """A run of messages that need no log."""
         if self.deleted:
             return
+        if head.large:
+            self.publish_numbered(self.number(head, bodies))
+            return
         if self.empty:
             taker: Taker | None = self.feed
             if taker is None and len(self.consumers) == 1:
@@ -139,9 +142,9 @@ class Queue(Stock):
         feed = self.feed
         return feed if feed is not None and self.empty and room_of(feed)[0] else None
 
-    def room_for(self, head: Head, count: int) -> int:
-        """How many of so many messages it will have, where it is `capped`."""
-        waiting, waiting_bytes = self.depth, self.depth_bytes
+    def room_for(self, head: Head, count: int, before: int = 0, before_bytes: int = 0) -> int:
+        """How many of so many messages it will have, where it is `capped`; `before`: so many come before."""
+        waiting, waiting_bytes = self.depth + before, self.depth_bytes + before_bytes
         if not self._somebody_has_room():  # else these do not stay
             waiting += self.unsynced
             waiting_bytes += self.unsynced_bytes
@@ -282,6 +285,10 @@ class Queue(Stock):
         return any(room_of(taker)[0] > 0 for taker in takers)
 
     def _hand_over(self, taker: Taker, messages: list[Message]) -> None:
+        if self._has_large and taker is self.feed:
+            messages = self._without_large(messages)
+            if not messages:
+                return
         self._home.counts.delivered += len(messages)
         if not taker.no_ack:
             self.unacked += len(messages)
@@ -291,6 +298,14 @@ class Queue(Stock):
             taker.crashed(error)
         if taker.no_ack:
             self.leave(messages)
+
+    def _without_large(self, messages: list[Message]) -> list[Message]:
+        """What a feed can carry; the others die."""
+        large = [message for message in messages if message.head.large]
+        if large:
+            self._home.counts.too_large_for_feeds += len(large)
+            self._home.dead_letter(self, large, "maxlen")
+        return [message for message in messages if not message.head.large]
 
     def get(self, no_ack: bool) -> Message | None:
         """The next message, for one that asks for just that; None where nothing is ready."""

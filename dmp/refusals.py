@@ -13,7 +13,6 @@ TEXT_BYTES_MAX = 255
 class Code(IntEnum):
     """The specification's reply codes (its section 1.1, constants)."""
 
-    CONTENT_TOO_LARGE = 311
     NO_ROUTE = 312
     NO_CONSUMERS = 313
     CONNECTION_FORCED = 320
@@ -40,7 +39,6 @@ class Code(IntEnum):
 
 _CHANNEL_CODES = frozenset(
     {
-        Code.CONTENT_TOO_LARGE,
         Code.NO_ROUTE,
         Code.NO_CONSUMERS,
         Code.ACCESS_REFUSED,

@@ -21,6 +21,7 @@ _COUNTERS = (
     ("expired", "messages_expired_total", "Messages that grew too old in a queue."),
     ("overflowed", "messages_overflowed_total", "Messages pushed out of a queue by its maximum length."),
     ("dropped_full", "messages_dropped_total", "New messages dropped at queue_drop_messages."),
+    ("too_large_for_feeds", "messages_too_large_for_feeds_total", "Messages that no feed can carry."),
     ("dead_lettered", "messages_dead_lettered_total", "Messages passed on to a dead-letter exchange."),
     ("dead_letters_lost", "dead_letters_lost_total", "Dead letters that no queue wanted."),
     ("recovered", "messages_recovered_total", "Messages that the start found in the logs of queues."),
@@ -60,11 +61,15 @@ def samples(broker: Broker) -> Iterable[Sample]:
         ("exchanges", len(broker.exchanges), "Exchanges."),
         ("queues", len(broker.queues), "Queues."),
         ("bindings", broker.bindings, "Bindings."),
+        ("wild_words", broker.wild_words, "Words of topic bindings with more than three wildcards."),
         (
             "queues_damaged",
             sum(queue.lost or queue.adopted for queue in queues),
             "Queues that lost messages and were not purged since, or their definition and were not declared.",
         ),
+        ("bodies", len(broker.bodies), "Large bodies, each in a log of its own."),
+        ("bodies_unclaimed", broker.bodies.unclaimed, "Of those found at the start, what no queue has."),
+        ("begun_bytes", broker.bodies.begun_bytes, "Large bodies that have begun, as announced."),
         ("bindings_waiting", len(broker.wiring.waiting), "Bindings whose exchange or queue is not there."),
         ("messages_ready", sum(queue.depth for queue in queues), "Messages that wait for a taker."),
         (

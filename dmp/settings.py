@@ -4,7 +4,7 @@ import attrs
 from attrs import validators
 
 from dmp.users import Users
-from shared.limits import KIB, MIB, limit
+from shared.limits import GIB, KIB, MIB, limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
 
@@ -32,17 +32,31 @@ class DmpSettings:
     channels_max: int = limit(2047, 1, 65535)
     """On one connection. RabbitMQ's default."""
     message_bytes_max: int = limit(16 * MIB - 1, 1, 16 * MIB - 1)
-    """One body: what DMP's 24-bit lengths can say."""
+    """One body by DMP: what its 24-bit lengths can say. AMQP's above that are not held in memory: each is
+    written to a log of its own as it comes."""
+    body_bytes_max: int = limit(128 * MIB, 1, 512 * MIB)
+    """One body by AMQP. RabbitMQ's default, and the most that it takes."""
+    begun_bytes_max: int = limit(GIB, 1, 1 << 50)
+    """Bodies above `message_bytes_max` that have begun and are not all there, of all connections together, as
+    announced; beyond it the connection that begins another is closed (506)."""
     exchanges_max: int = limit(10_000, 16, 1_000_000)
     """The six that are there from the start are among them."""
     queues_max: int = limit(50_000, 1, 1_000_000)
     """Of all connections together."""
     bindings_max: int = limit(200_000, 1, 10_000_000)
     """Of all exchanges together."""
+    wild_words_max: int = limit(50_000, 0, 100_000_000)
+    """The words of bindings to topic exchanges with more than three wildcards, all together. Many of them can
+    be made to be work for one key, each for all of its words; so much is some 20 ms."""
     consumers_max: int = limit(4096, 1, 65535)
     """On one connection."""
     unacked_max: int = limit(100_000, 1, 10_000_000)
     """On one channel, where it has set no lower prefetch: then deliveries wait for acknowledgements."""
+    transaction_messages_max: int = limit(4096, 1, 1_000_000)
+    """Published in one transaction, counted once for each queue they go to; a rejection that makes a dead
+    letter counts as 32. A commit is one stretch of work: so many messages take some 25 ms."""
+    transaction_bytes_max: int = limit(16 * MIB, 1, 1 << 30)
+    """Their bodies, counted so, too; a single message may be larger. A commit is one entry of the journal."""
     leases_max: int = limit(10_000, 1, 1_000_000)
     """Of all applications together, not used yet."""
     feed_bytes_max: int = limit(8 * MIB, 4096, 1 << 32)

@@ -11,7 +11,7 @@ What is not persistent then goes to the log too, to keep its place.
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 from dmp.arguments import QueueKind
@@ -32,6 +32,7 @@ class Stock:
 
     __slots__ = (
         "_behind",
+        "_has_large",
         "_home",
         "_hot_bytes",
         "_next",
@@ -72,6 +73,7 @@ class Stock:
         self.deleted = False
         self.lost = False
         """Of its messages some cannot be read, and nobody has purged it since: it is not called empty."""
+        self._has_large = False  # it has, or had, messages with large bodies
         self._home = home
         self._hot_bytes = 0  # what is ready in memory takes there
         self._started = 0.0
@@ -128,6 +130,17 @@ class Stock:
         self._hold(messages, ticket)
         ticket.when_done(self._synced)
 
+    def publish_numbered(self, messages: list[Message]) -> None:
+        """Messages from `number` that need no record. Those of large bodies wait until these are written."""
+        if self.deleted:
+            return
+        last = messages[-1]
+        written = self._home.bodies[last.body].written if last.head.large else None
+        if written is None or written.done:
+            self._hold(messages, None)
+        else:
+            self.publish_logged(messages, written)
+
     def recovered(self, found: Loaded) -> None:
         """What the log held; times to live begin anew."""
         messages = found.messages
@@ -141,6 +154,8 @@ class Stock:
             assert self.cold is not None
             self.cold.restore(found.cold, found.following)
             count += found.cold.count
+            self._has_large = bool(found.cold.large)
+        self._has_large = self._has_large or any(message.head.large for message in messages)
         self._home.memory.take(_cost(messages))
         self._home.counts.recovered += count
         self._put_in_front(messages)
@@ -155,11 +170,15 @@ class Stock:
 
     def _hold(self, messages: list[Message], ticket: Ticket | None) -> None:
         self._home.memory.take(messages[0].head.cost_bytes * len(messages))
+        if messages[0].head.large:
+            self._has_large = True
+            for message in messages:
+                self._home.bodies.hold(message.body)
         unsynced = self._unsynced
         if unsynced or ticket is not None:
             self.unsynced += len(messages)
             self.unsynced_bytes += messages[0].head.body_bytes * len(messages)
-            if ticket is None:
+            if messages[0].offset < 0:
                 self._unlogged += len(messages)
             if unsynced and unsynced[-1][0] is ticket:
                 unsynced[-1][1].extend(messages)
@@ -185,10 +204,11 @@ class Stock:
                 continue
             self.unsynced -= len(messages)
             self.unsynced_bytes -= sum([message.head.body_bytes for message in messages])
-            if ticket is None:
-                self._unlogged -= len(messages)
+            if self._unlogged:
+                self._unlogged -= sum([message.offset < 0 for message in messages])
             if ticket is not None and ticket.error is not None:
                 self._home.memory.give(_cost(messages))
+                self._let_go(messages)
             else:
                 self._make_ready(messages)
 
@@ -298,6 +318,7 @@ class Stock:
         if messages:
             self._home.memory.give(_cost(messages))
             self._taken(messages)
+            self._let_go(messages)
 
     def _taken(self, messages: Sequence[Message]) -> None:
         """They go from the log."""
@@ -311,9 +332,35 @@ class Stock:
     def lose(self, messages: Sequence[Message]) -> None:
         """They leave the queue's books, and their records are another's care."""
         self._home.memory.give(_cost(messages))
+        self._let_go(messages)
+
+    def _let_go(self, messages: Iterable[Message]) -> None:
+        """Of their large bodies."""
+        if self._has_large:
+            for message in messages:
+                if message.head.large:
+                    self._home.bodies.drop(message.body)
+
+    def _let_cold_go(self, cold: Cold) -> None:
+        large, cold.large = cold.large, {}
+        for reference in large.values():
+            self._home.bodies.drop(reference)
+        cold.clear()
+
+    def _without_damaged(self, messages: list[Message]) -> list[Message]:
+        """What comes back, but for those whose bodies cannot be read: they are lost, and not deleted."""
+        bodies = self._home.bodies
+        lost = [message for message in messages if message.head.large and bodies[message.body].damaged]
+        if not lost:
+            return messages
+        self.lost = True
+        self._home.memory.give(_cost(lost))
+        return [message for message in messages if message not in lost]
 
     def put_back(self, messages: list[Message], *, given: bool) -> None:
         """They come back to their old places, somebody may have seen them where `given`. `deal` is yours."""
+        if self._has_large:
+            messages = self._without_damaged(messages)
         if given:
             for message in messages:
                 message.redelivered = True
@@ -335,7 +382,7 @@ class Stock:
         In one stretch, a microsecond for each durable message in memory (`hot_bytes` bounds those): they
         leave the log in one record, so that a crash takes back all of it or nothing.
         """
-        messages = list(self.ready) if self.log is not None else []
+        messages = list(self.ready) if self.log is not None or self._has_large else []
         count = self.depth
         if self.lost and self.log is not None:
             self.log.lost_is_known()
@@ -343,13 +390,14 @@ class Stock:
         if self.cold is not None and self.cold.count:
             assert self.log is not None
             self.log.take_cold(self.cold.first, self.cold.end)
-            self.cold.clear()
+            self._let_cold_go(self.cold)
             self._tell_waiting()
         self.ready.clear()
         self._home.memory.give(self._hot_bytes)
         self.ready_bytes = self._hot_bytes = 0
         self._behind = False
         self._taken(messages)
+        self._let_go(messages)
         return count
 
     def _forget_all(self) -> None:
@@ -357,11 +405,12 @@ class Stock:
         self.deleted = True
         held = [message for _, messages in self._unsynced for message in messages]
         self._home.memory.give(self._hot_bytes + _cost(held))
+        self._let_go((*self.ready, *held) if self._has_large else ())
         self.ready.clear()
         self.ready_bytes = self._hot_bytes = self.unsynced = self.unsynced_bytes = self._unlogged = 0
         self._unsynced.clear()
         if self.cold is not None:
-            self.cold.clear()
+            self._let_cold_go(self.cold)
         self._tell_waiting()
 
     # -- what a queue does then

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from dmp.bodies import Bodies
 from dmp.counts import Counts
 from dmp.memory import Memory
 from dmp.message import Head, Message
@@ -57,6 +58,7 @@ class Feed(Taker, Protocol):
 class Home(Protocol):
     """What a queue asks of its broker."""
 
+    bodies: Bodies
     counts: Counts
     memory: Memory
     timers: Timers

@@ -164,13 +164,13 @@ def leases(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
 
 @app.command(help_epilogue="Examples:\n\n    brokers dmp queues\n    brokers dmp queues --json")
 def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
-    """List every queue of the running server: ready, unacknowledged, consumers."""
+    """List the queues of the running server: ready, unacknowledged, consumers."""
     return VerbRequest("dmp", "queues", {}, data_dir)
 
 
 @app.command(help_epilogue="Examples:\n\n    brokers dmp exchanges\n    brokers dmp exchanges --json")
 def exchanges(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
-    """List every exchange of the running server, its type and bindings."""
+    """List the exchanges of the running server: types and bindings."""
     return VerbRequest("dmp", "exchanges", {}, data_dir)
 
 

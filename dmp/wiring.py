@@ -263,6 +263,9 @@ class Wiring:
             return None
         if broker.bindings >= broker.settings.bindings_max:
             raise _too_many("bindings_max", broker.settings.bindings_max)
+        wild = exchange.wild_words(key)
+        if wild and broker.wild_words + wild > broker.settings.wild_words_max:
+            raise _too_many("wild_words_max", broker.settings.wild_words_max)
         ticket = None
         if exchange.kind.durable and _is_durable(destination):
             exchange.check(arguments)
@@ -288,6 +291,7 @@ class Wiring:
         bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
         bound.add(binding)
         self._broker.bindings += 1
+        self._broker.wild_words += exchange.wild_words(binding.key)
         self._broker.generation += 1
 
     def _unbind(
@@ -313,6 +317,7 @@ class Wiring:
         for exchange, binding in there:
             destination = exchange.bindings[binding]
             exchange.remove(binding)
+            broker.wild_words -= exchange.wild_words(binding.key)
             bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
             bound.discard(binding)
         broker.bindings -= len(there)
@@ -386,6 +391,7 @@ class Wiring:
     async def restore(self, saved: Saved) -> None:
         """Bring back what was durable, with the messages. Raises StoreError."""
         broker = self._broker
+        await broker.bodies.restore()
         for key in saved.unreadable:
             broker.log.error("a definition cannot be read; it is left alone", row=shown(key))
         for name, exchange_kind in saved.exchanges:
@@ -395,6 +401,7 @@ class Wiring:
         known = {_log_name(name) for name in broker.queues}
         for left in [left for left in broker.logs.logs if left not in known]:
             await self._adopt(left.encode(), defined=b"q" + left.encode() in saved.unreadable)
+        broker.bodies.restored()
         self._restore_bindings(saved)
 
     async def _restore_queue(self, saved: SavedQueue) -> None:
@@ -437,7 +444,7 @@ class Wiring:
         broker.queues[queue.name] = queue
         memory = broker.memory
         room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
-        loaded = await load(queue_log, math.inf if queue.cold is None else room)
+        loaded = await load(queue_log, math.inf if queue.cold is None else room, broker.bodies)
         queue.recovered(loaded)
         if loaded.lost:
             broker.log.error(

@@ -344,7 +344,7 @@ def peek(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
-    """Show the first messages of a queue. It takes nothing, and no delivery is counted."""
+    """List the messages at the front of a queue. It takes nothing, and no delivery is counted."""
     from dms.admin import PEEK_MAX
 
     if not 0 <= number <= PEEK_MAX:

@@ -10,9 +10,11 @@
 
 The protocol answers nothing: `send` returns once the bytes are the kernel's. Leaving the block of a producer
 says that all is sent, and waits until the server has read it and closed. What a lost connection took with it
-nobody knows, so nothing is sent twice and nothing is connected again behind the caller's back: that raises
-`Disconnected`. Any number of tasks may share a producer; what they send while a send is under way goes out
-together. A cancelled send may have left half an event behind, and so closes the connection.
+nobody knows, so nothing is sent twice: that raises `Disconnected`. A consumer that is given `retry_seconds`
+connects again and subscribes anew; what was sent meanwhile it has missed.
+
+Any number of tasks may share a producer; what they send while a send is under way goes out together. A
+cancelled send may have left half an event behind, and so closes the connection.
 """
 
 import ssl
@@ -23,11 +25,19 @@ import trio
 
 from kqmsgq import wire
 from kqmsgq.wire import Message
-from shared.net.dial import Address, Disconnected
-from shared.net.pushed import Receiver
+from shared.net.dial import Address, Disconnected, Unreachable, open_again
+from shared.net.pushed import Connect, Receiver
 from shared.net.sender import Sender
 
-__all__ = ["Consumer", "Disconnected", "Message", "Producer", "open_consumer", "open_producer"]
+__all__ = [
+    "Consumer",
+    "Disconnected",
+    "Message",
+    "Producer",
+    "Unreachable",
+    "open_consumer",
+    "open_producer",
+]
 
 PORT = 8000
 NAME_BYTES_MAX = 4096
@@ -59,25 +69,47 @@ class Consumer(Receiver[Message]):
     Read on: a consumer that does not loses its oldest messages, or its connection, as the server is set.
     """
 
-    def __init__(self, stream: trio.abc.Stream, name_bytes_max: int, message_bytes_max: int) -> None:
-        super().__init__(stream)
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        name_bytes_max: int,
+        message_bytes_max: int,
+        *,
+        reconnect: Connect | None = None,
+        retry_seconds: float = 0.0,
+    ) -> None:
+        super().__init__(stream, reconnect, retry_seconds)
         self._limits = name_bytes_max, message_bytes_max
+        self._subscriptions: dict[bytes, None] = {}
+        self._all = False
 
     async def subscribe(self, *queues: str | bytes) -> None:
         """Ask for queues' messages, those that come from now on."""
-        await self._send(b"".join(wire.subscribe(_named(queue)) for queue in queues))
+        names = [_named(queue) for queue in queues]
+        self._subscriptions |= dict.fromkeys(names)
+        await self._say(b"".join(map(wire.subscribe, names)))
 
     async def subscribe_all(self) -> None:
         """Ask for the messages of all queues, those to come included."""
-        await self._send(wire.subscribe())
+        self._all = True
+        await self._say(wire.subscribe())
 
     async def unsubscribe(self, *queues: str | bytes) -> None:
         """End subscriptions; messages on their way still come. `subscribe_all` goes on."""
-        await self._send(b"".join(wire.unsubscribe(_named(queue)) for queue in queues))
+        names = [_named(queue) for queue in queues]
+        for name in names:
+            self._subscriptions.pop(name, None)
+        await self._say(b"".join(map(wire.unsubscribe, names)))
 
     async def unsubscribe_all(self) -> None:
         """End every subscription, also that to all queues."""
-        await self._send(wire.unsubscribe())
+        self._subscriptions.clear()
+        self._all = False
+        await self._say(wire.unsubscribe())
+
+    def _first_words(self) -> bytes:
+        every = wire.subscribe() if self._all else b""
+        return b"".join([wire.CONSUME, every, *map(wire.subscribe, self._subscriptions)])
 
     def _take(self, data: bytearray) -> tuple[list[Message], int]:
         return wire.take_messages(data, *self._limits)
@@ -115,18 +147,31 @@ async def open_consumer(
     server_hostname: str | None = None,
     name_bytes_max: int = NAME_BYTES_MAX,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
+    retry_seconds: float | None = None,
 ) -> AsyncIterator[Consumer]:
     """A consumer, connected, subscribed to nothing yet; closed at the end of the block.
 
     `name_bytes_max`, `message_bytes_max`: what a server may send, for one that is set to take more.
+    `retry_seconds`: whoever reads makes a lost connection again, tried for so long, and subscribes anew; what
+    the server sends meanwhile is lost. Without it a lost connection raises Disconnected.
     """
-    stream = await Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ").open()
+    address = Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ")
+
+    async def reconnect() -> tuple[trio.abc.Stream, bytes]:
+        return await open_again(address, retry_seconds or 0.0), b""
+
+    consumer = Consumer(
+        await address.open(),
+        name_bytes_max,
+        message_bytes_max,
+        reconnect=None if retry_seconds is None else reconnect,
+        retry_seconds=retry_seconds or 0.0,
+    )
     try:
-        consumer = Consumer(stream, name_bytes_max, message_bytes_max)
-        await consumer._send(wire.CONSUME)
+        await consumer._say(consumer._first_words())
         yield consumer
     finally:
-        await trio.aclose_forcefully(stream)
+        await consumer.aclose()
 
 
 def _name(queue: str | bytes) -> bytes:

@@ -24,18 +24,21 @@ A read is thousands of messages, and each may be for hundreds of consumers."""
 
 PIECES_PER_LOOK = 8
 """A message that is read with care costs as much."""
+MEMBERS_PER_PIECE = 2
+"""And so many of the consumers that it is for cost as much as one: its route is found by all of them."""
 
 
 class Producing:
     """What one producer sends, on its way to consumers. `more`: the last `publish` left whole messages."""
 
-    __slots__ = ("_epoch", "_queues", "_rounds", "_track", "more")
+    __slots__ = ("_epoch", "_looked", "_queues", "_rounds", "_track", "more")
 
     def __init__(self, queues: Queues, track: Track | None = None) -> None:
         self._queues = queues
         self._track = track
         self._rounds: Rounds[Route, _Plan] = Rounds(self._marks, _Plan)
         self._epoch = queues.epoch
+        self._looked = 0  # pieces that looking for the newest round was worth
         self.more = False
 
     def publish(self, data: bytes) -> int:
@@ -58,7 +61,9 @@ class Producing:
                 break
             if not stretch:
                 stretch = STRETCH_MESSAGES
+                self._looked = 0
                 found = self._round(data, at)
+                gathered.pieces += self._looked
                 if found is not None:
                     those, plan, count = found
                     if plan.pieces:
@@ -87,6 +92,7 @@ class Producing:
                 if looked is None:
                     break
                 route, _, after = looked
+                gathered.pieces += route.fan // MEMBERS_PER_PIECE
             if after > size:
                 break
             if route is not last:
@@ -125,7 +131,7 @@ class Producing:
 
     def _marks(self, data: bytes, at: int) -> Iterator[Mark[Route]]:
         """The messages from `at` on. What is wrong ends them; it is met again when its turn comes."""
-        while at <= len(data) - HEADER_BYTES:
+        while at <= len(data) - HEADER_BYTES and self._looked < PIECES_PER_TURN:
             try:
                 looked = self._queues.look(data, at)
             except WireError:
@@ -133,6 +139,7 @@ class Producing:
             if looked is None or looked[2] > len(data):
                 return
             route, body, ends = looked
+            self._looked += route.fan // MEMBERS_PER_PIECE
             yield Mark(at, body, ends, route)
             at = ends
 

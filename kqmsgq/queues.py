@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 ROUTES_MAX = 8192
 """First bytes remembered, at most 262 each; when there are more, all are learnt anew."""
+ROUTES_MEMBERS_MAX = 500_000
+"""Consumers in all routes remembered: each takes some 100 bytes. Above it, too, all are learnt anew."""
 COUNTED_BYTES_MAX = 16 << 20
 """Of dropped chunks whose messages have been counted, with `COUNTED_ENTRY_BYTES` for each: more than a
 consumer may lose at once by default."""
@@ -99,6 +101,7 @@ class Queues:
         """The memory that is charged for all subscriptions."""
         self.routes: dict[bytes, Route] = {}
         self._by_set: dict[frozenset[Consumer], Route] = {}
+        self._members = 0  # of all that is in there
         self._bundles: Bundles[Consumer] = Bundles()
         self.epoch = 0
         """Rises whenever routes that were given out are not to be used any more."""
@@ -220,10 +223,13 @@ class Queues:
         route = self._by_set.get(those)
         if route is not None:
             return route
+        if self._members > ROUTES_MEMBERS_MAX:
+            self._forget_routes()
         if self._bundles.clash(those):
             self._forget_routes()  # what is in their bundles is still delivered first: it was touched first
             self._bundles.divide()
         route = self._by_set[those] = Route(self._bundles.of(consumers), len(consumers))
+        self._members += len(consumers)
         return route
 
     def _forget_routes(self) -> None:
@@ -231,6 +237,7 @@ class Queues:
         self.epoch += 1
         self.routes.clear()
         self._by_set.clear()
+        self._members = 0
         self._bundles.forget()
 
 

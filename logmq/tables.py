@@ -1,14 +1,18 @@
-"""What the records of topics are as rows: how much went to which when. What is in them, their users know."""
+"""What LogMQ's records are as rows: the messages of topics, how much went to which when, and what it keeps of
+groups and writers. What is in a message, its users know."""
 
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logmq.logs import GROUPS, NAMESPACE, TABLES_NAMESPACE
+from logmq.batches import writers, writers_schema
+from logmq.logs import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
 from logmq.places import places
-from shared.tables import PLACES, VOLUMES, Table, places_schema, volumes_schema
+from shared.tables import PLACES, VOLUMES, Table, places_schema, schema_of, volumes_schema
 from shared.volumes import added_up, per_minute
+
+RECORDS_SCHEMA = schema_of("log", "offset", "time", "protocol", "name", "payload", "fault")
 
 
 def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -27,7 +31,32 @@ def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+def records(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A row a message, as it was produced."""
+    topic = batch.column("topic")
+    return pa.RecordBatch.from_pydict(
+        {
+            "log": topic,
+            "offset": batch.column("offset"),
+            "time": batch.column("timestamp"),
+            "protocol": pa.array([NAMESPACE] * batch.num_rows, pa.string()),
+            "name": topic,
+            "payload": batch.column("value"),
+            "fault": pa.nulls(batch.num_rows, pa.string()),
+        },
+        schema=RECORDS_SCHEMA,
+    )
+
+
 TABLES: Sequence[Table] = (
+    Table(
+        "records",
+        "what was produced: a row a message",
+        namespace=NAMESPACE,
+        logs=".*",
+        schema=RECORDS_SCHEMA,
+        decode=records,
+    ),
     Table(
         VOLUMES,
         "what was produced: records and bytes by topic and minute",
@@ -44,5 +73,13 @@ TABLES: Sequence[Table] = (
         logs=GROUPS,
         schema=places_schema(),
         decode=places,
+    ),
+    Table(
+        "writers",
+        "what BATCH writers wrote: a row a batch",
+        namespace=TABLES_NAMESPACE,
+        logs=WRITERS,
+        schema=writers_schema(),
+        decode=writers,
     ),
 )

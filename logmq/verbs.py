@@ -2,9 +2,9 @@
 
 import os
 import sys
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from datetime import datetime
 from typing import Annotated, Any
 
 import trio
@@ -17,6 +17,7 @@ from shared.options import DataDir, Json, Max, Messages, Server, Words, flag
 from shared.output_reader import OutputReader
 from shared.plug import ServeRequest, VerbRequest
 from shared.progress import counting
+from shared.units import moment_ms
 
 app = App(
     name="logmq",
@@ -32,8 +33,10 @@ app = App(
 
 
 Topic = Annotated[str, Parameter(name=("--topic", "-t"), help="A topic.")]
+TIMES = "30m ago, 1h, 2d; 2026-01-31T12:00 (local unless it says); or Unix milliseconds"
 From = Annotated[
-    str | None, Parameter(name="--from", help="An offset, first (kept), or end.", show_default=False)
+    str | None,
+    Parameter(name="--from", help="An offset, first (kept), end, or a time, as 1h.", show_default=False),
 ]
 Offsets = Annotated[bool, flag("Show each message's offset beside it.")]
 
@@ -224,23 +227,21 @@ async def offsets(topic: Topic, *, server: Server, json: Json = False) -> Mappin
 @app.command(
     help_epilogue="""Examples:
 
+    brokers logmq seek orders 1h
     brokers logmq seek orders 2026-01-31T12:00
     brokers logmq seek orders 1769860800000 --json | jq .offset"""
 )
 async def seek(
     topic: Topic,
-    when: Annotated[str, Parameter(help="Unix milliseconds, or an ISO time (local unless it says).")],
+    when: Annotated[str, Parameter(help=f"A time: {TIMES}.")],
     *,
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Find the offset of the first message at or after a time."""
-    try:
-        unix_ms = int(when) if when.isdigit() else int(datetime.fromisoformat(when).timestamp() * 1000)
-    except ValueError:
-        raise UsageError("WHEN", f"{when!r} is neither Unix milliseconds nor an ISO time") from None
+    unix_ms = _time("WHEN", when)
     async with _connected(server) as client:
-        return {"topic": topic, "offset": await client.seek(topic, max(unix_ms, 0))}
+        return {"topic": topic, "offset": await client.seek(topic, unix_ms)}
 
 
 @app.command(
@@ -253,7 +254,7 @@ def groups(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
-    """List what groups have committed, and how far they are behind.
+    """List the groups: what they have committed, and how far they are behind.
 
     The wire has no word for it: the server is asked over the control socket in
     its data folder.
@@ -269,15 +270,24 @@ async def delete(topic: Topic, *, server: Server, json: Json = False) -> Mapping
     return {"topic": topic, "deleted": True}
 
 
+def _time(argument: str, said: str) -> int:
+    """In Unix milliseconds. Raises UsageError."""
+    try:
+        return moment_ms(said, time.time_ns() // 1_000_000)
+    except ValueError as error:
+        raise UsageError(argument, str(error)) from None
+
+
 async def _start(
     client: Client, topic: str, said: str | None, group: str | None, *, missing: int | None
 ) -> int:
     """The offset to begin at; `missing`: that of a topic that is not there (None: an error)."""
     if said is not None and said.isdigit():
         return int(said)
-    if said not in (None, "first", "end"):
-        raise UsageError("--from", f"{said!r} is neither an offset nor first or end")
+    since = None if said in (None, "first", "end") else _time("--from", said)
     try:
+        if since is not None:
+            return await client.seek(topic, since)
         found = await client.offsets(topic)
         if said is None and group is not None:
             committed = await client.committed(group, topic)

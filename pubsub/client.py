@@ -10,7 +10,8 @@
 
 A datagram may be lost on its way, and nobody hears of it. A subscriber's commands are not answered: they are
 with the server when they are sent, and a lost connection raises `Disconnected`. The server remembers what a
-client id is subscribed to; who comes back by that id need not subscribe again.
+client id is subscribed to; who comes back by that id need not subscribe again. A subscriber that is given
+`retry_seconds` comes back by itself.
 """
 
 import ssl
@@ -21,10 +22,19 @@ import trio
 
 from pubsub import wire
 from pubsub.wire import Command, Kind, Message
-from shared.net.dial import Address, Disconnected
-from shared.net.pushed import Receiver
+from shared.net.dial import Address, Disconnected, Unreachable, open_again
+from shared.net.pushed import Connect, Receiver
 
-__all__ = ["Disconnected", "Kind", "Message", "Publisher", "Subscriber", "open_publisher", "open_subscriber"]
+__all__ = [
+    "Disconnected",
+    "Kind",
+    "Message",
+    "Publisher",
+    "Subscriber",
+    "Unreachable",
+    "open_publisher",
+    "open_subscriber",
+]
 
 PORT = 7070
 
@@ -55,20 +65,42 @@ class Subscriber(Receiver[Message]):
     A cancelled send may have left half a command behind, and so closes the connection.
     """
 
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        client_id: bytes = b"",
+        *,
+        reconnect: Connect | None = None,
+        retry_seconds: float = 0.0,
+    ) -> None:
+        super().__init__(stream, reconnect, retry_seconds)
+        self._id = client_id
+        self._subscriptions: dict[bytes, Command] = {}
+
     async def subscribe(self, *topics: str | bytes, keep: bool = False) -> None:
         """Ask for what matches from now on; `keep`: also for what comes while this client is away."""
         command = Command.KEEP if keep else Command.SUBSCRIBE
-        await self._send(b"".join(wire.encode_command(command, _bytes(topic)) for topic in topics))
+        patterns = [_bytes(topic) for topic in topics]
+        said = b"".join(wire.encode_command(command, pattern) for pattern in patterns)
+        self._subscriptions |= dict.fromkeys(patterns, command)
+        await self._say(said)
 
     async def unsubscribe(self, *topics: str | bytes) -> None:
         """End these subscriptions, by their patterns; messages on their way still come."""
-        await self._send(
-            b"".join(wire.encode_command(Command.UNSUBSCRIBE, _bytes(topic)) for topic in topics)
-        )
+        patterns = [_bytes(topic) for topic in topics]
+        for pattern in patterns:
+            self._subscriptions.pop(pattern, None)
+        await self._say(b"".join(wire.encode_command(Command.UNSUBSCRIBE, each) for each in patterns))
 
     async def disconnect(self) -> None:
         """Say goodbye; the server closes. Subscriptions stay."""
-        await self._send(wire.encode_command(Command.DISCONNECT))
+        self._reconnect = None
+        await self._say(wire.encode_command(Command.DISCONNECT))
+
+    def _first_words(self) -> bytes:
+        """The id; and the subscriptions, for a server that came back without its folder."""
+        said = (wire.encode_command(command, pattern) for pattern, command in self._subscriptions.items())
+        return b"".join([self._id, *said])
 
     def _take(self, data: bytearray) -> tuple[list[Message], int]:
         return wire.take_frames(data)
@@ -95,22 +127,34 @@ async def open_subscriber(
     *,
     ssl_context: ssl.SSLContext | None = None,
     server_hostname: str | None = None,
+    retry_seconds: float | None = None,
 ) -> AsyncIterator[Subscriber]:
     """A subscriber, connected; closed at the end of the block. `client_id`: 1 to 10 printable ASCII.
 
-    An id that is connected already is turned away: `Disconnected` at the first read. Raises ValueError for
-    what is no id, ConnectionRefusedError where nobody answers, ssl.SSLError.
+    An id that is connected already is turned away: `Disconnected` at the first read. `retry_seconds`: whoever
+    reads makes a lost connection again, tried for so long; what the server sends meanwhile is lost, but for
+    what it keeps. Without it a lost connection raises Disconnected. Raises ValueError for what is no id,
+    ConnectionRefusedError where nobody answers, ssl.SSLError.
     """
     if not isinstance(client_id, str):
         raise TypeError(f"a client id is text, not {type(client_id).__name__}")
     first = wire.encode_id(client_id.encode())
-    stream = await Address(host, port, ssl_context, server_hostname, kind="pub/sub").open()
+    address = Address(host, port, ssl_context, server_hostname, kind="pub/sub")
+
+    async def reconnect() -> tuple[trio.abc.Stream, bytes]:
+        return await open_again(address, retry_seconds or 0.0), b""
+
+    subscriber = Subscriber(
+        await address.open(),
+        first,
+        reconnect=None if retry_seconds is None else reconnect,
+        retry_seconds=retry_seconds or 0.0,
+    )
     try:
-        subscriber = Subscriber(stream)
-        await subscriber._send(first)
+        await subscriber._say(subscriber._first_words())
         yield subscriber
     finally:
-        await trio.aclose_forcefully(stream)
+        await subscriber.aclose()
 
 
 def _bytes(topic: str | bytes) -> bytes:

@@ -7,8 +7,14 @@ and whom each message is for:
 - The topic and type of a frame are looked up as they stand (`_routes`). A hit says at once that they are
   well-formed and who gets the message. A miss is read with care and, where it may come again, remembered.
 - A run of frames for the same clients is one slice of the batch, gathered in bundles (`shared.bundles`).
+
+All of it has a bound in each turn, however many clients get a message and whatever patterns are made for its
+topic. What is left is for the next turn (`_Sending`, `RoutingIndex.match_within`), and what is behind it
+waits: so order is kept. Clients may come and go between two turns. One that has come back is sent what was to
+be kept for it; one that has gone gets nothing more of what was on its way, as if that had been sent.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 from pubsub.recording import FrameTrack
@@ -37,9 +43,16 @@ LAYOUT = Layout(
 ROUTES_MAX = 8192
 """Topics remembered, 52 bytes each; when there are more, all are learnt anew."""
 VISITS_MAX = 10_000
-"""Work of one batch on topics that are not remembered, in visits of the index: some milliseconds. One topic
-may be more, where many patterns are made for it (shared/routing/trie.py says how much, and why it is not
-divided); what is behind it then waits for another turn."""
+"""Work of one turn on topics that are not remembered, in visits of the index: some milliseconds."""
+MEMBERS_PER_VISIT = 2
+"""A client that gets a topic is so much of a visit where the topic's route is made."""
+ROUTES_MEMBERS_MAX = 500_000
+"""Clients in all routes remembered: each takes some 100 bytes. Above it, too, all are learnt anew."""
+WRITES_MAX = 1_000
+WRITE_BYTES = 16 * 1024
+"""Work of one turn on writing to subscribers: so many writes of up to so many bytes, some milliseconds."""
+KEEPS_MAX = 4_000
+"""The same on keeping messages for clients that are away, a message for each."""
 SURELY_LONG_ENOUGH = DATAGRAM_BYTES_MIN + max(PAYLOAD_BYTES_MIN.values())
 
 
@@ -58,6 +71,38 @@ NOWHERE = Route((), 0)
 NO_MESSAGE = Route((), 0)
 
 
+class _Looking:
+    """A topic that is looked up for longer than a turn. `away`: once it is known; `epoch`: when it began."""
+
+    __slots__ = ("away", "epoch", "topic")
+
+    def __init__(self, topic: bytes, away: tuple[Client, ...] | None, epoch: int) -> None:
+        self.topic = topic
+        self.away = away
+        self.epoch = epoch
+
+
+class _Sending:
+    """Frames for clients: to be written to them, or to be kept for who is away. `done`: of the clients."""
+
+    __slots__ = ("clients", "done", "frames")
+
+    def __init__(self, frames: bytes, clients: tuple[Client, ...]) -> None:
+        self.frames = frames
+        self.clients = clients
+        self.done = 0
+
+    def next(self, most: int) -> tuple[Client, ...]:
+        """Some more of the clients."""
+        before = self.done
+        self.done = min(len(self.clients), before + most)
+        return self.clients[before : self.done]
+
+    @property
+    def over(self) -> bool:
+        return self.done == len(self.clients)
+
+
 class Fanout:
     """The sink of the UDP endpoint (`shared.net.slots.SlotSink`)."""
 
@@ -68,30 +113,41 @@ class Fanout:
         self._counts = sessions.counts
         self._routes: dict[bytes, Route] = {}
         self._by_set: dict[tuple[frozenset[Client], frozenset[Client]], Route] = {}
+        self._members = 0  # of all that is in there
         self._bundles: Bundles[Client] = Bundles()
         self._touched: list[Bundle[Client]] = []
-        sessions.on_change = self.forget_routes
+        self._writing: deque[_Sending] = deque()
+        self._keeping: deque[_Sending] = deque()
+        self._looking: _Looking | None = None
+        self._epoch = 0  # of who gets what
+        self._visits = 0  # of this turn
+        sessions.on_change = self._changed
 
     def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
         """Hand on what is in these frames; what is left for another turn, if anything is."""
+        if (self._writing or self._keeping) and not self._send(WRITES_MAX):
+            return frames, lengths
+        if not lengths:
+            return None
         if min(lengths) < SURELY_LONG_ENOUGH or max(lengths) > DATAGRAM_BYTES_MAX:
             frames, lengths = self._of_good_length(frames, lengths)
         before = self._counts.messages_in
         routes = self._routes
         last = NOWHERE
         start = 0
-        visits_most = self._sessions.visits + VISITS_MAX
+        self._visits = 0
         left: Frames | None = None
         for at in range(0, len(frames), FRAME_BYTES):
             head = frames[at + TOPIC_AT : at + DATA_AT]
             route = routes.get(head)
             if route is None:
-                if self._sessions.visits > visits_most:
+                looked = self._look(head) if self._visits < VISITS_MAX else None
+                if looked is None:
                     place = at // FRAME_BYTES
                     left = frames[at:], lengths[place:]
                     frames, lengths = frames[:at], lengths[:place]
                     break
-                route, clean = self._look(head)
+                route, clean = looked
                 if clean is not head:  # it goes out otherwise than it came, so by itself
                     self._put(last, frames[start:at])
                     self._put(
@@ -107,16 +163,24 @@ class Fanout:
                 start = at
         if start < len(frames):
             self._put(last, frames[start:] if start else frames)
-        self._deliver()
+        room = self._deliver()
         if self._track is not None:
             self._track.record(frames, lengths, self._counts.messages_in - before)
+        if not self._send(room) and left is None:
+            left = b"", ()
         return left
 
     def forget_routes(self) -> None:
-        """Who gets what has changed."""
+        """All are learnt anew."""
         self._routes.clear()
         self._by_set.clear()
+        self._members = 0
         self._bundles.forget()
+
+    def _changed(self) -> None:
+        """Who gets what has changed."""
+        self._epoch += 1
+        self.forget_routes()
 
     def _put(self, route: Route, frames: bytes) -> None:
         """`frames`, one or more, are for `route`."""
@@ -134,21 +198,53 @@ class Fanout:
                 self._touched.append(bundle)
             bundle.append(frames)
         if route.away:
-            away = [client.id for client in route.away]
             for at in range(0, len(frames), FRAME_BYTES):
-                self._sessions.kept.add(away, frames[at : at + FRAME_BYTES])
+                self._keeping.append(_Sending(frames[at : at + FRAME_BYTES], route.away))
 
-    def _deliver(self) -> None:
+    def _deliver(self) -> int:
+        """Write what is in bundles, or have it written later; returns the room for writes that is left."""
+        room = WRITES_MAX
         touched, self._touched = self._touched, []
         for bundle in touched:
             joined = bundle[0] if len(bundle) == 1 else b"".join(bundle)
+            cost = _write_cost(joined) * len(bundle.members)
+            if self._writing or cost > room:
+                self._writing.append(_Sending(joined, bundle.members))
+            else:
+                room -= cost
+                for client in bundle.members:
+                    if client.connection is not None:  # a write may have closed another's connection
+                        client.connection.write(joined)
             bundle.clear()
-            for client in bundle.members:
-                if client.connection is not None:  # a write may have closed another's connection
-                    client.connection.write(joined)
+        return room
 
-    def _look(self, head: bytes) -> tuple[Route, bytes]:
-        """The route of a topic and type, and `head` as it goes out: itself, or tidied behind a NUL."""
+    def _send(self, room: int) -> bool:
+        """Write what this turn has `room` for, and keep what it may; whether that is all."""
+        writing, keeping = self._writing, self._keeping
+        while writing and room > 0:
+            sending = writing[0]
+            cost = _write_cost(sending.frames)
+            for client in sending.next(max(1, room // cost)):
+                room -= cost
+                if client.connection is not None:
+                    client.connection.write(sending.frames)
+            if sending.over:
+                writing.popleft()
+        room = KEEPS_MAX
+        while keeping and room > 0:
+            sending = keeping[0]
+            clients = sending.next(room)
+            room -= len(clients)
+            self._sessions.keep(clients, sending.frames)
+            if sending.over:
+                keeping.popleft()
+        return not (writing or keeping)
+
+    def _look(self, head: bytes) -> tuple[Route, bytes] | None:
+        """The route of a topic and type, and `head` as it goes out: itself, or tidied behind a NUL.
+
+        None where that is more work than this turn has room for: it goes on in the next.
+        """
         kind = head[-1]
         if kind not in PAYLOAD_BYTES_MIN:
             self._counts.bad("type")
@@ -159,17 +255,43 @@ class Fanout:
             clean = head
         route = self._routes.get(clean)
         if route is None:
-            if len(self._routes) >= ROUTES_MAX:
+            before = self._sessions.visits
+            found = self._match(topic)
+            self._visits += self._sessions.visits - before
+            if found is None:
+                return None
+            live, away, holds = found
+            if len(self._routes) >= ROUTES_MAX or self._members > ROUTES_MEMBERS_MAX:
                 self.forget_routes()
-            route = self._route(topic)
-            self._routes[clean] = route
+            route = self._route(live, away)
+            if holds:
+                self._routes[clean] = route
         return route, clean
 
-    def _route(self, topic: bytes) -> Route:
+    def _match(self, topic: bytes) -> tuple[tuple[Client, ...], tuple[Client, ...], bool] | None:
+        """Who is to get a topic now, who later, and whether that holds for the next message too.
+
+        None: that is not known yet. Away comes first: so who comes back meanwhile is in one of the two.
+        """
+        sessions = self._sessions
+        room = VISITS_MAX - self._visits
+        looking, self._looking = self._looking, None
+        if looking is not None and looking.topic != topic:
+            looking = None
+        away = looking.away if looking is not None else None
+        if away is None:
+            away = sessions.away.match_within(topic, room)
+        live = None if away is None else sessions.live.match_within(topic, room)
+        if away is None or live is None:
+            self._looking = _Looking(topic, away, self._epoch if looking is None else looking.epoch)
+            return None
+        return live, away, looking is None or looking.epoch == self._epoch
+
+    def _route(self, live: tuple[Client, ...], away: tuple[Client, ...]) -> Route:
         """One for each set of clients, so that topics which the same clients want make one run."""
-        live, away = self._sessions.live.match(topic), self._sessions.away.match(topic)
         if not live and not away:
             return NOWHERE
+        self._visits += (len(live) + len(away)) // MEMBERS_PER_VISIT
         those = frozenset(live), frozenset(away)
         route = self._by_set.get(those)
         if route is not None:
@@ -178,6 +300,7 @@ class Fanout:
             self.forget_routes()  # what is in their bundles is still delivered first: it was touched first
             self._bundles.divide()
         route = self._by_set[those] = Route(self._bundles.of(live), len(live), away)
+        self._members += len(live) + len(away)
         return route
 
     def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
@@ -197,3 +320,7 @@ class Fanout:
                 good.append(frames[at : at + FRAME_BYTES])
                 kept.append(length)
         return b"".join(good), kept
+
+
+def _write_cost(frames: bytes) -> int:
+    return 1 + len(frames) // WRITE_BYTES

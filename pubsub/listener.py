@@ -128,6 +128,7 @@ class PubsubService:
             ("connected", counts.connected, "Clients connected."),
             ("sessions", len(sessions.clients), "Clients connected or with subscriptions."),
             ("subscriptions", sessions.subscriptions, "Subscriptions."),
+            ("subscriptions_wild", sessions.wild, "Those to patterns of more than three wildcards."),
             ("kept_bytes", sessions.kept.total_bytes, "Kept for clients that are away."),
         ):
             yield Sample(f"pubsub_{name}", value, help_, kind="gauge")

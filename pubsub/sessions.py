@@ -10,7 +10,7 @@ sessions that are remembered. A client moves from one to the other as it comes a
 A session without subscriptions has nothing to come back to, and ends with its connection.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -34,14 +34,18 @@ _PLAIN, _KEEPS = b"", b"\1"
 
 
 class Client:
-    """A session. `topics`: by pattern, whether it keeps what comes while the client is away."""
+    """A session. `topics`: by pattern, whether it keeps what comes while the client is away.
 
-    __slots__ = ("connection", "dropped", "id", "name", "topics")
+    `wild`: how many of the patterns are (`shared.routing.syntax`).
+    """
+
+    __slots__ = ("connection", "dropped", "id", "name", "topics", "wild")
 
     def __init__(self, client_id: bytes) -> None:
         self.id = client_id
         self.name = client_id.decode("ascii")
         self.topics: dict[bytes, bool] = {}
+        self.wild = 0
         self.connection: Connection | None = None
         self.dropped = 0
         """Frames that its connection lost because it did not read."""
@@ -79,6 +83,8 @@ class Sessions:
         self.away: RoutingIndex[Client] = RoutingIndex(WILDCARDS)
         self.clients: dict[bytes, Client] = {}
         self.subscriptions = 0
+        self.wild = 0
+        """Those of them that are wild."""
         self.on_change: Callable[[], None] = lambda: None
         self._log = log
         self._save = save
@@ -90,7 +96,7 @@ class Sessions:
         if client is None:
             client = self.clients[client_id] = Client(client_id)
         client.topics[topic] = keeps
-        self.subscriptions += 1
+        self._count(client, topic, 1)
         if keeps:
             self.away.subscribe(client, topic)
 
@@ -151,6 +157,17 @@ class Sessions:
         client.dropped += frames
         counts.frames_dropped += frames
 
+    def keep(self, clients: Iterable[Client], frame: bytes) -> None:
+        """A message for clients that were away when it came; who has come back since is sent it."""
+        away = []
+        for client in clients:
+            if client.connection is not None:
+                client.connection.write(frame)
+                self.counts.messages_delivered += 1
+            elif self.clients.get(client.id) is client:  # it has not been forgotten
+                away.append(client.id)
+        self.kept.add(away, frame)
+
     # Subscriptions.
 
     def subscribe(self, client: Client, topic: bytes, *, keeps: bool) -> None:
@@ -169,7 +186,16 @@ class Sessions:
                     f"more than subscriptions_total_max = {settings.subscriptions_total_max} of all clients",
                     fault=Fault.SUBSCRIPTIONS,
                 )
-            self.subscriptions += 1
+            if WILDCARDS.wild_levels(topic) and (
+                client.wild >= settings.wild_subscriptions_max
+                or self.wild >= settings.wild_subscriptions_total_max
+            ):
+                raise WireError(
+                    f"more than wild_subscriptions_max = {settings.wild_subscriptions_max}, or "
+                    f"wild_subscriptions_total_max = {settings.wild_subscriptions_total_max} of all clients",
+                    fault=Fault.SUBSCRIPTIONS,
+                )
+            self._count(client, topic, 1)
             self.live.subscribe(client, topic)
             self.on_change()
         client.topics[topic] = keeps
@@ -178,7 +204,7 @@ class Sessions:
     def unsubscribe(self, client: Client, topic: bytes) -> None:
         """Of a connected client; a topic that it is not subscribed to is no matter."""
         if client.topics.pop(topic, None) is not None:
-            self.subscriptions -= 1
+            self._count(client, topic, -1)
             self.live.unsubscribe(client, topic)
             self.on_change()
             self._save(Changed(client.id, topic, None))
@@ -190,12 +216,19 @@ class Sessions:
             return False
         self.away.drop(client)
         self.kept.forget(client_id)
-        self.subscriptions -= len(client.topics)
         for topic in client.topics:
+            self._count(client, topic, -1)
             self._save(Changed(client_id, topic, None))
         del self.clients[client_id]
         self.on_change()
         return True
+
+    def _count(self, client: Client, topic: bytes, count: int) -> None:
+        """`client` has so many more, or fewer, subscriptions to `topic`."""
+        self.subscriptions += count
+        if WILDCARDS.wild_levels(topic):
+            client.wild += count
+            self.wild += count
 
 
 # The table of the store: `<id> NUL <topic>` to `` or `\\1` (keeps).

@@ -31,6 +31,11 @@ class PubsubSettings:
     """Of one client."""
     subscriptions_total_max: int = limit(2_000_000, 1, 100_000_000)
     """Of all clients: each takes about a kilobyte of memory."""
+    wild_subscriptions_max: int = limit(250, 0, 1_000_000)
+    """Of one client, to patterns of more than three wildcards. Many of them can be made to be work for one
+    topic, each for all of its wildcards."""
+    wild_subscriptions_total_max: int = limit(10_000, 0, 100_000_000)
+    """The same of all clients."""
     kept_messages_max: int = limit(10_000, 0, 1_000_000)
     """For one client that is away."""
     kept_bytes_max: int = limit(16 * MIB, 0, 1024 * MIB)

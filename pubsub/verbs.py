@@ -184,7 +184,7 @@ def sessions(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
-    """List the clients, connected or remembered: subscriptions, what waits, what they lost.
+    """List the sessions of clients, connected or remembered: subscriptions, what waits, what they lost.
 
     The wire has no word for it: the server is asked over the control socket in
     its data folder.

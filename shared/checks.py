@@ -65,7 +65,10 @@ class MemoryConnection(Connection):
         outbox = self.outbox
         while outbox.chunks:
             first = outbox.chunks[0]
-            data = first.read(1 << 20) if isinstance(first, FileRange) else first
+            try:
+                data = first.read(1 << 20) if isinstance(first, FileRange) else first
+            except BlockingIOError:
+                break
             outbox.advance(len(data))
             parts.append(data)
             if self._above and outbox.size * 2 <= outbox.bound:

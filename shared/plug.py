@@ -113,8 +113,10 @@ class Plug:
     they come), or is async and does so, and the host shows it. A verb with a parameter `json: bool = False`
     gets JSON lines from the host when it is given. One with a parameter of the class `shared.options.Server`
     (or `Place`) gets the flags that say where the server is, and in it what they and the settings come to.
-    For a refusal raise `BrokerError`; a refused connection may simply escape (exit 69). `serve`, if there is
-    one, returns a `ServeRequest`; the host adds its own flags to it.
+    One whose help begins with `List the queues` gets `--wide` and `--columns`, and says `no queues` for an
+    empty list; its columns stand in order of what matters. For a refusal raise `BrokerError`; a refused
+    connection may simply escape (exit 69). `serve`, if there is one, returns a `ServeRequest`; the host adds
+    its own flags to it.
 
     `tables`: `"module:attribute"` of the `shared.tables.Table`s that the records of its logs are, imported by
     the pipeline alone. `replays`: the same of a `shared.replaying.Opener`, where messages of the past can be

@@ -261,6 +261,7 @@ def _principal(address: Address) -> tuple[Principal, socket.socket]:
     principal = Principal(_Blocking(sock))
     trio.run(principal.greet)
     trio.run(principal.log_in, "guest", "guest")
+    trio.run(principal.open_channel)
     trio.run(principal.declare_exchange, EXCHANGE, "fanout")
     return principal, sock
 

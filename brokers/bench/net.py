@@ -26,7 +26,7 @@ import trio
 from brokers.bench.load import Span
 from brokers.bench.options import Rounds, Seconds, maybe_none, some
 from brokers.bench.servers import processor_seconds
-from shared.net.admission import raise_file_limit
+from shared.descriptors import raise_file_limit
 from shared.net.connection import Connection
 from shared.net.network import Network
 from shared.net.settings import NetSettings

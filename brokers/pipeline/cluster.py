@@ -1,7 +1,8 @@
 """`brokers pipeline master` and `worker`: Spark's own standalone cluster, from the pip package.
 
 Each becomes Spark's process (its JVM, by Spark's own scripts), so signals and exit codes are Spark's. What is
-set here is what Spark leaves open: the REST port, over which anybody may submit programs, stays shut.
+set here is what Spark leaves open: the REST port, over which anybody may submit programs, stays shut, nothing
+listens beyond the host that was given, and where other machines reach that, who knocks must know the secret.
 """
 
 import os
@@ -15,13 +16,23 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
+from brokers.pipeline import secret
 from shared.errors import UsageError
+from shared.net.keepalive import is_loopback
 from shared.net.listeners import resolve
-from shared.options import BoundPort
+from shared.options import BoundPort, a_path, flag
 
-Host = Annotated[str | None, Parameter(help="Listen on this host's address; the cluster finds it by it.")]
+SecretFile = Annotated[
+    Path | None,
+    Parameter(
+        help="The cluster's secret is in this file (0600); needed where other machines reach the host.",
+        converter=a_path,
+    ),
+]
+Insecure = Annotated[bool, flag("Let whoever reaches the host run programs there.")]
 UiPort = Annotated[BoundPort, Parameter(help="The port of the web page that shows how it does; 0 picks one.")]
 
+LOOPBACK = "127.0.0.1"
 _URL = re.compile(r"spark://\S+:\d+")
 _MEMORY = re.compile(r"[1-9]\d*[mgt]b?", re.IGNORECASE)
 
@@ -29,25 +40,42 @@ _DAEMON_MEMORY = "256m"
 """Of a master or a worker itself, which only keep accounts: Spark's own 1 GiB would be idle memory."""
 
 
-def master(*, host: Host = None, port: BoundPort = 7077, ui_port: UiPort = 8081) -> None:
+def master(
+    *,
+    host: Annotated[
+        str, Parameter(help="Listen on this host's address; the cluster finds it by it.")
+    ] = LOOPBACK,
+    port: BoundPort = 7077,
+    ui_port: UiPort = 8081,
+    secret_file: SecretFile = None,
+    insecure: Insecure = False,
+) -> None:
     """Be the master of a Spark cluster, until told to stop.
 
-    Who reaches its port can run programs on the cluster: keep it to a network of
-    your own.
+    Who reaches its port, and knows the secret if there is one, can run programs on
+    the cluster. A secret file that is not there is made.
     """
-    become("master.Master", [*_host(host), "--port", str(port), "--webui-port", str(ui_port)])
+    arguments = [*_host(host), "--port", str(port), "--webui-port", str(ui_port)]
+    _check_exposure(host, secret_file, insecure=insecure)
+    known = secret.read_or_make(secret_file) if secret_file is not None else None
+    become("master.Master", arguments, _surroundings(host, known))
 
 
 def worker(
     url: Annotated[str, Parameter(help="The master: spark://host:port.")],
     /,
     *,
-    host: Host = None,
+    host: Annotated[
+        str | None,
+        Parameter(help="Listen on this host's address; else on that from which the master is reached."),
+    ] = None,
     port: BoundPort = 0,
     ui_port: UiPort = 0,
     cores: Annotated[int | None, Parameter(help="Processors to offer; all, unless set.")] = None,
     memory: Annotated[str | None, Parameter(help="Memory to offer (4g); all but 1 GiB, unless set.")] = None,
     work_dir: Annotated[Path | None, Parameter(help="For programs' logs and files.")] = None,
+    secret_file: SecretFile = None,
+    insecure: Insecure = False,
 ) -> None:
     """Be a worker of a Spark cluster, until told to stop."""
     # Spark itself says these with a stack trace, or never.
@@ -65,11 +93,15 @@ def worker(
         *(["--work-dir", str(work_dir)] if work_dir is not None else []),
     ]
     ports = ["--port", str(port), "--webui-port", str(ui_port)]
-    become("worker.Worker", [*_host(host), *ports, *offered, url])
+    host = _facing(url) if host is None else host
+    arguments = [*_host(host), *ports, *offered, url]
+    _check_exposure(host, secret_file, insecure=insecure)
+    known = secret.read(secret_file) if secret_file is not None else None
+    become("worker.Worker", arguments, _surroundings(host, known))
 
 
-def become(name: str, arguments: Sequence[str]) -> None:
-    """Replace this process by one of Spark's. Raises NoSpark, NoJava, OSError."""
+def become(name: str, arguments: Sequence[str], more: Mapping[str, str]) -> None:
+    """Replace this process by one of Spark's; `more`: of its environment. Raises NoSpark, NoJava, OSError."""
     from brokers.pipeline import java
     from brokers.pipeline.session import require_spark
 
@@ -80,24 +112,63 @@ def become(name: str, arguments: Sequence[str]) -> None:
     java.use()
     command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
     sys.stdout.flush()
-    os.execve(command[0], command, environ(os.environ, home))
+    os.execve(command[0], command, environ(os.environ, home, more))
 
 
-def environ(given: Mapping[str, str], home: Path) -> dict[str, str]:
-    """What Spark's scripts go by; what is given wins, but for the REST port."""
-    found = {"SPARK_DAEMON_MEMORY": _DAEMON_MEMORY, **given, "SPARK_HOME": str(home)}
+def environ(given: Mapping[str, str], home: Path, more: Mapping[str, str]) -> dict[str, str]:
+    """What Spark's scripts go by; what is given wins, but for the REST port and the secret."""
+    found = {"SPARK_DAEMON_MEMORY": _DAEMON_MEMORY, **more, **given, "SPARK_HOME": str(home)}
+    if secret.VARIABLE in more:
+        found[secret.VARIABLE] = more[secret.VARIABLE]
+        asked = "-Dspark.authenticate=true"
+        found["SPARK_DAEMON_JAVA_OPTS"] = f"{given.get('SPARK_DAEMON_JAVA_OPTS', '')} {asked}".strip()
+    # The page of a master asks nobody for a password: it shows, and ends nothing.
     shut = "-Dspark.master.rest.enabled=false"
-    found["SPARK_MASTER_OPTS"] = f"{given.get('SPARK_MASTER_OPTS', '')} {shut}".strip()
+    shows = "-Dspark.ui.killEnabled=false"
+    options = (shows, given.get("SPARK_MASTER_OPTS", ""), shut)
+    found["SPARK_MASTER_OPTS"] = " ".join(filter(None, options))
     clean = "-Dspark.worker.cleanup.enabled=true"
     found["SPARK_WORKER_OPTS"] = f"{clean} {given.get('SPARK_WORKER_OPTS', '')}".strip()
     return found
 
 
-def _host(host: str | None) -> list[str]:
+def _surroundings(host: str, known: str | None) -> dict[str, str]:
+    """Of a daemon on that host, where there may be a secret. (Its page listens where SPARK_LOCAL_IP says.)"""
+    return {"SPARK_LOCAL_IP": _bare(host), **({secret.VARIABLE: known} if known is not None else {})}
+
+
+def _check_exposure(host: str, secret_file: Path | None, *, insecure: bool) -> None:
+    """Raises Refusal where other machines reach the host and nothing is asked of them."""
+    if secret_file is None and not insecure and not is_loopback(_bare(host)):
+        raise Refusal(
+            f"--host: {host} can be reached from other machines, and everybody there could run programs "
+            "here: give the cluster a secret (--secret-file), or allow it with --insecure",
+            ExitCode.CONFIGURATION,
+        )
+
+
+def _facing(url: str) -> str:
+    """This machine's address from which the master is reached. Raises Refusal where its host is not known."""
+    fault: OSError | None = None
+    for place in url.removeprefix("spark://").split(","):
+        name, _, port = place.rpartition(":")
+        try:
+            for family, address in resolve(_bare(name), int(port), socket.SOCK_DGRAM):
+                with socket.socket(family, socket.SOCK_DGRAM) as asking:
+                    asking.connect((address, int(port)))  # which sends nothing
+                    return str(asking.getsockname()[0])
+        except OSError as error:
+            fault = error
+    raise Refusal(f"URL: no way to {url}: {fault.strerror if fault else ''}", ExitCode.UNAVAILABLE)
+
+
+def _bare(host: str) -> str:
+    return host.removeprefix("[").removesuffix("]")
+
+
+def _host(host: str) -> list[str]:
     """As Spark's argument. Raises Refusal where nothing can listen, for which Spark has a stack trace."""
-    if host is None:
-        return []
-    name = host.removeprefix("[").removesuffix("]")
+    name = _bare(host)
     error = _fault(name)
     if error is not None:
         raise Refusal(f"--host: cannot listen on {name}: {error.strerror}", ExitCode.CONFIGURATION)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,8 @@ _LOOKUP = Path(__file__).parent / "lookup"
 _DEFAULTS = {
     "spark.ui.enabled": "false",  # it would open a port
     "spark.sql.session.timeZone": "UTC",
+    # Spark's own choice, INT96, is deprecated in Parquet, and read by few as what it is.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # What passes between the JVM and its Python workers is most of a read's cost: these two take off a fifth.
     "spark.python.unix.domain.socket.enabled": "true",
@@ -57,25 +59,36 @@ def session(
     """A session with the source `logmq` registered; the one that runs already, where there is one.
 
     `config`: Spark's own settings, over ours. In a process's first session those of the driver count too
-    (`spark.driver.memory`). With no Java on the machine the extra's own is used. Raises NoSpark and NoJava.
+    (`spark.driver.memory`). A cluster's secret is given by its file, `spark.authenticate.secret.file`. With
+    no Java on the machine the extra's own is used. `sc://host:port` is a server of Spark Connect, whose
+    settings are its own but for `spark.sql...`. Raises NoSpark, NoJava and Refusal.
     """
     require_spark()
     from pyspark.sql import SparkSession
 
-    from brokers.pipeline import java, quiet
+    from brokers.pipeline import java, quiet, secret
 
     running = SparkSession.getActiveSession()
-    if running is None:
+    remote = master.startswith("sc://") if running is None else _is_remote(running)
+    if running is None and not remote:
         java.use()
         _workers_find_us(master)
     progress = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     settings = _DEFAULTS | progress | (_LOCAL if _is_local(master) else {}) | dict(config or {})
     settings = quiet.settings(settings)
-    builder = SparkSession.builder.master(master).appName(name)
-    for key, value in settings.items():
-        if running is None or key.startswith("spark.sql."):
-            builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    if running is not None or remote:
+        settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
+    if running is not None and remote:
+        spark = running
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+    else:
+        builder = SparkSession.builder.remote(master) if remote else SparkSession.builder.master(master)
+        # Kubernetes reads a secret's file itself.
+        with secret.lent(settings) if master.startswith("spark://") else nullcontext():
+            for key, value in settings.items():
+                builder = builder.config(key, value)
+            spark = builder.appName(name).getOrCreate()
     register(spark)
     return spark
 
@@ -88,9 +101,13 @@ def register(spark: "SparkSession") -> None:
     """
     from brokers.pipeline.source.data_source import LogmqDataSource
 
+    # Shipped before the source is registered: which files its workers need is noted with it.
+    if _is_remote(spark):
+        spark.addArtifacts(str(_zip()), pyfile=True)
+        spark.dataSource.register(LogmqDataSource)
+        return
     context = spark.sparkContext
     if not _is_local(str(context.master)) or not _is_installed():
-        # Before the source is registered: which files its workers need is noted with it.
         context.addPyFile(str(_zip()))
     with _active(spark):
         spark.dataSource.register(LogmqDataSource)
@@ -116,6 +133,11 @@ def _active(spark: "SparkSession") -> Iterator[None]:
             sessions.setActiveSession(before.get())
         else:
             sessions.clearActiveSession()
+
+
+def _is_remote(spark: "SparkSession") -> bool:
+    """Whether it is one of Spark Connect: a client's, which has no JVM and no context here."""
+    return not hasattr(spark, "sparkContext")
 
 
 def _workers_find_us(master: str) -> None:

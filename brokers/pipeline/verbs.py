@@ -53,12 +53,18 @@ app.command(
     "brokers.pipeline.cluster:master",
     name="master",
     help="Be the master of a Spark cluster, until told to stop.",
-    help_epilogue="Examples:\n\n    brokers pipeline master --host 10.0.0.1",
+    help_epilogue="""Examples:
+
+    brokers pipeline master
+    brokers pipeline master --host 10.0.0.1 --secret-file secret""",
 )
 app.command(
     "brokers.pipeline.cluster:worker",
     name="worker",
     help="Be a worker of a Spark cluster, until told to stop.",
-    help_epilogue="Examples:\n\n    brokers pipeline worker spark://10.0.0.1:7077 --cores 4 --memory 8g",
+    help_epilogue="""Examples:
+
+    brokers pipeline worker spark://127.0.0.1:7077 --cores 2
+    brokers pipeline worker spark://10.0.0.1:7077 --secret-file secret""",
 )
 jobs.add_commands(app)

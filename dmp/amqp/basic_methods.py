@@ -8,6 +8,7 @@ from pamqp import commands
 from dmp.amqp.channel import Channel
 from dmp.amqp.consumers import Consumer
 from dmp.amqp.packing import get_ok
+from dmp.amqp.transactions import Outcome
 from dmp.amqp.wiring_methods import name_meant, named, read_arguments
 from dmp.message import Message
 from dmp.queues import Queue
@@ -128,22 +129,31 @@ def get(channel: Channel, method: commands.Basic.Get, table: bytes) -> None:
         channel.unacked[tag] = None, queue, message
     head = message.head
     found = get_ok(channel.number, tag, message.redelivered, head, queue.depth)
-    session.reply(found + channel.framed(head, message.body))
+    channel.reply_content(found, head, message.body)
 
 
 def ack(channel: Channel, method: commands.Basic.Ack, table: bytes) -> None:
+    if channel.transaction is not None:
+        channel.transaction.settle(Outcome.ACKNOWLEDGED, method.delivery_tag, method.multiple)
+        return
     settling = channel.session.settling
     settling.settle(channel, settling.take(channel, method.delivery_tag, method.multiple))
 
 
 def nack(channel: Channel, method: commands.Basic.Nack, table: bytes) -> None:
-    deliveries = channel.session.settling.take(channel, method.delivery_tag, method.multiple)
-    _give_back(channel, deliveries, method.requeue)
+    _settle_otherwise(channel, method.delivery_tag, method.multiple, method.requeue)
 
 
 def reject(channel: Channel, method: commands.Basic.Reject, table: bytes) -> None:
-    deliveries = channel.session.settling.take(channel, method.delivery_tag or 0, False)
-    _give_back(channel, deliveries, method.requeue)
+    _settle_otherwise(channel, method.delivery_tag or 0, False, method.requeue)
+
+
+def _settle_otherwise(channel: Channel, tag: int, multiple: bool, requeue: bool) -> None:
+    if channel.transaction is not None:
+        outcome = Outcome.REQUEUED if requeue else Outcome.REJECTED
+        channel.transaction.settle(outcome, tag, multiple)
+        return
+    _give_back(channel, channel.session.settling.take(channel, tag, multiple), requeue)
 
 
 def recover(channel: Channel, method: commands.Basic.Recover, table: bytes) -> None:

@@ -4,6 +4,7 @@ Its methods' handlers are in `basic_methods` and `wiring_methods`; publishing at
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from heapq import merge
 from itertools import islice
 from operator import attrgetter, itemgetter
@@ -13,9 +14,12 @@ from pamqp import base
 
 from dmp.amqp.confirms import Confirms
 from dmp.amqp.consumers import Consumer
+from dmp.amqp.large import BodyFrames
 from dmp.amqp.methods import encode
-from dmp.amqp.packing import FRAME_OVERHEAD, content_head, return_frame, split
+from dmp.amqp.packing import FRAME_OVERHEAD, content_head, content_header, return_frame, split
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
+from dmp.amqp.transactions import Transaction
+from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving
 from dmp.copies import without_bcc
 from dmp.message import Head, Message
 from dmp.properties import note_untrusted
@@ -23,6 +27,7 @@ from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from dmp.short_strings import short
 from dmp.wiring import REPLY_TO
+from shared.errors import StoreError
 from shared.storage.store import Ticket
 
 if TYPE_CHECKING:
@@ -43,7 +48,18 @@ _NUMBER = attrgetter("number")
 class Content:
     """A publish whose content is coming."""
 
-    __slots__ = ("body", "exchange", "head", "immediate", "key", "mandatory", "missing", "properties")
+    __slots__ = (
+        "arriving",
+        "body",
+        "exchange",
+        "failed",
+        "head",
+        "immediate",
+        "key",
+        "mandatory",
+        "missing",
+        "properties",
+    )
 
     def __init__(self, exchange: bytes, key: bytes, mandatory: bool, immediate: bool) -> None:
         self.exchange = exchange
@@ -54,6 +70,8 @@ class Content:
         self.properties = b""  # as they were sent; those of the head are as they are delivered
         self.body = bytearray()  # as far as it has come, where it comes in several frames
         self.missing = 0
+        self.arriving: Arriving | None = None  # a large body, which is written as it comes
+        self.failed = ""  # why that is not so
 
 
 class Channel:
@@ -79,6 +97,7 @@ class Channel:
         "session",
         "silent",
         "state",
+        "transaction",
         "unacked",
     )
 
@@ -100,6 +119,7 @@ class Channel:
         self.prefetch_all = 0
         self.flowing = True
         self.confirms: Confirms | None = None
+        self.transaction: Transaction | None = None
         self.content: Content | None = None
         self.last_queue: bytes | None = None
 
@@ -135,6 +155,8 @@ class Channel:
     def room(self) -> int:
         """How many more deliveries may be unacknowledged."""
         unacked = len(self.unacked)
+        if self.transaction is not None:
+            unacked += self.transaction.settled
         count = self.session.broker.settings.unacked_max - unacked
         if self.prefetch_all:
             count = min(count, self.prefetch_all - unacked)
@@ -145,7 +167,7 @@ class Channel:
     def send_return(self, code: Code, head: Head, body: bytes) -> None:
         """Give a publish back that could not be routed, or not delivered at once."""
         self.session.broker.counts.returned += 1
-        self.session.reply(return_frame(self.number, code, head) + self.framed(head, body))
+        self.reply_content(return_frame(self.number, code, head), head, body)
 
     def return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
         """The same for what came by a sink that was leased here: it never waits for this client to read."""
@@ -159,14 +181,27 @@ class Channel:
         else:
             self.send_return(code, head, body)
 
-    def framed(self, head: Head, body: bytes) -> bytes:
-        """A content, whole."""
-        return b"".join(
-            (
-                content_head(self.number, head, self.payload_max),
-                split(self.number, body, self.payload_max),
-                b"\xce",
-            )
+    def reply_content(self, method: bytes, head: Head, body: bytes) -> None:
+        """An answer with a content, in its turn."""
+        session, number, payload_max = self.session, self.number, self.payload_max
+        if head.large:
+            session.reply(method + content_header(number, head))
+            session.replies.say(self.body_frames(body))
+        else:
+            content = content_head(number, head, payload_max), split(number, body, payload_max), b"\xce"
+            session.reply(b"".join((method, *content)))
+
+    def body_frames(self, reference: bytes) -> BodyFrames:
+        """Of a large body."""
+        connection, broker = self.session.connection, self.session.broker
+        body = broker.bodies.refer(reference)
+        return BodyFrames(
+            connection,
+            self.number,
+            self.payload_max,
+            body,
+            release=partial(broker.bodies.let_go, reference),
+            broken=partial(broker.body_damaged, body),
         )
 
     # -- content on its way in
@@ -181,14 +216,18 @@ class Channel:
         if self.state is not ChannelState.HEADER or content is None:
             self.step(ChannelEvent.HEADER)
             raise AssertionError("a header is taken in one state only")
-        if body_bytes > self.session.broker.settings.message_bytes_max:
-            text = f"message size {body_bytes} is larger than message_bytes_max"
-            raise Refusal(Code.CONTENT_TOO_LARGE, text)
+        settings = self.session.broker.settings
+        if body_bytes > settings.body_bytes_max:
+            text = f"message size {body_bytes} is larger than configured max size {settings.body_bytes_max}"
+            raise Refusal(Code.PRECONDITION_FAILED, text)
         content.properties = properties
         content.head = self._head(content, body_bytes)
         content.missing = body_bytes
         self.step(ChannelEvent.HEADER if body_bytes else ChannelEvent.EMPTY)
-        self.session.unfinished(body_bytes)
+        if content.head.large:
+            content.arriving = self.session.begin_large(content.head)
+        else:
+            self.session.unfinished(body_bytes)
         return not body_bytes
 
     def _head(self, content: Content, body_bytes: int) -> Head:
@@ -207,12 +246,14 @@ class Channel:
         delivered, keys = without_bcc(properties, noted)
         if delivered is not properties:
             noted = note_untrusted(delivered)
-        head = Head(content.exchange, content.key, body_bytes, delivered, noted)
+        large = body_bytes > self.session.broker.settings.message_bytes_max
+        reference_bytes = REFERENCE_BYTES if large else 0
+        head = Head(content.exchange, content.key, body_bytes, delivered, noted, reference_bytes)
         head.more_keys = keys
         return head
 
     def take_body(self, part: bytes) -> bytes | None:
-        """The body, once it is whole."""
+        """The body, or a reference to it, once it is whole; b"" where it could not be written."""
         content = self.content
         if self.state is not ChannelState.BODY or content is None:
             self.step(ChannelEvent.BODY_PART)
@@ -220,6 +261,8 @@ class Channel:
         content.missing -= len(part)
         if content.missing < 0:
             raise Refusal(Code.UNEXPECTED_FRAME, "more body than its header has announced", hard=True)
+        if content.head is not None and content.head.large:
+            return self._take_large(content, part)
         if content.missing or content.body:
             content.body += part
             self.session.gathered(len(part))
@@ -232,6 +275,29 @@ class Channel:
             self.session.gathered(-len(part))
         self.session.unfinished(-len(part))
         return part
+
+    def _take_large(self, content: Content, part: bytes) -> bytes | None:
+        """What could not be written is read all the same, and then refused."""
+        arriving = content.arriving
+        if arriving is not None:
+            content.body += part
+            self.session.gathered(len(part))
+            if not content.missing or len(content.body) >= PART_BYTES:
+                self.session.gathered(-len(content.body))
+                part, content.body = bytes(content.body), bytearray()
+                try:
+                    arriving.add(part)
+                except StoreError as error:
+                    content.arriving = None
+                    content.failed = str(error) or "the store takes no writes"
+                    arriving.give_up()
+                self.session.large_came()
+                self.session.wait_for_bodies()
+        if content.missing:
+            self.step(ChannelEvent.BODY_PART)
+            return None
+        self.step(ChannelEvent.BODY_END)
+        return b"" if content.arriving is None else content.arriving.finish()
 
     # -- consumers, and the end
 
@@ -259,10 +325,16 @@ class Channel:
             self.session.broker.wiring.consumer_left(queue)
 
     def let_go(self) -> None:
-        """Its end: what is begun is forgotten, nothing is dealt to it any more."""
-        if self.content is not None and self.content.head is not None:
-            self.session.unfinished(-self.content.head.body_bytes)
-            self.session.gathered(-len(self.content.body))
+        """Its end: what is begun is forgotten or rolled back, nothing is dealt to it any more."""
+        if self.transaction is not None:
+            self.transaction.rollback()
+        content = self.content
+        if content is not None and content.head is not None:
+            if not content.head.large:
+                self.session.unfinished(-content.head.body_bytes)
+            elif content.arriving is not None:
+                content.arriving.give_up()
+            self.session.gathered(-len(content.body))
         self.content = None
         self.state = ChannelState.CLOSED if self.state is not ChannelState.CLOSING else self.state
         self.flowing = False

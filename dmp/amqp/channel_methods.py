@@ -1,10 +1,11 @@
-"""Methods of classes channel, confirm and direct."""
+"""Methods of classes channel, confirm, tx and direct."""
 
 from pamqp import commands
 
 from dmp.amqp.channel import Channel
 from dmp.amqp.confirms import Confirms
 from dmp.amqp.methods import Direct
+from dmp.amqp.transactions import Transaction
 from dmp.refusals import Code, Refusal, shown
 
 
@@ -34,10 +35,36 @@ def close_ok(channel: Channel, method: commands.Channel.CloseOk, table: bytes) -
 
 
 def confirm_select(channel: Channel, method: commands.Confirm.Select, table: bytes) -> None:
+    if channel.transaction is not None:
+        raise Refusal(Code.PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
     if channel.confirms is None:
         channel.confirms = Confirms(channel)
     if not method.nowait:
         channel.reply(commands.Confirm.SelectOk())
+
+
+def tx_select(channel: Channel, method: commands.Tx.Select, table: bytes) -> None:
+    if channel.confirms is not None:
+        raise Refusal(Code.PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
+    if channel.transaction is None:
+        channel.transaction = Transaction(channel)
+    channel.reply(commands.Tx.SelectOk())
+
+
+def tx_commit(channel: Channel, method: commands.Tx.Commit, table: bytes) -> None:
+    _transaction(channel).commit()
+
+
+def tx_rollback(channel: Channel, method: commands.Tx.Rollback, table: bytes) -> None:
+    _transaction(channel).rollback()
+    channel.reply(commands.Tx.RollbackOk())
+
+
+def _transaction(channel: Channel) -> Transaction:
+    """Raises Refusal."""
+    if channel.transaction is None:
+        raise Refusal(Code.PRECONDITION_FAILED, "channel is not transactional")
+    return channel.transaction
 
 
 def direct_put(channel: Channel, method: Direct.Put, table: bytes) -> None:

@@ -105,6 +105,12 @@ class Consumer:
             if message.redelivered:
                 channel.session.broker.counts.redelivered += 1
                 between = deliver_between(number, head, True, payload_max)
+            if head.large:
+                parts += (self._before, tag_bytes(tag), between)
+                channel.session.connection.write(b"".join(parts))
+                parts.clear()
+                channel.session.connection.write_file(channel.body_frames(message.body))
+                continue
             body = message.body
             if head.body_bytes > payload_max:
                 body = split(number, body, payload_max)

@@ -65,8 +65,10 @@ def deliver_before(channel: int, consumer_tag: bytes, head: Head) -> bytes:
 
 
 def deliver_between(channel: int, head: Head, redelivered: bool, payload_max: int) -> bytes:
-    """From behind the delivery tag to the body's first byte."""
+    """From behind the delivery tag to the body's first byte; of a large body, to the end of its header."""
     method = b"".join((bytes((redelivered,)), short(head.exchange), short(head.key), FRAME_END))
+    if head.large:
+        return method + content_header(channel, head)
     return method + content_head(channel, head, payload_max)
 
 
@@ -96,6 +98,13 @@ def return_frame(channel: int, code: Code, head: Head) -> bytes:
     text = code.name.encode()
     payload = b"".join((_RETURN, _U16.pack(code), short(text), short(head.exchange), short(head.key)))
     return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
+
+
+def content_header(channel: int, head: Head) -> bytes:
+    """The header frame alone, whole."""
+    size = _CONTENT.size + len(head.properties)
+    frame = _HEADER_FRAME.pack(HEADER, channel, size, 60, 0, head.body_bytes)
+    return frame + head.properties + FRAME_END
 
 
 def content_head(channel: int, head: Head, payload_max: int) -> bytes:

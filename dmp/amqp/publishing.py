@@ -114,7 +114,7 @@ class Publishing:
     def remember(self, channel: Channel, content: Content, head: Head) -> Post:
         """A publish was decoded: how will the next one like it begin?"""
         post = Post(b"", channel, content, head)
-        if not 0 < head.body_bytes <= channel.payload_max:
+        if head.large or not 0 < head.body_bytes <= channel.payload_max:
             return post
         bits = content.mandatory | content.immediate << 1
         names = short(content.exchange) + short(content.key)
@@ -145,6 +145,12 @@ class Publishing:
         if post.generation != broker.generation:
             self._route(post)
         count = len(bodies)
+        if channel.transaction is not None:
+            if broker.memory.full and session.holds_messages:
+                raise Refusal(Code.RESOURCE_ERROR, "memory_bytes_max is reached")
+            channel.transaction.publish(post, bodies)
+            session.worked(count)
+            return
         counts = broker.counts
         counts.published += count
         counts.published_bytes += count * head.body_bytes
@@ -155,7 +161,7 @@ class Publishing:
             if post.content.mandatory:
                 self._return(channel, Code.NO_ROUTE, head, bodies)
         elif broker.memory.full and session.holds_messages:
-            self._refuse(channel, count, "memory_bytes_max is reached")
+            self.refuse(channel, count, "memory_bytes_max is reached")
             return
         elif channel.confirms is not None and any(
             queue.kind.arguments.rejects and queue.room_for(head, count) < count for queue in queues
@@ -170,7 +176,7 @@ class Publishing:
             try:
                 ticket = broker.publish(head, queues, bodies)
             except StoreError as error:
-                self._refuse(channel, count, str(error) or "the store takes no writes")
+                self.refuse(channel, count, str(error) or "the store takes no writes")
                 return
         if channel.confirms is not None:
             channel.confirms.published(count, ticket)
@@ -227,7 +233,7 @@ class Publishing:
         for body in bodies:
             channel.send_return(code, head, body)
 
-    def _refuse(self, channel: Channel, count: int, why: str) -> None:
+    def refuse(self, channel: Channel, count: int, why: str) -> None:
         """In confirm mode a nack; without, the specification has nothing softer than the connection's end."""
         if channel.confirms is None:
             raise Refusal(Code.RESOURCE_ERROR, why)

@@ -37,6 +37,8 @@ from dmp.amqp.packing import (
 )
 from dmp.amqp.publishing import Publishing
 from dmp.amqp.states import ChannelEvent, ChannelState, State
+from dmp.bodies import Arriving
+from dmp.message import Head
 from dmp.pacing import WORK_PER_STRETCH, Due, Stop
 from dmp.refusals import Code, Refusal
 from shared.errors import RemoteProtocolError
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 FRAME_WORK = 4
 """A frame that is taken by itself, in messages that could have been put into a queue meanwhile. So a stretch
 has a thousand at most, also of those that do nothing: heartbeats, empty bodies, what is behind a close."""
+LARGE_WORK = 512
+"""A large body, for which a log is made and removed again; and its channel looks at all the others."""
 METHOD_WORK = 4
 """What a method takes beyond that: some ten microseconds in all. So a stretch that is all methods has a few
 hundred."""
@@ -194,6 +198,8 @@ class Session(Lifetime):
         channel = self.channels.get(number)
         if kind != METHOD or size != _ACK_BYTES or channel is None or channel.state is not ChannelState.OPEN:
             return at
+        if channel.transaction is not None:
+            return at
         self.current = channel
         self._index = commands.Basic.Ack.index
         return self.settling.take_run(self, channel, data, at)
@@ -244,8 +250,6 @@ class Session(Lifetime):
         method, table = decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:
-            if method.index >> 16 == commands.Tx.frame_id:
-                raise Refusal(Code.NOT_IMPLEMENTED, "transactions: use confirm.select")
             raise Refusal(Code.COMMAND_INVALID, f"{method.name} is not for a server")
         if channel is None:
             if not isinstance(method, commands.Channel.Open):
@@ -284,8 +288,15 @@ class Session(Lifetime):
         assert content is not None
         assert content.head is not None
         self._index = commands.Basic.Publish.index
+        if content.failed:
+            self.publishing.refuse(channel, 1, content.failed)
+            return
         post = self.publishing.remember(channel, content, content.head)
-        self.publishing.publish(post, (body,))
+        try:
+            self.publishing.publish(post, (body,))
+        finally:
+            if content.head.large:
+                self.broker.bodies.let_go(body)
 
     # The end of a stretch.
 
@@ -304,7 +315,10 @@ class Session(Lifetime):
 
     @property
     def holds_messages(self) -> bool:
-        return any(channel.unacked for channel in self.channels.values())
+        return any(
+            channel.unacked or (channel.transaction is not None and channel.transaction.holds)
+            for channel in self.channels.values()
+        )
 
     def room_bytes(self) -> int:
         """How much more may be delivered now; negative: nothing."""
@@ -331,6 +345,13 @@ class Session(Lifetime):
             self.connection.write(encode(commands.Connection.Blocked("memory_bytes_max is reached"), 0))
         self.broker.memory.when_free(self.connection.guarded(self._memory_is_free))
 
+    def wait_for_bodies(self) -> None:
+        """What came of a large body goes to the disk: not faster than that writes."""
+        bodies = self.broker.bodies
+        if bodies.behind and not self._stops & Stop.BODIES:
+            self.stop(Stop.BODIES)
+            bodies.when_caught_up(self.connection.guarded(self._bodies_caught_up))
+
     def ask_again(self, when: Callable[[Callable[[], None]], None]) -> None:
         """The method that is being handled is to be taken again, once `when` calls back."""
         self.at = self._frame_at
@@ -340,6 +361,24 @@ class Session(Lifetime):
     def gathered(self, count: int) -> None:
         """So many bytes of content wait for their rest (or, negative, do not any more)."""
         self._gathered_bytes += count
+
+    def begin_large(self, head: Head) -> Arriving:
+        """A large body has begun. Raises Refusal (RESOURCE_ERROR)."""
+        self.worked(LARGE_WORK)
+        broker = self.broker
+        begun = sum(arriving.length for arriving in self._arriving())
+        if begun + head.body_bytes > 2 * broker.settings.body_bytes_max:
+            raise Refusal(Code.RESOURCE_ERROR, "too much content has begun on too many channels")
+        self.large_came()
+        return broker.bodies.begin(head.body_bytes, head.persistent)
+
+    def large_came(self) -> None:
+        """A large body has begun, or come nearer its end. Until it does, it holds what others might have."""
+        self.due(Due.LARGE, self.connection.now + self.broker.settings.frame_seconds)
+
+    def _arriving(self) -> list[Arriving]:
+        contents = [channel.content for channel in self.channels.values() if channel.content is not None]
+        return [content.arriving for content in contents if content.arriving is not None]
 
     def unfinished(self, body_bytes: int) -> None:
         """Content has begun (or, negative, is whole). Raises Refusal (RESOURCE_ERROR)."""
@@ -360,6 +399,13 @@ class Session(Lifetime):
     def _due_now(self, what: Due, now: float) -> None:
         if what is Due.SOON:
             self.go(Stop.OTHERS)
+        elif what is Due.LARGE:
+            if self._arriving() and self.stopped:  # it is not the peer that is late
+                self.large_came()
+            elif self._arriving():
+                self.broker.counts.too_late += 1
+                self.current, self._index = None, commands.Basic.Publish.index
+                self._refused(Refusal(Code.RESOURCE_ERROR, "a large body took too long to come"))
         else:
             super()._due_now(what, now)
 
@@ -372,6 +418,9 @@ class Session(Lifetime):
 
     def _store_has_room(self) -> None:
         self.go(Stop.STORE)
+
+    def _bodies_caught_up(self) -> None:
+        self._go_soon(Stop.BODIES)
 
     def _is_ready(self) -> None:
         self._go_soon(Stop.READY)

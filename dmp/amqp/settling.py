@@ -1,7 +1,7 @@
 """What becomes of deliveries: acknowledgements, gathered over a stretch of input, then given to queues."""
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -65,18 +65,8 @@ class Settling:
         All in one stretch, about a microsecond each, `unacked_max` at most: the next tag may be one of them.
         """
         unacked = channel.unacked
-        if not multiple:
-            found = unacked.pop(tag, None)
-            if found is None:
-                raise _unknown(tag)
-            consumer, queue, message = found
-            if consumer is not None:
-                consumer.unacked -= 1
-            return [(queue, message)]
-        if tag and tag not in unacked:
-            raise _unknown(tag)
         taken = []
-        for number in _up_to(unacked, tag):
+        for number in tags_of(unacked, tag, multiple):
             consumer, queue, message = unacked.pop(number)
             if consumer is not None:
                 consumer.unacked -= 1
@@ -117,8 +107,15 @@ class Settling:
         return work
 
 
-def _up_to(unacked: Iterable[int], tag: int) -> list[int]:
-    """The tags are in their order; 0 stands for the last."""
+def tags_of(unacked: Collection[int], tag: int, multiple: bool) -> list[int]:
+    """Which of those that are unacknowledged are meant. They are in their order; 0 stands for the last.
+
+    Raises Refusal for an unknown tag.
+    """
+    if tag not in unacked and (tag or not multiple):
+        raise _unknown(tag)
+    if not multiple:
+        return [tag]
     return list(unacked) if not tag else list(takewhile(tag.__ge__, unacked))
 
 

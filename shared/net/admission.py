@@ -2,27 +2,13 @@
 
 import ipaddress
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
+from shared.descriptors import connections_within, raise_file_limit
 from shared.net.settings import NetSettings
 
-DESCRIPTORS_KEPT_BACK = 500
-"""For logs, journal segments, cold reads and the administrator: a flood of connections may not take these."""
-
 _TELL_EVERY = 16
-
-
-def raise_file_limit() -> int:
-    """Raise the soft limit on open files to the hard one; returns it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # macOS: the hard limit may be "infinity", which it then refuses
-            return soft
-    return hard
 
 
 def memory_bytes() -> int:
@@ -64,9 +50,7 @@ class Admission:
     """Counts open connections, in all and by address, against the caps. Loopback has no cap of its own."""
 
     def __init__(self, settings: NetSettings) -> None:
-        self.connections_max = max(
-            1, min(settings.connections_max, raise_file_limit() - DESCRIPTORS_KEPT_BACK)
-        )
+        self.connections_max = min(settings.connections_max, connections_within(raise_file_limit()))
         self.per_address_max = settings.connections_per_address_max
         self.connections = 0
         self.on_connections: Callable[[int], None] | None = None

@@ -186,6 +186,9 @@ class Connection:
         have it sent now. That holds until the next answer at most: say it at each such read.
         """
 
+    def go_on(self) -> None:
+        """Of a range in the outbox more can be read: its `read` had nothing before."""
+
     def pay(self) -> int:
         """All backlogs of the process are above their bound and this is the largest: drop half, or close.
 

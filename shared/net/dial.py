@@ -4,8 +4,9 @@ import errno
 import re
 import secrets
 import ssl
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import attrs
 import trio
@@ -19,6 +20,8 @@ KEEPALIVE_SECONDS = 30.0
 """Silence after which TCP asks whether the server is still there; a minute of it, and it is not."""
 PAUSE_SECONDS = (0.05, 2.0)
 """Before connecting again: the first pause, doubled each time, and the longest."""
+
+Connected = TypeVar("Connected")
 
 
 class Disconnected(BrokerError):
@@ -89,15 +92,26 @@ def _probe(sock: trio.socket.SocketType) -> None:
 
 async def open_again(address: Address, seconds: float) -> trio.abc.Stream:
     """Connect, with growing pauses, for so long. Raises Unreachable."""
+    return await keep_trying(address, seconds, address.open)
+
+
+async def keep_trying(
+    address: Address, seconds: float, connect: Callable[[], Awaitable[Connected]]
+) -> Connected:
+    """What `connect` returns, called again with growing pauses for so long while nobody answers.
+
+    Raises Unreachable, and at once whatever else `connect` raises but OSError and Disconnected.
+    """
     deadline = trio.current_time() + seconds
     attempts = 0
     while True:
         try:
-            return await address.open()
-        except OSError as error:
+            return await connect()
+        except (OSError, Disconnected) as error:
             left = deadline - trio.current_time()
             if left <= 0:
-                raise Unreachable(f"{address.host}:{address.port}: {error.strerror or error}") from error
+                why = (error.strerror if isinstance(error, OSError) else None) or error
+                raise Unreachable(f"{address.host}:{address.port}: {why}") from error
             await trio.sleep(min(pause_before(attempts), left))  # the last attempt is made at the very end
             attempts += 1
 

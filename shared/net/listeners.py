@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from time import perf_counter
 
@@ -27,7 +28,8 @@ own turn. More, and a flood of short connections piles up inside, up to the cap,
 PAUSE_SECONDS = 0.1
 """Accepting rests for so long when no descriptor was to be had (nginx: 0.5 s)."""
 LOG_SECONDS = 1.0
-"""A refusal is logged at most this often, with the number of those that were not: floods fill no disk."""
+"""A refusal is logged at most this often for each reason, with the number of those that were not: floods fill
+no disk."""
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 BoundAddress = tuple[str, int]
@@ -184,8 +186,8 @@ class Acceptor:
             self._options = tuple(connection_options(settings, host, pushes=pushes))
         self._probes = not self._is_unix and not is_loopback(listening.getsockname()[0])
         self._spare_fd = _open_spare()
-        self._refusals_unlogged = 0
-        self._logged_at = -LOG_SECONDS
+        self._refusals_unlogged: Counter[str] = Counter()  # by reason, as what follows
+        self._logged_at: dict[str, float] = {}
 
     async def run(self) -> None:
         """Accept until cancelled; the listening socket is closed then."""
@@ -258,13 +260,12 @@ class Acceptor:
 
     def _refuse(self, reason: str, detail: str, count: int = 1) -> None:
         self._counters.count_refused(reason, count)
-        self._refusals_unlogged += count
-        if trio.current_time() >= self._logged_at + LOG_SECONDS:
-            self._logged_at = trio.current_time()
-            self._log.warning(
-                "connections refused", reason=reason, detail=detail, count=self._refusals_unlogged
-            )
-            self._refusals_unlogged = 0
+        self._refusals_unlogged[reason] += count
+        now = trio.current_time()
+        if now >= self._logged_at.get(reason, -LOG_SECONDS) + LOG_SECONDS:
+            self._logged_at[reason] = now
+            count = self._refusals_unlogged.pop(reason)
+            self._log.warning("connections refused", reason=reason, detail=detail, count=count)
 
 
 def _open_spare() -> int | None:

@@ -52,7 +52,11 @@ class FileRange:
         return f"FileRange(fd={self.fd}, offset={self.offset}, length={self.length})"
 
     def read(self, bytes_max: int) -> bytes:
-        """Up to `bytes_max` bytes off the front, through memory; raises EOFError if the file is shorter."""
+        """Up to `bytes_max` bytes off the front, through memory; raises EOFError if the file is shorter.
+
+        A subclass whose bytes are on their way raises BlockingIOError, and calls `Connection.go_on` when they
+        are there.
+        """
         data = os.pread(self.fd, min(bytes_max, self.length), self.offset)
         if not data:
             raise EOFError(f"{self!r} reaches past the end of its file")

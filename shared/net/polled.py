@@ -67,6 +67,11 @@ class PollConnection(DrivenConnection):
     def expect(self) -> None:
         self._expects = self._rounds.in_round
 
+    def go_on(self) -> None:
+        self._blocked = False  # it stood for "nothing to send"; if the socket is full, that shows again
+        if not self.closed:
+            self._driver.again(self)
+
     def tcp_info(self) -> bytes | None:
         if self.closed:
             return None
@@ -134,7 +139,12 @@ class PollConnection(DrivenConnection):
             if not isinstance(first, FileRange):
                 sent = self._send_gathered()
             elif first.fd < 0:
-                sent = self._send(first.read(READ_BYTES))
+                try:
+                    data = first.read(READ_BYTES)
+                except EOFError:
+                    self.abort("file ended early")
+                    return
+                sent = self._send(data)
             else:
                 sent = os.sendfile(self.fd, first.fd, first.offset, min(first.length, SEND_BYTES))
                 if not sent:

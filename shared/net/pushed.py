@@ -1,28 +1,46 @@
 """A client's end of a connection on which the server pushes: an async iterator over what comes."""
 
+from collections.abc import Awaitable, Callable
 from typing import Generic, Self, TypeVar
 
 import trio
 
-from shared.net.dial import Disconnected
+from shared.net.dial import Disconnected, Unreachable, pause_before
 from shared.net.sender import Sender
 
 RECEIVE_BYTES = 256 * 1024
 
 Item = TypeVar("Item")
+Connect = Callable[[], Awaitable[tuple[trio.abc.Stream, bytes]]]
+"""Connects anew: the stream, and what has come on it already. Raises Unreachable."""
 
 
 class Receiver(Generic[Item]):
-    """What the server pushes, whole items, one by one or in batches; `_send` is the other direction."""
+    """What the server pushes, whole items, one by one or in batches; `_say` is the other direction.
 
-    def __init__(self, stream: trio.abc.Stream) -> None:
+    A lost connection raises Disconnected. With `reconnect` it is made again instead, by whoever reads, and
+    begins with `_first_words`; what the server had sent meanwhile is lost. Where servers take connections and
+    close them without a word, that ends after `retry_seconds`: Unreachable.
+    """
+
+    def __init__(
+        self, stream: trio.abc.Stream, reconnect: Connect | None = None, retry_seconds: float = 0.0
+    ) -> None:
         self._stream = stream
-        self._send = Sender(stream).send
+        self._sender = Sender(stream)
         self._data = bytearray()
         self._items: list[Item] = []  # in reverse: the next is last
+        self._reconnect = reconnect
+        self._retry_seconds = retry_seconds
+        self._silent = 0  # connections in a row on which nothing came
+        self._silent_since = trio.current_time()
 
     def _take(self, data: bytearray) -> tuple[list[Item], int]:
         """What is whole at the front of `data`, and where it ends. Raises RemoteProtocolError."""
+        raise NotImplementedError
+
+    def _first_words(self) -> bytes:
+        """What a new connection begins with: who we are, and what we are subscribed to."""
         raise NotImplementedError
 
     async def batch(self) -> list[Item]:
@@ -39,10 +57,15 @@ class Receiver(Generic[Item]):
             try:
                 received = await self._stream.receive_some(RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
-            if not received:
-                raise Disconnected("the server closed the connection")
-            self._data += received
+                await self._connect_again(
+                    Disconnected(f"the connection broke ({error.__cause__ or 'closed'})")
+                )
+                continue
+            if received:
+                self._data += received
+                self._silent = 0
+            else:
+                await self._connect_again(Disconnected("the server closed the connection"))
 
     def __aiter__(self) -> Self:
         return self
@@ -51,3 +74,31 @@ class Receiver(Generic[Item]):
         if not self._items:
             self._items = (await self.batch())[::-1]
         return self._items.pop()
+
+    async def aclose(self) -> None:
+        """Close the connection, without a word."""
+        self._reconnect = None
+        await trio.aclose_forcefully(self._stream)
+
+    async def _say(self, data: bytes) -> None:
+        """Send. Raises Disconnected, but where the connection is made again, which says it anew."""
+        try:
+            await self._sender.send(data)
+        except Disconnected:
+            if self._reconnect is None:
+                raise
+
+    async def _connect_again(self, lost: Disconnected) -> None:
+        if self._reconnect is None:
+            raise lost
+        if not self._silent:
+            self._silent_since = trio.current_time()
+        elif trio.current_time() > self._silent_since + self._retry_seconds:
+            raise Unreachable(f"no connection stays: {lost}") from lost
+        if self._silent:
+            await trio.sleep(pause_before(self._silent - 1))
+        self._silent += 1
+        stream, data = await self._reconnect()
+        await trio.aclose_forcefully(self._stream)
+        self._stream, self._sender, self._data = stream, Sender(stream), bytearray(data)
+        await self._say(self._first_words())

@@ -46,6 +46,9 @@ class StreamConnection(DrivenConnection):
         if not self.closed and isinstance(transport, trio.SocketStream):
             acknowledge_now(transport.socket)
 
+    def go_on(self) -> None:
+        self._changed.unpark_all()
+
     @property
     def _transport(self) -> trio.abc.Stream:
         """What is under TLS, or the stream itself."""
@@ -188,7 +191,11 @@ class StreamDriver:
                 if not outbox.chunks:
                     await connection._changed.park()
                     continue
-                data = outbox.begin()
+                try:
+                    data = outbox.begin()
+                except BlockingIOError:
+                    await connection._changed.park()
+                    continue
                 await connection.stream.send_all(data)
                 if connection.closed:
                     return

@@ -49,6 +49,24 @@ def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContex
     return context
 
 
+def faults(settings: TlsSettings, section: str = "tls") -> list[ConfigError]:
+    """All that keeps these from being a server's: files that cannot be read, else what does not fit."""
+    found = []
+    for name in ("certificate", "key", "client_ca"):
+        path = getattr(settings, name)
+        try:
+            if path is not None:
+                _readable(path, f"{section}.{name}")
+        except ConfigError as error:
+            found.append(error)
+    if settings.certificate is None or not found:
+        try:
+            server_context(settings, section)
+        except ConfigError as error:
+            found.append(error)
+    return found
+
+
 def client_context(ca: str | Path | None = None, *, pem: str | None = None) -> ssl.SSLContext:
     """A client's context that trusts `ca` (a PEM file) or the text of one; else the system's.
 

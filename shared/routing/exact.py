@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from shared.routing.few import Few, with_one, without
+from shared.routing.trie import Steps
 
 S = TypeVar("S", bound=Hashable)
 
@@ -23,6 +24,11 @@ class Exact(Generic[S]):
     def walk(self, name: bytes) -> list[Few[S]]:
         subscribers = self._names.get(name)
         return [] if subscribers is None else [subscribers]
+
+    def steps(self, name: bytes) -> Steps[S]:
+        """It is one."""
+        yield from ()
+        return self.walk(name)
 
     def add(self, pattern: bytes, subscriber: S) -> None:
         self._names[pattern] = with_one(self._names.get(pattern), subscriber)

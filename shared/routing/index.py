@@ -10,7 +10,8 @@ subscription; who needs one has two ways, both cheaper than carrying it past eve
 - count outside what does not change the match (two AMQP bindings of a queue that differ in arguments only):
   subscribe with the first, unsubscribe with the last.
 
-Everything is synchronous and belongs to one thread. A match is a tuple that no later change touches.
+Everything is synchronous and belongs to one thread. A match is a tuple that no later change touches. Where it
+is much work it can be had in turns (`match_within`), between which anything may change.
 """
 
 from collections.abc import Hashable
@@ -22,7 +23,7 @@ from shared.routing.cache import MatchCache
 from shared.routing.exact import Exact
 from shared.routing.few import Few, each, has, with_one, without
 from shared.routing.syntax import EveryName, Pattern, Wildcards
-from shared.routing.trie import Trie
+from shared.routing.trie import Steps, Trie
 
 S = TypeVar("S", bound=Hashable)
 
@@ -48,7 +49,7 @@ class RoutingIndex(Generic[S]):
     number of subscriptions. The cache holds at most `cache_bytes_max`; 0 turns it off.
     """
 
-    __slots__ = ("_cache", "_every", "_held", "_patterns", "_subscriptions", "_walks")
+    __slots__ = ("_cache", "_every", "_held", "_patterns", "_subscriptions", "_under_way", "_walks")
 
     def __init__(self, wildcards: Wildcards | None, *, cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._patterns: Trie[S] | Exact[S] = Exact() if wildcards is None else Trie(wildcards)
@@ -57,6 +58,7 @@ class RoutingIndex(Generic[S]):
         self._cache: MatchCache[S] = MatchCache(cache_bytes_max)
         self._subscriptions = 0
         self._walks = 0
+        self._under_way: _Walk[S] | None = None
 
     def __len__(self) -> int:
         """The number of subscriptions."""
@@ -108,6 +110,39 @@ class RoutingIndex(Generic[S]):
         found = self._cache.young.get(name)
         return self._match(name) if found is None else found
 
+    def match_within(self, name: bytes, visits_max: int) -> tuple[S, ...] | None:
+        """`match`, or None where that is more work than about so many visits: then ask again, and it goes on.
+
+        One name is under way, until another is asked for. Who subscribes to it or ends that meanwhile may be
+        found or not.
+        """
+        found = self._cache.young.get(name)
+        if found is None:
+            found = self._cache.from_old(name)
+        if found is None and not self._subscriptions:
+            found = ()
+        if found is not None:
+            self._under_way = None
+            return found
+        walk = self._under_way
+        if walk is None or walk.name != name:
+            walk = None
+            steps = self._patterns.steps(name)
+            self._walks += 1
+        else:
+            steps = walk.steps
+        until = self.visits + visits_max
+        try:
+            next(steps)
+            while self.visits < until:
+                next(steps)
+        except StopIteration as end:
+            self._under_way = None
+            return self._found(name, end.value, keep=walk is None or not walk.outdated)
+        if walk is None:
+            self._under_way = _Walk(name, steps)
+        return None
+
     @property
     def visits(self) -> int:
         """The nodes and entries that all matches so far have looked at: the work that they were."""
@@ -126,10 +161,14 @@ class RoutingIndex(Generic[S]):
         found = self._cache.from_old(name)
         if found is None:
             self._walks += 1
-            sets = self._patterns.walk(name)
-            if self._every is not None:
-                sets.append(self._every)
-            found = _union(sets)
+            found = self._found(name, self._patterns.walk(name), keep=True)
+        return found
+
+    def _found(self, name: bytes, sets: list[Few[S]], *, keep: bool) -> tuple[S, ...]:
+        if self._every is not None:
+            sets.append(self._every)
+        found = _union(sets)
+        if keep:
             self._cache.keep(name, found)
         return found
 
@@ -142,10 +181,23 @@ class RoutingIndex(Generic[S]):
         self._forget_matches(pattern)
 
     def _forget_matches(self, pattern: Pattern) -> None:
+        if self._under_way is not None:
+            self._under_way.outdated = True
         if isinstance(pattern, EveryName) or self._patterns.may_be_wild(pattern):
             self._cache.clear()
         else:
             self._cache.forget(pattern)
+
+
+class _Walk(Generic[S]):
+    """A match that is under way. `outdated`: what it finds holds for this once, for patterns have changed."""
+
+    __slots__ = ("name", "outdated", "steps")
+
+    def __init__(self, name: bytes, steps: Steps[S]) -> None:
+        self.name = name
+        self.outdated = False
+        self.steps = steps
 
 
 def _union(sets: list[Few[S]]) -> tuple[S, ...]:

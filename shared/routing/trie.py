@@ -15,16 +15,19 @@ A node has one parent, so it is visited once in a walk.
 So a match costs at most the nodes that there are, some 0.4 us each, and ordinary matches visit tens. Patterns
 of 30 levels made for it take 0.1 s for ten thousand of them (by pairs of node and place it was 22 s, for a
 name of 127 levels), and 3 s for two hundred thousand.
-A walk is not divided among turns of the loop: one that pauses would have to begin again, or work on a copy,
-whenever somebody subscribes meanwhile; then whoever subscribes all the time keeps a name from ever being
-looked up, and all that is to stay in order behind it. What limits the work of one name is how many patterns
-there may be (`subscriptions_max`, `sessions_max`, `bindings_max`); users divide the work of several names.
+
+So a walk comes in steps (`steps`), and whoever has others to think of takes a few at a time. Patterns may
+come and go between two steps: a walk goes on in the nodes that it has reached, and they are the trie's as
+long as there is a pattern behind them. So it finds every subscriber whose pattern was there all the time; one
+that came or went meanwhile is found or not. To begin again instead would leave it to whoever subscribes all
+the time whether a name is ever looked up.
 
 Most nodes have one child, if any. So `children` and `rests` hold a single entry bare (few.py says why), and
 the shape of the trie follows from the patterns in it, whatever came and went before.
 """
 
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable, Sequence
+from itertools import islice
 from typing import Generic, TypeVar
 
 from shared.routing.few import Few, with_one, without
@@ -33,6 +36,12 @@ from shared.routing.places import Places
 from shared.routing.syntax import Wildcards
 
 S = TypeVar("S", bound=Hashable)
+
+STEP_NODES = 256
+"""Nodes visited in one step of a walk: about 0.1 ms."""
+
+Steps = Generator[None, None, list[Few[S]]]
+"""A walk, a step at a time; it returns what it has found."""
 
 
 class Node(Generic[S]):
@@ -89,94 +98,133 @@ class Trie(Generic[S]):
 
     def walk(self, name: bytes) -> list[Few[S]]:
         """The subscribers of each pattern that matches; some sets may come more than once."""
+        steps = self.steps(name)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: list[Few[S]] = end.value
+                return found
+
+    def steps(self, name: bytes) -> Steps[S]:
+        """The same in steps."""
         found: list[Few[S]] = []
         spread: list[Node[S]] = []  # behind any_levels
         spread_at: list[int] = []  # no list of pairs: tens of thousands of them have the collector run
         frontier = [self._root]
         separator = self._separator
-        visits = place = 0
+        place = since = 0
         rest, more = name, separator
         while more and frontier:
             level, more, after = rest.partition(separator)
             following: list[Node[S]] = []
-            for node in frontier:
-                if (below := node.below) is not None:
-                    found.append(below)
-                if (rests := node.rests) is not None:
-                    if type(rests) is dict:
-                        if (subscribers := rests.get(rest)) is not None:
+            for piece in _pieces(frontier):
+                for node in piece:
+                    if (below := node.below) is not None:
+                        found.append(below)
+                    if (rests := node.rests) is not None:
+                        if type(rests) is dict:
+                            if (subscribers := rests.get(rest)) is not None:
+                                found.append(subscribers)
+                        elif rests == rest and (subscribers := node.rest_only) is not None:
                             found.append(subscribers)
-                    elif rests == rest and (subscribers := node.rest_only) is not None:
-                        found.append(subscribers)
-                if (children := node.children) is not None:
-                    if type(children) is dict:
-                        if (child := children.get(level)) is not None:
+                    if (children := node.children) is not None:
+                        if type(children) is dict:
+                            if (child := children.get(level)) is not None:
+                                following.append(child)
+                        elif children == level and (child := node.child_only) is not None:
                             following.append(child)
-                    elif children == level and (child := node.child_only) is not None:
-                        following.append(child)
-                if (one := node.one) is not None:
-                    following.append(one)
-                if not more and (ends := node.ends) is not None:
-                    found.append(ends)
-                if (many := node.many) is not None:
-                    spread.append(many)
-                    spread_at.append(-1 << place)
-            visits += len(frontier)
+                    if (one := node.one) is not None:
+                        following.append(one)
+                    if not more and (ends := node.ends) is not None:
+                        found.append(ends)
+                    if (many := node.many) is not None:
+                        spread.append(many)
+                        spread_at.append(-1 << place)
+                self.visits += len(piece)
+                since += len(piece)
+                if since >= STEP_NODES:
+                    since = 0
+                    yield
             place += 1
             rest = after
             frontier = following
         # The name is read, or nobody reads on: only any_levels can still match, as no level.
-        for node in frontier:
-            if (below := node.below) is not None:
-                found.append(below)
-            if (many := node.many) is not None:
-                spread.append(many)
-                spread_at.append(-1 << place)
-        self.visits += visits + len(frontier)
+        for piece in _pieces(frontier):
+            for node in piece:
+                if (below := node.below) is not None:
+                    found.append(below)
+                if (many := node.many) is not None:
+                    spread.append(many)
+                    spread_at.append(-1 << place)
+            self.visits += len(piece)
+            since += len(piece)
+            if since >= STEP_NODES:
+                since = 0
+                yield
         if spread:
-            self._walk_on(spread, spread_at, Places(name, separator), found)
+            yield from self._walk_on(spread, spread_at, Places(name, separator), found, since)
         return found
 
     def _walk_on(
-        self, reached: list[Node[S]], reached_at: list[int], of_name: Places, found: list[Few[S]]
-    ) -> None:
+        self,
+        reached: list[Node[S]],
+        reached_at: list[int],
+        of_name: Places,
+        found: list[Few[S]],
+        since: int,
+    ) -> Generator[None, None, None]:
         """On from nodes behind any_levels, each with the set of places where it is reached.
 
+        `since`: nodes that were visited since the last step.
         Where both a node and the name have many entries, `&` goes through those that are fewer.
         """
         levels, last, every = of_name.levels, of_name.last, of_name.every
-        tried = 0
-        for node, wanted in zip(reached, reached_at, strict=True):  # they grow meanwhile
-            places = wanted & every
-            if not places:
-                continue
-            if (below := node.below) is not None:
-                found.append(below)
-            if (many := node.many) is not None:
-                reached.append(many)
-                reached_at.append(-(places & -places))
-            if (one := node.one) is not None:
-                reached.append(one)
-                reached_at.append(places << 1)
-            if (ends := node.ends) is not None and places & last:
-                found.append(ends)
-            if (children := node.children) is not None:
-                if type(children) is dict:
-                    tried += min(len(children), len(levels))
-                    for level in children.keys() & levels.keys():
-                        reached.append(children[level])
-                        reached_at.append((places & levels[level]) << 1)
-                elif children in levels and (child := node.child_only) is not None:
-                    reached.append(child)
-                    reached_at.append((places & levels[children]) << 1)
-            if (rests := node.rests) is not None:
-                if isinstance(rests, dict):
-                    rest_at = of_name.rests
-                    tried += min(len(rests), len(rest_at))
-                    found += [rests[rest] for rest in rests.keys() & rest_at.keys() if places & rest_at[rest]]
-                elif places & of_name.place_of_rest(rests) and (subscribers := node.rest_only) is not None:
-                    found.append(subscribers)
-        self.visits += len(reached) + tried
+        while reached:
+            following: list[Node[S]] = []
+            following_at: list[int] = []
+            pairs = zip(reached, reached_at, strict=True)
+            for begun in range(0, len(reached), STEP_NODES):
+                tried = 0
+                for node, wanted in islice(pairs, STEP_NODES):
+                    places = wanted & every
+                    if not places:
+                        continue
+                    if (below := node.below) is not None:
+                        found.append(below)
+                    if (many := node.many) is not None:
+                        following.append(many)
+                        following_at.append(-(places & -places))
+                    if (one := node.one) is not None:
+                        following.append(one)
+                        following_at.append(places << 1)
+                    if (ends := node.ends) is not None and places & last:
+                        found.append(ends)
+                    if (children := node.children) is not None:
+                        if type(children) is dict:
+                            tried += min(len(children), len(levels))
+                            for level in children.keys() & levels.keys():
+                                following.append(children[level])
+                                following_at.append((places & levels[level]) << 1)
+                        elif children in levels and (child := node.child_only) is not None:
+                            following.append(child)
+                            following_at.append((places & levels[children]) << 1)
+                    if (rests := node.rests) is not None:
+                        if isinstance(rests, dict):
+                            rest_at = of_name.rests
+                            tried += min(len(rests), len(rest_at))
+                            both = rests.keys() & rest_at.keys()
+                            found += [rests[rest] for rest in both if places & rest_at[rest]]
+                        elif places & of_name.place_of_rest(rests):
+                            assert node.rest_only is not None
+                            found.append(node.rest_only)
+                visited = min(STEP_NODES, len(reached) - begun)
+                self.visits += visited + tried
+                since += visited
+                if since >= STEP_NODES:
+                    since = 0
+                    yield
+            reached, reached_at = following, following_at
 
     def add(self, pattern: bytes, subscriber: S) -> None:
         levels, last, rest = self._place(pattern)
@@ -240,3 +288,10 @@ class Trie(Generic[S]):
             node.children, node.child_only = removed(node.children, level)
         else:
             node.children, node.child_only = stored(node.children, node.child_only, level, child)
+
+
+def _pieces(nodes: list[Node[S]]) -> Sequence[list[Node[S]]]:
+    """`nodes` in lists of one step's each; mostly it is one."""
+    if len(nodes) <= STEP_NODES:
+        return (nodes,)
+    return [nodes[at : at + STEP_NODES] for at in range(0, len(nodes), STEP_NODES)]

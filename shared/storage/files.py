@@ -11,17 +11,14 @@ meanwhile, or open their own and hand them over afterwards.
 import errno
 import math
 import os
-import resource
 import threading
 from collections import OrderedDict
 
+from shared.descriptors import log_files_beside
 from shared.errors import StoreError, StoreFull
 from shared.storage.damage import Damage
 from shared.storage.disk import Disk
 
-_FILES_MAX = 8192
-_FILES_LEAST = 400
-_KEPT_BACK = 600  # the journal, cold reads, listeners; and connections counted a few at a time
 _ROOM_LEAST = 16
 _EVICT_LOOKS = 8  # pinned ones are passed over, so that many of them cost little
 
@@ -49,7 +46,7 @@ class OpenFiles:
         self.damage = Damage() if damage is None else damage
         self._disk = disk
         self._is_fixed = files_max > 0
-        self._files_max = files_max or files_beside(0)
+        self._files_max = files_max or log_files_beside(0)
         self._open: OrderedDict[LogFile, None] = OrderedDict()
         self._names = threading.Lock()
         self.repairs = threading.Lock()
@@ -97,7 +94,7 @@ class OpenFiles:
     def make_way(self, connections: int) -> None:
         """So many connections are open: keep the handles that the process's limit leaves beside them."""
         if not self._is_fixed:
-            self._files_max = files_beside(connections)
+            self._files_max = log_files_beside(connections)
             kept = math.inf
             while self._files_max < len(self._open) < kept:
                 kept = len(self._open)
@@ -175,14 +172,6 @@ class OpenFiles:
                 self._open.move_to_end(file)
             else:
                 self._close(file)
-
-
-def files_beside(connections: int) -> int:
-    """How many handles the process's limit leaves beside so many connections."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return _FILES_MAX
-    return min(max(_FILES_LEAST, soft - _KEPT_BACK - connections), soft // 2, _FILES_MAX)
 
 
 def out_of_space(error: OSError) -> bool:

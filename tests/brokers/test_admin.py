@@ -177,6 +177,26 @@ async def test_what_is_no_request_is_refused(near_path: Path) -> None:
                 assert answer.startswith(b"HTTP/1.1 %d" % status)
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+@pytest.mark.parametrize("path", ["/a/echo", "/backup", "/nowhere"])
+async def test_a_web_page_changes_nothing_wherever_it_is_from(
+    near_path: Path, method: str, path: str
+) -> None:
+    async def status(method: str, path: str, *, origin: str = "") -> int:
+        async with await trio.open_unix_socket(str(near_path / control.NAME)) as stream:
+            said = f"Origin: {origin}\r\n" if origin else ""
+            head = f"{method} {path} HTTP/1.1\r\nHost: b\r\n{said}Content-Length: 2\r\n\r\n{{}}"
+            await stream.send_all(head.encode())
+            return int((await stream.receive_some(65536)).split()[1])
+
+    async with serving(near_path) as host:
+        for origin in ("http://b", "https://evil.example", "null"):
+            assert await status(method, path, origin=origin) == 403
+        assert (host.calls, host.backed_up) == ([], None)
+        assert await status("GET", "/metrics", origin="http://grafana") == 200
+        assert await status("POST", "/a/echo") == 200
+
+
 @pytest.mark.parametrize(
     "data",
     [

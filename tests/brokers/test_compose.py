@@ -150,10 +150,12 @@ def test_data_and_archive_outlive_their_containers(compose: Mapping[str, Any]) -
     assert services["brokers"]["volumes"] == ["data:/data"]
     folder = services["archive"]["command"][2]
     for name in ("archive", "spark-worker"):  # whoever writes it has to have it at the same place
-        assert services[name]["volumes"] == [f"archive:{folder}"]
-    assert set(compose["volumes"]) == {"data", "archive"}
-    for name, made in (("brokers", "/data"), ("spark-master", folder)):
-        assert f"-o brokers -g brokers {made}\n" in services[name]["build"]["dockerfile_inline"]
+        assert services[name]["volumes"] == [f"archive:{folder}", "cluster:/cluster:ro"]
+    assert services["spark-master"]["volumes"] == ["cluster:/cluster"]  # who makes the secret there
+    assert set(compose["volumes"]) == {"data", "archive", "cluster"}
+    for name, made in (("brokers", "/data"), ("spark-master", folder), ("spark-master", "/cluster")):
+        dockerfile = services[name]["build"]["dockerfile_inline"]
+        assert re.search(rf"-o brokers -g brokers {made}( \\)?\n", dockerfile)
 
 
 def test_every_port_a_protocol_has_by_default_is_published_on_loopback(service: Mapping[str, Any]) -> None:

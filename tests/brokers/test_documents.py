@@ -14,8 +14,9 @@ import pytest
 from cyclopts import App, CycloptsError
 
 from brokers import control, plugs
+from brokers.checking import checked
 from brokers.cli import root
-from brokers.config import OWN_SECTIONS, checked, load
+from brokers.config import OWN_SECTIONS, load
 from brokers.errors import ExitCode
 from brokers.structure import leaves, written
 from brokers.values import plain

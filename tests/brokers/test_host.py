@@ -13,7 +13,7 @@ from brokers import host as host_module
 from brokers.config import load
 from brokers.errors import Refusal
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
-from shared.errors import StoreError, StoreReadOnly
+from shared.errors import CorruptRecord, StoreError, StoreReadOnly
 from shared.limits import KIB, MIB
 from shared.metrics import Sample
 from shared.plug import Context, Plug, Service
@@ -123,6 +123,23 @@ async def test_a_stop_that_comes_before_it_is_ready_is_heard(
     it = host(tmp_path, done)
     it.stop()
     await it.run()
+    assert done[-1] == "store closed"
+
+
+async def test_a_protocol_whose_logs_cannot_be_opened_says_what_to_do(
+    tmp_path: Path, store: FakeStore, done: list[str]
+) -> None:
+    async def cannot(_: Context, __: Any) -> Service:
+        raise CorruptRecord("quiet/orders.log", 7)
+
+    it = host(tmp_path, done, plug("quiet", open=cannot))
+    with pytest.raises(ExceptionGroup) as raised:
+        await it.run()
+    found = raised.value.subgroup(Refusal)
+    assert found is not None
+    said = str(found.exceptions[0])
+    assert "quiet cannot be opened: damaged bytes in quiet/orders.log at offset 7" in said
+    assert f"brokers fsck --repair --data-dir {tmp_path / 'data'}" in said
     assert done[-1] == "store closed"
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.escape import escape, escape_name
-from brokers.logs import LINES_PER_SECOND, configure, unfiltered
+from brokers.logs import LINES_PER_SECOND, MATTERS_MAX, configure, tell_left_out, unfiltered
 
 
 def lines(form: str, *events: tuple[str, dict[str, object]], level: str = "info") -> list[str]:
@@ -103,13 +103,52 @@ def test_a_flood_of_lines_is_left_out_and_told_of() -> None:
     log.info("protocol error", number="last")
     log.info("stopping")
     told = stream.getvalue()
-    assert told.count("protocol error") == LINES_PER_SECOND + 1
+    assert told.count("protocol error  number") == LINES_PER_SECOND + 1
     assert told.count("a session crashed") == 3 * LINES_PER_SECOND, "errors are never left out"
-    *_, refused, ready, last, stopping = told.splitlines()
+    *_, refused, ready, left_out, last, stopping = told.splitlines()
     assert refused.endswith("connections refused")
     assert ready.endswith("ready")
-    assert last.endswith(f"protocol error  number=last left_out={2 * LINES_PER_SECOND}")
+    count = 2 * LINES_PER_SECOND
+    assert left_out.endswith(f'info    lines left out  left_out={count} of={{"protocol error": {count}}}')
+    assert last.endswith("protocol error  number=last")
     assert stopping.endswith("stopping")
+
+
+def test_no_matter_hides_another_and_what_was_left_out_is_told_of_each() -> None:
+    stream = io.StringIO()
+    now = [5.0]
+    log = configure("info", "json", stream, lambda: now[0])
+    logmq, dmp = log.bind(protocol="logmq"), log.bind(protocol="dmp")
+    for _ in range(1000):
+        logmq.info("protocol error")
+        logging.getLogger("library").warning("line %d", _)
+    for _ in range(200):
+        dmp.info("amqp login refused")
+    dmp.info("protocol error")
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert sum(line["event"] == "amqp login refused" for line in told) == LINES_PER_SECOND
+    assert sum(line["event"] == "protocol error" for line in told) == LINES_PER_SECOND + 1
+    tell_left_out()
+    assert len(stream.getvalue().splitlines()) == len(told), "its second is not over"
+    now[0] += 1
+    for _ in range(2):
+        tell_left_out()
+    *_, left_out = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert len(stream.getvalue().splitlines()) == len(told) + 1
+    assert left_out["of"] == {
+        "logmq: protocol error": 1000 - LINES_PER_SECOND,
+        "library": 1000 - LINES_PER_SECOND,
+        "dmp: amqp login refused": 200 - LINES_PER_SECOND,
+    }
+    assert (left_out["level"], left_out["left_out"]) == ("warning", sum(left_out["of"].values()))
+
+
+def test_matters_that_somebody_makes_up_have_one_bound_together() -> None:
+    stream = io.StringIO()
+    log = configure("info", "text", stream, lambda: 5.0)
+    for number in range(10 * MATTERS_MAX):
+        log.info(f"matter {number}")
+    assert len(stream.getvalue().splitlines()) == MATTERS_MAX + LINES_PER_SECOND
 
 
 def test_at_level_debug_no_line_is_left_out() -> None:

@@ -1,4 +1,4 @@
-"""A port that there cannot be is a mistake on the command line, whichever command is told it, and however."""
+"""A port that there cannot be is a mistake, whichever command is told it, and however."""
 
 import pytest
 
@@ -25,7 +25,13 @@ CLUSTER = (
     "pipeline worker spark://here:7077 --port",
     "pipeline worker spark://here:7077 --ui-port",
 )
-VARIABLES = {"dms": "list", "logmq": "topics", "pubsub": "publish a --int 1", "dmp": "put a -m b"}
+VARIABLES = {
+    "dms": "list",
+    "logmq": "topics",
+    "pubsub": "publish a --int 1",
+    "kqmsgq": "produce a b",
+    "dmp": "put a -m b",
+}
 
 
 @pytest.mark.parametrize("port", ["0", "70000", "-1", "abc", ""])
@@ -48,11 +54,11 @@ def test_a_port_that_nobody_can_bind_is_refused(
 
 
 @pytest.mark.parametrize("protocol", VARIABLES)
-def test_so_is_one_in_the_environment(
+def test_in_the_environment_it_is_a_setting_that_cannot_be_used(
     protocol: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(f"BROKERS_{protocol.upper()}_PORT", "70000")
-    assert run([protocol, *VARIABLES[protocol].split()]) == ExitCode.USAGE
+    assert run([protocol, *VARIABLES[protocol].split()]) == ExitCode.CONFIGURATION
     assert f"BROKERS_{protocol.upper()}_PORT" in _is_one_line_about("70000", capsys)
 
 

@@ -1,5 +1,6 @@
 """Starts that are refused: one clear line, the exit code, no traceback, and nothing left behind."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from brokers import plugs
 from brokers.config import load
-from brokers.errors import ExitCode, exit_code
+from brokers.errors import ExitCode, Refusal, exit_code, of_folder
 from brokers.flags import Flag
 from shared.errors import BrokerError
 from shared.net.dial import Disconnected, Unreachable
@@ -46,7 +47,7 @@ def test_an_address_that_is_not_ours_is_named(command: Run, tmp_path: Path) -> N
 
 
 def test_an_address_that_others_reach_asks_for_tls_or_insecure(command: Run, tmp_path: Path) -> None:
-    line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--host", "0.0.0.0")
+    line = refused(command, tmp_path, ExitCode.CONFIGURATION, "--host", "0.0.0.0", "--enable", "logmq")
     assert "serve.host: 0.0.0.0 can be reached from other machines" in line
     assert "--insecure" in line
 
@@ -68,6 +69,12 @@ def test_a_folder_that_cannot_be_written_is_named_and_left_as_it_is(command: Run
 def test_a_file_of_it_that_cannot_be_written_is_named_whole(command: Run, tmp_path: Path) -> None:
     (tmp_path / "data" / "LOCK").mkdir(parents=True)
     assert f"data folder {tmp_path}/data/LOCK: " in refused(command, tmp_path, ExitCode.DATA_FOLDER)
+
+
+def test_a_disk_that_fails_says_what_to_do(tmp_path: Path) -> None:
+    text = r"CATALOG: Input/output error: the disk fails; copy .* brokers fsck --repair"
+    with pytest.raises(Refusal, match=text), of_folder(tmp_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "CATALOG")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -114,12 +121,15 @@ def test_a_settings_file_that_is_not_there_is_named_before_a_folder_is_made(
 @pytest.mark.parametrize(
     ("toml", "says"),
     [
-        ("[tls]\nkey = '/nowhere.key'", "tls.certificate: TLS needs a certificate"),
+        ("[tls]\nkey = '{file}'", "tls.certificate: TLS needs a certificate"),
         ("[tls]\ncertificate = '/nowhere.pem'", "tls.certificate: cannot read /nowhere.pem"),
         ("[tls]\ncertificate = '{file}'", "tls.certificate: {file} does not hold a certificate and its key"),
         ("[logmq.tls]\ncertificate = '/nowhere.pem'", "logmq.tls.certificate: cannot read /nowhere.pem"),
-        ("[serve]\nhost = '0.0.0.0'", "serve.host: 0.0.0.0 can be reached from other machines"),
-        ("[serve]\nhost = '[::]'", "serve.host: :: can be reached from other machines"),
+        (
+            "[serve]\nenable = ['dms']\nhost = '0.0.0.0'",
+            "serve.host: 0.0.0.0 can be reached from other machines",
+        ),
+        ("[serve]\nenable = ['dms']\nhost = '[::]'", "serve.host: :: can be reached from other machines"),
         ("[serve]\nhost = '127.0.0.1:80'", "serve.host: '127.0.0.1:80' is no address"),
         ('[serve]\nhost = "\\u0000"', "serve.host: name an address"),
         ("[serve]\nhost = '0.0.0.0'\ninsecure = true", "pubsub.allow: 0.0.0.0 can be reached"),
@@ -175,6 +185,68 @@ def test_an_error_may_say_how_the_command_ends_that_it_ended() -> None:
     assert exit_code(BrokerError()) == ExitCode.FAILED
     assert exit_code(Disconnected("gone")) == ExitCode.LOST
     assert exit_code(Unreachable("never there")) == ExitCode.UNAVAILABLE
+
+
+def test_a_check_of_the_settings_says_everything_at_once(command: Run, tmp_path: Path) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text(
+        "[serve]\nhost = '0.0.0.0'\nenable = ['nosuch', 'neither', 'logmq', 'dms', 'pubsub']\n"
+        "[logmq]\nprot = 1\nport = 0\n[dms]\nport = 0\ndepth = 0\n[pubsub]\nport = 0\n"
+        "[tls]\ncertificate = 'a.pem'\nkey = 'b.pem'\n[dms.tls]\nclient_ca = 'c.pem'\n"
+    )
+    code, shown, said = command("config", "check", "--config", str(file))
+    assert (code, shown) == (ExitCode.CONFIGURATION, "")
+    assert [line.removeprefix("brokers: ").partition(": ")[0].strip() for line in said.splitlines()] == [
+        "logmq.prot",
+        "dms.depth",
+        "serve.enable",
+        "serve.enable",
+        "dms.tls.client_ca",
+        "dms.tls.certificate",
+        "tls.certificate",
+        "tls.key",
+        "serve.host",
+        "pubsub.allow",
+    ], said
+
+
+def test_two_listeners_on_one_port_are_a_mistake(
+    command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKERS_DMS_PORT", "8080")
+    monkeypatch.setenv("BROKERS_LOGMQ_PORT", "8080")
+    line = refused(command, tmp_path, ExitCode.CONFIGURATION)
+    assert line == "brokers: logmq.port: 8080 is dms.port, too: each needs one of its own\n"
+    assert command("config", "check") == (ExitCode.CONFIGURATION, "", line)
+
+
+def test_a_check_names_a_port_that_is_taken(
+    command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BROKERS_LOGMQ_PORT")
+    file = tmp_path / "b.toml"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        file.write_text(f"[serve]\nenable = ['logmq']\n[logmq]\nport = {port}\n")
+        code, _, said = command("config", "check", "--config", str(file))
+    assert code == ExitCode.CONFIGURATION
+    assert said == f"brokers: logmq.port: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert command("config", "check", "--config", str(file))[0] == ExitCode.OK
+
+
+def test_what_the_server_of_the_folder_has_itself_is_not_taken(
+    command: Run, tmp_path: Path, shared_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BROKERS_LOGMQ_PORT")
+    _, port = shared_server.address("logmq")
+    text = f"[serve]\nenable = ['logmq']\ndata_dir = '{{folder}}'\n[logmq]\nport = {port}\n"
+    file = tmp_path / "b.toml"
+    file.write_text(text.format(folder=shared_server.data))
+    assert command("config", "check", "--config", str(file))[0] == ExitCode.OK
+    file.write_text(text.format(folder=tmp_path))
+    assert command("config", "check", "--config", str(file))[0] == ExitCode.CONFIGURATION
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import attrs
 import pytest
 
 from brokers.render import Output, progress
+from shared.errors import UsageError
 
 
 class Terminal(io.StringIO):
@@ -55,14 +58,58 @@ def test_rows_are_a_table_on_a_terminal_and_cannot_repaint_it() -> None:
     assert "─" in text
 
 
-def test_on_a_narrow_terminal_long_texts_are_folded_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_fits_its_terminal_and_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    some = {"name": "orders", "body": "x" * 200}
-    assert all(len(line) <= 80 for line in shown([some], stream=Terminal()).splitlines() if "xx" in line)
-    many = {f"column_{number}": 1_795_324_814_000 + number for number in range(9)}
-    text = shown([some | many], stream=Terminal())
-    assert all(name in text and str(value) in text for name, value in many.items())
-    assert "x" * 30 not in text
+    row = {"name": "orders", "body": "word " * 40} | {f"column_{number}": number for number in range(9)}
+    text = shown([row], stream=Terminal())
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("word") == 40
+    left_out = re.findall(r"column_\d", text.partition("Not shown: ")[2])
+    assert left_out == [f"column_{number}" for number in (0, *range(5, 9))], (
+        "what says nothing, then the last"
+    )
+    assert "--wide or --columns" not in text, "this was no verb that has them"
+    whole = io.StringIO()
+    Output(whole).show([row])
+    wide = Terminal()
+    Output(wide, wide=True, listed="names").show([row])
+    assert all(name in whole.getvalue() and name in wide.getvalue() for name in row)
+
+
+def test_columns_are_chosen_by_name_in_json_too() -> None:
+    for as_json, text in ((False, "end  name\n  5  a\n"), (True, '{"end": 5, "name": "a"}\n')):
+        stream = io.StringIO()
+        Output(stream, as_json=as_json, columns=["end", "name"]).show([{"name": "a", "first": 1, "end": 5}])
+        assert stream.getvalue() == text
+    with pytest.raises(UsageError, match="no column nmae; did you mean name"):
+        Output(columns=["nmae"]).show([{"name": "a"}])
+
+
+def test_amounts_are_read_by_people_on_a_terminal_alone() -> None:
+    row = {
+        "disk_bytes": 1536,
+        "depth": 12345,
+        "ttl_ms": 90_000,
+        "offset": 1048576,
+        "created_ms": 1_795_324_814_000,
+        "value": 20_000,
+    }
+    assert [line.split() for line in shown([row]).splitlines()][1] == [*map(str, row.values())]
+    fields = shown(row, stream=Terminal()).splitlines()
+    *amounts, created, value = [line.split("  ")[-1].strip() for line in fields]
+    assert amounts == ["1.5 KiB", "12,345", "1 min 30 s", "1048576"]
+    assert datetime.fromisoformat(created).timestamp() == 1_795_324_814
+    assert datetime.fromisoformat(created).tzinfo is not None
+    assert value == "20000"
+
+
+def test_a_list_of_nothing_says_so_on_a_terminal() -> None:
+    terminal = Terminal()
+    Output(terminal, listed="queues").show([])
+    assert terminal.getvalue() == "no queues\n"
+    for stream, as_json in ((io.StringIO(), False), (Terminal(), True)):
+        Output(stream, as_json=as_json, listed="queues").show([])
+        assert stream.getvalue() == ""
 
 
 def test_a_cell_with_a_newline_stays_one_row_in_a_pipe() -> None:

@@ -71,6 +71,11 @@ SHORT_OF_ITS_END = publish("", "q", b"abc")[:-11]
             DECLARED + encode(C.Basic.Consume(0, "q"), 1) + encode(C.Queue.Delete(0, "q", if_unused=True), 1),
         ),
         (406, encode(C.Basic.Ack(1), 1)),
+        (406, encode(C.Tx.Commit(), 1)),
+        (406, encode(C.Tx.Rollback(), 1)),
+        (406, encode(C.Confirm.Select(), 1) + encode(C.Tx.Select(), 1)),
+        (406, encode(C.Tx.Select(), 1) + encode(C.Confirm.Select(), 1)),
+        (406, encode(C.Tx.Select(), 1) + encode(C.Basic.Ack(1), 1)),
         (406, encode(C.Basic.Nack(1), 1)),
         (406, encode(C.Basic.Reject(1), 1)),
         (406, DECLARED + publish("", "q", b"x", properties=b"\x01\x00\x03abc")),  # expiration
@@ -117,9 +122,7 @@ async def test_what_is_not_to_be_had_costs_the_channel_and_no_more(code: int, da
         (505, PUBLISH + b"\x03\0\x01\0\0\0\x01a\xce"),  # no header
         (505, PUBLISH + content_header(2) + b"\x03\0\x01\0\0\0\x03abc\xce"),
         (530, DECLARED + 2 * encode(C.Basic.Consume(0, "q", "same"), 1)),
-        (540, encode(C.Tx.Select(), 1)),
-        (540, encode(C.Tx.Commit(), 1)),
-        (540, encode(C.Tx.Rollback(), 1)),
+        (540, encode(C.Tx.Select(), 1) + publish("", "q", b"x", immediate=True)),
         (540, encode(C.Basic.Qos(1, 0), 1)),  # prefetch-size
         (540, b"\x01\0\x01\0\0\0\x04\0\x1e\0\x0a\xce"),  # class access is history
     ],
@@ -228,12 +231,12 @@ async def test_a_refused_channel_ignores_what_was_on_its_way_and_comes_back() ->
 
 
 async def test_a_message_above_the_limit_is_refused_and_its_body_thrown_away() -> None:
-    _, peer = await opened(DmpSettings(message_bytes_max=1000))
+    _, peer = await opened(DmpSettings(body_bytes_max=1000))
     peer.send(publish("", "q", bytes(1001), part=100))
-    assert closed(peer) == ("Channel.Close", 311)
+    assert closed(peer) == ("Channel.Close", 406)
     _, peer = await opened()
     peer.send(encode(C.Basic.Publish(0, "", "q"), 1) + content_header(1 << 60))
-    assert closed(peer) == ("Channel.Close", 311)
+    assert closed(peer) == ("Channel.Close", 406)
 
 
 async def test_content_begun_on_many_channels_has_a_bound() -> None:

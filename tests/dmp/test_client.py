@@ -148,6 +148,30 @@ async def test_a_feed_whose_queue_is_deleted_is_disconnected(server: Served) -> 
             await feed.batch()
 
 
+async def test_a_feed_comes_back_declared_and_bound_as_it_was(server: Served) -> None:
+    async with (
+        dmp.open_feed([("amq.topic", "back.#")], port=server.port, retry_seconds=30) as feed,
+        dmp.open_sink("amq.topic", port=server.port) as sink,
+    ):
+        await sink.send("back.1", b"1")
+        assert [m.body for m in await within(feed, 1)] == [b"1"]
+        broker, first = server.broker, feed.queue
+        server.token.run_sync_soon(lambda: broker.wiring.delete_unused(broker.queues[first.encode()]))
+        came = trio.Event()
+
+        async def read() -> None:
+            while feed.queue == first:  # what the first queue still had comes before
+                assert {m.body for m in await feed.batch()} == {b"2"}
+            came.set()
+
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                while not came.is_set():  # nobody tells a sink when a queue is bound
+                    await sink.send("back.2", b"2")
+                    await trio.sleep(0.01)
+
+
 async def test_a_server_of_another_kind_is_no_server() -> None:
     async def other(stream: trio.SocketStream) -> None:
         await stream.receive_some(8)

@@ -10,6 +10,7 @@ from pamqp import body, common, header
 from dmp.amqp import methods, wiring_methods
 from dmp.amqp.lifetime import CONNECTION_FIELDS_MAX, LOGIN_FRAME_BYTES_MAX
 from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State
+from dmp.bodies import PART_BYTES
 from dmp.copies import KEYS_MAX
 from dmp.field_tables import FIELDS_MAX
 from dmp.refusals import Code
@@ -106,7 +107,8 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
         assert re.search(rf"\| {getattr(defaults, name)} [^|]* \| `{name}` \|", DOCUMENT), name
     assert "| 10 s to log in | `login_seconds` |" in DOCUMENT
     assert defaults.login_seconds == 10
-    assert "| 30 s for a frame | `frame_seconds` |" in DOCUMENT
+    assert "| 30 s for a frame, and for each 256 KiB of a large body | `frame_seconds` |" in DOCUMENT
+    assert PART_BYTES == 256 << 10
     assert defaults.frame_seconds == 30
     assert f"further routing keys, up to {KEYS_MAX} together" in DOCUMENT
     assert f"{REPLIES_WAITING_MAX} wait, `message_bytes_max` together" in DOCUMENT

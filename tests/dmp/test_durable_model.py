@@ -40,12 +40,12 @@ def small() -> Iterator[None]:
 
 
 @settings(max_examples=100)
-@given(actions, st.sampled_from([0, 5_000, 1 << 27]))
+@given(actions, st.sampled_from([0, 5_000, 1 << 27]), st.sampled_from([150, 1000]))
 async def test_a_durable_queue_is_a_list_that_survives(
-    steps: list[tuple[str, int, int]], hot_bytes: int
+    steps: list[tuple[str, int, int]], hot_bytes: int, message_bytes_max: int
 ) -> None:
-    """In memory, or for the most part on disk alone."""
-    world = await World.open(DmpSettings(hot_bytes=hot_bytes))
+    """In memory, or for the most part on disk alone; bodies in logs of their own, some or none."""
+    world = await World.open(DmpSettings(hot_bytes=hot_bytes, message_bytes_max=message_bytes_max))
     world.wiring.declare_queue(b"q", QueueKind(durable=True), world.owner)
     ready: list[tuple[int, bytes, bool]] = []  # its place, its body, whether it is persistent
     held: list[tuple[tuple[int, bytes, bool], Message]] = []
@@ -64,7 +64,7 @@ async def test_a_durable_queue_is_a_list_that_survives(
                 message = queue.get(no_ack=False)
                 assert (message is None) == (not ready)
                 if message is not None:
-                    assert message.body == ready[0][1]
+                    assert world.body(message) == ready[0][1]
                     held.append((ready.pop(0), message))
         elif action == "ack" and held:
             _, message = held.pop(count % len(held))
@@ -87,16 +87,18 @@ async def test_a_durable_queue_is_a_list_that_survives(
             ready = sorted(row for row in [*ready, *(row for row, _ in held)] if row[2])
             held = []
         world.settle()
-        hot = [message.body for message in queue.ready]
+        hot = [world.body(message) for message in queue.ready]
         assert hot == [body for _, body, _ in ready[: len(hot)]]
         assert (queue.depth, queue.depth_bytes) == (len(ready), sum(len(body) for _, body, _ in ready))
         assert world.broker.counts.crashes == 0
-    while (message := queue.get(no_ack=True)) is not None:
-        assert message.body == ready.pop(0)[1]
+    while (message := queue.get(no_ack=False)) is not None:
+        assert world.body(message) == ready.pop(0)[1]
+        queue.settle([message])
     assert not ready
     assert world.broker.memory.held_bytes == 0
     world.settle()
     world.settle()
+    assert (len(world.broker.bodies), world.body_logs, world.broker.bodies.unclaimed) == (0, [], 0)
     world.publish(b"", b"q", b"last", properties=PERSISTENT)
     world.settle()
     assert queue.get(no_ack=True) is not None

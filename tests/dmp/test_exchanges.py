@@ -216,3 +216,25 @@ async def test_there_is_a_bound_of_everything() -> None:
         exchange(world, b"%d" % n, "direct")
     with pytest.raises(Refusal, match="exchanges_max"):
         exchange(world, b"one more", "direct")
+
+
+async def test_topic_bindings_of_many_wildcards_have_a_bound_and_durable_ones_come_back() -> None:
+    world = await World.open(DmpSettings(wild_words_max=12))
+    bound = queue(world, b"q", durable=True)
+    exchange(world, b"t", "topic", durable=True)
+    for key in (b"*.*.*", b"a*.b*.c#.d#.e*", b"#.a.#.b.#.c.#", b"*.*.*.#.x"):
+        bind(world, b"t", bound, key)
+    bind(world, b"amq.direct", bound, b"#.a.#.b.#.c.#")
+    assert world.broker.wild_words == 12
+    with pytest.raises(Refusal, match="wild_words_max"):
+        bind(world, b"t", bound, b"*.*.*.*")
+    world.wiring.unbind(b"t", bound, b"*.*.*.#.x", NO_TABLE)
+    bind(world, b"t", bound, b"*.*.*.*")
+    assert world.broker.wild_words == 11
+    world.settle()
+    world.store.abandon()
+    again = await World.open(DmpSettings(wild_words_max=0), world.disk.kill())
+    assert again.broker.wild_words == 11
+    assert routed(again, b"t", b"1.2.3.4") == {b"q"}
+    again.wiring.delete_exchange(b"t")
+    assert again.broker.wild_words == 0

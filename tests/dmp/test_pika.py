@@ -214,7 +214,7 @@ def test_an_unknown_exchange_costs_the_channel_and_no_more(connect: Connect) -> 
         (406, lambda c: c.basic_ack(7) or c.queue_declare("amq.none", passive=True)),
         (406, lambda c: c.exchange_declare("amq.direct", "topic", durable=True)),
         (503, lambda c: c.exchange_declare("odd", "quantum")),
-        (540, lambda c: c.tx_select()),
+        (406, lambda c: c.tx_commit()),
         (540, lambda c: c.basic_qos(prefetch_size=1)),
     ],
 )
@@ -268,6 +268,26 @@ def test_the_consumer_with_the_highest_priority_is_served_first(
         for consumer in (channel, other):
             consumer.connection.process_data_events(0.1)
     assert sorted(got) == ["high", "high", "low"]
+
+
+def test_a_transaction_moves_messages_from_queue_to_queue(channel: BlockingChannel) -> None:
+    old, new = own_queue(channel), own_queue(channel)
+    for number in range(3):
+        channel.basic_publish("", old, b"%d" % number)
+    channel.tx_select()
+    for commit in (False, True, True):
+        method, _, body = channel.basic_get(old)
+        channel.basic_publish("", new, body)
+        channel.basic_ack(method.delivery_tag)
+        if commit:
+            channel.tx_commit()
+        else:
+            channel.tx_rollback()
+            channel.basic_nack(method.delivery_tag)
+            channel.tx_commit()
+    assert take(channel, new, 2) == [b"0", b"1"]
+    channel.tx_commit()
+    assert channel.basic_get(old, auto_ack=True)[2] == b"2"
 
 
 def test_a_tear_down_may_come_twice(channel: BlockingChannel) -> None:

@@ -35,6 +35,10 @@ def connected(port: int, **options: Any) -> amqp.Connection:
     return amqp.Connection(f"127.0.0.1:{port}", connect_timeout=30, read_timeout=30, **options)
 
 
+def drained(channel: amqp.Channel, queue: str) -> list[bytes]:
+    return [message.body for message in iter(lambda: channel.basic_get(queue, no_ack=True), None)]
+
+
 def test_declare_bind_publish_get(connection: amqp.Connection) -> None:
     channel = connection.channel()
     channel.exchange_declare("kombu", "direct", durable=True, auto_delete=False)
@@ -62,6 +66,23 @@ def test_consume_with_prefetch_and_acknowledge(connection: amqp.Connection) -> N
         assert len(got) == n + 1
         channel.basic_ack(got[n].delivery_tag)
     assert [message.body for message in got] == ["0", "1", "2"]
+
+
+def test_a_transaction_is_committed_or_rolled_back(server: Served, connection: amqp.Connection) -> None:
+    with connected(server.port, confirm_publish=False) as other:
+        working = other.channel()
+        queue = working.queue_declare(exclusive=True).queue
+        working.tx_select()
+        for end, left in ((working.tx_rollback, 0), (working.tx_commit, 1)):
+            working.basic_publish(amqp.Message("x"), "", queue)
+            end()
+            assert working.queue_declare(queue, passive=True).message_count == left
+        message = working.basic_get(queue)
+        working.basic_ack(message.delivery_tag)
+        working.tx_rollback()
+        working.basic_reject(message.delivery_tag, requeue=True)
+        working.tx_commit()
+        assert working.basic_get(queue, no_ack=True).body == "x"
 
 
 def test_copies_go_where_cc_and_bcc_say(connection: amqp.Connection) -> None:
@@ -183,8 +204,39 @@ def test_kill_9_amid_publishing_keeps_every_confirmed_message_in_order(
             published = count  # what was not confirmed may be there, from the front
     with connected(server.address("dmp")[1]) as connection:
         channel = connection.channel()
-        kept = [message.body for message in iter(lambda: channel.basic_get("kept", no_ack=True), None)]
-        assert kept == [b"%08d" % n for n in range(published)]
+        assert drained(channel, "kept") == [b"%08d" % n for n in range(published)]
+
+
+def test_kill_9_amid_transactions_leaves_each_message_where_it_was_or_where_it_was_moved(
+    new_server: Callable[..., Server],
+) -> None:
+    server = new_server("--enable", "dmp").start()
+    count, batch = 1000, 10
+    bodies = [b"%08d" % number for number in range(count)]
+    with socket.create_connection(server.address("dmp"), timeout=30) as raw:
+        raw.sendall(AMQP_HEADER + encode(start_ok(), 0) + encode(commands.Connection.TuneOk(0, 0, 0), 0))
+        raw.sendall(encode(commands.Connection.Open("/"), 0) + encode(commands.Channel.Open(), 1))
+        for queue in ("old", "new"):
+            raw.sendall(encode(commands.Queue.Declare(0, queue, durable=True), 1))
+        raw.sendall(publish("", "old", *bodies, properties=PERSISTENT))
+        raw.sendall(encode(commands.Tx.Select(), 1) + encode(commands.Basic.Consume(0, "old"), 1))
+        heard = b""
+        while bodies[-1] + b"\xce" not in heard:
+            heard += raw.recv(1 << 16)
+        for end in range(batch, count + 1, batch):
+            moved = publish("", "new", *bodies[end - batch : end], properties=PERSISTENT)
+            raw.sendall(moved + encode(commands.Basic.Ack(end, True), 1) + encode(commands.Tx.Commit(), 1))
+        heard, committed = b"", encode(commands.Tx.CommitOk(), 1)
+        while heard.count(committed) < 5:
+            heard += raw.recv(len(committed))
+        server.kill()
+    server.start()
+    with connected(server.address("dmp")[1]) as connection:
+        channel = connection.channel()
+        old, new = (drained(channel, queue) for queue in ("old", "new"))
+    assert new + old == bodies
+    assert len(new) % batch == 0
+    assert len(new) >= 5 * batch
 
 
 def test_a_drain_says_goodbye(new_server: Callable[..., Server]) -> None:

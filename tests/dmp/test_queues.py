@@ -186,6 +186,24 @@ async def test_durable_exchanges_queues_and_bindings_come_back() -> None:
     assert bodies(after.broker.queues[b"q"]) == [b"x"]
 
 
+async def test_a_log_whose_messages_all_become_dead_letters_is_kept_small() -> None:
+    world = await World.open()
+    arguments = QueueArguments(ttl_ms=1, dead_letter_exchange=b"", dead_letter_key=b"dead")
+    kind = QueueKind(durable=True, arguments=arguments)
+    dying = world.wiring.declare_queue(b"dying", kind, world.owner)[0]
+    dead = durable(world, b"dead")
+    for _ in range(4):
+        for _ in range(40):
+            world.publish(b"", b"dying", bytes(10_000), properties=PERSISTENT)
+        world.settle()
+        for _ in range(9):
+            world.advance(1)
+            world.settle()
+    assert (dying.depth, dead.depth) == (0, 160)
+    assert dying.log is not None
+    assert dying.log.log.end - dying.log.log.first < 600_000
+
+
 async def test_a_dead_letter_moves_from_log_to_log_as_one() -> None:
     world = await World.open()
     dead = durable(world, b"dead")

@@ -54,8 +54,11 @@ def test_recorded_is_what_plain_python_reads(payloads: list[bytes]) -> None:
     batch = batch_of(payloads, "dmp")
     found = rows(RECORDED, batch)
     assert told(found) == plainly(payloads, "dmp", plain_frames)
-    sizes = [None if row["payload"] is None else len(row["payload"]) for row in found]
-    assert [row["bytes"] for row in rows(MESSAGES, batch)] == sizes
+    for row, message in zip(found, rows(MESSAGES, batch), strict=True):
+        if (
+            row["fault"] != "not recorded"
+        ):  # a gap, which damage may make of a block, has bytes and no payload
+            assert message["bytes"] == (None if row["payload"] is None else len(row["payload"]))
 
 
 def test_keys_may_differ_where_all_else_repeats() -> None:

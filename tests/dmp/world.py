@@ -5,12 +5,15 @@ from typing import Any
 
 import structlog
 
+from dmp.bodies import REFERENCE_BYTES, part_bytes
 from dmp.broker import Broker
-from dmp.listener import open_broker
+from dmp.listener import BODIES, open_broker
 from dmp.message import Head, Message
 from dmp.owners import Owner
 from dmp.properties import NO_PROPERTIES
+from dmp.queue_records import places
 from dmp.settings import DmpSettings
+from shared.errors import StoreError
 from shared.plug import Context
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk
@@ -18,6 +21,8 @@ from tests.support.stores import open_store
 
 LOG = structlog.stdlib.get_logger("test")
 PERSISTENT = b"\x10\x00\x02"
+LARGE_PART_BYTES = 100
+"""Of a large body that `World.publish` writes."""
 
 
 def laborious(count: int) -> list[str]:
@@ -59,9 +64,37 @@ class World:
     def publish(self, exchange: bytes, key: bytes, *bodies: bytes, properties: bytes = NO_PROPERTIES) -> Any:
         ticket = None
         for body in bodies:
-            of = Head(exchange, key, len(body), properties)
-            ticket = self.broker.publish(of, self.broker.route(exchange, of)[0], [body])
+            large = len(body) > self.broker.settings.message_bytes_max
+            of = Head(exchange, key, len(body), properties, reference_bytes=REFERENCE_BYTES * large)
+            queues = self.broker.route(exchange, of)[0]
+            if not large:
+                ticket = self.broker.publish(of, queues, [body])
+                continue
+            arriving = self.broker.bodies.begin(len(body), of.persistent)
+            for start in range(0, len(body), LARGE_PART_BYTES):
+                arriving.add(body[start : start + LARGE_PART_BYTES])
+            reference = arriving.finish()
+            ticket = self.broker.publish(of, queues, [reference])
+            self.broker.bodies.let_go(reference)
         return ticket
+
+    def body(self, message: Message) -> bytes:
+        """Of one that may be large."""
+        if not message.head.large:
+            return message.body
+        log, parts = self.broker.bodies[message.body].log, list[bytes]()
+
+        def came(data: bytes | StoreError) -> None:
+            assert isinstance(data, bytes)
+            parts.extend(part_bytes(op, data, start, end) for op, start, end in places(data))
+
+        log.read(log.first, 1 << 30, came)
+        return b"".join(parts)
+
+    @property
+    def body_logs(self) -> list[str]:
+        """Of large bodies."""
+        return sorted(self.store.namespace(BODIES, self.broker.settings.durability).logs)
 
     def settle(self) -> None:
         self.broker.flush()

@@ -60,7 +60,7 @@ def readable(folder: Path) -> int:
 
 def test_its_services_work_together(tmp_path: Path, new_server: Callable[..., Server]) -> None:
     services = compose.services()
-    folder = tmp_path / "archive"
+    folder, secret = tmp_path / "archive", str(tmp_path / "secret")
     brokers, spark = services["brokers"], services["spark-master"]
     allowed = dict(each.split("=", 1) for each in brokers["environment"])
     words = reworded(brokers["command"], **{"0.0.0.0": "127.0.0.1"})
@@ -72,10 +72,10 @@ def test_its_services_work_together(tmp_path: Path, new_server: Callable[..., Se
         tmp_path / "cluster",
         workers=services["spark-worker"]["deploy"]["replicas"],
         memory="600m",
-        master=reworded(spark["command"], **{"spark-master": "127.0.0.1"}),
+        master=reworded(spark["command"], **{"spark-master": "127.0.0.1", "/cluster/secret": secret}),
         worker=reworded(
             services["spark-worker"]["command"],
-            **{"spark://spark-master:7077": "{url}", "/tmp/work": "{work}"},
+            **{"spark://spark-master:7077": "{url}", "/tmp/work": "{work}", "/cluster/secret": secret},
         ),
     )
     with cluster:
@@ -86,6 +86,7 @@ def test_its_services_work_together(tmp_path: Path, new_server: Callable[..., Se
             services["archive"]["command"],
             **{
                 "/archive": str(folder),
+                "/cluster/secret": secret,
                 "brokers:8080": "{}:{}".format(*server.address("logmq")),
                 "spark://spark-master:7077": cluster.url,
             },

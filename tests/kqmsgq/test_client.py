@@ -1,5 +1,7 @@
 """The clients, against the server itself."""
 
+from functools import partial
+
 import pytest
 import trio
 import trustme
@@ -10,7 +12,7 @@ from kqmsgq.client import Consumer, Message, Producer, open_consumer, open_produ
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import message
 from shared.errors import RemoteProtocolError
-from shared.net.dial import Disconnected
+from shared.net.dial import Disconnected, Unreachable
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
 from tests.kqmsgq.served import Served, served
@@ -65,6 +67,53 @@ async def test_subscriptions_end_one_by_one_and_all_at_once() -> None:
         await subscribed(server, 1)
         await producer.send("b", b"1")
         assert await consumer.batch() == [Message(b"b", b"1")]
+
+
+async def test_a_consumer_comes_back_and_is_subscribed_as_it_was() -> None:
+    async with served() as server, open_consumer(port=server.port, retry_seconds=30) as consumer:
+        await consumer.subscribe("one", "two", "three")
+        await consumer.unsubscribe("two")
+        await subscribed(server, 2)
+        for number in range(3):  # an all-subscription comes in between
+            (lost,) = server.service.queues.consumers
+            lost.connection.abort("test")
+            async with trio.open_nursery() as nursery, open_producer(port=server.port) as producer:
+                nursery.start_soon(expect_body, consumer, b"%d" % number)
+                await server.until(consumers=1)
+                await subscribed(server, 2 + (number > 1))
+                await producer.send("two" if number > 1 else "three", b"%d" % number)
+            if number == 1:
+                await consumer.subscribe_all()
+                await subscribed(server, 3)
+
+
+async def expect_body(consumer: Consumer, body: bytes) -> None:
+    assert (await anext(consumer)).body == body
+
+
+async def test_what_is_subscribed_while_the_connection_is_lost_counts_when_it_is_there_again() -> None:
+    async with served() as server, open_consumer(port=server.port, retry_seconds=30) as consumer:
+        await server.until(consumers=1)
+        (lost,) = server.service.queues.consumers
+        lost.connection.abort("test")
+        for number in range(20):  # the first may still be taken by the system
+            await consumer.subscribe(f"q{number}")
+            await trio.lowlevel.checkpoint()
+        async with trio.open_nursery() as nursery, open_producer(port=server.port) as producer:
+            nursery.start_soon(expect_body, consumer, b"hello")
+            await subscribed(server, 20)
+            await producer.send("q0", b"hello")
+
+
+async def test_a_server_that_always_closes_ends_who_comes_back() -> None:
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, trio.aclose_forcefully, 0, host="127.0.0.1"))
+        port = listeners[0].socket.getsockname()[1]
+        async with open_consumer(port=port, retry_seconds=0.2) as consumer:
+            with pytest.raises(Unreachable, match="no connection stays"):
+                await anext(consumer)
+        nursery.cancel_scope.cancel()
+        listeners[0].socket.close()
 
 
 async def test_many_tasks_may_share_a_producer() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kqmsgq import queues
-from kqmsgq.producing import PIECES_PER_LOOK, PIECES_PER_TURN
+from kqmsgq.producing import MEMBERS_PER_PIECE, PIECES_PER_LOOK, PIECES_PER_TURN
 from kqmsgq.queues import Consumer
 from kqmsgq.runs import count_messages
 from kqmsgq.session import EVENTS_PER_TURN, LARGE_BYTES
@@ -404,6 +404,36 @@ def test_messages_that_nobody_has_seen_the_like_of_are_handed_on_in_turns() -> N
     assert 0 < len(first) < len(names)
     producer.advance(0)
     assert [each.queue for each in (*first, *everything.messages())] == names
+
+
+def test_names_that_nobody_has_seen_are_found_for_many_consumers_in_turns() -> None:
+    world = World()
+    readers = [world.consumer(subscribe()) for _ in range(100)]
+    producer = world.producer()
+    names = [b"%06d" % number for number in range(2000)]
+    producer.send(b"".join(message(name, b"") for name in names))
+    first = readers[0].messages()
+    assert 0 < len(first) <= PIECES_PER_TURN * MEMBERS_PER_PIECE // len(readers)
+    seen = [each.queue for each in first]
+    while not producer.connection.reading:
+        producer.advance(0)
+        seen += [each.queue for each in readers[0].messages()]
+    assert seen == names
+
+
+def test_routes_are_forgotten_where_they_are_for_too_many_and_order_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queues, "ROUTES_MEMBERS_MAX", 5)
+    world = World()
+    names = [b"%d" % number for number in range(20)]
+    everything = world.consumer(subscribe())
+    some = [world.consumer(b"".join(map(subscribe, names[number:]))) for number in range(20)]
+    producer = world.producer()
+    for _ in range(3):
+        producer.send(b"".join(message(name, name) for name in names))
+    assert everything.bodies() == names * 3
+    assert [consumer.bodies() for consumer in some] == [names[number:] * 3 for number in range(20)]
 
 
 def test_what_many_slow_consumers_lose_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,8 @@ def test_topics_offsets_seek_and_delete(logmq: Command) -> None:
     assert rows(logmq("offsets", "life", "--json")[1]) == [{"topic": "life", "first": 0, "end": 14}]
     assert rows(logmq("seek", "life", "0", "--json")[1]) == [{"topic": "life", "offset": 0}]
     assert rows(logmq("seek", "life", "2001-01-01T12:00", "--json")[1]) == [{"topic": "life", "offset": 0}]
+    assert rows(logmq("seek", "life", "1h", "--json")[1]) == [{"topic": "life", "offset": 0}]
+    assert logmq("consume", "life", "--from", "30m ago")[1] == "one\ntwo\n"
     assert rows(logmq("delete", "life", "--json")[1]) == [{"topic": "life", "deleted": True}]
     code, out, err = logmq("offsets", "life")
     assert (code, out) == (ExitCode.MISSING, "")

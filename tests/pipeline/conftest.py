@@ -8,6 +8,7 @@ import pytest
 
 from tests.pipeline.folders import ORDERS, RECORDS
 from tests.support.folders import fill
+from tests.support.server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,6 +49,34 @@ def folder(tmp_path: Path) -> Path:
     data = tmp_path / "data"
     fill(data, {ORDERS: RECORDS})
     return data
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, for tests that leave it as it is."""
+    data = tmp_path_factory.mktemp("plain") / "data"
+    fill(data, {ORDERS: RECORDS})
+    return data
+
+
+@pytest.fixture(scope="module", params=["folder", "servers"])
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Path], dict[str, str]]]:
+    """`place(folder)`: options that say where its logs are; it is read as it is, or a server runs on it."""
+    servers: dict[Path, Server] = {}
+
+    def place(folder: Path) -> dict[str, str]:
+        if request.param == "folder":
+            return {"path": str(folder)}
+        if folder not in servers:
+            keeper = tmp_path_factory.mktemp("server")
+            servers[folder] = Server(keeper, "--enable", "logmq", data=folder).start()
+        return {"servers": ":".join(map(str, servers[folder].address("logmq")))}
+
+    yield place
+    for server in servers.values():
+        server.kill()
 
 
 @pytest.fixture

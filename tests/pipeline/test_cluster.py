@@ -2,17 +2,18 @@
 
 import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline import cluster
+from brokers.pipeline import cluster, secret
 from shared.errors import UsageError
 
 
 def test_a_mistake_is_told_in_a_line_before_spark_is_there_to_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[str] = []
-    monkeypatch.setattr(cluster, "become", lambda name, arguments: became.append(name))
+    monkeypatch.setattr(cluster, "become", lambda name, *_: became.append(name))
     with pytest.raises(UsageError, match=r"URL: not spark://host:port: '10\.0\.0\.1:7077'"):
         cluster.worker("10.0.0.1:7077")
     for memory in ("x", "0g", "4", "4 g"):
@@ -21,8 +22,8 @@ def test_a_mistake_is_told_in_a_line_before_spark_is_there_to_say_it(monkeypatch
     with pytest.raises(UsageError, match="--cores"):
         cluster.worker("spark://10.0.0.1:7077", cores=0)
     assert became == []
-    cluster.worker("spark://[::1]:7077,there:7077", cores=1, memory="600m")
-    cluster.worker("spark://there:7077", memory="4G")
+    cluster.worker("spark://127.0.0.1:7077,there:7077", cores=1, memory="600m")
+    cluster.worker("spark://there:7077", memory="4G", host="127.0.0.1")
     assert became == ["worker.Worker"] * 2
 
 
@@ -30,7 +31,7 @@ def test_a_mistake_is_told_in_a_line_before_spark_is_there_to_say_it(monkeypatch
 def test_a_host_that_nothing_can_listen_on_is_a_setting_that_cannot_be_used(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "become", lambda name, arguments: None)
+    monkeypatch.setattr(cluster, "become", lambda *_: None)
     for start in (cluster.master, partial(cluster.worker, "spark://there:7077")):
         with pytest.raises(Refusal, match=rf"^--host: cannot listen on {re.escape(host)}: ") as refused:
             start(host=host)
@@ -43,7 +44,90 @@ def test_a_host_that_nothing_can_listen_on_is_a_setting_that_cannot_be_used(
 )
 def test_a_host_is_given_as_spark_wants_it(host: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[str] = []
-    monkeypatch.setattr(cluster, "become", lambda name, arguments: became.extend(arguments))
+    monkeypatch.setattr(cluster, "become", lambda name, arguments, more: became.extend(arguments))
     monkeypatch.setattr(cluster, "_fault", lambda host: None)  # not every machine has IPv6
     cluster.master(host=host)
     assert became[:2] == ["--host", given]
+
+
+Became = list[tuple[list[str], dict[str, str]]]
+
+
+@pytest.fixture
+def became(monkeypatch: pytest.MonkeyPatch) -> Became:
+    """What a command would have become: its arguments, and what it adds to the environment."""
+    found: Became = []
+    monkeypatch.setattr(cluster, "become", lambda name, arguments, more: found.append((arguments, more)))
+    monkeypatch.setattr(cluster, "_fault", lambda host: None)  # no machine has every address
+    return found
+
+
+def test_nothing_listens_beyond_this_machine_unless_told(became: Became) -> None:
+    cluster.master()
+    cluster.worker("spark://127.0.0.1:7077")
+    for arguments, more in became:
+        assert arguments[:2] == ["--host", "127.0.0.1"]
+        assert more == {"SPARK_LOCAL_IP": "127.0.0.1"}, "of its page"
+
+
+def test_beyond_it_who_comes_must_know_a_secret_or_everybody_is_let_in_on_purpose(
+    became: Became, tmp_path: Path
+) -> None:
+    file = tmp_path / "secret"
+    worker = partial(cluster.worker, "spark://10.0.0.1:7077")
+    for start in (cluster.master, worker):
+        with pytest.raises(Refusal, match="--secret-file") as refused:
+            start(host="10.0.0.1")
+        assert refused.value.code is ExitCode.CONFIGURATION
+    assert became == []
+    cluster.master(host="10.0.0.1", insecure=True)
+    cluster.master(host="10.0.0.1", secret_file=file)
+    worker(host="10.0.0.2", secret_file=file)
+    (_, open_), (arguments, made), (_, given) = became
+    known = file.read_text().strip()
+    assert secret.VARIABLE not in open_
+    assert made[secret.VARIABLE] == given[secret.VARIABLE] == known
+    assert known not in str(arguments)
+    environ = cluster.environ({secret.VARIABLE: "another", "SPARK_DAEMON_JAVA_OPTS": "-Dx=y"}, tmp_path, made)
+    assert environ[secret.VARIABLE] == known
+    assert environ["SPARK_DAEMON_JAVA_OPTS"] == "-Dx=y -Dspark.authenticate=true"
+    assert environ["SPARK_LOCAL_IP"] == "10.0.0.1"
+
+
+def test_a_secret_is_made_once_for_its_owner_alone_and_one_that_others_may_read_is_none(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "secret"
+    made = secret.read_or_make(file)
+    assert (len(made) >= 32, file.stat().st_mode & 0o777) == (True, 0o600)
+    assert secret.read_or_make(file) == secret.read(file) == made
+    file.chmod(0o640)
+    with pytest.raises(Refusal, match="chmod 600") as refused:
+        secret.read(file)
+    assert made not in str(refused.value)
+    file.chmod(0o600)
+    for text in ("short", "two words of which each is long enough"):
+        file.write_text(text)
+        with pytest.raises(Refusal, match="not one word of 16") as refused:
+            secret.read(file)
+        assert text not in str(refused.value)
+    with pytest.raises(Refusal, match="No such file"):
+        secret.read(tmp_path / "none")
+
+
+def test_a_driver_is_given_the_secret_in_a_file_that_is_gone_when_it_has_started(tmp_path: Path) -> None:
+    made = secret.read_or_make(tmp_path / "secret")
+    settings = {secret.SETTING: str(tmp_path / "secret"), "spark.cores.max": "1"}
+    environ = {"PYSPARK_SUBMIT_ARGS": "--verbose pyspark-shell"}
+    with secret.lent(settings, environ):
+        assert settings == {"spark.authenticate": "true", "spark.cores.max": "1"}
+        said = environ["PYSPARK_SUBMIT_ARGS"]
+        assert said.endswith(" --verbose pyspark-shell")
+        assert made not in said
+        (name,) = re.findall(r"--properties-file (\S+)", said)
+        assert Path(name).read_text() == f"spark.authenticate.secret {made}\n"
+        assert Path(name).stat().st_mode & 0o777 == 0o600
+    assert not Path(name).exists()
+    assert environ == {"PYSPARK_SUBMIT_ARGS": "--verbose pyspark-shell"}
+    with secret.lent({}, environ):
+        assert environ == {"PYSPARK_SUBMIT_ARGS": "--verbose pyspark-shell"}

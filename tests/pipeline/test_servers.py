@@ -208,6 +208,20 @@ def test_it_speaks_tls(new_server: Callable[..., Server], tmp_path: Path) -> Non
         served.spots(ORDERS)
 
 
+def test_a_side_that_alone_speaks_tls_is_told_so_at_once(
+    new_server: Callable[..., Server], tmp_path: Path, one: Server
+) -> None:
+    trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    certificate = {"BROKERS_TLS_CERTIFICATE": str(tmp_path / "server.pem")}
+    server = new_server("--enable", "logmq", environ=certificate).start()
+    for there, reach, text in (
+        (server, Reach(retry_seconds=3600), r"it speaks TLS: the option tls=true is missing"),
+        (one, Reach(tls=True, retry_seconds=3600), "it does not speak TLS"),
+    ):
+        with opened(there, reach) as served, pytest.raises(ConnectionRefusedError, match=text):
+            served.spots(ORDERS)
+
+
 def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -> None:
     where = str(Address(*fresh.address("logmq")))
     options = parse({"servers": where, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)

@@ -27,14 +27,6 @@ OLD = [b"%d" % number + b"." * (1 << 19) for number in range((LOOK_BYTES_MAX >> 
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with the topic `orders`: RECORDS, in several index entries."""
-    data = tmp_path_factory.mktemp("plain") / "data"
-    fill(data, {ORDERS: RECORDS})
-    return data
-
-
-@pytest.fixture(scope="module")
 def dropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder whose topic had more than a look's bytes before RECORDS, which retention has taken."""
     data = tmp_path_factory.mktemp("dropped") / "data"
@@ -62,33 +54,15 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-@pytest.fixture(scope="module", params=["folder", "servers"])
-def given(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Path], Given]]:
-    """`given(folder)(failOnDataLoss="false")`: it is read as it is, or a server runs on it."""
-    servers: dict[Path, Server] = {}
-
-    def place(folder: Path) -> dict[str, str]:
-        if request.param == "folder":
-            return {"path": str(folder)}
-        if folder not in servers:
-            keeper = tmp_path_factory.mktemp("server")
-            servers[folder] = Server(keeper, "--enable", "logmq", data=folder).start()
-        return {"servers": str(Address(*servers[folder].address("logmq")))}
+@pytest.fixture(scope="module")
+def given(place: Callable[[Path], dict[str, str]]) -> Callable[[Path], Given]:
+    """`given(folder)(failOnDataLoss="false")`: what follows `orders` from its beginning."""
 
     def given(folder: Path) -> Given:
-        where = place(folder)
+        where = place(folder) | {"subscribe": "orders", "startingOffsets": "earliest"}
+        return lambda **more: parse(where | more, streaming=True)
 
-        def options(**more: str) -> Options:
-            base = {"subscribe": "orders", "startingOffsets": "earliest"}
-            return parse({**where, **base, **more}, streaming=True)
-
-        return options
-
-    yield given
-    for server in servers.values():
-        server.kill()
+    return given
 
 
 def at_the_beginning(chosen: Options) -> stream.Offset:

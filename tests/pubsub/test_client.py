@@ -85,6 +85,22 @@ async def test_who_returns_is_subscribed_and_has_what_was_kept() -> None:
             assert (await anext(subscriber)).topic == b"plain/2"
 
 
+async def test_a_subscriber_comes_back_by_itself_and_has_what_was_kept() -> None:
+    async with served() as server, open_subscriber("A", port=server.port, retry_seconds=30) as subscriber:
+        await subscriber.subscribe("plain/*")
+        await subscriber.subscribe("kept/*", keep=True)
+        await server.until(subscriptions=2)
+        client = server.service.sessions.clients[b"A"]
+        assert client.connection is not None
+        client.connection.abort("test")
+        await server.until(connected=0)
+        await published(server, "kept/1")
+        await server.until(messages_kept_total=1)
+        assert (await anext(subscriber)).topic == b"kept/1"
+        await published(server, "plain/1")
+        assert (await anext(subscriber)).topic == b"plain/1"
+
+
 async def test_an_id_that_is_connected_is_turned_away_and_the_first_stays() -> None:
     async with served() as server, open_subscriber("A", port=server.port) as first:
         await first.subscribe("*")
@@ -183,6 +199,7 @@ async def test_every_metric_has_its_name_and_counts_from_nought() -> None:
                 "connected",
                 "sessions",
                 "subscriptions",
+                "subscriptions_wild",
                 "kept_bytes",
             ),
             0,

@@ -56,6 +56,8 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
         ("sessions_max", 100_000, "100,000"),
         ("subscriptions_max", 1_000, "1,000"),
         ("subscriptions_total_max", 2_000_000, "2,000,000"),
+        ("wild_subscriptions_max", 250, "250"),
+        ("wild_subscriptions_total_max", 10_000, "10,000"),
         ("subscriber_bytes_max", 64 << 20, "64 MiB"),
         ("kept_bytes_total_max", 256 << 20, "256 MiB"),
         ("command_seconds", 30.0, "30 s"),

@@ -1,8 +1,13 @@
 """Any course of events, against a dict of sets and the specification's own table."""
 
-from hypothesis import given, settings
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import pubsub.fanout
+import shared.routing.trie
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id, payload_of, value_text
 from tests.pubsub.world import Peer, World
 
@@ -33,9 +38,19 @@ def table_matches(pattern: bytes, topic: bytes) -> bool:
     return found[-1][-1]
 
 
+@pytest.fixture(params=["all at once", "in the smallest turns"])
+def turns(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "all at once":
+            for bound in ("VISITS_MAX", "WRITES_MAX", "KEEPS_MAX", "ROUTES_MEMBERS_MAX"):
+                patch.setattr(pubsub.fanout, bound, 1)
+            patch.setattr(shared.routing.trie, "STEP_NODES", 1)
+        yield
+
+
 @given(st.lists(STEPS, min_size=10, max_size=60))
-@settings(deadline=None, max_examples=150)
-def test_every_client_gets_what_the_model_says(steps: list[tuple]) -> None:  # type: ignore[type-arg]
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_client_gets_what_the_model_says(turns: None, steps: list[tuple]) -> None:  # type: ignore[type-arg]
     world = World()
     connected: dict[bytes, Peer] = {}
     topics: dict[bytes, dict[bytes, bool]] = {client: {} for client in (b"A", b"B")}

@@ -1,18 +1,30 @@
 """What a subscriber's bytes bring about, and what closes its connection."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
 import pubsub.fanout
+import shared.routing.trie
 from pubsub.kept import Kept
 from pubsub.session import COMMANDS_PER_TURN
 from pubsub.sessions import Changed, saved, saver
 from pubsub.settings import PubsubSettings
 from pubsub.states import State
-from pubsub.wire import FRAME_BYTES, Command, Fault, Kind, WireError, datagram, encode_command, encode_id
+from pubsub.wire import (
+    FRAME_BYTES,
+    Command,
+    Fault,
+    Kind,
+    WireError,
+    datagram,
+    encode_command,
+    encode_id,
+    value_text,
+)
 from shared.checks import MemoryConnection
 from shared.errors import StoreError
+from shared.routing.trie import STEP_NODES
 from shared.storage.journal import PoisonError
 from shared.storage.table import Table
 from tests.pubsub.world import World, framed
@@ -104,24 +116,121 @@ def test_unsubscribing_ends_just_that_pattern() -> None:
     assert peer.topics() == [b"a/b"]
 
 
-def test_topics_that_are_much_work_to_look_up_leave_those_behind_them_to_other_turns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_topics_that_are_much_work_to_look_up_are_looked_up_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     much = 1000
     monkeypatch.setattr(pubsub.fanout, "VISITS_MAX", much)
-    world = World()
+    world = World(PubsubSettings(wild_subscriptions_max=1000))
     slow = world.subscriber(b"S")
     for pattern in product(b"*+a", repeat=6):  # 729, nearly all of which follow a topic
         slow.send(encode_command(SUBSCRIBE, b"/".join(bytes([level]) for level in pattern) + b"/*/a/z"))
     everything = world.subscriber(b"E", b"*")
     topics = [b"/".join(b"ab"[bit : bit + 1] for bit in map(int, f"{n:012b}")) for n in range(20)]
-    world.publish(*topics, *topics)
-    assert world.sessions.visits > len(topics) * much
-    assert len(topics) / 2 < world.turns <= len(topics)
+    visits = [0]
+    for _ in world.turns_of([datagram(topic, Kind.STRING, b"") for topic in topics * 2]):
+        visits.append(world.sessions.visits)
+    assert visits[-1] > len(topics) * much
+    assert all(after - before < much + 2 * STEP_NODES for before, after in pairwise(visits))
     assert everything.topics() == topics + topics, "each once, in order"
-    world.turns = 0
     world.publish(*topics)
     assert world.turns == 1, "they are remembered"
+
+
+def many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("VISITS_MAX", "WRITES_MAX", "KEEPS_MAX"):
+        monkeypatch.setattr(pubsub.fanout, bound, 10)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_one_message_for_many_clients_is_handed_on_in_turns(
+    monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    many_turns(monkeypatch)
+    world = World()
+    peers = [world.subscriber(b"%d" % number, b"*", keep=away) for number in range(95)]
+    if away:
+        for peer in peers:
+            peer.lose()
+    first, second = (datagram(topic, Kind.STRING, b"x") for topic in (b"a", b"b"))
+    done = [0]
+    for _ in world.turns_of([first, second, first]):
+        reached = sum(peer.connection.outbox.size // FRAME_BYTES for peer in peers)
+        done.append(world.counts.messages_kept if away else reached)
+    assert done[-1] == 3 * 95
+    # Where topics follow one another in a read they are one write.
+    assert max(after - before for before, after in pairwise(done)) <= 30
+    if away:
+        peers = [world.connect(encode_id(b"%d" % number)) for number in range(95)]
+    assert all(peer.topics() == [b"a", b"b", b"a"] for peer in peers)
+
+
+def test_who_comes_back_between_two_turns_gets_each_message_once_and_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many_turns(monkeypatch)
+    world = World()
+    names = [b"%d" % number for number in range(40)]
+    for name in names:
+        world.subscriber(name, b"*", keep=True).lose()
+    world.publish(b"old")
+    peers = []
+    for _, name in zip(world.turns_of([datagram(b"new", Kind.STRING, b"x")]), names[::-1], strict=False):
+        peers.append(world.connect(encode_id(name)))
+    peers += [world.connect(encode_id(name)) for name in names[: -len(peers)]]
+    world.publish(b"newest")
+    assert len(peers) == 40
+    assert all(peer.topics() == [b"old", b"new", b"newest"] for peer in peers)
+
+
+def test_nothing_is_kept_for_who_was_forgotten_between_two_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    many_turns(monkeypatch)
+    world = World()
+    for number in range(40):
+        world.subscriber(b"%d" % number, b"*", keep=True).lose()
+    turns = world.turns_of([datagram(b"a", Kind.STRING, b"x")])
+    next(turns)
+    assert world.sessions.forget(b"39")
+    for _ in turns:
+        pass
+    assert world.subscriber(b"39", b"b").topics() == []
+    assert world.counts.messages_kept == 39
+
+
+def test_who_subscribes_while_a_topic_is_looked_up_gets_what_comes_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pubsub.fanout, "VISITS_MAX", 1)
+    monkeypatch.setattr(shared.routing.trie, "STEP_NODES", 1)
+    world = World()
+    world.subscriber(b"S", *(b"/".join(each) for each in product([b"*", b"+", b"a"], repeat=3)))
+    peers = []
+    for turn, _ in enumerate(world.turns_of([datagram(b"a/a/a", Kind.STRING, b"1")])):
+        peers.append(world.subscriber(b"%d" % turn, b"a/+/*"))
+    assert len(peers) > 3
+    world.receive([datagram(b"a/a/a", Kind.STRING, b"2")])
+    for peer in peers:
+        assert [value_text(each.kind, each.data) for each in peer.messages()][-1] == b"2"
+
+
+@pytest.mark.parametrize(
+    "settings", [PubsubSettings(wild_subscriptions_max=2), PubsubSettings(wild_subscriptions_total_max=2)]
+)
+def test_patterns_of_many_wildcards_have_a_bound_of_their_own_and_what_was_saved_stays(
+    settings: PubsubSettings,
+) -> None:
+    world = World(settings)
+    wild = [b"*/+/*/+", b"+/+/+/+/a", b"*/a/*/a/*/a/*"]
+    peer = world.subscriber(b"A", b"+/+/+", b"a*/b*/c*/d*", b"a/+b/+c/+d/+e", *wild[:2])
+    peer.send(encode_command(UNSUBSCRIBE, wild[0]) + encode_command(SUBSCRIBE, wild[2]))
+    assert not peer.closed
+    peer.send(encode_command(SUBSCRIBE, wild[0]))
+    assert peer.closed
+    assert world.counts.faults == {Fault.SUBSCRIPTIONS: 1}
+    again = World(settings)
+    for pattern in wild:
+        again.sessions.restore(b"A", pattern, True)
+    again.publish(b"a/a/a/a/a")
+    assert again.connect(encode_id(b"A")).topics() == [b"a/a/a/a/a"]
+    assert again.sessions.wild == 3
 
 
 BAD = [

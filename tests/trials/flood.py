@@ -24,10 +24,10 @@ import attrs
 from brokers import control
 from brokers.bench.datagrams import flood
 from brokers.bench.load import Measured, Talk, lines, run
-from brokers.bench.net import raise_file_limit
 from brokers.bench.pubsub import counter, subscribed
 from brokers.errors import Refusal
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
+from shared.descriptors import raise_file_limit
 from tests.support.server import until
 from tests.trials.serving import TrialServer
 

@@ -107,8 +107,8 @@ def _latency(figures: Figures) -> Section:
         "say how long it took until 9 of 10, and 99 of 100, were through; the line ends at the slowest. "
         "Marks close together mean that all took about as long; a long line that some waited much longer "
         "than most.",
-        f"In {slow['name']} it took longest: half of the messages stayed {plots.span(slow['p50_ms'])} or "
-        f"longer. The slowest message of all stayed {plots.span(worst['max_ms'])} in {worst['name']}.",
+        _slowest(slow)
+        + f" The slowest message of all stayed {plots.span(worst['max_ms'])} in {worst['name']}.",
         ("latency", plots.latency(rows)),
         [
             {
@@ -122,6 +122,13 @@ def _latency(figures: Figures) -> Section:
             for row in rows
         ],
     )
+
+
+def _slowest(row: Row) -> str:
+    if row["p50_ms"] < 1:
+        return "Of every queue half of the messages left within a millisecond."
+    half = plots.span(row["p50_ms"])
+    return f"In {row['name']} it took longest: half of the messages stayed {half} or longer."
 
 
 _MEANINGS = {

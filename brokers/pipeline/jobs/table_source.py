@@ -27,6 +27,7 @@ _WHICH = f"which logs are read, option {_OWN} says"
 _NOT_OURS = {
     **dict.fromkeys(("namespace", "subscribe", "subscribepattern", "assign"), _WHICH),
     "maxvaluebytes": "records are decoded whole",
+    "prunebyfilters": "a table's columns are not the records'",
 }
 
 Decode = Callable[[pa.RecordBatch], pa.RecordBatch]

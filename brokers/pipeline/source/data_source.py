@@ -1,10 +1,16 @@
 """What Spark sees: the format `logmq`, as a batch and as a stream."""
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, closing
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -14,10 +20,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
-from brokers.pipeline.source import positions, rows, sink, spans, stream, worker
+from brokers.pipeline.source import positions, pruning, rows, sink, spans, stream, worker
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import NAMESPACE, Kind, Options, parse
 from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.pruning import Wanted
 from brokers.pipeline.source.spans import Span
 from shared.errors import ConfigError
 
@@ -52,7 +59,9 @@ class LogmqDataSource(DataSource):
         return COLUMNS
 
     def reader(self, schema: StructType) -> "BatchReader":
-        return BatchReader(parse(self._given, streaming=False), _columns(schema))
+        options = parse(self._given, streaming=False)
+        kind = PruningReader if options.prune_by_filters else BatchReader
+        return kind(options, _columns(schema))
 
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
         return StreamReader(parse(self._given, streaming=True), _columns(schema))
@@ -79,22 +88,27 @@ class BatchReader(DataSourceReader):
         worker.prepare()  # the worker that plans got its data source pickled, and has made none
         self._options = options
         self._columns = columns
+        self._wanted = Wanted()
 
     def partitions(self) -> Sequence[InputPartition]:
-        options = self._options
+        options, wanted = self._options, self._wanted
+        topics = wanted.among(options.topics)
         rules = rows.rules(options)
         found: list[Span] = []
+        there: set[str] = set()
         for source in options.sources:
             with closing(open_place(options, source)) as place:
-                spots = place.spots(options.topics)
+                spots = place.spots(topics)
+                there |= spots.keys()
                 starts = positions.offsets(place, spots, options.starting, rules)
                 ends = positions.offsets(place, spots, options.ending, rules)
                 for name in spots:
                     _check_order(options, name, starts[name], ends[name])
                 found += [
-                    Span(source, name, spot.id, starts[name], ends[name]) for name, spot in spots.items()
+                    wanted.within(place, spot, Span(source, name, spot.id, starts[name], ends[name]))
+                    for name, spot in spots.items()
                 ]
-        missing = sorted(set(options.topics.names) - {span.topic for span in found})
+        missing = sorted(set(topics.names) - there)
         if missing:
             where = ", ".join(options.sources)
             if options.namespace != NAMESPACE:
@@ -104,6 +118,18 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(self._options, partition, self._columns)
+
+
+class PruningReader(BatchReader):
+    """The same, told of the query's filters.
+
+    Only where that is asked for: Spark (4.3) keeps what is planned with the DataFrame, not with the query, so
+    that one with other filters, or the other side of a union, gets this one's rows.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        self._wanted, left = pruning.wanted(filters)
+        return left
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -209,6 +209,11 @@ class Folder:
             data = self.disk.read(fd, mark.length, mark.offset)
         return format.skip_records(data, 0, min(stop - mark.offset, len(data)))
 
+    def entry_end(self, spot: LogSpot, offset: int) -> int:
+        with self._index_of(spot) as index:
+            mark = index.at_or_before(offset)
+        return spot.end if mark is None else mark.end
+
     def advance(self, stretches: Sequence[Stretch]) -> None:
         for stretch in stretches:
             with self._index_of(stretch.spot) as index:

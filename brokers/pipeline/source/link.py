@@ -23,6 +23,7 @@ from shared.errors import RemoteProtocolError
 RECEIVE_BYTES = 256 * 1024
 PIPELINED = 256
 """Requests on their way at once: their answers are small, and so the two sides cannot block each other."""
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _PAUSE_SECONDS = (0.05, 2.0)
 
 Ask = tuple[bytes, Callable[[], Answer]]
@@ -37,6 +38,7 @@ class Link:
         self._reach = reach
         self._context = reach.context()
         self._socket: socket.socket | None = None
+        self._heard = False
         self._data = bytearray()
         self._at = 0
 
@@ -113,9 +115,10 @@ class Link:
 
     def failed(self, error: OSError, patience: "Patience") -> None:
         """Close, and pause before another attempt. Raises OSError where there is to be none."""
+        other_side = self._other_side(error)
         self.close()
-        if isinstance(error, ssl.SSLCertVerificationError) or not patience.pause():
-            why = error.strerror or str(error) or type(error).__name__
+        if other_side or isinstance(error, ssl.SSLCertVerificationError) or not patience.pause():
+            why = other_side or error.strerror or str(error) or type(error).__name__
             text = f"no LogMQ server answers ({why})"
             raise ConnectionRefusedError(errno.ECONNREFUSED, text, str(self.server)) from error
 
@@ -127,10 +130,33 @@ class Link:
         if sock is not None:
             sock.close()
 
+    def _other_side(self, error: OSError) -> str:
+        """What is to be said where only one side speaks TLS; else nothing."""
+        if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+            return "it does not speak TLS, as the options tls, tlsCa and tlsCertificate have it"
+        if self._context is None and isinstance(error, ConnectionError) and self._is_unheard():
+            return "it speaks TLS: the option tls=true is missing, or tlsCa" if self._speaks_tls() else ""
+        return ""
+
+    def _is_unheard(self) -> bool:
+        """Whether there was a connection, and not a byte came over it."""
+        return self._socket is not None and not self._heard
+
+    def _speaks_tls(self) -> bool:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent to it
+        try:
+            with self._dialled() as sock, context.wrap_socket(sock):
+                return True
+        except OSError:
+            return False
+
+    def _dialled(self) -> socket.socket:
+        return socket.create_connection((self.server.host, self.server.port), self._reach.connect_seconds)
+
     def _connected(self) -> socket.socket:
         if self._socket is None:
-            where = (self.server.host, self.server.port)
-            sock = socket.create_connection(where, self._reach.connect_seconds)
+            sock = self._dialled()
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._context is not None:
@@ -139,13 +165,14 @@ class Link:
             except BaseException:
                 sock.close()
                 raise
-            self._socket = sock
+            self._socket, self._heard = sock, False
         return self._socket
 
     def _more(self) -> None:
         received = self._connected().recv(RECEIVE_BYTES)
         if not received:
             raise ConnectionResetError(errno.ECONNRESET, "the server closed the connection")
+        self._heard = True
         del self._data[: self._at]
         self._at = 0
         self._data += received

@@ -113,6 +113,7 @@ class Options:
     fail_on_data_loss: bool
     verify_crc: bool
     unverified: Unverified
+    prune_by_filters: bool
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -151,6 +152,7 @@ NAMES = (
     "failOnDataLoss",
     "verifyCrc",
     "unverified",
+    "pruneByFilters",
 )
 _ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _ONLY_FOLDERS = {
@@ -184,6 +186,8 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         for name in _ENDING:
             if options.has(name):
                 raise ConfigError(name, "a stream has no end; only a batch takes this")
+        if options.has("pruneByFilters"):
+            raise ConfigError("pruneByFilters", "Spark tells a stream no filters; only a batch takes this")
     if streaming is False:
         for name in _PER_TRIGGER:
             if options.has(name):
@@ -204,6 +208,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         options.take("failOnDataLoss", _flag, True),
         options.take("verifyCrc", _flag, True),
         options.take("unverified", _unverified, Unverified.READ),
+        options.take("pruneByFilters", _flag, False),
     )
 
 

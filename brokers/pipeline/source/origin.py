@@ -92,6 +92,9 @@ class Origin(Protocol):
     def cut(self, span: Span, offset: int) -> int:
         """A place in the span near `offset` where an index entry begins."""
 
+    def entry_end(self, spot: LogSpot, offset: int) -> int:
+        """Where the index entry ends that has `offset`, or the last before it; else where the log does."""
+
     def advance(self, stretches: Sequence["Stretch"]) -> None:
         """Go on with each, as far as its limits let it."""
 

@@ -107,6 +107,10 @@ class Served:
         marks = self._marks_if_any(span.topic, offset, offset + 1)
         return marks[0].offset if marks else span.start
 
+    def entry_end(self, spot: LogSpot, offset: int) -> int:
+        marks = self._marks_if_any(spot.name, offset, offset + 1)
+        return marks[-1].end if marks else spot.end
+
     def advance(self, stretches: Sequence[Stretch]) -> None:
         for start in range(0, len(stretches), PIPELINED):
             advance_all(stretches[start : start + PIPELINED], self._answers)

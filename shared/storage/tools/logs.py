@@ -16,13 +16,13 @@ class LogRow:
 
     namespace: str
     name: str
-    id: int
-    mode: str
-    created_ms: int
     first: int
     end: int
     records: int | None
     disk_bytes: int
+    mode: str
+    created_ms: int
+    id: int
 
 
 @attrs.frozen

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from brokers.errors import ExitCode, Refusal
@@ -96,6 +97,12 @@ def test_parquet_holds_the_table_and_is_not_replaced_unasked(
     back = rows_of(spark.read.parquet(str(tmp_path / "events")).orderBy("log", "offset", "seq"))
     assert back == rows_of(rows.orderBy("log", "offset", "seq"))
     assert len(back) > 20
+    file = next((tmp_path / "events").glob("*.parquet"))
+    written = pq.read_schema(file).field("time").type
+    assert (str(written), pq.ParquetFile(file).schema.column(2).physical_type) == (
+        "timestamp[us, tz=UTC]",
+        "INT64",
+    )
     with pytest.raises(Exception, match="already exists"):
         job.write(rows, tmp_path / "events")
     job.write(rows.limit(1), tmp_path / "events", overwrite=True)

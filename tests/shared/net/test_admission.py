@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.net.admission import DESCRIPTORS_KEPT_BACK, Admission, memory_bytes
+from shared.net.admission import Admission, memory_bytes
 from shared.net.settings import NetSettings
 
 
@@ -59,11 +59,21 @@ def test_others_are_told_how_many_there_are_and_not_at_each_one() -> None:
     assert told == [16, 32, 32, 16, 0]
 
 
-def test_descriptors_are_kept_back_from_the_limit() -> None:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    door = Admission(NetSettings(connections_max=10**9))
-    assert door.connections_max >= soft - DESCRIPTORS_KEPT_BACK
-    assert door.connections_max == resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT_BACK
+@pytest.mark.parametrize(
+    ("limit", "connections"), [(256, 128), (999, 500), (1000, 500), (1024, 524), (65536, 65036)]
+)
+def test_descriptors_are_kept_back_from_connections_fewer_of_a_small_limit(
+    limit: int, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert Admission(NetSettings(connections_max=10**9)).connections_max == connections
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1024, 4000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, new: limits.append(new))
+    assert Admission(NetSettings(connections_max=10**9)).connections_max == 3500
 
 
 def test_memory_is_the_machines_unless_a_control_group_says_less(monkeypatch: pytest.MonkeyPatch) -> None:

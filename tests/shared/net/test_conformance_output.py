@@ -131,6 +131,44 @@ async def test_a_file_range_is_sent_in_its_place_and_then_released(serve: Serve,
             assert released == [True, True]
 
 
+class Late(FileRange):
+    """Bytes that are not there before `come`, and then some at a time."""
+
+    def __init__(self, connection: Connection, content: bytes) -> None:
+        super().__init__(-1, 0, len(content), lambda: None)
+        self.connection = connection
+        self.content = content
+        self.there = 0
+
+    def read(self, bytes_max: int) -> bytes:
+        if self.offset < self.there:
+            return self.content[self.offset : min(self.there, self.offset + bytes_max)]
+        trio.lowlevel.current_trio_token().run_sync_soon(self.come)
+        raise BlockingIOError
+
+    def come(self) -> None:
+        self.there = min(self.there + 200_000, len(self.content))
+        self.connection.go_on()
+
+
+@everywhere
+async def test_a_range_whose_bytes_come_later_is_sent_in_its_place(serve: Serve) -> None:
+    content = os.urandom(1_500_000)
+
+    def prepare(session: Recorder) -> None:
+        def answer(data: bytes) -> None:
+            session.connection.write(b"head")
+            session.connection.write_file(Late(session.connection, content))
+            session.connection.write(b"tail")
+
+        session.on_receive = answer
+
+    async with serve(Sessions(prepare)) as served, await served.connect() as client:
+        await client.send_all(b"fetch")
+        expected = b"head" + content + b"tail"
+        assert await read_all(client, len(expected)) == expected
+
+
 @everywhere
 async def test_a_file_shorter_than_its_range_closes_the_connection(serve: Serve, tmp_path: Path) -> None:
     path = tmp_path / "log"

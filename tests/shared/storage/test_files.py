@@ -4,6 +4,7 @@ import resource
 
 import pytest
 
+from shared.descriptors import connections_within, log_files_beside
 from shared.storage.files import LogFile, OpenFiles
 from tests.support.fake_disk import FakeDisk
 
@@ -61,6 +62,15 @@ def test_connections_are_made_way_for_and_what_is_pinned_stays(monkeypatch: pyte
         files.pin_open(log)
         files.unpin(log)
     assert len(files) == 650
+
+
+@pytest.mark.parametrize("limit", [256, 300, 512, 999, 1000, 1400, 4096, 65536])
+def test_at_any_limit_some_are_left_beside_all_connections_and_all_files(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    for connections in 0, connections_within(limit) // 2, connections_within(limit):
+        assert 28 <= log_files_beside(connections) <= limit - connections - 100
 
 
 def test_a_number_that_was_set_is_kept_to() -> None:

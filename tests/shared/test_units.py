@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.units import format_quantity, parse_quantity, unit_of
+from shared.units import format_quantity, moment_ms, parse_quantity, readable, unit_of
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,57 @@ def test_the_unit_is_in_the_name_or_in_the_metadata() -> None:
 
     units = [unit_of(field) for field in attrs.fields(Settings)]
     assert units == ["bytes", "ms", "bytes", None]
+
+
+NOW_MS = 1_795_324_814_000
+
+
+@pytest.mark.parametrize(
+    ("text", "unix_ms"),
+    [
+        ("now", NOW_MS),
+        ("1h", NOW_MS - 3_600_000),
+        ("30m ago", NOW_MS - 1_800_000),
+        ("30 min ago", NOW_MS - 1_800_000),
+        ("1.5d", NOW_MS - 36 * 3_600_000),
+        ("250ms", NOW_MS - 250),
+        ("90000000d", 0),
+        ("1769860800000", 1_769_860_800_000),
+        ("2026-01-31T12:00:00Z", 1_769_860_800_000),
+        ("2026-01-31T13:00+01:00", 1_769_860_800_000),
+        ("1960-01-01T00:00Z", 0),
+    ],
+)
+def test_a_time_is_said_as_people_say_it(text: str, unix_ms: int) -> None:
+    assert moment_ms(text, NOW_MS) == unix_ms
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "1w", "-1h", "1h ago or so", "2026-13-01", "9" * 400, "..h", "²"]
+)
+def test_what_is_no_time_is_refused_with_what_is_understood(text: str) -> None:
+    with pytest.raises(ValueError, match="understood: "):
+        moment_ms(text, NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "bytes", "0 B"),
+        (1023, "bytes", "1023 B"),
+        (1536, "bytes", "1.5 KiB"),
+        (1024**2 - 1, "bytes", "1 MiB"),
+        (83_597_496_320, "bytes", "77.9 GiB"),
+        (5 * 1024**5, "bytes", "5,120 TiB"),
+        (0, "ms", "0 s"),
+        (0.000316, "seconds", "316 us"),
+        (0.00116, "seconds", "1.16 ms"),
+        (59.7, "seconds", "1 min"),
+        (90_000, "ms", "1 min 30 s"),
+        (604_800_000, "ms", "7 d"),
+        (187_200, "seconds", "2 d 4 h"),
+        (-5, "seconds", "-5 s"),
+    ],
+)
+def test_an_amount_is_read_in_three_digits_or_so(value: float, unit: str, text: str) -> None:
+    assert readable(value, unit) == text

@@ -1,0 +1,115 @@
+"""What would keep the settings from being served, all of it at once: files, addresses, strangers, ports.
+
+`config check` asks for everything; `serve` asks before it touches the data folder, and finds out by binding
+whether its ports are free.
+"""
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from brokers import control
+from brokers.config import FILE_VARIABLE, Config, read
+from brokers.errors import InvalidSettings, Problem, Refusal
+from brokers.plugs import load_working
+from shared.errors import ConfigError
+from shared.net.datagrams import allowed_networks
+from shared.net.listeners import CannotListen, bind_each, check_exposure
+from shared.net.tls import faults
+
+
+def checked(file: Path | None) -> Config:
+    """The settings as serving would read them. Raises InvalidSettings with all that is wrong with them."""
+    working, broken = load_working()
+    config, found = read(working, file=file, environ=os.environ, broken=broken)
+    names = {str(file), os.environ.get(FILE_VARIABLE, "")}
+    if not any(problem.key in names for problem in found):  # else too little of them is known
+        try:
+            protocols = [plug.name for plug in config.enabled(working)]
+        except InvalidSettings as error:
+            found += error.problems
+            protocols = [plug.name for plug in working if plug.name in config.serve.enable]
+        told = {problem.key for problem in found}
+        more = (*start_problems(config, protocols), *taken_ports(config, protocols))
+        found += [problem for problem in more if problem.key not in told]
+    if found:
+        raise InvalidSettings(tuple(found))
+    return config
+
+
+def require_startable(config: Config, protocols: Sequence[str]) -> None:
+    """Raises InvalidSettings with all that would keep a start from serving these, but for taken ports."""
+    found = tuple(start_problems(config, protocols))
+    if found:
+        raise InvalidSettings(found)
+
+
+def start_problems(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
+    """What is wrong with files that the settings name, and with who would be served where."""
+    errors = dict.fromkeys(
+        (error.key, error.text) for protocol in protocols for error in _faults(config, protocol)
+    )
+    yield from (Problem(*error) for error in errors)
+    ports: dict[int, str] = {}
+    for protocol in protocols:
+        port = config.protocols[protocol].port
+        first = ports.setdefault(port, protocol)
+        if port and first != protocol:
+            yield Problem(f"{protocol}.port", f"{port} is {first}.port, too: each needs one of its own")
+
+
+def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
+    section, tls = config.tls_of(protocol)
+    if tls.enabled:
+        yield from faults(tls, section)
+    host, insecure = config.serve.host, config.serve.insecure
+    try:
+        check_exposure("serve.host", host, tls, logs_in=config.logs_in(protocol), insecure=insecure)
+    except ConfigError as error:
+        yield error
+    allow = getattr(config.protocols[protocol], "allow", None)
+    for some in [[text] for text in allow or ()] or ([[]] if allow is not None else []):
+        try:
+            allowed_networks(f"{protocol}.allow", host, some)
+        except ConfigError as error:
+            yield error
+
+
+def taken_ports(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
+    """Addresses that cannot be bound, but for those that the server of this data folder has itself."""
+    host = config.serve.host
+    try:
+        _try(host, 0)
+    except CannotListen as error:
+        yield Problem("serve.host", str(error))
+        return
+    ours: set[int] | None = None
+    for protocol in protocols:
+        port = config.protocols[protocol].port
+        try:
+            _try(host, port)
+        except CannotListen as error:
+            ours = _served(config.serve.data_dir) if ours is None else ours
+            if port not in ours:
+                yield Problem(f"{protocol}.port", str(error))
+
+
+def _try(host: str, port: int) -> None:
+    """Bind, and let go before anybody could connect. Raises CannotListen."""
+
+    def prepare(sock: socket.socket, _: str) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as listeners have it
+
+    for sock in bind_each(host, port, socket.SOCK_STREAM, prepare):
+        sock.close()
+
+
+def _served(folder: Path) -> set[int]:
+    """The ports of the server that runs on the folder, if one does."""
+    try:
+        found = control.request(folder, "GET", "/status")
+    except Refusal:
+        return set()
+    addresses = [address for protocol in found["protocols"] for address in protocol["addresses"]]
+    return {int(address.rpartition(":")[2]) for address in addresses if not address.endswith("/udp")}

@@ -1,0 +1,81 @@
+"""The secret that all of a Spark cluster know: in a file for its owner alone, and in no command line.
+
+Spark itself reads such a file on Kubernetes only. So a master and a worker get it by their environment, and a
+driver by a file of settings that is gone when its JVM has started.
+"""
+
+import os
+import secrets
+import shlex
+import stat
+import tempfile
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from brokers.errors import ExitCode, Refusal
+
+SETTING = "spark.authenticate.secret.file"
+"""Spark's own key, as whoever starts a job gives it (`--conf`)."""
+VARIABLE = "_SPARK_AUTH_SECRET"
+"""Where Spark's daemons look for it, and hand it to the executors that they start."""
+_BYTES = 32
+_CHARACTERS_MIN = 16
+_SUBMIT = "PYSPARK_SUBMIT_ARGS"
+
+
+def read(file: Path) -> str:
+    """Raises Refusal, which does not repeat it."""
+    try:
+        with file.open() as opened:
+            others = stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077
+            secret = opened.read(4096).strip()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not text"
+        raise Refusal(f"secret file {file}: {why}", ExitCode.CONFIGURATION) from None
+    if others:
+        raise Refusal(f"secret file {file}: others may read it; chmod 600 it", ExitCode.CONFIGURATION)
+    if len(secret) < _CHARACTERS_MIN or len(secret.split()) > 1:
+        text = f"secret file {file}: not one word of {_CHARACTERS_MIN} characters at least"
+        raise Refusal(text, ExitCode.CONFIGURATION)
+    return secret
+
+
+def read_or_make(file: Path) -> str:
+    """The same; where there is no such file one is made. Raises Refusal."""
+    try:
+        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return read(file)
+    except OSError as error:
+        raise Refusal(f"secret file {file}: {error.strerror}", ExitCode.CONFIGURATION) from None
+    with open(number, "w") as opened:
+        opened.write(f"{secrets.token_hex(_BYTES)}\n")
+    return read(file)
+
+
+@contextmanager
+def lent(
+    settings: MutableMapping[str, str], environ: MutableMapping[str, str] = os.environ
+) -> Iterator[None]:
+    """Within it a driver's JVM may be started, which then knows the secret that `settings` name; the setting
+    is taken out of them. Raises Refusal."""
+    file = settings.pop(SETTING, None)
+    if file is None:
+        yield
+        return
+    secret = read(Path(file))
+    settings["spark.authenticate"] = "true"
+    given = environ.get(_SUBMIT)
+    with tempfile.NamedTemporaryFile("w", prefix="brokers-", suffix=".conf") as lines:  # 0600
+        lines.write(f"spark.authenticate.secret {secret}\n")
+        lines.flush()
+        ours = f"--load-spark-defaults --properties-file {shlex.quote(lines.name)}"
+        environ[_SUBMIT] = f"{ours} {given or 'pyspark-shell'}"
+        try:
+            yield
+        finally:
+            if given is None:
+                del environ[_SUBMIT]
+            else:
+                environ[_SUBMIT] = given

@@ -1,0 +1,145 @@
+"""What a query's filters leave of the logs: which topics, and from where to where in each.
+
+Whole index entries are left out, never a record that a filter might keep. So Spark still holds the rows
+against all filters but those on the topic, which are exact here. Times never go down from entry to entry
+(STORAGE.md), and a record's `timestamp` is its entry's. What is damaged has no time: it stays in, to be told.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import attrs
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from brokers.pipeline.source.options import Topics
+from brokers.pipeline.source.origin import LogSpot, Origin
+from brokers.pipeline.source.spans import Span
+from shared.errors import BrokerError
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@attrs.frozen
+class Range:
+    """Whole numbers from `low` to `high`, both of them in it; None: no bound."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def __and__(self, other: "Range") -> "Range":
+        lows = [each for each in (self.low, other.low) if each is not None]
+        highs = [each for each in (self.high, other.high) if each is not None]
+        return Range(max(lows, default=None), min(highs, default=None))
+
+
+@attrs.frozen
+class Wanted:
+    """The topics of these names (None: all), and of them these offsets, written in these milliseconds."""
+
+    topics: frozenset[str] | None = None
+    offsets: Range = Range()
+    times: Range = Range()
+
+    def among(self, topics: Topics) -> Topics:
+        """Those of `topics` that are wanted."""
+        if self.topics is None:
+            return topics
+        names = [name for name in sorted(self.topics) if not topics.names or name in topics.names]
+        if topics.pattern is None:
+            return attrs.evolve(topics, names=tuple(names))
+        names = [re.escape(name) for name in names if re.fullmatch(topics.pattern, name)]
+        return attrs.evolve(topics, pattern="|".join(names) or r"(?!)")
+
+    def within(self, place: Origin, spot: LogSpot, span: Span) -> Span:
+        """What is wanted of a log's span, and at most an entry more at each side."""
+        start, stop = span.start, span.stop
+        low, high = self.offsets.low, self.offsets.high
+        if low is not None and low > start:
+            start = place.cut(span, low) if low < stop else stop
+        if high is not None and high < stop:
+            stop = max(place.entry_end(spot, high), high + 1) if high >= start else start
+        try:
+            start, stop = self._in_time(place, spot, span, start, stop)
+        except BrokerError:  # the place cannot tell: whoever reads there meets why
+            pass
+        return attrs.evolve(span, start=max(start, span.start), stop=min(stop, span.stop))
+
+    def _in_time(self, place: Origin, spot: LogSpot, span: Span, start: int, stop: int) -> tuple[int, int]:
+        low, high = self.times.low, self.times.high
+        if low is not None:
+            first = place.at_time(spot, max(low, 0))
+            # The entry before the first one that is late enough: between the two there may be damage.
+            start = max(start, place.cut(span, max((spot.end if first is None else first) - 1, span.start)))
+        if high is not None:
+            last = place.at_time(spot, max(high + 1, 0))  # the last one that may have begun early enough
+            stop = stop if last is None else min(stop, place.entry_end(spot, last))
+        return start, stop
+
+
+def wanted(filters: Iterable[Filter]) -> tuple[Wanted, list[Filter]]:
+    """What all of the filters together leave, and those that Spark has still to look at."""
+    found, left = Wanted(), []
+    for each in filters:
+        name = ".".join(getattr(each, "attribute", ()))
+        if name == "topic" and (topics := _topics(each)) is not None:
+            found = attrs.evolve(found, topics=topics if found.topics is None else found.topics & topics)
+            continue
+        if name == "offset":
+            found = attrs.evolve(found, offsets=found.offsets & _range(each, _whole, 1))
+        elif name == "timestamp":
+            found = attrs.evolve(found, times=found.times & _range(each, _micros, 1000))
+        left.append(each)
+    return found, left
+
+
+def _values(filter_: Filter) -> tuple[Any, ...]:
+    """What the column has to be equal to one of; none where that is not what the filter says."""
+    if isinstance(filter_, EqualTo | EqualNullSafe):
+        return (filter_.value,)
+    return tuple(filter_.value) if isinstance(filter_, In) else ()
+
+
+def _topics(filter_: Filter) -> frozenset[str] | None:
+    values = _values(filter_)
+    return frozenset(values) if values and all(isinstance(value, str) for value in values) else None
+
+
+def _range(filter_: Filter, number: Any, unit: int) -> Range:
+    """Bounds in units of so many of what `number` makes of a value; none where it makes nothing of it."""
+    if values := [number(value) for value in _values(filter_)]:
+        return Range(-(-min(values) // unit), max(values) // unit) if None not in values else Range()
+    bound = number(getattr(filter_, "value", None))
+    match filter_:
+        case _ if bound is None:
+            return Range()
+        case GreaterThan():
+            return Range(low=bound // unit + 1)
+        case GreaterThanOrEqual():
+            return Range(low=-(-bound // unit))
+        case LessThan():
+            return Range(high=-(-bound // unit) - 1)
+        case LessThanOrEqual():
+            return Range(high=bound // unit)
+    return Range()
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _micros(value: Any) -> int | None:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return None
+    return (value - _EPOCH) // _MICROSECOND

@@ -1,0 +1,215 @@
+"""Transactions of a channel (`tx.select`): what it publishes and settles is held, then applied, or forgotten.
+
+A commit is one entry of the journal, whatever queues it touches, so a crash leaves all of it or nothing. It
+is answered when that is on the disk. A message that is rejected and has a dead-letter exchange moves there in
+the same step. What is held counts as memory, and has bounds of its own: a commit is one stretch of work.
+
+What is settled in a transaction is settled for its client, who cannot do so again, but counts against
+prefetch until the commit. A rollback makes it unacknowledged again.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pamqp import commands
+
+from dmp.amqp.settling import tags_of
+from dmp.burials import LETTERS_PER_TURN, addressed
+from dmp.changes import Change
+from dmp.message import Head, Message
+from dmp.pacing import WORK_PER_STRETCH
+from dmp.queues import Queue
+from dmp.refusals import Code, Refusal
+from shared.errors import StoreError
+
+if TYPE_CHECKING:
+    from dmp.amqp.channel import Channel, Delivery
+    from dmp.amqp.publishing import Post
+
+LETTER_MESSAGES = LETTERS_PER_TURN
+"""A rejection that makes a dead letter counts as so many messages: it is as much work."""
+
+
+class Outcome(Enum):
+    """What becomes of a delivery."""
+
+    ACKNOWLEDGED = "acknowledged"
+    REJECTED = "rejected"
+    REQUEUED = "requeued"
+
+
+class Transaction:
+    """One channel's, from commit to commit."""
+
+    __slots__ = ("_bytes", "_channel", "_cost_bytes", "_messages", "_posts", "_settled")
+
+    def __init__(self, channel: "Channel") -> None:
+        self._channel = channel
+        self._posts: list[tuple[Post, Sequence[Queue], Sequence[bytes]]] = []
+        self._settled: dict[int, tuple[Outcome, Delivery]] = {}  # by tag
+        self._messages = 0
+        self._bytes = 0
+        self._cost_bytes = 0
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._posts or self._settled)
+
+    @property
+    def settled(self) -> int:
+        """So many deliveries are held."""
+        return len(self._settled)
+
+    def publish(self, post: "Post", bodies: Sequence[bytes]) -> None:
+        """Raises Refusal."""
+        if post.content.immediate:
+            raise Refusal(Code.NOT_IMPLEMENTED, "immediate in a transaction")
+        messages = len(bodies) * max(1, len(post.queues))
+        body_bytes = messages * post.head.stored_bytes
+        if self.holds or len(bodies) > 1:
+            self._need_room(messages, body_bytes)
+        self._messages += messages
+        self._bytes += body_bytes
+        cost_bytes = post.head.cost_bytes * len(bodies)
+        self._cost_bytes += cost_bytes
+        self._channel.session.broker.memory.take(cost_bytes)
+        self._posts.append((post, post.queues, bodies))
+        if post.head.large:
+            for body in bodies:
+                self._channel.session.broker.bodies.refer(body)
+
+    def settle(self, outcome: Outcome, tag: int, multiple: bool) -> None:
+        """Raises Refusal."""
+        unacked = self._channel.unacked
+        tags = tags_of(unacked, tag, multiple)
+        if outcome is Outcome.REJECTED:
+            messages = LETTER_MESSAGES * sum(_leaves_letters(unacked[each][1]) for each in tags)
+            self._need_room(messages, 0)
+            self._messages += messages
+        for each in tags:
+            self._settled[each] = outcome, unacked.pop(each)
+
+    def rollback(self) -> None:
+        """Publishes are forgotten, and deliveries unacknowledged again."""
+        channel = self._channel
+        if self._settled:
+            unacked = {tag: delivery for tag, (_, delivery) in self._settled.items()} | channel.unacked
+            channel.unacked = dict(sorted(unacked.items()))
+        self._forget()
+
+    def commit(self) -> None:
+        """Apply it, and answer when it is on the disk. Raises Refusal; then nothing is applied."""
+        channel = self._channel
+        session = channel.session
+        broker = session.broker
+        change = Change(broker)
+        returned: list[tuple[Head, Sequence[bytes]]] = []
+        for post, queues, bodies in self._posts:
+            left = [queue for queue in queues if not queue.deleted]
+            if left:
+                change.put(post.head, left, bodies)
+                continue
+            broker.counts.unroutable += len(bodies)
+            if post.content.mandatory:
+                returned.append((post.head, bodies))
+        letters = self._settle_all(change)
+        broker.memory.give(self._cost_bytes)  # it counts as the queues' now
+        self._cost_bytes = 0
+        try:
+            ticket = change.apply()
+        except StoreError as error:
+            broker.counts.refused_publishes += sum(len(bodies) for _, _, bodies in self._posts)
+            text = str(error) or "the store takes no writes"
+            raise Refusal(Code.RESOURCE_ERROR, text) from error
+        self._count(*letters)
+        for head, bodies in returned:
+            for body in bodies:
+                channel.send_return(Code.NO_ROUTE, head, body)
+        settled = list(self._settled.values())
+        session.worked(self._messages + len(settled))
+        self._forget()
+        channel.reply(commands.Tx.CommitOk(), ticket)  # before deliveries that it allows
+        _give_back(settled)
+        channel.crowded = False
+        channel.deal()
+        if broker.memory.full:
+            session.wait_for_memory()
+
+    def _settle_all(self, change: Change) -> tuple[int, int]:
+        """How many letters have found a queue, and how many none. Raises Refusal."""
+        broker = self._channel.session.broker
+        found = lost = work = 0
+        for outcome, (_, queue, message) in self._settled.values():
+            if outcome is Outcome.REQUEUED:
+                continue
+            change.leave(queue, message)
+            if outcome is Outcome.ACKNOWLEDGED or not _leaves_letters(queue):
+                continue
+            try:
+                head, targets, more = addressed(broker, queue, message, "rejected")
+            except Refusal:  # the exchange is not there
+                lost += 1
+                continue
+            work += more
+            if work > WORK_PER_STRETCH:
+                text = "the routes of the dead letters are too much work for one transaction"
+                raise Refusal(Code.PRECONDITION_FAILED, text)
+            change.put(head, targets, (message.body,))
+            found += bool(targets)
+            lost += not targets
+        return found, lost
+
+    def _need_room(self, messages: int, body_bytes: int) -> None:
+        """For so much more; a transaction of one message needs none. Raises Refusal."""
+        settings = self._channel.session.broker.settings
+        for setting, held, more in (
+            ("transaction_messages_max", self._messages, messages),
+            ("transaction_bytes_max", self._bytes, body_bytes),
+        ):
+            most = getattr(settings, setting)
+            if held + more > most:
+                text = f"a transaction may hold {setting} = {most}: commit more often"
+                raise Refusal(Code.PRECONDITION_FAILED, text)
+
+    def _forget(self) -> None:
+        broker = self._channel.session.broker
+        broker.memory.give(self._cost_bytes)
+        for body in [body for post, _, bodies in self._posts if post.head.large for body in bodies]:
+            broker.bodies.let_go(body)
+        self._posts.clear()
+        self._settled.clear()
+        self._messages = self._bytes = self._cost_bytes = 0
+
+    def _count(self, letters: int, lost: int) -> None:
+        counts = self._channel.session.broker.counts
+        counts.dead_lettered += letters
+        counts.dead_letters_lost += lost
+        for post, _, bodies in self._posts:
+            counts.published += len(bodies)
+            counts.published_bytes += len(bodies) * post.head.body_bytes
+        outcomes = [outcome for outcome, _ in self._settled.values()]
+        counts.acknowledged += outcomes.count(Outcome.ACKNOWLEDGED)
+        counts.rejected += outcomes.count(Outcome.REJECTED)
+        counts.requeued += outcomes.count(Outcome.REQUEUED)
+
+
+def _give_back(settled: "Sequence[tuple[Outcome, Delivery]]") -> None:
+    """What is requeued comes back; where anything was settled there is room for more."""
+    back: dict[Queue, list[Message]] = {}
+    for outcome, (consumer, queue, message) in settled:
+        if consumer is not None:
+            consumer.unacked -= 1
+        those = back.setdefault(queue, [])
+        if outcome is Outcome.REQUEUED:
+            those.append(message)
+    for queue, messages in back.items():
+        if messages:
+            queue.requeue(messages)
+    for queue in back:
+        if not queue.deleted:
+            queue.deal()
+
+
+def _leaves_letters(queue: Queue) -> bool:
+    return queue.kind.arguments.dead_letter_exchange is not None and not queue.deleted

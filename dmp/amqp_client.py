@@ -1,0 +1,518 @@
+"""An AMQP 0-9-1 client on trio: publish with confirms, consume with acknowledgements.
+
+    async with open_amqp() as client:
+        await client.declare_queue("jobs")
+        await client.publish("jobs", b"hello")
+        async with client.consume("jobs", prefetch=16) as deliveries:
+            async for delivery in deliveries:
+                ...
+                await delivery.ack()
+
+`publish` returns when the server has the message: on disk, where message and queue are durable, as they are
+unless said otherwise. So what raises `Disconnected` may or may not be there, and what returned is. Any number
+of tasks may use one client at once; what they ask for goes out together, and answers are handed out as they
+come. A delivery that is not acknowledged goes back to its queue when its `consume` ends.
+
+A lost connection raises `Disconnected` in all that waits, and is not made again: open another client.
+
+Source: PROTOCOL.md, "Principal". Messages are framed as AMQP's specification has it, part 4.2.
+"""
+
+import ssl
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Generic, Self, TypeVar
+
+import attrs
+import trio
+from pamqp import base, commands
+
+from dmp.amqp.methods import FRAME_END, FRAME_HEAD, METHOD, decode_untrusted, encode
+from dmp.amqp.packing import BODY, FRAME_OVERHEAD, HEADER, HEARTBEAT, ack_frame, header_untrusted
+from dmp.principal import FRAME_BYTES_MAX, Principal, Refused, refused
+from dmp.properties import unpack
+from dmp.refusals import Refusal
+from shared.errors import BrokerError, RemoteProtocolError
+from shared.net.dial import Address, Disconnected
+from shared.nurseries import beside
+
+__all__ = [
+    "Client",
+    "Deliveries",
+    "Delivery",
+    "Disconnected",
+    "NotTaken",
+    "Properties",
+    "Refused",
+    "Unroutable",
+    "open_amqp",
+]
+
+PORT = 5672
+RECEIVE_BYTES = 256 * 1024
+UNSENT_BYTES_MAX = 1024 * 1024
+"""Of what waits to be sent; beyond that, publishing waits."""
+CLOSING_SECONDS = 5.0
+CHANNELS_MAX = 1000
+_PERSISTENT = 2
+_BASIC = 60
+_CONTENT = struct.Struct(">HHQ")
+
+Properties = commands.Basic.Properties
+M = TypeVar("M", bound=base.Frame)
+T = TypeVar("T")
+
+
+class Unroutable(BrokerError):
+    """The message was for no queue that there is; the server has dropped it."""
+
+
+class NotTaken(BrokerError):
+    """The server could not keep the message: a full queue, a disk that fails."""
+
+
+class _Answer(Generic[T]):
+    """What somebody waits for: a value or an error, once. Nobody need wait."""
+
+    __slots__ = ("_came", "_outcome")
+
+    def __init__(self) -> None:
+        self._came = trio.Event()
+        self._outcome: T | BrokerError | None = None
+
+    def give(self, outcome: T | BrokerError) -> None:
+        self._outcome = outcome
+        self._came.set()
+
+    async def wait(self) -> T:
+        await self._came.wait()
+        if isinstance(self._outcome, BrokerError):
+            raise self._outcome
+        assert self._outcome is not None
+        return self._outcome
+
+
+@attrs.define(eq=False)
+class Delivery:
+    """A message that is ours until it is acknowledged. `redelivered`: somebody may have had it before."""
+
+    body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
+    exchange: str
+    key: str
+    redelivered: bool
+    properties: Properties
+    _tag: int
+    _channel: "_Channel"
+
+    async def ack(self) -> None:
+        """It is done with, and leaves its queue. Nothing answers: a lost one is delivered again."""
+        await self._channel.say(ack_frame(self._channel.number, self._tag, False))
+
+    async def nack(self, *, requeue: bool = True) -> None:
+        """It could not be handled: back into its queue, or else to the queue's dead letters."""
+        await self._channel.say(encode(commands.Basic.Nack(self._tag, False, requeue), self._channel.number))
+
+
+class Deliveries:
+    """An async iterator over what a queue delivers; made by `Client.consume`."""
+
+    def __init__(self, channel: "_Channel") -> None:
+        self._channel = channel
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        """The next one. Raises Disconnected, and Refused where the queue was deleted meanwhile."""
+        return await self._channel.next_delivery()
+
+
+@attrs.define(eq=False)
+class _Published:
+    """A message that waits for its confirm. A return does not say its number, so it is told by itself."""
+
+    exchange: str
+    key: str
+    body: bytes
+    returned: bool = False
+    confirmed: _Answer[bool] = attrs.field(factory=_Answer)
+
+
+class _Channel:
+    """One channel of a connection: requests and their answers in order, confirms, deliveries."""
+
+    def __init__(self, client: "Client", number: int) -> None:
+        self.number = number
+        self._client = client
+        self._asked: deque[_Answer[base.Frame]] = deque()
+        self._published = 0
+        self._unconfirmed: dict[int, _Published] = {}
+        self._delivered: deque[Delivery] = deque()
+        self._came = trio.Event()
+        self._lost: BrokerError | None = None
+        # Of the message that is coming in: what announced it, its properties, its body so far.
+        self._method: base.Frame | None = None
+        self._properties = Properties()
+        self._parts: list[bytes] = []
+        self._missing = 0
+
+    async def say(self, data: bytes) -> None:
+        """Send what is not answered. Raises Disconnected, Refused."""
+        if self._lost is not None:
+            raise self._lost
+        self._client._write(data)
+        await self._client._wait_for_room()
+
+    async def call(self, method: base.Frame, answer: type[M]) -> M:
+        """Ask and wait. Raises Refused, Disconnected."""
+        if self._lost is not None:
+            raise self._lost
+        asked: _Answer[base.Frame] = _Answer()
+        self._asked.append(asked)
+        self._client._write(encode(method, self.number))
+        found = await asked.wait()
+        if not isinstance(found, answer):
+            raise RemoteProtocolError(f"the server answered {method.name} with {found.name}")
+        return found
+
+    async def publish(
+        self, exchange: str, key: str, properties: Properties, body: bytes, mandatory: bool
+    ) -> None:
+        if self._lost is not None:
+            raise self._lost
+        method = encode(
+            commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory), self.number
+        )
+        # Numbered and queued in one stretch: the server counts what it gets.
+        self._published += 1
+        published = self._unconfirmed[self._published] = _Published(exchange, key, body)
+        self._client._write(b"".join([method, *self._content(properties, body)]))
+        await self._client._wait_for_room()
+        await published.confirmed.wait()
+
+    async def next_delivery(self) -> Delivery:
+        while not self._delivered:
+            if self._lost is not None:
+                raise self._lost
+            self._came = trio.Event()
+            await self._came.wait()
+        return self._delivered.popleft()
+
+    def lose(self, error: BrokerError) -> None:
+        """Nothing more comes: all that waits fails."""
+        if self._lost is not None:
+            return
+        self._lost = error
+        for asked in self._asked:
+            asked.give(error)
+        for published in self._unconfirmed.values():
+            published.confirmed.give(error)
+        self._asked.clear()
+        self._unconfirmed.clear()
+        self._delivered.clear()  # they are another consumer's now
+        self._came.set()
+
+    def receive(self, kind: int, payload: bytes) -> None:
+        """A frame has come. Raises RemoteProtocolError, Refusal."""
+        if kind == METHOD:
+            self._receive_method(decode_untrusted(payload)[0])
+        elif kind == HEADER:
+            self._missing, packed = header_untrusted(payload)
+            self._properties, self._parts = unpack(packed), []
+            self._complete()
+        elif kind == BODY:
+            self._parts.append(payload)
+            self._missing -= len(payload)
+            self._complete()
+
+    def _receive_method(self, method: base.Frame) -> None:
+        match method:
+            case commands.Basic.Deliver() | commands.Basic.Return():
+                self._method = method
+            case commands.Basic.Ack():
+                self._confirm(method.delivery_tag or 0, method.multiple, True)
+            case commands.Basic.Nack():
+                self._confirm(
+                    method.delivery_tag, method.multiple, NotTaken("the server could not keep the message")
+                )
+            case commands.Basic.Cancel():
+                self.lose(refused(404, "the queue was deleted"))
+            case commands.Channel.Close():
+                self.lose(refused(method.reply_code or 0, method.reply_text))
+                self._client._channel_closed(self, answer=True)
+            case commands.Channel.CloseOk():
+                self._client._channel_closed(self, answer=False)
+            case _ if self._asked:
+                self._asked.popleft().give(method)
+            case _:
+                raise RemoteProtocolError(f"the server says {method.name}, which nobody asked for")
+
+    def _confirm(self, tag: int, multiple: bool, outcome: bool | BrokerError) -> None:
+        waiting = self._unconfirmed
+        for each in [one for one in waiting if one <= tag] if multiple else [tag]:
+            published = waiting.pop(each, None)
+            if published is not None:
+                none = Unroutable(f"no queue takes {published.key!r} of exchange {published.exchange!r}")
+                published.confirmed.give(none if published.returned else outcome)
+
+    def _complete(self) -> None:
+        if self._missing > 0:
+            return
+        method, self._method = self._method, None
+        body, self._parts = b"".join(self._parts), []
+        if isinstance(method, commands.Basic.Deliver):
+            exchange, key = method.exchange or "", method.routing_key or ""
+            tag = method.delivery_tag or 0
+            delivery = Delivery(body, exchange, key, bool(method.redelivered), self._properties, tag, self)
+            self._delivered.append(delivery)
+            self._came.set()
+        elif isinstance(method, commands.Basic.Return):
+            # It comes before its confirm, and in the order of publishing.
+            what = method.exchange or "", method.routing_key or "", body
+            for published in self._unconfirmed.values():
+                if not published.returned and (published.exchange, published.key, published.body) == what:
+                    published.returned = True
+                    break
+
+    def _content(self, properties: Properties, body: bytes) -> list[bytes]:
+        """Header and body, in frames that the server takes."""
+        packed = properties.marshal()
+        frames = [
+            FRAME_HEAD.pack(HEADER, self.number, _CONTENT.size + len(packed)),
+            _CONTENT.pack(_BASIC, 0, len(body)),
+            packed,
+            FRAME_END,
+        ]
+        step = self._client.frame_bytes - FRAME_OVERHEAD
+        for start in range(0, len(body), step):
+            part = body[start : start + step]
+            frames += [FRAME_HEAD.pack(BODY, self.number, len(part)), part, FRAME_END]
+        return frames
+
+
+class Client:
+    """A connection that is logged in; made by `open_amqp`. Names and keys are text, bodies bytes.
+
+    What the server refuses raises Refused: with AMQP's code, 404 for what is not there (`NotThere`).
+    """
+
+    def __init__(self, stream: trio.abc.Stream, frame_bytes: int) -> None:
+        self.frame_bytes = frame_bytes
+        self._stream = stream
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._more = trio.Event()
+        self._room = trio.Event()
+        self._lost: BrokerError | None = None
+        self._channels: dict[int, _Channel] = {}
+        self._opening = trio.Lock()
+        self._main: _Channel | None = None
+
+    async def declare_queue(
+        self,
+        name: str = "",
+        *,
+        durable: bool = True,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Make a queue, if it is not there; returns its name, the server's choice where none is given."""
+        method = commands.Queue.Declare(
+            queue=name,
+            durable=durable,
+            exclusive=exclusive,
+            auto_delete=auto_delete,
+            arguments=dict(arguments or {}),
+        )
+        return (await self._call(method, commands.Queue.DeclareOk)).queue or name
+
+    async def declare_exchange(self, name: str, type: str = "direct", *, durable: bool = True) -> None:
+        """Make an exchange, if it is not there: direct, topic, fanout or headers."""
+        method = commands.Exchange.Declare(exchange=name, exchange_type=type, durable=durable)
+        await self._call(method, commands.Exchange.DeclareOk)
+
+    async def bind(self, queue: str, exchange: str, key: str = "") -> None:
+        """Have what is published to the exchange under such a key come into the queue."""
+        await self._call(
+            commands.Queue.Bind(queue=queue, exchange=exchange, routing_key=key), commands.Queue.BindOk
+        )
+
+    async def purge(self, queue: str) -> int:
+        """Empty a queue of what nobody holds; returns how many messages that were."""
+        return (
+            await self._call(commands.Queue.Purge(queue=queue), commands.Queue.PurgeOk)
+        ).message_count or 0
+
+    async def delete_queue(self, queue: str) -> int:
+        """Delete a queue, if it is there; returns how many messages went with it."""
+        return (
+            await self._call(commands.Queue.Delete(queue=queue), commands.Queue.DeleteOk)
+        ).message_count or 0
+
+    async def publish(
+        self,
+        key: str,
+        body: bytes,
+        *,
+        exchange: str = "",
+        properties: Properties | None = None,
+        mandatory: bool = True,
+    ) -> None:
+        """Publish, and wait until the server has it. Without an exchange the key is a queue's name.
+
+        `properties`: without them the message is persistent. Raises Unroutable where no queue takes it (not
+        `mandatory`: then it is dropped without a word), NotTaken, Refused, Disconnected.
+        """
+        if properties is None:
+            properties = Properties(delivery_mode=_PERSISTENT)
+        channel = await self._opened()
+        await channel.publish(exchange, key, properties, bytes(body), mandatory)
+
+    @asynccontextmanager
+    async def consume(self, queue: str, *, prefetch: int = 16) -> AsyncIterator[Deliveries]:
+        """What the queue delivers, at most `prefetch` at a time that are not acknowledged (1 to 65,535).
+
+        At the end of the block what is not acknowledged goes back into the queue.
+        """
+        channel = await self._open_channel()
+        try:
+            await channel.call(commands.Basic.Qos(0, prefetch, False), commands.Basic.QosOk)
+            await channel.call(commands.Basic.Consume(queue=queue), commands.Basic.ConsumeOk)
+            yield Deliveries(channel)
+        finally:
+            if self._channels.get(channel.number) is channel:
+                self._write(encode(commands.Channel.Close(200, "bye", 0, 0), channel.number))
+
+    async def _leave(self) -> None:
+        """Say goodbye behind all that is unsent, and wait until the server has agreed and closed."""
+        self._write(encode(commands.Connection.Close(200, "bye", 0, 0), 0))
+        with trio.move_on_after(CLOSING_SECONDS):
+            while self._lost is None:
+                await self._room.wait()
+
+    async def _call(self, method: base.Frame, answer: type[M]) -> M:
+        return await (await self._opened()).call(method, answer)
+
+    async def _opened(self) -> _Channel:
+        """The channel of all that is no consumer; a new one where a refusal has closed the last."""
+        async with self._opening:
+            if self._main is None or self._channels.get(self._main.number) is not self._main:
+                self._main = await self._open_channel()
+                await self._main.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+            return self._main
+
+    async def _open_channel(self) -> _Channel:
+        if self._lost is not None:
+            raise self._lost
+        free = (number for number in range(1, CHANNELS_MAX + 1) if number not in self._channels)
+        number = next(free, None)
+        if number is None:
+            raise Refused(504, f"{CHANNELS_MAX} channels are open")
+        channel = self._channels[number] = _Channel(self, number)
+        await channel.call(commands.Channel.Open(), commands.Channel.OpenOk)
+        return channel
+
+    def _channel_closed(self, channel: _Channel, *, answer: bool) -> None:
+        """Its number may be used again."""
+        del self._channels[channel.number]
+        if answer:
+            self._write(encode(commands.Channel.CloseOk(), channel.number))
+
+    def _write(self, data: bytes) -> None:
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        self._more.set()
+
+    async def _wait_for_room(self) -> None:
+        while self._unsent_bytes > UNSENT_BYTES_MAX and self._lost is None:
+            await self._room.wait()
+
+    async def _run(self) -> None:
+        """Send and receive until the connection is lost."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send)
+                await self._receive()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError) as errors:
+            self._lose(Disconnected(f"the connection broke ({errors.exceptions[0].__cause__ or 'closed'})"))
+        except* (BrokerError, Refusal) as errors:
+            error = errors.exceptions[0]
+            self._lose(error if isinstance(error, BrokerError) else RemoteProtocolError(str(error)))
+
+    async def _send(self) -> None:
+        while True:
+            await self._more.wait()
+            self._more = trio.Event()
+            data, self._unsent, self._unsent_bytes = b"".join(self._unsent), [], 0
+            self._room.set()
+            self._room = trio.Event()
+            await self._stream.send_all(data)
+
+    async def _receive(self) -> None:
+        data = bytearray()
+        while received := await self._stream.receive_some(RECEIVE_BYTES):
+            data += received
+            at = 0
+            while len(data) - at >= FRAME_OVERHEAD:
+                kind, number, size = FRAME_HEAD.unpack_from(data, at)
+                end = at + FRAME_OVERHEAD + size
+                if kind not in (METHOD, HEADER, BODY, HEARTBEAT) or size > FRAME_BYTES_MAX:
+                    raise RemoteProtocolError("the server does not speak AMQP 0-9-1")
+                if end > len(data):
+                    break
+                self._frame(kind, number, bytes(data[at + FRAME_HEAD.size : end - 1]))
+                at = end
+            del data[:at]
+        raise Disconnected("the server closed the connection")
+
+    def _frame(self, kind: int, number: int, payload: bytes) -> None:
+        if number:
+            channel = self._channels.get(number)
+            if channel is not None:
+                channel.receive(kind, payload)
+        elif kind == METHOD:
+            method, _ = decode_untrusted(payload)
+            if isinstance(method, commands.Connection.Close):
+                self._write(encode(commands.Connection.CloseOk(), 0))
+                raise refused(method.reply_code or 0, method.reply_text)
+
+    def _lose(self, error: BrokerError) -> None:
+        self._lost = error
+        for channel in self._channels.values():
+            channel.lose(error)
+        self._room.set()
+
+
+@asynccontextmanager
+async def open_amqp(
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    *,
+    user: str = "guest",
+    password: str = "guest",
+    ssl_context: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
+) -> AsyncIterator[Client]:
+    """A client, logged in; it says goodbye at the end of the block, when all is sent.
+
+    `ssl_context`: TLS, for `host` unless `server_hostname` says otherwise. Raises Refused,
+    ConnectionRefusedError where nobody answers, Disconnected, ssl.SSLError.
+    """
+    address = Address(host, port, ssl_context, server_hostname, kind="AMQP")
+    stream = await address.open()
+    try:
+        principal = Principal(stream)
+        try:
+            await principal.greet()
+        except (Disconnected, RemoteProtocolError) as error:
+            raise address.not_answered(error) from error
+        client = Client(stream, await principal.log_in(user, password))
+        async with beside() as nursery:
+            nursery.start_soon(client._run)
+            yield client
+            await client._leave()
+    finally:
+        await trio.aclose_forcefully(stream)

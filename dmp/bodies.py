@@ -1,0 +1,321 @@
+"""Bodies too large to be held whole: each is a log of its own, written as it comes and read as it goes.
+
+A message with such a body has a *reference* in its place, in memory and in the logs of queues. Several queues
+may refer to one body. It goes when the last has let go of it, with the log, behind the records that say so.
+
+| op | |
+|---|---|
+| 1 PART | the next bytes of the body |
+| 2 WHOLE | `[length u64]`: the body's. In one batch with the first record of a queue that refers to it |
+| 3 LEFT | `[length u64]`: no queue refers to it any more; it is on its way to a client still |
+
+What begins a publish that never ended has no WHOLE, and nobody was told of it: a start removes that, and
+what has LEFT. A log whose name begins with `t` is of a message that is not persistent, and goes with its
+process. A whole body that no queue refers to is kept, and told of: a queue's log may have lost the message.
+
+A reference is `[length u64][name]`. Names are random, so one that a damaged log brings back finds its own
+body or none.
+"""
+
+import secrets
+import struct
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from functools import partial
+
+import structlog
+
+from dmp.refusals import Code, Refusal
+from shared.errors import NotARecord, StoreError
+from shared.storage.format import LENGTH_BYTES
+from shared.storage.inventory import Namespace
+from shared.storage.log import Log, read_records
+from shared.storage.settings import Durability
+from shared.storage.store import Store, Ticket
+
+PART_BYTES = 256 << 10
+"""So much is gathered before it is written."""
+UNWRITTEN_BYTES_MAX = 16 << 20
+"""Of all large bodies, in memory: a commit of so much keeps a disk busy while the next one gathers."""
+NAME_BYTES = 18
+REFERENCE_BYTES = 8 + NAME_BYTES
+
+_UNJOURNALED = Durability("none")
+_PERSISTENT, _PASSING = "p-", "t-"
+_RANDOM_BYTES = (NAME_BYTES - len(_PERSISTENT)) // 2
+_PART = struct.Struct(">IB")
+_END = struct.Struct(">IBQ")
+_LENGTH = struct.Struct(">Q")
+
+
+class Op(IntEnum):
+    """What a record says."""
+
+    PART = 1
+    WHOLE = 2
+    LEFT = 3
+
+
+class Body:
+    """One that is there. `references`: of messages in queues (`held`, so many), of clients that it is on its
+    way to, of the publisher. `written`: done once all of it can be read. `whole` and `left`: its log says so.
+    `damaged`: some of it cannot be read."""
+
+    __slots__ = ("damaged", "held", "left", "length", "log", "references", "whole", "written")
+
+    def __init__(self, log: Log, length: int, references: int, written: Ticket | None = None) -> None:
+        self.log = log
+        self.length = length
+        self.held = 0
+        self.references = references
+        self.written = written
+        self.whole = False
+        self.left = False
+        self.damaged = False
+
+    def told(self, ticket: Ticket) -> None:
+        """What says that it is whole is on the disk, or was taken back."""
+        if ticket.error is not None:
+            self.whole = False
+
+
+class Arriving:
+    """A body that is coming. Its log is made with its first bytes."""
+
+    __slots__ = ("_bodies", "_end", "_log", "_ticket", "length", "persistent")
+
+    def __init__(self, bodies: "Bodies", length: int, persistent: bool) -> None:
+        self.length = length
+        self.persistent = persistent
+        self._bodies = bodies
+        self._log: Log | None = None
+        self._end = 0
+        self._ticket: Ticket | None = None
+
+    def add(self, part: bytes) -> None:
+        """The next bytes of it. Raises StoreError; then it cannot be finished."""
+        if self._log is None:
+            self._log = self._bodies.new_log(self.persistent)
+        offset, self._ticket = self._log.append_framed(_PART.pack(1 + len(part), Op.PART), part)
+        if offset != self._end:
+            raise StoreError("what came before could not be written")
+        self._end = self._log.end
+        self._bodies.appended(len(part), self._ticket)
+
+    def finish(self) -> bytes:
+        """It is all there: the reference, which is the publisher's until it lets go of it."""
+        assert self._log is not None
+        self._bodies.begun_bytes -= self.length
+        return self._bodies.add(Body(self._log, self.length, 1, self._ticket))
+
+    def give_up(self) -> None:
+        """It will not be finished."""
+        self._bodies.begun_bytes -= self.length
+        if self._log is not None:
+            self._bodies.remove(self._log)
+
+
+class Bodies:
+    """All of them. `begun_bytes`: announced, and not all there. `unclaimed`: kept, and no queue's."""
+
+    def __init__(
+        self, store: Store, logs: Namespace, log: structlog.stdlib.BoundLogger, begun_bytes_max: int
+    ) -> None:
+        self.begun_bytes = 0
+        self.unclaimed = 0
+        self._begun_bytes_max = begun_bytes_max
+        self._store = store
+        self._logs = logs
+        self._log = log
+        self._bodies: dict[bytes, Body] = {}
+        self._left: dict[Body, None] = {}  # no queue, or nobody, has these any more
+        self._removed: list[Log] = []  # to be deleted
+        self._unwritten_bytes = 0
+        self._waiting: list[Callable[[], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    # -- coming
+
+    def begin(self, length: int, persistent: bool) -> Arriving:
+        """Raises Refusal (RESOURCE_ERROR)."""
+        if self.begun_bytes + length > self._begun_bytes_max:
+            raise Refusal(Code.RESOURCE_ERROR, "too many large bodies have begun: begun_bytes_max is reached")
+        self.begun_bytes += length
+        return Arriving(self, length, persistent)
+
+    def appended(self, size: int, ticket: Ticket) -> None:
+        """So many bytes are in memory until the ticket is done."""
+        self._unwritten_bytes += size
+        ticket.when_done(partial(self._written, size))
+
+    def _written(self, size: int, _: Ticket) -> None:
+        self._unwritten_bytes -= size
+        if self._waiting and self._unwritten_bytes * 2 <= UNWRITTEN_BYTES_MAX:
+            waiting, self._waiting = self._waiting, []
+            for callback in waiting:
+                callback()
+
+    @property
+    def behind(self) -> bool:
+        """So much waits for the disk that publishers of large bodies should not be read."""
+        return self._unwritten_bytes > UNWRITTEN_BYTES_MAX
+
+    def when_caught_up(self, callback: Callable[[], None]) -> None:
+        """Call it once, when that is over; while it is so."""
+        self._waiting.append(callback)
+
+    def new_log(self, persistent: bool) -> Log:
+        """Raises StoreError."""
+        name = (_PERSISTENT if persistent else _PASSING) + secrets.token_hex(_RANDOM_BYTES)
+        return self._logs.create(name, None if persistent else _UNJOURNALED)[0]
+
+    def add(self, body: Body) -> bytes:
+        name = body.log.name.encode()
+        self._bodies[name] = body
+        return _LENGTH.pack(body.length) + name
+
+    def whole_records(self, references: Iterable[bytes]) -> list[tuple[Log, bytes, int]]:
+        """What goes with the first record of a queue that refers to each, for `Store.append_all`."""
+        bodies = [self[reference] for reference in references]
+        return [(body.log, _end_record(Op.WHOLE, body), 1) for body in bodies if not body.whole]
+
+    def whole_appended(self, references: Iterable[bytes], ticket: Ticket) -> None:
+        """Those records went into their logs."""
+        for reference in references:
+            body = self[reference]
+            if not body.whole:
+                body.whole = True
+                ticket.when_done(body.told)
+
+    # -- there
+
+    def __getitem__(self, reference: bytes) -> Body:
+        return self._bodies[reference[_LENGTH.size :]]
+
+    def hold(self, reference: bytes) -> None:
+        """A message of a queue has it."""
+        self.refer(reference).held += 1
+
+    def drop(self, reference: bytes) -> None:
+        """That message has left."""
+        body = self[reference]
+        body.held -= 1
+        if not body.held:
+            self._left[body] = None
+        self.let_go(reference)
+
+    def refer(self, reference: bytes) -> Body:
+        """One more refers to it."""
+        body = self[reference]
+        body.references += 1
+        return body
+
+    def let_go(self, reference: bytes) -> None:
+        """One less does."""
+        body = self[reference]
+        body.references -= 1
+        if not body.references:  # somebody may still refer to it, until the next `flush`
+            self._left[body] = None
+
+    def remove(self, log: Log) -> None:
+        """With the next `flush`."""
+        self._removed.append(log)
+
+    def flush(self) -> None:
+        """Delete what nobody refers to, now that the logs of queues say so. What cannot be is tried again."""
+        try:
+            while self._removed:
+                if not self._removed[-1].deleted:  # else it could not be made
+                    self._logs.delete(self._removed[-1].name)
+                self._removed.pop()
+            while self._left:
+                body = next(iter(self._left))
+                if not body.references:
+                    if not body.log.deleted:
+                        self._logs.delete(body.log.name)
+                    del self._bodies[body.log.name.encode()]
+                elif body.whole and not (body.held or body.left):
+                    body.log.append(_end_record(Op.LEFT, body), 1, reserved=True)
+                    body.left = True
+                del self._left[body]
+        except StoreError:
+            pass  # the store says so itself
+
+    # -- a start
+
+    async def restore(self) -> None:
+        """Find what there is; queues then `claim` what they refer to."""
+        for name, log in tuple(self._logs.logs.items()):
+            if name.startswith(_PASSING):
+                self.remove(log)
+            else:
+                self._bodies[name.encode()] = await _found(log)
+
+    def claim(self, reference: bytes) -> bool:
+        """A queue's log has that; False: the body is not there."""
+        body = self._bodies.get(reference[_LENGTH.size :])
+        if body is None:
+            return False
+        length = length_in(reference)
+        if not body.whole:  # that was damaged: the queue would not say so of another
+            body.length = length
+        if body.length != length:
+            return False
+        self.hold(reference)
+        return True
+
+    def restored(self) -> None:
+        """Every queue has claimed what it refers to."""
+        journal_damaged = self._store.statistics().journal_damages > 0
+        unclaimed: list[Log] = []
+        for name, body in tuple(self._bodies.items()):
+            if not body.references:
+                del self._bodies[name]
+                if not body.left and (body.whole or body.damaged or journal_damaged):
+                    unclaimed.append(body.log)
+                else:
+                    self.remove(body.log)
+        self.flush()
+        self.unclaimed = len(unclaimed)
+        if unclaimed:
+            self._log.error(
+                "bodies of messages that no queue has: a queue's log may have lost these; they are kept",
+                bodies=len(unclaimed),
+                bytes=sum(log.visible for log in unclaimed),
+                path=unclaimed[0].file.path,
+            )
+
+
+def length_in(reference: bytes) -> int:
+    """The body's. Raises struct.error."""
+    length: int = _LENGTH.unpack_from(reference)[0]
+    return length
+
+
+def part_bytes(op: int, data: bytes, start: int, end: int) -> bytes:
+    """What a record [start, end) holds of the body."""
+    return data[start + 1 : end] if op == Op.PART else b""
+
+
+async def _found(log: Log) -> Body:
+    """A body as its log says."""
+    body = Body(log, 0, 0)
+    at = log.visible - _END.size
+    if at < log.first:
+        return body
+    try:
+        size, op, length = _END.unpack(await read_records(log, at, _END.size))
+    except NotARecord:
+        return body  # it ends with a part
+    except (StoreError, struct.error):
+        body.damaged = True
+        return body
+    if size == _END.size - LENGTH_BYTES and op in (Op.WHOLE, Op.LEFT):
+        body.length, body.whole, body.left = length, True, op == Op.LEFT
+    return body
+
+
+def _end_record(op: Op, body: Body) -> bytes:
+    return _END.pack(_END.size - LENGTH_BYTES, op, body.length)

@@ -1,0 +1,35 @@
+"""CLIENTS.md: each program in it runs as it stands against a server, and prints what stands below it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import Server
+
+DOCUMENT = (Path(__file__).parents[2] / "brokers" / "CLIENTS.md").read_text()
+PROGRAMS = re.findall(
+    r"^## (.*?)\n.*?```python\n(.*?)```\n\n```text\n(.*?)```", DOCUMENT, re.DOTALL | re.MULTILINE
+)
+PROTOCOLS = {"9090": "dms", "8080": "logmq", "7070": "pubsub", "8000": "kqmsgq", "5672": "dmp"}
+
+
+def test_every_program_is_run() -> None:
+    assert len(PROGRAMS) == DOCUMENT.count("```python") == 7
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"), [each[1:] for each in PROGRAMS], ids=[each[0] for each in PROGRAMS]
+)
+def test_a_program_prints_what_stands_below_it(program: str, printed: str, shared_server: Server) -> None:
+    def ours(port: re.Match[str]) -> str:
+        return f"PORT = {shared_server.address(PROTOCOLS[port[1]])[1]}"
+
+    there, times = re.subn(r"^PORT = (\d+)$", ours, program, flags=re.MULTILINE)
+    assert times == 1
+    done = subprocess.run(
+        [sys.executable, "-c", there], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == (printed, "")

@@ -1,0 +1,43 @@
+"""A table is laid out to a width: whole words, what matters first."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from brokers.layout import Column, lay_out
+
+
+def test_a_word_is_never_broken_but_cut_where_it_alone_is_too_long() -> None:
+    laid = lay_out([Column("name", ["n" * 30]), Column("text", ["x" * 100])], 70)
+    assert laid.cut
+    assert laid.lines[1] == "n" * 30 + "  " + "x" * 37 + "…"
+
+
+def test_a_column_takes_what_others_leave() -> None:
+    laid = lay_out(
+        [Column("a", ["1"]), Column("text", ["some words in one row of six"]), Column("z", ["1"])], 30
+    )
+    assert laid.lines == ["a  text                      z", "1  some words in one row of  1", "   six"]
+    assert not laid.left_out
+
+
+def test_letters_that_take_two_columns_are_counted_as_two() -> None:
+    assert lay_out([Column("a", ["日本", "abcd"]), Column("b", ["1", "2"])], 80).lines == [
+        "a     b",
+        "日本  1",
+        "abcd  2",
+    ]
+
+
+texts = st.lists(st.text(st.sampled_from("ab ,"), max_size=60), min_size=3, max_size=3)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["n", "name", "a_long_name"]), texts), min_size=1, max_size=8),
+    st.integers(16, 100),
+)
+def test_no_line_is_longer_than_the_terminal(columns: list[tuple[str, list[str]]], width: int) -> None:
+    given_ = [Column(f"{name}{number}", cells) for number, (name, cells) in enumerate(columns)]
+    laid = lay_out(given_, width)
+    assert max(map(len, laid.lines)) <= width
+    kept = [column.name for column in given_ if column.name not in laid.left_out]
+    assert laid.lines[0].split() == kept

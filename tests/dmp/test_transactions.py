@@ -1,0 +1,345 @@
+"""Transactions: what a channel publishes and settles is applied at once, or not at all."""
+
+from typing import Any
+
+import pytest
+from pamqp import base, commands
+
+from dmp.amqp.methods import encode
+from dmp.settings import DmpSettings
+from tests.dmp.amqp_peer import Frames, Peer, bodies, closed, opened, publish
+from tests.dmp.world import PERSISTENT, World, laborious
+from tests.support.explore import sampled_states
+from tests.support.fake_disk import Crash, FakeDisk, Operation
+
+C = commands
+
+
+async def in_transaction(*queues: str, settings: DmpSettings | None = None) -> tuple[World, Peer]:
+    """Durable queues, and a peer whose channel 1 is transactional."""
+    world, peer = await opened(settings)
+    for queue in queues:
+        peer.ask(C.Queue.Declare(0, queue, durable=True))
+    assert peer.ask(C.Tx.Select()).name == "Tx.SelectOk"
+    return world, peer
+
+
+def fill(world: World, queue: str, *sent: bytes) -> None:
+    Peer(world).login().publish("", queue, *sent, properties=PERSISTENT)
+    world.settle()
+
+
+def held(world: World) -> dict[str, list[bytes]]:
+    """What is ready, queue by queue."""
+    queues = world.broker.queues.items()
+    return {name.decode(): sorted(message.body for message in queue.ready) for name, queue in queues}
+
+
+def consume(peer: Peer, queue: str, **options: Any) -> Frames:
+    peer.method(C.Basic.Consume(0, queue, **options))
+    return peer.frames()
+
+
+async def test_nothing_is_seen_before_the_commit_and_all_of_it_after() -> None:
+    world, peer = await in_transaction("a", "b")
+    peer.publish("", "a", b"1", b"2", properties=PERSISTENT)
+    peer.publish("", "b", b"3")
+    world.settle()
+    assert held(world) == {"a": [], "b": []}
+    peer.method(C.Tx.Commit())
+    assert peer.frames() == [], "it is answered once it is on the disk"
+    world.settle()
+    assert peer.names() == ["Tx.CommitOk"]
+    assert held(world) == {"a": [b"1", b"2"], "b": [b"3"]}
+    assert peer.ask(C.Tx.Commit()).name == "Tx.CommitOk"
+    assert held(await world.again()) == {"a": [b"1", b"2"], "b": []}
+
+
+async def test_a_rollback_forgets_publishes_and_what_was_settled_can_be_settled_again() -> None:
+    world, peer = await in_transaction("a", "b")
+    fill(world, "a", b"1", b"2", b"3")
+    consume(peer, "a")
+    peer.publish("", "b", b"x", properties=PERSISTENT)
+    for settle in (C.Basic.Ack(2), C.Basic.Reject(1, False), C.Basic.Nack(3, False, True)):
+        peer.method(settle)
+    assert peer.ask(C.Tx.Rollback()).name == "Tx.RollbackOk"
+    assert (world.broker.queues[b"a"].unacked, world.broker.counts.acknowledged) == (3, 0)
+    assert world.broker.memory.held_bytes < 1000
+    peer.method(C.Basic.Ack(2, True))
+    peer.ask(C.Tx.Commit())
+    assert (world.broker.queues[b"a"].unacked, world.broker.counts.acknowledged) == (1, 2)
+    peer.lose()
+    assert held(world) == {"a": [b"3"], "b": []}
+    assert held(await world.again()) == {"a": [b"3"], "b": []}
+
+
+async def test_what_is_settled_is_settled_for_its_client_and_free_for_others_with_the_commit() -> None:
+    world, peer = await in_transaction("a")
+    fill(world, "a", b"1", b"2", b"3")
+    peer.ask(C.Basic.Qos(0, 1))
+    assert bodies(consume(peer, "a")) == [b"1"]
+    peer.method(C.Basic.Ack(1))
+    assert peer.frames() == [], "its prefetch is used up until the commit"
+    peer.method(C.Tx.Commit())
+    world.settle()
+    found = peer.frames()
+    assert (found[0][1].name, bodies(found)) == ("Tx.CommitOk", [b"2"])
+    peer.method(C.Basic.Nack(2, False, True))
+    assert peer.frames() == []
+    peer.method(C.Tx.Commit())
+    assert bodies(peer.frames()) == [b"2"], "it came back"
+    peer.send(encode(C.Basic.Ack(3), 1) * 2)
+    assert closed(peer) == ("Channel.Close", 406)
+
+
+@pytest.mark.parametrize(
+    "end", [C.Channel.Close(200, "", 0, 0), C.Connection.Close(200, "", 0, 0), C.Basic.Ack(77), None]
+)
+async def test_the_end_of_a_channel_or_connection_is_a_rollback(end: base.Frame | None) -> None:
+    world, peer = await in_transaction("a", "b")
+    fill(world, "a", b"1", b"2")
+    consume(peer, "a")
+    peer.publish("", "b", b"x", properties=PERSISTENT)
+    peer.method(C.Basic.Ack(1))
+    if end is None:
+        peer.lose()
+    else:
+        peer.method(end, 0 if end.name == "Connection.Close" else 1)
+    world.settle()
+    assert held(world) == {"a": [b"1", b"2"], "b": []}
+    assert world.broker.memory.held_bytes == sum(
+        message.head.cost_bytes for message in world.broker.queues[b"a"].ready
+    )
+    assert held(await world.again()) == {"a": [b"1", b"2"], "b": []}
+
+
+async def test_what_cannot_be_routed_comes_back_with_the_commit() -> None:
+    world, peer = await in_transaction("a")
+    peer.ask(C.Queue.Declare(0, "gone"))
+    peer.publish("", "gone", b"0", mandatory=True)
+    peer.publish("", "none", b"1", mandatory=True)
+    peer.publish("", "none", b"2")
+    peer.ask(C.Queue.Delete(0, "gone"))
+    peer.method(C.Tx.Commit())
+    found = peer.frames()
+    assert (bodies(found), found[-1][1].name) == ([b"0", b"1"], "Tx.CommitOk")
+    assert (held(world), world.broker.counts.unroutable) == ({"a": []}, 3)
+
+
+async def test_a_message_goes_by_the_bindings_at_its_publish_and_an_exchange_must_be_there_then() -> None:
+    world, peer = await in_transaction("a")
+    peer.ask(C.Exchange.Declare(0, "e", "fanout"))
+    peer.ask(C.Queue.Bind(0, "a", "e"))
+    peer.publish("e", "", b"1")
+    peer.ask(C.Exchange.Delete(0, "e"))
+    peer.ask(C.Tx.Commit())
+    assert held(world) == {"a": [b"1"]}
+    peer.publish("e", "", b"2")
+    assert closed(peer) == ("Channel.Close", 404)
+
+
+async def test_a_commit_is_no_more_work_because_others_have_bound_something_since() -> None:
+    world, peer = await in_transaction("a")
+    for pattern in laborious(200):
+        peer.ask(C.Queue.Bind(0, "a", "amq.topic", pattern))
+    for number in range(5):
+        peer.publish("amq.topic", ".".join(["a"] * (60 + number)), b"x")
+    peer.ask(C.Queue.Bind(0, "a", "amq.topic", "more"))
+    before = world.broker.exchanges[b"amq.topic"].steps
+    peer.ask(C.Tx.Commit())
+    assert world.broker.exchanges[b"amq.topic"].steps == before
+    assert world.broker.queues[b"a"].depth == 5
+
+
+async def test_dead_letters_whose_routes_are_too_much_work_are_refused_and_nothing_is_applied() -> None:
+    world, peer = await in_transaction("a", settings=DmpSettings(wild_words_max=1_000_000))
+    for pattern in laborious(1024):
+        peer.ask(C.Queue.Bind(0, "a", "amq.topic", pattern))
+    peer.ask(C.Queue.Declare(0, "dying", arguments={"x-dead-letter-exchange": "amq.topic"}))
+    peer.ask(C.Exchange.Declare(0, "e", "fanout"))
+    peer.ask(C.Queue.Bind(0, "dying", "e"))
+    publisher = Peer(world).login()
+    for number in range(5):
+        publisher.publish("e", ".".join(["a"] * (60 + number)), b"%d" % number)
+    consume(peer, "dying")
+    peer.method(C.Basic.Nack(5, True, False))
+    peer.method(C.Tx.Commit())
+    assert closed(peer) == ("Channel.Close", 406)
+    assert held(world) == {"a": [], "dying": [b"0", b"1", b"2", b"3", b"4"]}
+
+
+@pytest.mark.parametrize(
+    ("limits", "data"),
+    [
+        ({"transaction_messages_max": 4}, publish("", "a", *[b"x"] * 5)),
+        ({"transaction_messages_max": 4}, publish("", "a", b"x", b"y") + publish("", "b", b"1", b"2", b"3")),
+        ({"transaction_messages_max": 4}, publish("amq.fanout", "", *[b"x"] * 3)),  # to two queues each
+        ({"transaction_bytes_max": 1000}, publish("", "a", bytes(600), bytes(600))),
+        (
+            {"transaction_messages_max": 33},
+            publish("", "a", b"x", b"y") + encode(C.Basic.Reject(1, False), 1),
+        ),
+    ],
+)
+async def test_a_transaction_has_bounds_and_above_them_nothing_of_it_is_applied(
+    limits: dict[str, int], data: bytes
+) -> None:
+    world, peer = await in_transaction("a", "b", settings=DmpSettings(**limits))  # type: ignore[arg-type]
+    for queue in "ab":
+        peer.ask(C.Queue.Bind(0, queue, "amq.fanout"))
+    peer.ask(C.Queue.Declare(0, "dying", arguments={"x-dead-letter-exchange": ""}))
+    fill(world, "dying", b"letter")
+    peer.method(C.Basic.Get(0, "dying"))
+    peer.frames()
+    peer.send(data)
+    assert closed(peer) == ("Channel.Close", 406)
+    assert held(world) == {"a": [], "b": [], "dying": [b"letter"]}
+
+
+async def test_a_transaction_may_hold_as_much_as_its_bounds_say_again_and_again() -> None:
+    limits = DmpSettings(transaction_messages_max=40, transaction_bytes_max=800)
+    world, peer = await in_transaction("a", settings=limits)
+    peer.ask(C.Queue.Declare(0, "dying", arguments={"x-dead-letter-exchange": "amq.topic"}))
+    fill(world, "dying", b"1", b"2")
+    peer.method(C.Basic.Consume(0, "dying"))
+    peer.frames()
+    for tag, end in ((1, C.Tx.Commit()), (2, C.Tx.Rollback()), (2, C.Tx.Commit())):
+        peer.method(C.Basic.Reject(tag, False))
+        peer.publish("", "a", *[bytes(100)] * 8)
+        assert peer.ask(end).name == f"{end.name}Ok"
+    assert (world.broker.queues[b"a"].depth, world.broker.counts.rejected) == (16, 2)
+
+
+async def test_a_single_message_may_be_larger_than_the_bound() -> None:
+    world, peer = await in_transaction("a", settings=DmpSettings(transaction_bytes_max=10))
+    for _ in range(2):
+        peer.publish("", "a", bytes(100))
+        assert peer.ask(C.Tx.Commit()).name == "Tx.CommitOk"
+    assert world.broker.queues[b"a"].depth == 2
+
+
+async def test_what_is_held_counts_as_memory_and_cannot_wait_for_it() -> None:
+    world, peer = await in_transaction("a", settings=DmpSettings(memory_bytes_max=1 << 20))
+    for _ in range(11):
+        peer.publish("", "a", bytes(100_000))
+    assert world.broker.memory.held_bytes > 1 << 20
+    assert peer.connection.reading, "its commit would never be read"
+    peer.publish("", "a", b"one more")
+    assert closed(peer) == ("Connection.Close", 506)
+    assert world.broker.memory.held_bytes == 0
+    peer = Peer(world).login()
+    peer.ask(C.Tx.Select())
+    for _ in range(11):
+        peer.publish("", "a", bytes(100_000))
+    assert peer.ask(C.Tx.Commit()).name == "Tx.CommitOk"
+    assert not peer.connection.reading, "now it can wait"
+
+
+async def test_a_commit_that_the_disk_does_not_take_changes_nothing_and_is_not_answered() -> None:
+    world, peer = await in_transaction("a", "b")
+    fill(world, "a", b"1")
+    consume(peer, "a")
+    peer.publish("", "b", b"x", properties=PERSISTENT)
+    peer.method(C.Basic.Ack(1))
+
+    def fail(operation: Operation) -> None:
+        raise OSError(5, "disk")
+
+    world.disk.before = fail
+    other = Peer(world).login()
+    other.publish("", "b", b"y", properties=PERSISTENT)
+    world.settle()
+    peer.method(C.Tx.Commit())
+    assert closed(peer) == ("Connection.Close", 506)
+    assert held(world) == {"a": [b"1"], "b": []}
+    world.disk.before = None
+    assert held(await world.again()) == {"a": [b"1"], "b": []}
+
+
+async def test_a_commit_whose_sync_fails_is_not_answered() -> None:
+    world, peer = await in_transaction("a")
+    peer.publish("", "a", b"x", properties=PERSISTENT)
+    peer.method(C.Tx.Commit())
+
+    def fail(operation: Operation) -> None:
+        raise OSError(5, "disk")
+
+    world.disk.before = fail
+    world.settle()
+    assert closed(peer) == ("Connection.Close", 541)
+
+
+async def test_a_full_queue_drops_what_it_has_no_room_for_in_a_commit_too() -> None:
+    world, peer = await in_transaction()
+    arguments = {"x-max-length": 3, "x-overflow": "reject-publish"}
+    peer.ask(C.Queue.Declare(0, "small", arguments=arguments))
+    for body in (b"1", b"2", b"3", b"4"):
+        peer.publish("", "small", body + b"!" * int(body))
+    peer.ask(C.Tx.Commit())
+    assert held(world) == {"small": [b"1!", b"2!!", b"3!!!"]}
+    assert world.broker.counts.dropped_full == 1
+
+
+async def test_deliveries_are_settled_across_queues_and_counted_once() -> None:
+    world, peer = await in_transaction("a", "b")
+    fill(world, "a", b"1", b"2")
+    fill(world, "b", b"3", b"4")
+    for queue in "ab":
+        consume(peer, queue)
+    peer.method(C.Basic.Ack(3, True))
+    peer.method(C.Basic.Reject(4, False))
+    peer.ask(C.Tx.Commit())
+    counts = world.broker.counts
+    assert (counts.acknowledged, counts.rejected, world.broker.memory.held_bytes) == (3, 1, 0)
+    assert held(await world.again()) == {"a": [], "b": []}
+
+
+SIZES = {"small": 10, "more than a batch of the journal holds": 5 << 20}
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
+async def test_a_crash_leaves_all_of_a_transaction_or_nothing(size: int) -> None:
+    """Killed before each thing that the disk is asked to do, and for the small one without power, too."""
+    world, peer = await in_transaction(
+        "in", "out", "dead", settings=DmpSettings(transaction_bytes_max=1 << 25)
+    )
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    peer.ask(C.Queue.Declare(0, "dying", durable=True, arguments=letters))
+    peer.ask(C.Queue.Bind(0, "out", "amq.fanout"))
+    peer.ask(C.Queue.Bind(0, "dead", "amq.fanout"))
+    fill(world, "in", b"1", b"2", b"3")
+    fill(world, "dying", b"letter")
+    consume(peer, "in")
+    consume(peer, "dying")
+    peer.send(publish("", "out", bytes(size), properties=PERSISTENT, part=100_000))
+    peer.send(publish("amq.fanout", "", bytes(size + 1), properties=PERSISTENT, part=100_000))
+    peer.method(C.Basic.Ack(2, True))
+    peer.method(C.Basic.Reject(4, False))
+    before = {"in": [b"1", b"2", b"3"], "out": [], "dead": [], "dying": [b"letter"]}
+    new = bytes(size + 1)
+    after = {"in": [b"3"], "out": [bytes(size), new], "dead": [new, b"letter"], "dying": []}
+    kills: list[FakeDisk] = []
+    cuts: list[Crash] = []
+
+    def watch(operation: Operation) -> None:
+        kills.append(world.disk.kill())
+        cuts.append(world.disk.power_cut())
+
+    world.disk.before = watch
+    peer.method(C.Tx.Commit())
+    world.settle()
+    assert peer.names() == ["Tx.CommitOk"]
+    world.disk.before = None
+    machines = [*kills, world.disk.kill()]
+    if size < 1000:
+        machines[:0] = [disk for cut in cuts for disk in sampled_states(cut, 1, 12)]
+    machines += sampled_states(world.disk.power_cut(), 1, 6)
+    world.store.abandon()
+    seen = []
+    for disk in machines:
+        found = await World.open(world.broker.settings, disk)
+        seen.append(held(found))
+        found.store.abandon()
+    assert [state for state in seen if state not in (before, after)] == []
+    assert before in seen
+    assert seen[len(machines) - 7 :] == [after] * 7, "what is answered is kept"

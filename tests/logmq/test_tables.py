@@ -1,0 +1,63 @@
+"""LogMQ's tables: its messages as rows, and what it remembers of writers."""
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from logmq.batches import writers, writers_schema
+from logmq.tables import RECORDS_SCHEMA, TABLES, records
+from logmq.writers import Writers
+from shared.storage.format import record
+from shared.storage.table import Table
+from shared.tables import records_schema
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import ALWAYS, open_store, read_all
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def as_read(topic: str, payloads: list[bytes]) -> pa.RecordBatch:
+    rows = [
+        {"topic": topic, "offset": 10 * at, "timestamp": NOW, "value": each}
+        for at, each in enumerate(payloads)
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=records_schema())
+
+
+def test_a_message_is_a_row() -> None:
+    batch = records(as_read("orders", [b"one", b"\xff"]))
+    assert batch.schema == RECORDS_SCHEMA
+    row = {"log": "orders", "time": NOW, "protocol": "logmq", "name": "orders", "fault": None}
+    assert batch.to_pylist() == [
+        row | {"offset": 0, "payload": b"one"},
+        row | {"offset": 10, "payload": b"\xff"},
+    ]
+
+
+async def test_a_writers_batch_is_a_row_and_so_is_its_end() -> None:
+    store = await open_store(FakeDisk())
+    log, _ = store.namespace("logmq", ALWAYS, plain_names=True).create("orders", ALWAYS)
+    table = await Table.open(store.namespace("logmq-tables", ALWAYS), "writers")
+    kept = Writers(store, table, writers_max=10)
+    for seq in (7, 8):
+        _, ticket, _ = kept.write(log, "w", seq, record(b"x"), 1)
+        assert ticket is not None
+        await store.wait(ticket)
+    kept.forget(log.id)
+    store.settle()
+    payloads = [*await read_all(table.log), b"", b"\1\0\2ab", b"\1\0\x0b12345678w01short"]
+    batch = writers(as_read("writers", payloads))
+    assert batch.schema == writers_schema()
+    rows = batch.to_pylist()
+    found = [(row["writer"], row["log_id"], row["seq"], row["position"], row["ended"]) for row in rows[:4]]
+    assert found[:2] == [("w", log.id, 7, 0, False), ("w", log.id, 8, 5, False)]
+    assert found[2:] == [("w", log.id, None, None, True)] * 2
+    assert [row["fault"] is None for row in rows] == [True] * 4 + [False] * 3
+
+
+def test_every_log_of_logmq_has_a_table() -> None:
+    assert {(table.namespace, table.logs) for table in TABLES} == {
+        ("logmq", ".*"),
+        ("logmq-tables", "groups"),
+        ("logmq-tables", "writers"),
+    }
