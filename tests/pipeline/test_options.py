@@ -126,6 +126,23 @@ def test_sizes_have_units(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("15m", 900), ("2 min", 120), ("1h", 3600), ("500ms", 0.5), ("1500", 1.5)],
+)
+def test_a_length_of_time_has_a_unit_or_is_milliseconds(text: str, seconds: float) -> None:
+    assert options(True, minOffsetsPerTrigger="5", maxTriggerDelay=text).max_delay_seconds == seconds
+    assert options(True, minOffsetsPerTrigger="5").max_delay_seconds == 900
+
+
+def test_a_group_is_of_a_stream_of_servers_and_has_a_groups_name() -> None:
+    given = {"servers": "a", "subscribe": "orders"}
+    assert parse(given | {"group": "billing"}, streaming=True).group == "billing"
+    for streaming, name in ((True, "no group!"), (True, "a\nDELETE orders"), (False, "billing")):
+        with pytest.raises(ConfigError, match=r"^group: "):
+            parse(given | {"group": name}, streaming=streaming)
+
+
+@pytest.mark.parametrize(
     ("streaming", "given", "named"),
     [
         (None, {"subscribed": "x"}, "subscribed"),
@@ -161,10 +178,20 @@ def test_sizes_have_units(text: str, size: int) -> None:
         (None, {"namespace": ""}, "namespace"),
         (None, {"tls": "true"}, "tls"),
         (None, {"replyTimeoutMs": "5"}, "replyTimeoutMs"),
+        (None, {"maxRecordsPerPartition": "0"}, "maxRecordsPerPartition"),
+        (None, {"minOffsetsPerTrigger": "-1"}, "minOffsetsPerTrigger"),
+        (None, {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "minOffsetsPerTrigger"),
+        (None, {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "maxTriggerDelay"),
+        (None, {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "9" * 400}, "maxTriggerDelay"),
+        (None, {"maxTriggerDelay": "5s"}, "maxTriggerDelay"),
+        (None, {"pruneByFilters": "1"}, "pruneByFilters"),
+        (None, {"group": "billing"}, "group"),
+        (True, {"pruneByFilters": "true"}, "pruneByFilters"),
         (True, {"endingOffsets": "latest"}, "endingOffsets"),
         (True, {"endingTimestamp": "5"}, "endingTimestamp"),
         (False, {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger"),
         (False, {"maxBytesPerTrigger": "5"}, "maxBytesPerTrigger"),
+        (False, {"minOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger"),
     ],
 )
 def test_a_wrong_option_is_named(streaming: bool | None, given: dict[str, str], named: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from brokers.pipeline.source import data_source, rows, stream
 from brokers.pipeline.source.origin import DataLoss, LogSpot
@@ -127,6 +127,38 @@ def test_a_batchs_limit_is_the_options_unless_all_is_asked_for(folder: Path) -> 
         for asked, end in ((limit, most), (ReadAllAvailable(), offset_of(3000))):
             found = reader.latestOffset(reader.initialOffset(), asked)
             assert found["logs"][str(folder)]["orders"][0] == end
+
+
+def test_a_batch_waits_until_there_is_enough_or_it_has_waited_long_enough(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(data_source, "monotonic", lambda: now)
+    chosen = options(
+        folder, streaming=True, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="5s"
+    )
+    reader = data_source.StreamReader(chosen)
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(10)
+    first = reader.latestOffset(reader.initialOffset(), limit)
+    assert between(chosen, stream.INITIAL, first) == RECORDS
+    fill(folder, {ORDERS: [b"a"] * 9})
+    now = 5.0
+    assert reader.latestOffset(first, limit) == first
+    assert reader.reportLatestOffset() == {"behind_bytes": {str(folder): {"orders": 9 * 5}}}
+    fill(folder, {ORDERS: [b"b"]})
+    second = reader.latestOffset(first, limit)
+    assert between(chosen, first, second) == [b"a"] * 9 + [b"b"]
+    assert reader.reportLatestOffset() == {"behind_bytes": {str(folder): {"orders": 0}}}
+    fill(folder, {ORDERS: [b"c"]})
+    now = 10.0
+    assert reader.latestOffset(second, limit) == second
+    now = 10.1
+    third = reader.latestOffset(second, limit)
+    assert between(chosen, second, third) == [b"c"]
+    fill(folder, {ORDERS: [b"d"]})
+    reader.prepareForTriggerAvailableNow()
+    assert between(chosen, third, reader.latestOffset(third, limit)) == [b"d"]
 
 
 def test_a_stream_with_a_target_ends_there(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """How far a batch goes in a log, by folder and by servers: it is the same, and it always moves on."""
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from brokers.pipeline.source import rows, stream
+from brokers.pipeline.source import data_source, rows, stream
 from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.origin import DataLoss
@@ -109,6 +110,19 @@ def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
                     expected.append((ends[stop], stop - start))
         place.advance(asked)
         assert [(stretch.stop, stretch.records) for stretch in asked] == expected
+
+
+@pytest.mark.parametrize(("most", "records"), [(7, 100), (700, 3000), (5000, 3000)])
+def test_a_task_has_no_more_records_than_asked_and_all_tasks_have_each_once(
+    plain: Path, place: Callable[[Path], dict[str, str]], most: int, records: int
+) -> None:
+    wanted = RECORDS[-records:]
+    given = place(plain) | {"subscribe": "orders", "maxRecordsPerPartition": str(most)}
+    given["startingOffsets"] = json.dumps({"orders": offset_of(len(RECORDS) - records)})
+    chosen = parse(given, streaming=False)
+    shares = data_source.BatchReader(chosen).partitions()
+    found = [values(chosen, *share.spans) for share in shares if isinstance(share, data_source.Share)]
+    assert found == [wanted[at : at + most] for at in range(0, len(wanted), most)]
 
 
 LIMITS = [stream.Limit(records=700), stream.Limit(length=100_000), stream.Limit(700, 100_000)]

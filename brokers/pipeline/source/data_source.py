@@ -1,8 +1,13 @@
 """What Spark sees: the format `logmq`, as a batch and as a stream."""
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, closing
+from itertools import groupby
+from operator import attrgetter
+from time import monotonic
+from typing import Any
 
+import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
@@ -16,17 +21,23 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
 from brokers.pipeline.source import positions, pruning, rows, sink, spans, stream, worker
+from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import NAMESPACE, Kind, Options, parse
+from brokers.pipeline.source.origin import LogSpot
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.pruning import Wanted
+from brokers.pipeline.source.rows import warn
+from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import Span
-from shared.errors import ConfigError
+from brokers.pipeline.source.stretch import Stretch
+from shared.errors import BrokerError, ConfigError
 
 COLUMNS = (
     StructType()
@@ -140,6 +151,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._columns = columns
         self._target: stream.Target | None = None
+        self._began_at: float | None = None
+        self._behind: dict[str, Any] | None = None
+        self._committed: dict[str, Mapping[str, int]] = {}
 
     def initialOffset(self) -> stream.Offset:  # noqa: N802 - as all of these
         return stream.INITIAL
@@ -150,6 +164,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(options.max_offsets)
         if options.max_bytes is not None:
             return ReadMaxBytes(options.max_bytes)
+        if options.min_offsets is not None:
+            return ReadMinRows(options.min_offsets)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -157,10 +173,47 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: stream.Offset, limit: ReadLimit) -> stream.Offset:  # noqa: N802
         options = self._options
-        bound = stream.Limit(options.max_offsets, options.max_bytes)
+        self._commit(start)
+        bound, least = stream.Limit(options.max_offsets, options.max_bytes), options.min_offsets
         if isinstance(limit, ReadAllAvailable):
-            bound = stream.Limit()
-        return stream.following(options, rows.rules(options), start, bound, self._target)
+            bound, least = stream.Limit(), None
+        if self._target is not None or self._has_waited():
+            least = None
+        plan = stream.planned(options, rows.rules(options), start, bound, self._target, least)
+        if plan.end != start:
+            self._began_at = monotonic()
+        self._behind = {"behind_bytes": plan.behind}
+        return plan.end
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """What there was behind the batch that was planned last; shown with the query's progress."""
+        return self._behind
+
+    def _has_waited(self) -> bool:
+        """Whether so long no batch has begun that the next one is not waited for; the first one is not."""
+        return self._began_at is None or monotonic() - self._began_at > self._options.max_delay_seconds
+
+    def _commit(self, offset: stream.Offset) -> None:
+        """Everything before it has been processed: tell the servers how far the group is.
+
+        Here, since Spark's own word for it comes with the next batch. Nothing depends on it, so nothing fails
+        for it.
+        """
+        options = self._options
+        if options.group is None:
+            return
+        for source, places in stream.places(options, offset).items():
+            if self._committed.get(source) == places:
+                continue
+            try:
+                with closing(Served(Server.parse(source), options.reach)) as served:
+                    for topic, refused in served.commit(options.group, places).items():
+                        warn(
+                            f"{topic} on {source}: the place of group {options.group} is not kept: {refused}"
+                        )
+                self._committed[source] = places
+            except (OSError, BrokerError) as error:
+                warn(f"{source}: the places of group {options.group} are not kept: {error}")
 
     def partitions(self, start: stream.Offset, end: stream.Offset) -> Sequence[InputPartition]:
         return shares(self._options, stream.spans(self._options, start, end), self._columns)
@@ -171,6 +224,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:
     """Spans divided into tasks."""
+    if options.max_records is not None:
+        found = _of_records(options, found, options.max_records)
     sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
     size = spans.SPLIT_BYTES_SPARING if sparing else spans.SPLIT_BYTES
     with ExitStack() as stack:
@@ -181,7 +236,28 @@ def shares(options: Options, found: Sequence[Span], columns: Sequence[str]) -> l
         def cut(span: Span, offset: int) -> int:
             return places[span.source].cut(span, offset)
 
-        return [Share(share) for share in spans.shares(found, options.min_partitions, cut, size=size)]
+        alone = options.max_records is not None
+        return [
+            Share(share) for share in spans.shares(found, options.min_partitions, cut, size=size, alone=alone)
+        ]
+
+
+def _of_records(options: Options, found: Sequence[Span], most: int) -> list[Span]:
+    """The same, cut so that none has more records."""
+    pieces: list[Span] = []
+    for source, those in groupby(found, attrgetter("source")):
+        with closing(open_place(options, source)) as place:
+            going = [span for span in those if span.length > 0]
+            while going:
+                ahead = [
+                    Stretch(LogSpot(source, span.topic, span.log_id, span.start, span.stop), span.start, most)
+                    for span in going
+                ]
+                place.advance(ahead)
+                cuts = list(zip(going, (stretch.stop for stretch in ahead), strict=True))
+                pieces += [attrs.evolve(span, stop=stop) for span, stop in cuts]
+                going = [attrs.evolve(span, start=stop) for span, stop in cuts if stop < span.stop]
+    return sorted(pieces, key=attrgetter("source", "topic", "start"))
 
 
 def read(options: Options, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

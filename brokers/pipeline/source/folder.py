@@ -112,6 +112,9 @@ class Folder:
             raise FileNotFoundError(name)
         return self._found[name].file
 
+    def _file_of(self, spot: LogSpot) -> str:
+        return spot.file or self._file(spot.name)
+
     # -- which logs
 
     def spots(self, topics: Topics) -> dict[str, LogSpot]:
@@ -225,11 +228,11 @@ class Folder:
             if isinstance(need, Entries):
                 yield Found(index.marks(need.start, spot.end), spot.end)
             else:
-                yield self._records(spot.file, need)
+                yield self._records(spot, need)
 
-    def _records(self, file: str, need: Records) -> bytes:
+    def _records(self, spot: LogSpot, need: Records) -> bytes:
         try:
-            with self._log(file) as fd:
+            with self._log(self._file_of(spot)) as fd:
                 return self.disk.read(fd, need.size, need.start)
         except FileNotFoundError:
             return b""
@@ -257,7 +260,7 @@ class Folder:
         """Its index; one without entries where there is none: whoever reads there meets what is missing."""
         with ExitStack() as stack:
             try:
-                index = stack.enter_context(self._index(spot.file, spot.id))
+                index = stack.enter_context(self._index(self._file_of(spot), spot.id))
             except FileNotFoundError:
                 index = LogIndex(self.disk, None, spot.id)
             yield index

@@ -17,7 +17,7 @@ import attrs
 
 from brokers.pipeline.source.address import Reach, parse_servers
 from brokers.pipeline.source.same import once_each
-from logmq.wire import Refusal, topic_untrusted
+from logmq.wire import Refusal, name_untrusted, topic_untrusted
 from shared.errors import ConfigError
 from shared.local_path import local_path
 
@@ -32,6 +32,9 @@ _TIMEOUT_MS_MAX = (1 << 31) - 1
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _UNITS |= {_letter: 1 << 10 * _power, f"{_letter}b": 1 << 10 * _power, f"{_letter}ib": 1 << 10 * _power}
+
+
+_SECONDS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Kind(Enum):
@@ -108,12 +111,16 @@ class Options:
     ending: Bound
     max_offsets: int | None
     max_bytes: int | None
+    min_offsets: int | None
+    max_delay_seconds: float
     max_value_bytes: int | None
+    max_records: int | None
     min_partitions: int | None
     fail_on_data_loss: bool
     verify_crc: bool
     unverified: Unverified
     prune_by_filters: bool
+    group: str | None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -147,20 +154,29 @@ NAMES = (
     "startingOffsetsByTimestampStrategy",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "maxValueBytes",
+    "maxRecordsPerPartition",
     "minPartitions",
     "failOnDataLoss",
     "verifyCrc",
     "unverified",
     "pruneByFilters",
+    "group",
 )
 _ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _ONLY_FOLDERS = {
     "namespace": "only a data folder (path) has namespaces; a broker serves its topics",
     "unverified": "only a data folder (path) says which ranges are unverified",
 }
-_ONLY_SERVERS = dict.fromkeys(REACH_NAMES, "says how brokers (servers) are reached; there are none to read")
-_PER_TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_ONLY_SERVERS = {
+    **dict.fromkeys(REACH_NAMES, "says how brokers (servers) are reached; there are none to read"),
+    "group": "a data folder is only read; a broker (servers) is told how far a group is",
+}
+_PER_TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_DELAY_SECONDS = 15 * 60.0
+"""As Spark's source for Kafka has it."""
 
 
 def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
@@ -192,6 +208,16 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         for name in _PER_TRIGGER:
             if options.has(name):
                 raise ConfigError(name, "a batch has no triggers; only a stream takes this")
+        if options.has("group"):
+            raise ConfigError("group", "a batch has no place to come back to; only a stream takes this")
+    least, most = (
+        options.take("minOffsetsPerTrigger", count, None),
+        options.take("maxOffsetsPerTrigger", count, None),
+    )
+    if least is not None and most is not None and least > most:
+        raise ConfigError("minOffsetsPerTrigger", f"is above maxOffsetsPerTrigger: {least} > {most}")
+    if least is None and options.has("maxTriggerDelay"):
+        raise ConfigError("maxTriggerDelay", "how long minOffsetsPerTrigger is waited for; that is missing")
     topics = _topics(options, name_check=served_name if servers else str)
     return Options(
         paths,
@@ -201,14 +227,18 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
         namespace,
         _bound(options, "starting", LATEST if streaming else EARLIEST, topics),
         _bound(options, "ending", LATEST, topics),
-        options.take("maxOffsetsPerTrigger", count, None),
+        most,
         options.take("maxBytesPerTrigger", size, None),
+        least,
+        options.take("maxTriggerDelay", _duration, _DELAY_SECONDS),
         options.take("maxValueBytes", size, None),
+        options.take("maxRecordsPerPartition", count, None),
         options.take("minPartitions", count, None),
         options.take("failOnDataLoss", _flag, True),
         options.take("verifyCrc", _flag, True),
         options.take("unverified", _unverified, Unverified.READ),
         options.take("pruneByFilters", _flag, False),
+        options.take("group", _group, None),
     )
 
 
@@ -291,6 +321,13 @@ def served_name(name: str) -> str:
     """The same. Raises ValueError for what no topic of a server can be called."""
     try:
         return topic_untrusted(name.encode())
+    except Refusal as error:
+        raise ValueError(error.text) from None
+
+
+def _group(text: str) -> str:
+    try:
+        return name_untrusted(text.encode(), "group")
     except Refusal as error:
         raise ValueError(error.text) from None
 
@@ -467,6 +504,14 @@ def size(text: str) -> int:
     if found is None or unit is None or not 0 < int(found[1]) * unit <= _OFFSET_MAX:
         raise ValueError(f"not a size: {text!r}")
     return int(found[1]) * unit
+
+
+def _duration(text: str) -> float:
+    """Seconds: `90s`, `15m`, `500ms`; a number alone is milliseconds, as Spark has it."""
+    found = re.fullmatch(r"\s*(\d+)\s*(ms|s|m|min|h|d|)\s*", text.lower())
+    if found is None or int(found[1]) > _OFFSET_MAX:
+        raise ValueError(f"not a length of time (90s, 15m): {text!r}")
+    return int(found[1]) * _SECONDS[found[2]]
 
 
 def _flag(text: str) -> bool:

@@ -18,7 +18,12 @@ from brokers.pipeline.source.spans import Span
 
 def rules(options: Options) -> Policy:
     """How a read meets what is lost: what is passed over is told in the log of the process that reads."""
-    return policy(options, lambda text: print(f"brokers: {text}", file=sys.stderr))
+    return policy(options, warn)
+
+
+def warn(text: str) -> None:
+    """To the log of the process."""
+    print(f"brokers: {text}", file=sys.stderr)
 
 
 def read(

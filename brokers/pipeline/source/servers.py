@@ -9,7 +9,7 @@ which ranges are unverified; what the server knows to be damaged it does not ser
 Source: logmq/PROTOCOL.md.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import cast
 
@@ -138,6 +138,17 @@ class Served:
         with closing(self._fetched(topic, [(start, stop)])) as fetched:
             (found,) = fetched
         return None if isinstance(found, LogmqError) else found
+
+    # -- a group's place
+
+    def commit(self, group: str, places: Mapping[str, int]) -> dict[str, LogmqError]:
+        """Say how far a group is in topics; what is refused, by topic."""
+        asks: list[Ask] = [
+            (_line("COMMIT", group, name, offset), lambda: LineAnswer(b"OK", 1))
+            for name, offset in places.items()
+        ]
+        answers = zip(places, self._link.ask_all(asks), strict=True)
+        return {name: answer for name, answer in answers if isinstance(answer, LogmqError)}
 
     # -- reading
 

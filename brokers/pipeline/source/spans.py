@@ -37,9 +37,16 @@ Cut = Callable[[Span, int], int]
 
 
 def shares(
-    spans: Sequence[Span], min_partitions: int | None, cut: Cut, *, size: int = SPLIT_BYTES
+    spans: Sequence[Span],
+    min_partitions: int | None,
+    cut: Cut,
+    *,
+    size: int = SPLIT_BYTES,
+    alone: bool = False,
 ) -> list[tuple[Span, ...]]:
-    """Divide a read into tasks of about `size` bytes; small logs share one. Empty spans are left out.
+    """Divide a read into tasks of about `size` bytes; small logs share one, unless each is to be `alone`.
+
+    Empty spans are left out.
 
     Where `min_partitions` asks for tasks there are a multiple of it, so that so many cores end together.
     """
@@ -50,7 +57,8 @@ def shares(
     if min_partitions is not None:
         rounds = ceil(total / (size * min_partitions))
         size = max(ceil(total / (rounds * min_partitions)), SPLIT_BYTES_LEAST)
-    return list(_packed((piece for span in spans for piece in _pieces(span, size, cut)), size))
+    pieces = (piece for span in spans for piece in _pieces(span, size, cut))
+    return [(piece,) for piece in pieces] if alone else list(_packed(pieces, size))
 
 
 def _pieces(span: Span, size: int, cut: Cut) -> Iterable[Span]:

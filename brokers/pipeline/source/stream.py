@@ -71,12 +71,33 @@ def target(options: Options) -> Target:
     return found
 
 
+@attrs.frozen
+class Plan:
+    """A batch: where it ends, and how many bytes of the logs are there behind it (by source and topic)."""
+
+    end: Offset
+    behind: Mapping[str, Mapping[str, int]]
+
+
 def following(
     options: Options, rules: Policy, start: Offset, limit: Limit, target: Target | None = None
 ) -> Offset:
-    """The end of the batch that begins at `start`: `start` itself where there is nothing to read.
+    """The end of the batch that begins at `start`: `start` itself where there is nothing to read."""
+    return planned(options, rules, start, limit, target).end
 
-    `target`: go no further. Raises DataLoss by the rules, ConfigError, OSError.
+
+def planned(
+    options: Options,
+    rules: Policy,
+    start: Offset,
+    limit: Limit,
+    target: Target | None = None,
+    least: int | None = None,
+) -> Plan:
+    """The batch that begins at `start`; it ends there where there is nothing to read.
+
+    `target`: go no further. `least`: nor anywhere before there are so many records. Raises DataLoss by the
+    rules, ConfigError, OSError.
     """
     known = _known(options, start)
     parts: list[_Part] = []
@@ -92,6 +113,8 @@ def following(
                 parts += _first(options, rules, place, found)
             else:
                 parts += _next(options, rules, place, found, known.get(source, {}))
+        if least is not None and not _are_there(parts, least):
+            return Plan(start, _behind(parts, {part.key: part.start for part in parts}))
         stops = _limited(parts, limit)
     logs: dict[str, dict[str, list[int]]] = {source: {} for source in options.sources}
     began: dict[str, dict[str, int]] = {}
@@ -100,9 +123,30 @@ def following(
         logs[source][name] = [stops[part.key], part.spot.id]
         if part.is_new:
             began.setdefault(source, {})[name] = part.start
+    end: Offset = {"logs": logs} | ({"began": began} if began else {})
     if not began and known is not None and _offsets(logs) == _offsets(known):
-        return start
-    return {"logs": logs} | ({"began": began} if began else {})
+        end = start
+    return Plan(end, _behind(parts, stops))
+
+
+def places(options: Options, offset: Offset) -> Mapping[str, Mapping[str, int]]:
+    """Up to where a stream has read, by source and topic."""
+    return _offsets(_known(options, offset) or {})
+
+
+def _behind(parts: Sequence[_Part], stops: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for part in parts:
+        source, name = part.key
+        found.setdefault(source, {})[name] = part.spot.end - stops[part.key]
+    return found
+
+
+def _are_there(parts: Sequence[_Part], records: int) -> bool:
+    """Whether all logs together have so many that are new."""
+    ahead = [(part.place, Stretch(part.spot, part.start, records)) for part in parts if part.length > 0]
+    _advance(ahead)
+    return sum(stretch.records for _, stretch in ahead) >= records
 
 
 def spans(options: Options, start: Offset, end: Offset) -> list[Span]:
