@@ -46,7 +46,7 @@ async def test_one_that_holds_messages_is_refused_where_others_wait() -> None:
 
 
 async def test_others_have_their_turn_between_messages_whose_routes_are_much_work() -> None:
-    world, peer = await opened()
+    world, peer = await opened(DmpSettings(wild_words_max=1_000_000))
     peer.ask(C.Queue.Declare(0, "q"))
     for pattern in laborious(1024):
         peer.ask(C.Queue.Bind(0, "q", "amq.topic", pattern))

@@ -327,7 +327,7 @@ async def test_others_have_their_turn_within_a_long_stretch() -> None:
 
 
 async def test_others_have_their_turn_between_messages_whose_routes_are_much_work() -> None:
-    world, app = await opened()
+    world, app = await opened(DmpSettings(wild_words_max=1_000_000))
     queue = app.queue(b"q")
     for pattern in laborious(1024):
         world.wiring.bind(b"quotes", queue, pattern.encode(), b"\0\0\0\0", {})
