@@ -40,6 +40,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from brokers import metrics
+from brokers.errors import ExitCode, exit_code, of_copy
 from brokers.render import json_value
 from shared.errors import BrokerError
 from shared.metrics import Sample
@@ -110,7 +111,8 @@ def application(host: Operated) -> Starlette:
         target = (await _arguments(request)).get("target")
         if not isinstance(target, str) or not Path(target).is_absolute():
             raise HTTPException(400, "target: an absolute path is needed")
-        return _json(await host.backup(Path(target)))
+        with of_copy(Path(target)):
+            return _json(await host.backup(Path(target)))
 
     return Starlette(
         routes=[
@@ -198,9 +200,10 @@ def _json(value: Any) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    refused = {"error": str(error)}
-    if isinstance(error, BrokerError) and error.exit_code is not None:
-        return JSONResponse({**refused, "exit_code": error.exit_code}, 409)
+    refused: dict[str, Any] = {"error": str(error)}
+    code = exit_code(error)
+    if code != ExitCode.FAILED:
+        refused["exit_code"] = int(code)
     return JSONResponse(refused, 409)
 
 

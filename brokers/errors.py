@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 
 from shared.errors import (
+    EXIT_DATA_FOLDER,
     EXIT_LOST,
     EXIT_MISSING,
     EXIT_TEMPORARY,
@@ -21,7 +22,6 @@ from shared.errors import (
     BrokerError,
     ConfigError,
     StoreFormat,
-    StoreInUse,
 )
 
 
@@ -34,7 +34,7 @@ class ExitCode(enum.IntEnum):
     """What the verb is about is not there."""
     UNAVAILABLE = EXIT_UNAVAILABLE
     """The verb needs a running server, and none runs."""
-    DATA_FOLDER = 73
+    DATA_FOLDER = EXIT_DATA_FOLDER
     """Locked by another process, not writable, or written by a newer version."""
     LOST = EXIT_LOST
     """The connection to a server was lost: what was not answered may or may not have been done."""
@@ -60,6 +60,18 @@ class Refusal(BrokerError):
 def of_folder(folder: Path) -> Iterator[None]:
     """A data folder that cannot be opened: its errors in words, with the file as seen from here."""
     try:
+        with of_copy(folder, "data folder"):
+            yield
+    except StoreFormat as error:
+        if str(error).startswith(str(folder)):  # a tool names it itself
+            raise
+        raise StoreFormat(f"{folder}: {error}") from None
+
+
+@contextmanager
+def of_copy(folder: Path, what: str = "backup") -> Iterator[None]:
+    """The same of what is copied from or to, whose tools name it themselves but for the system's errors."""
+    try:
         yield
     except OSError as error:
         file = Path(error.filename) if isinstance(error.filename, str) else folder
@@ -68,11 +80,7 @@ def of_folder(folder: Path) -> Iterator[None]:
         why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
         if error.errno == errno.EIO:
             why = f"{why}: the disk fails; copy the folder to another, and run brokers fsck --repair there"
-        raise Refusal(f"data folder {where}: {why}", ExitCode.DATA_FOLDER) from error
-    except StoreFormat as error:
-        if str(error).startswith(str(folder)):  # a tool names it itself
-            raise
-        raise StoreFormat(f"{folder}: {error}") from None
+        raise Refusal(f"{what} {where}: {why}", ExitCode.DATA_FOLDER) from error
 
 
 @attrs.frozen
@@ -114,8 +122,6 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, ConfigError):
         return ExitCode.CONFIGURATION
-    if isinstance(error, StoreInUse | StoreFormat):
-        return ExitCode.DATA_FOLDER
     return ExitCode.UNAVAILABLE if _is_refused(error) else ExitCode.FAILED
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brokers.errors import ExitCode, Refusal
-from shared.options import Place, Server
+from shared.options import Place
 from shared.plug import Plug
 
 DEFAULT_HOST = "127.0.0.1"
@@ -30,23 +30,27 @@ def find(kind: type[Place], plug: Plug, given: Mapping[str, Any], config: Path |
     if not found["port"]:
         text = f"{plug.name}.port is 0: the system picked one, which `brokers status` shows; say --port"
         raise Refusal(text, ExitCode.CONFIGURATION)
-    return kind(**found) if kind is Server else kind(host=found["host"], port=found["port"])
+    if kind is Place:
+        return Place(host=found["host"], port=found["port"], settings=found["settings"])
+    return kind(**found)
 
 
 def _settled(plug: Plug, file: Path | None) -> dict[str, Any]:
     """What the settings say, by the fields of `Server`."""
     if file is None and not any(name.startswith("BROKERS_") for name in os.environ):
         # As nearly always; to read settings costs as much time as all else before the connection is made.
-        return {"host": DEFAULT_HOST, "port": plug.settings().port, "named": False}
+        settings = plug.settings()
+        return {"host": DEFAULT_HOST, "port": settings.port, "settings": settings, "named": False}
     from brokers.config import load
 
     config = load([plug], file=file, environ=os.environ, alone=True)
     client, (_, tls) = config.client, config.tls_of(plug.name)
-    host = config.serve.host
+    host, settings = config.serve.host, config.protocols[plug.name]
     return {
         "host": client.host or _EVERYWHERE.get(host, host),
         "named": client.host is not None,
-        "port": config.protocols[plug.name].port,
+        "port": settings.port,
+        "settings": settings,
         "tls": tls.enabled if client.tls is None else client.tls,
         "ca": client.ca,
         "certificate": client.certificate,

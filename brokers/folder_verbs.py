@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.errors import ExitCode, Refusal, of_folder
+from brokers.errors import ExitCode, Refusal, of_copy, of_folder
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import Outcome, Several, progress
 from brokers.server_verbs import DataDir, copied, data_folder, there
@@ -156,7 +156,7 @@ def restore(
     from shared.storage.tools.backup import restore as put_back
 
     folder = data_folder(data_dir, config)
-    with progress(f"restoring {folder}"):
+    with progress(f"restoring {folder}"), of_copy(folder, "data folder"):
         report = put_back(there(source), folder)
     return copied(report, json)
 

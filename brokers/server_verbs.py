@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from cyclopts import App, Parameter
 
-from brokers.errors import ExitCode, Refusal
+from brokers.errors import ExitCode, Refusal, of_copy
 from brokers.flags import ConfigFile
 from brokers.render import Outcome, Several, json_value, progress
 from shared.options import Json, a_path
@@ -181,12 +181,12 @@ def backup(
     """
     from brokers import control
 
-    folder = data_folder(data_dir, config)
-    with progress(f"backing up {folder}"):
+    folder = there(data_folder(data_dir, config))
+    with progress(f"backing up {folder}"), of_copy(target):
         try:
             report = control.request(folder, "POST", "/backup", {"target": str(target.absolute())})
         except Refusal as error:
-            if error.code != ExitCode.UNAVAILABLE or not folder.is_dir():
+            if error.code != ExitCode.UNAVAILABLE:
                 raise
             report = _cold_backup(folder, target)
     return copied(report, json)

@@ -35,7 +35,7 @@ from dmp.principal import FRAME_BYTES_MAX, Principal, Refused, refused
 from dmp.properties import unpack
 from dmp.refusals import Refusal
 from shared.errors import BrokerError, RemoteProtocolError
-from shared.net.dial import Address, Disconnected
+from shared.net.dial import Address, Disconnected, broken
 from shared.nurseries import beside
 
 __all__ = [
@@ -437,7 +437,7 @@ class Client:
                 nursery.start_soon(self._send)
                 await self._receive()
         except* (trio.BrokenResourceError, trio.ClosedResourceError) as errors:
-            self._lose(Disconnected(f"the connection broke ({errors.exceptions[0].__cause__ or 'closed'})"))
+            self._lose(broken(errors.exceptions[0], "closed"))
         except* (BrokerError, Refusal) as errors:
             error = errors.exceptions[0]
             self._lose(error if isinstance(error, BrokerError) else RemoteProtocolError(str(error)))

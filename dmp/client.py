@@ -30,7 +30,7 @@ from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
 from dmp.short_strings import SHORT_BYTES_MAX, short, take_short
 from dmp.wire import DMP_HEADER, Message, Options
-from shared.net.dial import Address, Disconnected, Unreachable, keep_trying
+from shared.net.dial import Address, Disconnected, Unreachable, broken, keep_trying
 from shared.net.pushed import Receiver
 from shared.net.sender import Sender
 
@@ -225,7 +225,7 @@ async def _open(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]
         raise Disconnected(f"the server did not answer in {DIALOG_SECONDS:g} s")
     except trio.BrokenResourceError as error:
         await trio.aclose_forcefully(stream)
-        raise Disconnected(f"the connection broke ({error.__cause__ or 'reset'})") from error
+        raise broken(error) from error
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise
@@ -235,7 +235,7 @@ async def _receive(stream: trio.abc.Stream) -> bytes:
     try:
         received = await stream.receive_some(RECEIVE_BYTES)
     except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-        raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
+        raise broken(error, "closed") from error
     if not received:
         raise Disconnected("the server closed the connection")
     return bytes(received)

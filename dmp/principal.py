@@ -17,7 +17,7 @@ from dmp.amqp.packing import BODY, FRAME_OVERHEAD, HEADER, HEARTBEAT, header_unt
 from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
-from shared.net.dial import Address, Disconnected
+from shared.net.dial import Address, Disconnected, broken, check_plain
 
 RECEIVE_BYTES = 64 * 1024
 CLOSING_SECONDS = 5.0
@@ -190,15 +190,17 @@ class Principal:
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
+            raise broken(error, "closed") from error
 
     async def _receive(self) -> None:
         try:
             data = await self._stream.receive_some(RECEIVE_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise Disconnected(f"the connection broke ({error.__cause__ or 'closed'})") from error
+            raise broken(error, "closed") from error
         if not data:
             raise Disconnected("the server closed the connection")
+        if not self._data:
+            check_plain(data)
         self._data += data
 
 

@@ -14,7 +14,15 @@ from dms.errors import DmsError, Internal
 from dms.wire import REPLIES, Type
 from shared.errors import RemoteProtocolError
 from shared.net.asking import RECEIVE_BYTES, Asking
-from shared.net.dial import Address, Disconnected, Unreachable, open_again, pause_before
+from shared.net.dial import (
+    Address,
+    Disconnected,
+    Unreachable,
+    broken,
+    check_plain,
+    open_again,
+    pause_before,
+)
 
 REQUEST_IDS = wire.DELIVERY_ID_BIT
 """Ids below this are a client's own; they begin again at 1 when they are used up."""
@@ -186,13 +194,14 @@ async def shake_hands(stream: trio.abc.Stream) -> bytes:
                 if not received:
                     raise Disconnected("the server closed the connection before it had answered")
                 data += received
+                check_plain(data)
                 frames, at = wire.decode(data)
                 if frames:
                     break
     except trio.TooSlowError:
         raise Disconnected(f"it says nothing to a handshake in {HANDSHAKE_SECONDS:g} s") from None
     except trio.BrokenResourceError as error:
-        raise Disconnected(f"no handshake ({error.__cause__ or 'the connection broke'})") from None
+        raise broken(error) from None
     except wire.Refusal as error:
         raise Disconnected(f"the server's answer is not DMS's: {error}") from None
     type_, _, status, _, payload = frames[0]

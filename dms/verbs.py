@@ -312,8 +312,10 @@ async def stress(
     empty, and stays. Ends with 1 where a message was lost, came twice, or came
     out of order.
     """
-    if number < 1 or not 16 <= size <= 4000:
-        raise UsageError("--number", "it is 1 at least, --size 16 to 4000")
+    if number < 1:
+        raise UsageError("--number", "1 at least")
+    if not 16 <= size <= 4000:
+        raise UsageError("--size", "16 to 4000")
     async with _connected(server) as client:
         with counting("messages") as update:
             return await run_stress(client, queue, number, size, update)

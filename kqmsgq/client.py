@@ -47,20 +47,32 @@ MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 class Producer:
     """The sending side; made by `open_producer`. A queue is text (UTF-8) or bytes, a message bytes."""
 
-    def __init__(self, stream: trio.abc.Stream) -> None:
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        name_bytes_max: int = NAME_BYTES_MAX,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
         self._sender = Sender(stream)
+        self._limits = name_bytes_max, message_bytes_max
 
     async def send(self, queue: str | bytes, body: bytes) -> None:
-        """Send a message. Raises Disconnected, and ValueError for what no server would take."""
-        await self._sender.send(wire.message(_name(queue), _body(body)))
+        """Send a message. Raises Disconnected, and ValueError for what the server would not take."""
+        await self._sender.send(self._message(queue, body))
 
     async def send_many(self, messages: Iterable[tuple[str | bytes, bytes]]) -> None:
         """Send (queue, message) pairs, many at a time."""
-        await self._sender.send_many(wire.message(_name(queue), _body(body)) for queue, body in messages)
+        await self._sender.send_many(self._message(queue, body) for queue, body in messages)
 
     async def finish(self) -> None:
         """All is sent: wait until the server has read it and closed. Raises Disconnected."""
         await self._sender.finish()
+
+    def _message(self, queue: str | bytes, body: bytes) -> bytes:
+        name_bytes_max, message_bytes_max = self._limits
+        if len(body) > message_bytes_max:
+            raise ValueError(f"a message of {len(body)} bytes: {message_bytes_max} at most")
+        return wire.message(_name(queue, name_bytes_max), body)
 
 
 class Consumer(Receiver[Message]):
@@ -85,7 +97,7 @@ class Consumer(Receiver[Message]):
 
     async def subscribe(self, *queues: str | bytes) -> None:
         """Ask for queues' messages, those that come from now on."""
-        names = [_named(queue) for queue in queues]
+        names = [self._named(queue) for queue in queues]
         self._subscriptions |= dict.fromkeys(names)
         await self._say(b"".join(map(wire.subscribe, names)))
 
@@ -96,7 +108,7 @@ class Consumer(Receiver[Message]):
 
     async def unsubscribe(self, *queues: str | bytes) -> None:
         """End subscriptions; messages on their way still come. `subscribe_all` goes on."""
-        names = [_named(queue) for queue in queues]
+        names = [self._named(queue) for queue in queues]
         for name in names:
             self._subscriptions.pop(name, None)
         await self._say(b"".join(map(wire.unsubscribe, names)))
@@ -114,6 +126,12 @@ class Consumer(Receiver[Message]):
     def _take(self, data: bytearray) -> tuple[list[Message], int]:
         return wire.take_messages(data, *self._limits)
 
+    def _named(self, queue: str | bytes) -> bytes:
+        name = _name(queue, self._limits[0])
+        if not name:
+            raise ValueError("a subscription without a name is one to all queues: subscribe_all")
+        return name
+
 
 @asynccontextmanager
 async def open_producer(
@@ -122,15 +140,18 @@ async def open_producer(
     *,
     ssl_context: ssl.SSLContext | None = None,
     server_hostname: str | None = None,
+    name_bytes_max: int = NAME_BYTES_MAX,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> AsyncIterator[Producer]:
     """A producer, connected. The end of the block waits until the server has read everything.
 
-    `ssl_context`: TLS, for `host` unless `server_hostname` says otherwise. Raises ConnectionRefusedError
-    where nobody answers, ssl.SSLError.
+    `name_bytes_max`, `message_bytes_max`: what the server takes, for one that is set to take more; it closes
+    the connection on what is larger still, without a word. `ssl_context`: TLS, for `host` unless
+    `server_hostname` says otherwise. Raises ConnectionRefusedError where nobody answers, ssl.SSLError.
     """
     stream = await Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ").open()
     try:
-        producer = Producer(stream)
+        producer = Producer(stream, name_bytes_max, message_bytes_max)
         await producer._sender.send(wire.PRODUCE)
         yield producer
         await producer.finish()
@@ -174,21 +195,8 @@ async def open_consumer(
         await consumer.aclose()
 
 
-def _name(queue: str | bytes) -> bytes:
+def _name(queue: str | bytes, bytes_max: int) -> bytes:
     name = queue.encode() if isinstance(queue, str) else queue
-    if len(name) >= 1 << 32:
-        raise ValueError("a queue's name has less than 4 GiB")
+    if len(name) > bytes_max:
+        raise ValueError(f"a queue's name of {len(name)} bytes: {bytes_max} at most")
     return name
-
-
-def _named(queue: str | bytes) -> bytes:
-    name = _name(queue)
-    if not name:
-        raise ValueError("a subscription without a name is one to all queues: subscribe_all")
-    return name
-
-
-def _body(body: bytes) -> bytes:
-    if len(body) >= 1 << 32:
-        raise ValueError("a message has less than 4 GiB")
-    return body

@@ -8,7 +8,8 @@ from cyclopts import App, Parameter
 
 from kqmsgq.client import Message, open_consumer, open_producer
 from shared.commands import bodies_shown, lost_is_refused, send_given
-from shared.errors import UsageError
+from shared.errors import RemoteProtocolError, UsageError
+from shared.net.dial import Address, Disconnected
 from shared.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.plug import ServeRequest, VerbRequest
 
@@ -23,6 +24,10 @@ app = App(
     brokers kqmsgq consume --all --json | jq .message""",
     help_format="plaintext",
 )
+
+PROBE = (b"\n",) * 6
+"""Nobody is subscribed to these yet, so to unsubscribe from them does nothing, and is not answered. A server
+of another protocol answers, or closes: with the role it is a line, and longer than any first word."""
 
 
 @app.command(
@@ -57,9 +62,9 @@ async def produce(
 
     Who is subscribed at that moment gets them; nobody else ever will.
     """
-    name = os.fsencode(queue)
+    name = _named(queue, server)
     with lost_is_refused():
-        async with open_producer(server.host, server.port, ssl_context=server.ssl_context()) as producer:
+        async with open_producer(**_place(server)) as producer:
             done = await send_given(
                 lambda bodies: producer.send_many((name, body) for body in bodies),
                 (*words, *message),
@@ -95,17 +100,27 @@ async def consume(
         raise UsageError("--queue", "name at least one queue, or say --all")
     if raw and json:
         raise UsageError("--raw", "is the bytes alone; --json shows more")
+    names = [_named(name, server) for name in queue]
 
     async def shown() -> AsyncIterator[Any]:
         left = max_
+        heard = False
         with lost_is_refused():
-            async with open_consumer(server.host, server.port, ssl_context=server.ssl_context()) as consumer:
+            async with open_consumer(**_place(server)) as consumer:
+                await consumer.unsubscribe(*PROBE)
                 if all_:
                     await consumer.subscribe_all()
-                if queue:
-                    await consumer.subscribe(*map(os.fsencode, queue))
+                if names:
+                    await consumer.subscribe(*names)
                 while left is None or left > 0:
-                    messages = await consumer.batch()
+                    try:
+                        messages = await consumer.batch()
+                    except (Disconnected, RemoteProtocolError) as error:
+                        if heard:
+                            raise
+                        address = Address(server.host, server.port, kind="KqueueMsgQ")
+                        raise address.not_answered(error) from error
+                    heard = True
                     if left is not None:
                         messages = messages[:left]
                         left -= len(messages)
@@ -133,6 +148,27 @@ def consumers(
     its data folder.
     """
     return VerbRequest("kqmsgq", "consumers", {"dropped": dropped}, data_dir)
+
+
+def _place(server: Server) -> dict[str, Any]:
+    """What the clients want to know. A server that is sent more than it takes closes without a word."""
+    return {
+        "host": server.host,
+        "port": server.port,
+        "ssl_context": server.ssl_context(),
+        "name_bytes_max": server.settings.name_bytes_max,
+        "message_bytes_max": server.settings.message_bytes_max,
+    }
+
+
+def _named(queue: str, server: Server) -> bytes:
+    """Raises UsageError."""
+    name, most = os.fsencode(queue), server.settings.name_bytes_max
+    if not name:
+        raise UsageError("--queue", "a queue has a name")
+    if len(name) > most:
+        raise UsageError("--queue", f"a name of {len(name)} bytes: {most} at most (kqmsgq.name_bytes_max)")
+    return name
 
 
 def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[Any]:

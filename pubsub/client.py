@@ -14,6 +14,7 @@ client id is subscribed to; who comes back by that id need not subscribe again. 
 `retry_seconds` comes back by itself.
 """
 
+import os
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -52,6 +53,15 @@ class Publisher:
     async def send(self, datagram: bytes) -> None:
         """Send what `wire.datagram` made."""
         await self._socket.send(datagram)
+
+    def check_heard(self) -> None:
+        """Raises ConnectionRefusedError where the host has said of what was sent that nobody listens there.
+
+        That nothing was said proves nothing; a host that is near says it at once.
+        """
+        number = self._socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_ERROR)
+        if number:
+            raise OSError(number, os.strerror(number))
 
     async def send_many(self, datagrams: Iterable[bytes]) -> None:
         for each in datagrams:

@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -17,22 +18,34 @@ from pubsub.wire import Command
 
 READ_BYTES = 64 * 1024
 COMMANDS = {b"subscribe": Command.SUBSCRIBE, b"unsubscribe": Command.UNSUBSCRIBE, b"keep": Command.KEEP}
+PROBE = b"\r\n\r\n(is this a pub/sub server?)"
+"""A topic that nobody is subscribed to, so to unsubscribe from it does nothing. A server never answers it;
+one of another protocol does, since with the id it is more than a line and more than any first word."""
+FRAME_SECONDS = 2.0
+"""For the rest of the first frame: a server sends each whole."""
+FIRST_SECONDS = 5.0
+"""Who closes sooner has not taken us for a subscriber."""
 _SAID = {Command.UNSUBSCRIBE: b"Unsubscribed from topic %b\n"}
 
 
 class Terminal:
     """A subscriber, connected. `lines` is what it prints until it ends."""
 
-    def __init__(self, sock: socket.socket, client_id: str) -> None:
-        """`sock`: connected, blocking. Raises ValueError where the id is none, and OSError."""
+    def __init__(self, sock: socket.socket, client_id: str, where: str) -> None:
+        """`sock`: connected to `where`, blocking. Raises ValueError where the id is none, and OSError."""
         self._socket = sock
+        self._client_id = client_id
+        self._where = where
+        self._heard = False
+        self._since = time.monotonic()
         self._commands = b""  # the beginning of a line
         self._frames = b""  # the beginning of a frame
         self._over = False
         # What TLS has read and not given out yet, which no `select` sees. (To import ssl only to ask whether
         # it is used would be a twentieth of the start.)
         self._pending: Callable[[], int] = getattr(sock, "pending", lambda: 0)
-        sock.sendall(wire.encode_id(client_id.encode()))
+        first = wire.encode_id(client_id.encode())
+        sock.sendall(first + wire.encode_command(Command.UNSUBSCRIBE, PROBE))
 
     def lines(self, stdin: int) -> Iterator[bytes]:
         """Each with its end, as they come. The end of standard input is no `exit`: messages still come.
@@ -41,7 +54,10 @@ class Terminal:
         """
         sources = [self._socket.fileno(), stdin]
         while not self._over:
-            ready, _, _ = select.select(sources, (), ())
+            foreign = self._frames and not self._heard
+            ready, _, _ = select.select(sources, (), (), FRAME_SECONDS if foreign else None)
+            if foreign and not ready:
+                raise self._not_answered(f"it says {self._frames[:40]!r}")
             if stdin in ready:
                 data = os.read(stdin, READ_BYTES)
                 if not data:
@@ -77,17 +93,33 @@ class Terminal:
                 data += self._socket.recv(READ_BYTES)
         except ConnectionResetError:
             data = b""
+        if not data and self._frames and not self._heard:
+            raise self._not_answered(f"it says {self._frames[:40]!r}")
+        if not data and time.monotonic() < self._since + FIRST_SECONDS:
+            why = f"it closed the connection: it stops, or has a client {self._client_id} already, or speaks"
+            raise self._not_answered(f"{why} another protocol")
         if not data:
             # As a command ends whose server is not there: a script can tell it from `exit`.
             raise ConnectionRefusedError(errno.ECONNREFUSED, "the server closed the connection")
         self._frames += data
         messages, end = wire.take_frames(self._frames)
         self._frames = self._frames[end:]
+        self._heard = self._heard or bool(messages)
         for message in messages:
             try:
                 yield wire.line(message) + b"\n"
             except wire.WireError as error:
                 _complain(str(error))
+
+    def _not_answered(self, why: str) -> ConnectionRefusedError:
+        """Whoever is there is no such server."""
+        from shared.net.dial import Disconnected, check_plain  # not before: it brings trio
+
+        try:
+            check_plain(self._frames)
+        except Disconnected as error:
+            why = str(error)
+        return ConnectionRefusedError(errno.ECONNREFUSED, f"no pub/sub server answers ({why})", self._where)
 
 
 def _complain(text: str) -> None:

@@ -5,8 +5,10 @@ What only one of them needs is imported there: a subscriber starts as fast as it
 
 import errno
 import socket
+import ssl
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +17,7 @@ from cyclopts import App, Parameter
 
 from pubsub import wire
 from pubsub.wire import Kind
-from shared.errors import UsageError
+from shared.errors import NotThere, UsageError
 from shared.options import DataDir, Json, Place, Port, Server, flag
 from shared.plug import ServeRequest, VerbRequest
 
@@ -74,27 +76,46 @@ def subscriber(
     subscribe <topic>, unsubscribe <topic>, exit; and keep <topic>: subscribe, and
     have what comes while this client is away kept for it.
     """
-    from pubsub.terminal import Terminal
-
     try:
         wire.encode_id(client_id.encode(errors="surrogateescape"))
     except ValueError as error:
         raise UsageError("CLIENT-ID", str(error)) from None
     server = server.at(ip, tcp_port)
     context = server.ssl_context()
+    where = f"{server.host}:{server.port}"
+    with _tls_in_words(where):
+        yield from _subscribed(client_id, server, context, where)
+
+
+def _subscribed(client_id: str, server: Server, context: ssl.SSLContext | None, where: str) -> Iterator[Any]:
+    from pubsub.terminal import Terminal
+
     try:
         sock = socket.create_connection((server.host, server.port), CONNECT_SECONDS)
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=server.host)
+    except ssl.SSLError:
+        raise
     except (OSError, UnicodeError) as error:  # the latter: no host can have that name (`a..b`)
-        why = f"no pub/sub server answers ({error})"
-        raise ConnectionRefusedError(errno.ECONNREFUSED, why, f"{server.host}:{server.port}") from error
+        said = f"no pub/sub server answers ({error})"
+        raise ConnectionRefusedError(errno.ECONNREFUSED, said, where) from error
     with sock:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         on_terminal = sys.stdout.isatty()
-        for line in Terminal(sock, client_id).lines(sys.stdin.fileno()):
+        for line in Terminal(sock, client_id, where).lines(sys.stdin.fileno()):
             yield line.decode(errors="backslashreplace").rstrip("\n") if on_terminal else line
+
+
+@contextmanager
+def _tls_in_words(where: str) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLError as error:
+        from shared.net.tls import in_words
+
+        error.filename, error.strerror = where, in_words(error)
+        raise
 
 
 @attrs.frozen
@@ -162,13 +183,15 @@ async def publish(
     sent = 0
     with open_file(from_) if from_ is not None else _nothing() as file:
         datagrams = _parsed(file) if topic is None else _single(topic, *given[0])
-        async with open_publisher(server.host, server.port) as publisher:
-            begun = trio.current_time()
-            for datagram in datagrams:
-                if rate is not None:
-                    await trio.sleep_until(begun + sent / rate)
-                await publisher.send(datagram)
-                sent += 1
+        with _named(f"{server.host}:{server.port}"):
+            async with open_publisher(server.host, server.port) as publisher:
+                begun = trio.current_time()
+                for datagram in datagrams:
+                    if rate is not None:
+                        await trio.sleep_until(begun + sent / rate)
+                    await publisher.send(datagram)
+                    sent += 1
+                publisher.check_heard()
     return {"messages": sent, "to": f"{server.host}:{server.port}"}
 
 
@@ -203,8 +226,22 @@ def forget(
     return VerbRequest("pubsub", "forget", {"client": client_id}, data_dir, cold=True)
 
 
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """A host that is not found, or where nobody listens, is a server that is not there: and which it was."""
+    try:
+        yield
+    except OSError as error:
+        why = f"no pub/sub server listens ({error.strerror or error})"
+        raise ConnectionRefusedError(errno.ECONNREFUSED, why, where) from error
+
+
 def open_file(path: Path) -> Any:
-    return open(0, "rb", closefd=False) if str(path) == "-" else path.open("rb")
+    """Raises NotThere."""
+    try:
+        return open(0, "rb", closefd=False) if str(path) == "-" else path.open("rb")
+    except FileNotFoundError as error:
+        raise NotThere(f"{path}: {error.strerror}") from None
 
 
 def _nothing() -> Any:

@@ -47,26 +47,27 @@ async def send_given(
 ) -> int:
     """Send what a command was given: its --message flags, else all of standard input, or each of its lines.
 
-    Returns how many that were. Raises UsageError for a `whole` that no server would take.
+    Returns how many that were. Raises UsageError for what no server would take.
     """
-    if messages:
-        await send([os.fsencode(message) for message in messages])
-        return len(messages)
-    stdin: Any = trio.wrap_file(sys.stdin.buffer)
-    if whole:
-        try:
-            await send([await stdin.read()])
-        except ValueError as error:
-            raise UsageError("--whole", str(error)) from None
-        return 1
     done = size = 0
-    with counting("messages") as update:
-        async with aclosing(line_runs(stdin)) as runs:
-            async for lines in runs:
-                await send(lines)
-                done += len(lines)
-                size += sum(map(len, lines))
-                update(done, size)
+    try:
+        if messages:
+            await send([os.fsencode(message) for message in messages])
+            return len(messages)
+        stdin: Any = trio.wrap_file(sys.stdin.buffer)
+        if whole:
+            await send([await stdin.read()])
+            return 1
+        with counting("messages") as update:
+            async with aclosing(line_runs(stdin)) as runs:
+                async for lines in runs:
+                    await send(lines)
+                    done += len(lines)
+                    size += sum(map(len, lines))
+                    update(done, size)
+    except ValueError as error:
+        where = "--message" if messages else "--whole" if whole else "standard input"
+        raise UsageError(where, str(error)) from None
     return done
 
 

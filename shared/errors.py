@@ -7,6 +7,7 @@ import attrs
 EXIT_USAGE = 2
 EXIT_MISSING = 66
 EXIT_UNAVAILABLE = 69
+EXIT_DATA_FOLDER = 73
 EXIT_LOST = 74
 EXIT_TEMPORARY = 75
 """Exit codes that errors below the host ask for; `brokers.errors.ExitCode` says what each means."""
@@ -57,6 +58,12 @@ class UsageError(BrokerError):
         return f"{self.argument}: {self.text}"
 
 
+class NotThere(BrokerError):
+    """What a command is about is not there; the text says what."""
+
+    exit_code: ClassVar[int] = EXIT_MISSING
+
+
 class StoreError(BrokerError):
     """The storage core could not do what was asked; nothing was acknowledged."""
 
@@ -76,9 +83,13 @@ class StoreClosed(StoreError):
 class StoreInUse(StoreError):
     """Another process holds the data folder."""
 
+    exit_code: ClassVar[int] = EXIT_DATA_FOLDER
+
 
 class StoreFormat(StoreError):
-    """The data folder was written by a newer version, or is not ours."""
+    """The data folder (or a backup) was written by a newer version, is not ours, or is not empty for us."""
+
+    exit_code: ClassVar[int] = EXIT_DATA_FOLDER
 
 
 class LogMissing(StoreError):

@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import attrs
 from cyclopts import Parameter, Token
@@ -90,6 +90,8 @@ class Place:
 
     host: str
     port: int
+    settings: Any = None
+    """Those of the protocol, as they are here: what a server elsewhere takes they only suppose."""
 
     def at(self, host: str | None, port: int | None) -> Self:
         """The same, for a host and a port that a command takes in a form of its own."""

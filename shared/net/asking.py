@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import trio
 
 from shared.errors import RemoteProtocolError
-from shared.net.dial import Disconnected
+from shared.net.dial import Disconnected, broken, check_plain
 
 RECEIVE_BYTES = 256 * 1024
 UNANSWERED_BYTES_MAX = 4 * 1024 * 1024
@@ -98,7 +98,7 @@ class Asking(ABC, Generic[A]):
                     await self._receive()
                     nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError) as group:
-            error = Disconnected(f"the connection broke ({group.exceptions[0].__cause__ or 'reset'})")
+            error = broken(group.exceptions[0])
         except* (RemoteProtocolError, Disconnected) as group:
             error = Disconnected(str(group.exceptions[0]))
         finally:
@@ -115,9 +115,13 @@ class Asking(ABC, Generic[A]):
 
     async def _receive(self) -> None:
         data = self._data
+        heard = bool(data)
         while True:
             del data[: self.receive(data)]
             received = await self._stream.receive_some(RECEIVE_BYTES)
             if not received:
                 return
+            if not heard:
+                check_plain(received)
+                heard = True
             data += received

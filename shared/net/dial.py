@@ -13,7 +13,7 @@ import trio
 
 from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, BrokerError, UsageError
 from shared.net.keepalive import is_loopback, keepalive
-from shared.net.tls import client_context
+from shared.net.tls import client_context, in_words
 
 CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 30.0
@@ -34,6 +34,22 @@ class Unreachable(Disconnected):
     """No connection could be made in time, or the client is closed: nothing was asked."""
 
     exit_code = EXIT_UNAVAILABLE
+
+
+def broken(error: BaseException, otherwise: str = "reset") -> Disconnected:
+    """The error of a stream that failed, which hides why in its cause."""
+    why = error.__cause__
+    return Disconnected(f"the connection broke ({otherwise if why is None else in_words(why)})")
+
+
+def check_plain(said: bytes | bytearray) -> None:
+    """The first bytes of a server to which we speak no TLS. Raises Disconnected where it does."""
+    if said.startswith(_ALERT):
+        raise Disconnected("the server speaks TLS: ask for it with --tls, or name its authority with --ca")
+
+
+_ALERT = b"\x15\x03"
+"""How TLS refuses what is none. No protocol of ours begins so."""
 
 
 @attrs.frozen
@@ -72,12 +88,24 @@ class Address:
                     raise
                 return tls
         except ssl.SSLError as error:
-            error.filename = f"{self.host}:{self.port}"  # its own words do not say who it was
+            # Its own words do not say who it was, nor what to do.
+            error.filename, error.strerror = f"{self.host}:{self.port}", in_words(error)
             raise
-        # A UnicodeError: no host can have that name (`a..b`).
         except (OSError, UnicodeError, trio.TooSlowError, trio.BrokenResourceError) as error:
-            why = f"no {self.kind} server answers ({error or type(error).__name__})"
-            raise ConnectionRefusedError(errno.ECONNREFUSED, why, f"{self.host}:{self.port}") from error
+            said = f"no {self.kind} server answers ({_why(error)})"
+            raise ConnectionRefusedError(errno.ECONNREFUSED, said, f"{self.host}:{self.port}") from error
+
+
+def _why(error: Exception) -> str:
+    """No connection was made: why, of all addresses that were tried."""
+    if isinstance(error, UnicodeError):  # `a..b`
+        return "no host can have that name"
+    if isinstance(error, trio.TooSlowError):
+        return f"nothing in {CONNECT_SECONDS:g} s"
+    tried = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
+    return ", ".join(
+        dict.fromkeys(str((isinstance(each, OSError) and each.strerror) or each or "reset") for each in tried)
+    )
 
 
 def _probe(sock: trio.socket.SocketType) -> None:

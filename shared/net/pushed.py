@@ -5,7 +5,7 @@ from typing import Generic, Self, TypeVar
 
 import trio
 
-from shared.net.dial import Disconnected, Unreachable, pause_before
+from shared.net.dial import Disconnected, Unreachable, broken, check_plain, pause_before
 from shared.net.sender import Sender
 
 RECEIVE_BYTES = 256 * 1024
@@ -29,6 +29,7 @@ class Receiver(Generic[Item]):
         self._stream = stream
         self._sender = Sender(stream)
         self._data = bytearray()
+        self._heard = False
         self._items: list[Item] = []  # in reverse: the next is last
         self._reconnect = reconnect
         self._retry_seconds = retry_seconds
@@ -57,11 +58,12 @@ class Receiver(Generic[Item]):
             try:
                 received = await self._stream.receive_some(RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                await self._connect_again(
-                    Disconnected(f"the connection broke ({error.__cause__ or 'closed'})")
-                )
+                await self._connect_again(broken(error, "closed"))
                 continue
             if received:
+                if not self._heard:
+                    check_plain(received)
+                    self._heard = True
                 self._data += received
                 self._silent = 0
             else:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from shared.errors import BrokerError
-from shared.net.dial import Disconnected
+from shared.net.dial import Disconnected, broken, check_plain
 
 CLOSING_SECONDS = 30.0
 """For the server to read what was sent at the end."""
@@ -57,7 +57,7 @@ class Sender:
             try:
                 await self._stream.send_all(b"".join(pending))
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self._lost = _broken(error, "closed")
+                self._lost = broken(error, "closed")
                 if self._last_words is not None:
                     try:
                         self._lost = await self._read_rest() or self._lost
@@ -107,7 +107,7 @@ class Sender:
                 why = f"the server has not read everything in {CLOSING_SECONDS:g} s"
                 raise Disconnected(why) from None
             except trio.BrokenResourceError as error:
-                raise self._words(said) or _broken(error, "reset") from error
+                raise self._words(said) or broken(error) from error
             words = self._words(said)
             if words is not None:
                 raise words
@@ -127,8 +127,5 @@ class Sender:
             return self._last_words(bytes(said))
         if not said:
             return None
+        check_plain(said)
         return Disconnected(f"the server is of another protocol: it says {bytes(said[:100])!r}")
-
-
-def _broken(error: Exception, otherwise: str) -> Disconnected:
-    return Disconnected(f"the connection broke ({error.__cause__ or otherwise})")

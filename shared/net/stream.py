@@ -13,7 +13,7 @@ from shared.net import liveness
 from shared.net.driven import RESET_ON_CLOSE, DrivenConnection
 from shared.net.listeners import acknowledge_now
 from shared.net.rounds import OpenSession, Rounds
-from shared.net.tls import TlsStream
+from shared.net.tls import TlsStream, in_words
 
 READ_BYTES = 64 * 1024
 """One read; TLS gives 16 KiB at most anyway."""
@@ -138,9 +138,10 @@ class StreamDriver:
                 await stream.do_handshake()
         except (trio.TooSlowError, *GONE) as error:
             self.rounds.counters.handshakes_failed += 1
-            self.rounds.log.info(
-                "TLS handshake failed", peer=peer, error=str(error.__cause__ or error) or "too slow"
-            )
+            why = "too slow" if isinstance(error, trio.TooSlowError) else "the peer is gone"
+            if error.__cause__ is not None:
+                why = in_words(error.__cause__, server_side=True)
+            self.rounds.log.info("TLS handshake failed", peer=peer, error=why)
             if not isinstance(error, trio.TooSlowError):
                 await self._linger(stream.transport, stream.transport, eof=False)  # it gets to read the alert
             return False

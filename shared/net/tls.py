@@ -15,6 +15,8 @@ from shared.net.settings import TlsSettings
 
 CIPHER_BYTES = 64 * 1024
 """One read of the transport."""
+_ALERT = bytes.fromhex("15 0301 0002 02 46")
+"""Fatal, "protocol version" (RFC 8446, 6)."""
 
 
 def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContext:
@@ -81,6 +83,57 @@ def _tell_cuts(context: ssl.SSLContext) -> ssl.SSLContext:
     return context
 
 
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "BAD_RECORD_TYPE")
+_AS_CLIENT = {
+    **dict.fromkeys(_NO_TLS, "the server speaks no TLS: leave out --tls, --ca and --certificate"),
+    **dict.fromkeys(
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"),
+        "the server asks for a certificate of ours: name it with --certificate, and its key with --key-file",
+    ),
+    **dict.fromkeys(
+        ("TLSV1_ALERT_UNKNOWN_CA", "SSLV3_ALERT_BAD_CERTIFICATE", "SSLV3_ALERT_CERTIFICATE_UNKNOWN"),
+        "the server does not trust our certificate: no authority that it knows has issued it",
+    ),
+    **dict.fromkeys(
+        ("TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL"),
+        "the server and we speak no version of TLS in common",
+    ),
+}
+_AS_SERVER = {
+    **dict.fromkeys(_NO_TLS, "the peer speaks no TLS"),
+    "HTTP_REQUEST": "the peer speaks HTTP, and no TLS",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer shows no certificate, which client_ca asks for",
+    "CERTIFICATE_VERIFY_FAILED": "the peer's certificate is of no authority in client_ca",
+    **dict.fromkeys(
+        ("TLSV1_ALERT_UNKNOWN_CA", "SSLV3_ALERT_BAD_CERTIFICATE", "SSLV3_ALERT_CERTIFICATE_UNKNOWN"),
+        "the peer does not trust our certificate",
+    ),
+    **dict.fromkeys(
+        ("UNSUPPORTED_PROTOCOL", "NO_SHARED_CIPHER", "VERSION_TOO_LOW"),
+        "the peer speaks no TLS that is safe enough (1.2 or later)",
+    ),
+}
+_NAME_MISMATCHES = (62, 64)
+"""X509_V_ERR_HOSTNAME_MISMATCH and that of an address."""
+
+
+def in_words(error: BaseException, *, server_side: bool = False) -> str:
+    """What a failure of TLS means; any other error's own words."""
+    if not isinstance(error, ssl.SSLError):
+        return str(error)
+    if isinstance(error, ssl.SSLCertVerificationError) and not server_side:
+        why = error.verify_message.rstrip(".")
+        if error.verify_code in _NAME_MISMATCHES:
+            return f"the server's certificate is another's ({why}): call it by its name with --host"
+        return f"the server's certificate is not trusted ({why}): name its authority with --ca"
+    if isinstance(error, ssl.SSLEOFError):
+        if server_side:
+            return "the peer closed the connection: perhaps it does not trust our certificate"
+        return "the server closed the connection in the middle of TLS: perhaps it speaks none"
+    meaning = (_AS_SERVER if server_side else _AS_CLIENT).get(error.reason or "")
+    return meaning or str(error.args[-1])
+
+
 def _readable(path: Path, key: str) -> None:
     try:
         with path.open("rb"):
@@ -116,7 +169,8 @@ class TlsStream(trio.abc.HalfCloseableStream):
             except ssl.SSLWantReadError:
                 await self._exchange()
             except ssl.SSLError as error:
-                await self._send_outgoing()  # the alert
+                # OpenSSL has none for a peer that speaks no TLS; a client of ours takes it for the reason.
+                await self._send_outgoing(otherwise=_ALERT)
                 raise trio.BrokenResourceError from error
             else:
                 await self._send_outgoing()
@@ -170,7 +224,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         else:
             self._incoming.write_eof()
 
-    async def _send_outgoing(self) -> None:
+    async def _send_outgoing(self, otherwise: bytes = b"") -> None:
         async with self._sending:
-            if data := self._outgoing.read():
+            if data := self._outgoing.read() or otherwise:
                 await self.transport.send_all(data)

@@ -100,7 +100,9 @@ def test_what_is_said_to_other_protocols_is_theirs(found: Find) -> None:
 
 
 def test_who_sends_datagrams_has_no_use_for_tls(tmp_path: Path) -> None:
-    assert find(Place, plugs.load("pubsub"), {}, None) == Place(host="127.0.0.1", port=7070)
+    plug = plugs.load("pubsub")
+    place = find(Place, plug, {}, None)
+    assert place == Place(host="127.0.0.1", port=7070, settings=plug.settings())
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_a_live_folder_can_be_backed_up_and_restored(
     speak(shared_server.address("logmq"), b"PRODUCE saved three\n")
 
     again = command("backup", str(tmp_path / "backup"), *folder)
-    assert again[0] == ExitCode.FAILED
+    assert again[0] == ExitCode.DATA_FOLDER
     assert "not empty" in again[2]
 
     assert command("restore", str(tmp_path / "backup"), "--data-dir", str(tmp_path / "new"))[0] == 0

@@ -152,7 +152,7 @@ async def test_the_largest_message_passes() -> None:
 
 async def test_a_producer_is_told_when_the_server_has_closed_it() -> None:
     async with served(KqmsgqSettings(message_bytes_max=10)) as server:
-        async with open_consumer(port=server.port) as consumer:
+        async with open_consumer(port=server.port, name_bytes_max=5000) as consumer:
             await consumer.subscribe("q" * 5000)
             with pytest.raises(Disconnected, match="closed"):
                 await consumer.batch()
@@ -164,6 +164,19 @@ async def test_a_producer_is_told_when_the_server_has_closed_it() -> None:
 
         with pytest.raises(Disconnected):
             await send_for_ever()
+
+
+async def test_what_the_server_would_close_on_is_refused_with_the_limit() -> None:
+    async with served() as server:
+        async with open_producer(port=server.port) as producer:
+            with pytest.raises(ValueError, match="a message of 17825792 bytes: 16777216 at most"):
+                await producer.send("q", bytes(17 << 20))
+            with pytest.raises(ValueError, match="a queue's name of 5000 bytes: 4096 at most"):
+                await producer.send("q" * 5000, b"")
+            await producer.send("q", b"this one is sent")
+        async with open_consumer(port=server.port) as consumer:
+            with pytest.raises(ValueError, match="a queue's name of 5000 bytes: 4096 at most"):
+                await consumer.subscribe("q" * 5000)
 
 
 async def test_a_cancelled_send_ends_the_connection_since_half_an_event_may_be_out() -> None:
@@ -246,7 +259,10 @@ async def test_tls_on_both_sides(tmp_path_factory: pytest.TempPathFactory) -> No
         assert await anext(consumer) == Message(b"q", b"x" * 100_000)
         with pytest.raises(Disconnected):
             async with open_producer(
-                port=server.port, ssl_context=context, server_hostname="localhost"
+                port=server.port,
+                ssl_context=context,
+                server_hostname="localhost",
+                message_bytes_max=32 << 20,
             ) as producer:
                 await producer.send("q", bytes(17 << 20))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from shared.errors import StoreError
+from shared.errors import StoreError, StoreFormat
 from shared.storage import catalog as catalog_file
 from shared.storage import syscalls
 from shared.storage.format import FORMAT_PATH
@@ -45,7 +45,7 @@ def backup(source: Path, target: Path, *, now_ms: int) -> BackupReport:
     """Copy the data folder `source` to `target`, which must be empty or not there.
 
     Damage does not stop it: what is damaged is copied as it is and named in the report. Raises StoreInUse
-    while a broker runs, StoreFormat, StoreError where `target` is not empty, and OSError.
+    while a broker runs, StoreFormat, also where `target` is not empty, and OSError.
     """
     make_target(source, target)
     with viewing(source, live_allowed=False) as view:
@@ -92,7 +92,7 @@ def _start(view: FolderView, log: LogView) -> int:
 def restore(source: Path, target: Path) -> BackupReport:
     """Make the data folder `target` (empty or not there) from the backup `source`.
 
-    Every file is compared with its CRC in the manifest. Raises StoreError where `source` is not a backup or
+    Every file is compared with its CRC in the manifest. Raises StoreFormat where `source` is not a backup or
     is not as it was made, or `target` is not empty; and OSError. A target that was left half-made has no
     FORMAT, and no broker takes it.
     """
@@ -109,14 +109,14 @@ def restore(source: Path, target: Path) -> BackupReport:
 
 
 def make_target(source: Path, target: Path) -> None:
-    """A folder with an empty journal. Raises StoreError where it is not empty, or inside `source`."""
+    """A folder with an empty journal. Raises StoreFormat where it is not empty, or inside `source`."""
     if target.absolute().is_relative_to(source.absolute()):
-        raise StoreError(f"{target} is inside of {source}")
+        raise StoreFormat(f"{target} is inside of {source}")
     try:
         os.mkdir(target, 0o700)
     except FileExistsError:
         if os.listdir(target):
-            raise StoreError(f"{target} is not empty") from None
+            raise StoreFormat(f"{target} is not empty") from None
     (target / JOURNAL_FOLDER).mkdir(mode=0o700)
     copying.sync_folder(target.absolute().parent)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import attrs
 
-from shared.errors import StoreError
+from shared.errors import StoreFormat
 from shared.storage import format
 
 PATH = "BACKUP"
@@ -40,26 +40,26 @@ class Manifest:
 
 
 def read(backup: Path) -> Manifest:
-    """Raises StoreError where the folder is not a backup, a newer one, or damaged."""
+    """Raises StoreFormat where the folder is not a backup, a newer one, or damaged."""
     try:
         data = (backup / PATH).read_bytes()
     except FileNotFoundError:
-        raise StoreError(
+        raise StoreFormat(
             f"{backup} is not a backup, or one that was not finished: it has no file {PATH}"
         ) from None
     lines = format.unpack_lines(data)
     if not lines:
-        raise StoreError(f"{backup / PATH} is damaged")
+        raise StoreFormat(f"{backup / PATH} is damaged")
     try:
         head = lines[0]
         if head["backup"] > _NUMBER:
-            raise StoreError(f"{backup} was made by a newer version")
+            raise StoreFormat(f"{backup} was made by a newer version")
         files = [FileLine(**line) for line in lines[1:]]
         if any(not _plain(line.path) for line in files):
-            raise StoreError(f"{backup / PATH} names a file outside of the backup")
+            raise StoreFormat(f"{backup / PATH} names a file outside of the backup")
         return Manifest(head["made_ms"], head["live"], files)
     except (KeyError, TypeError, ValueError):
-        raise StoreError(f"{backup / PATH} is damaged") from None
+        raise StoreFormat(f"{backup / PATH} is damaged") from None
 
 
 def _plain(path: str) -> bool:

@@ -13,8 +13,9 @@ import trustme
 from trio.testing import MockClock, memory_stream_pair
 
 from shared.errors import UsageError
-from shared.net.dial import Address, Unreachable, open_again, tls_context
-from shared.net.tls import client_context
+from shared.net.asking import Asking
+from shared.net.dial import Address, Disconnected, Unreachable, open_again, tls_context
+from shared.net.tls import TlsStream, client_context, in_words
 
 NOTHING = {"ca": None, "certificate": None, "key": None}
 
@@ -102,3 +103,82 @@ async def test_a_server_that_is_back_in_time_is_reached_though_pauses_have_grown
         await open_again(away, 7.0)
     assert trio.current_time() - begun == pytest.approx(7.0)
     assert 6 <= len(away.attempts) <= 20
+
+
+@pytest.fixture
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+async def refusal(client: ssl.SSLContext | None, server: ssl.SSLContext | None) -> str:
+    """What a client is told by a server that speaks TLS in that way, or none, and what the server logs."""
+    heard: list[str] = []
+
+    async def serve(stream: trio.SocketStream) -> None:
+        if server is None:
+            await stream.send_all(b"in the clear\r\n")
+            return
+        tls = TlsStream(stream, server)
+        try:
+            await tls.do_handshake()
+        except trio.BrokenResourceError as error:
+            heard.append(in_words(error.__cause__ or error, server_side=True))
+            await stream.send_eof()
+            while await stream.receive_some():
+                pass
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        address = Address("127.0.0.1", listener.socket.getsockname()[1], client, kind="test")
+        try:
+            link = Told(await address.open())
+            link.say(b"hello\r\n")
+            with trio.fail_after(5):
+                await link.run()
+            told = str(link.lost)
+        except ssl.SSLError as error:
+            told = str(error.strerror)
+        nursery.cancel_scope.cancel()
+    return f"{told} / {' '.join(heard)}"
+
+
+class Told(Asking[None]):
+    def receive(self, data: bytearray) -> int:
+        return len(data)
+
+    def fail(self, answer: None, error: Disconnected) -> None: ...
+
+
+async def test_what_fails_in_tls_is_said_in_words_on_both_sides(authority: trustme.CA) -> None:
+    other = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    asking = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(asking)
+    authority.configure_trust(asking)
+    asking.verify_mode = ssl.CERT_REQUIRED
+    named = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("broker.example").configure_cert(named)
+    trusting = client_context()
+    authority.configure_trust(trusting)
+    stranger = client_context()
+    authority.configure_trust(stranger)
+    other.issue_cert("c@example").configure_cert(stranger)
+
+    said = await refusal(trusting, None)
+    assert said == "the server speaks no TLS: leave out --tls, --ca and --certificate / "
+    said = await refusal(None, context)
+    assert "the server speaks TLS: ask for it with --tls" in said
+    assert "the peer speaks no TLS" in said
+    said = await refusal(client_context(), context)
+    assert "is not trusted" in said
+    assert "--ca" in said
+    said = await refusal(trusting, named)
+    assert "the server's certificate is another's" in said
+    assert "--host" in said
+    said = await refusal(trusting, asking)
+    assert "the server asks for a certificate of ours: name it with --certificate" in said
+    assert "the peer shows no certificate, which client_ca asks for" in said
+    said = await refusal(stranger, asking)
+    assert "the server does not trust our certificate" in said
+    assert "the peer's certificate is of no authority in client_ca" in said

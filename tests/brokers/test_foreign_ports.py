@@ -1,0 +1,56 @@
+"""A command that is sent to another protocol's port says so soon; it used to wait for a word for ever."""
+
+import subprocess
+import sys
+
+import pytest
+
+from brokers.errors import ExitCode
+from tests.brokers.conftest import Run
+from tests.support.server import Server
+
+
+@pytest.mark.parametrize("protocol", ["dms", "logmq", "pubsub", "dmp"])
+def test_a_consumer_at_another_protocols_port_says_so(
+    protocol: str, command: Run, shared_server: Server
+) -> None:
+    host, port = shared_server.address(protocol)
+    code, out, err = command("kqmsgq", "consume", "news", "--port", str(port))
+    assert (code, out) == (ExitCode.UNAVAILABLE, "")
+    assert err.startswith(f"brokers: {host}:{port}: no KqueueMsgQ server answers (")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "says"),
+    [("dms", r"it says b'\xde\xad"), ("logmq", 'it says b"ERR '), ("kqmsgq", "it closed the connection")],
+)
+def test_a_subscriber_at_another_protocols_port_says_so(
+    protocol: str, says: str, shared_server: Server
+) -> None:
+    host, port = shared_server.address(protocol)
+    words = [sys.executable, "-m", "brokers", "pubsub", "subscriber", "A", host, str(port)]
+    ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout) == (ExitCode.UNAVAILABLE, "")
+    assert ended.stderr.startswith(f"brokers: {host}:{port}: no pub/sub server answers ({says}")
+
+
+def test_a_publisher_to_whom_nobody_listens_is_told_where_and_by_the_exit_code(command: Run) -> None:
+    code, _, err = command("pubsub", "publish", "a", "--int", "1", "--host", "a..b", "--port", "1")
+    assert code == ExitCode.UNAVAILABLE
+    assert err.startswith("brokers: a..b:1: no pub/sub server listens (")
+    code, _, err = command("pubsub", "publish", "a", "--int", "1", "--port", "1")
+    assert (code, err) == (
+        ExitCode.UNAVAILABLE,
+        "brokers: 127.0.0.1:1: no pub/sub server listens (Connection refused)\n",
+    )
+    assert command("pubsub", "publish", "--from", "nowhere.jsonl", "--port", "1")[0] == ExitCode.MISSING
+
+
+def test_what_a_server_would_close_on_is_refused_here_with_the_limit(command: Run) -> None:
+    long = "n" * 5000
+    for words in (("produce", long, "hello"), ("consume", long)):
+        code, _, err = command("kqmsgq", *words, "--port", "1")
+        assert (code, err) == (
+            ExitCode.USAGE,
+            "brokers: --queue: a name of 5000 bytes: 4096 at most (kqmsgq.name_bytes_max)\n",
+        )
