@@ -151,6 +151,8 @@ class Session(Lifetime):
             self._bytes_needed = self._frame_end(data, at)
             self.connection.await_rest()
             self.due(Due.FRAME, self.connection.now + self.broker.settings.frame_seconds)
+        elif self.current is not None and self.current.content is not None:
+            self.connection.await_rest()  # of a publish whose frames are written one by one
         self._count_held()
 
     def _count_held(self) -> None:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from dmp.amqp.methods import encode
+from dmp.amqp.packing import FRAME_OVERHEAD
 from dmp.amqp.states import (
     CHANNEL_TRANSITIONS,
     TRANSITIONS,
@@ -259,3 +260,17 @@ async def test_the_rest_of_a_frame_that_came_in_pieces_is_awaited() -> None:
         peer.send(piece)
         awaited.append(peer.connection.rests_awaited - before)
     assert awaited == [1, 2, 3, 3]
+
+
+async def test_the_rest_of_a_publish_that_came_frame_by_frame_is_awaited() -> None:
+    _, peer = await opened()
+    peer.send(encode(C.Queue.Declare(0, "q"), 1))
+    content = publish("", "q", b"hello")
+    method = len(encode(C.Basic.Publish(0, "", "q"), 1))
+    body = len(content) - len(b"hello") - FRAME_OVERHEAD
+    before = peer.connection.rests_awaited
+    awaited = []
+    for piece in (content[:method], content[method:body], content[body:]):
+        peer.send(piece)
+        awaited.append(peer.connection.rests_awaited - before)
+    assert awaited == [1, 2, 2]
