@@ -16,7 +16,8 @@ class DmpSettings:
     port: int = limit(5672, 0, 65535)
     """0 picks a free one."""
     users: Users = attrs.field(factory=lambda: Users.parse("guest:guest"))
-    """`NAME:PASSWORD`, with commas between (PLAIN). `guest` comes from loopback only, as with RabbitMQ."""
+    """`NAME:PASSWORD`, with commas between (PLAIN). `guest` comes from loopback only, as with RabbitMQ: for
+    clients on other machines name others, with passwords of your own."""
     prefer_direct: bool = False
     """Tell clients, by the server property `direct` = 1, to move bulk messages over DMP."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("always"))
@@ -77,5 +78,6 @@ class DmpSettings:
 
     @property
     def logs_in(self) -> bool:
-        """Every client logs in; DMP's own connections carry a lease that one who did was given."""
-        return True
+        """Every client logs in; DMP's own connections carry a lease that one who did was given. The user that
+        is there at first is everybody's, and keeps nobody out."""
+        return self.users.from_afar

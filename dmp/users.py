@@ -6,6 +6,9 @@ from typing import ClassVar, Self
 
 import attrs
 
+LOCAL = "guest"
+"""Whose password everybody knows at first. Comes from loopback only, as with RabbitMQ."""
+
 
 @attrs.frozen
 class Users:
@@ -26,10 +29,17 @@ class Users:
             passwords[name] = password
         return cls(passwords)
 
-    def allow(self, name: str, password: bytes) -> bool:
-        """Whether that is right; a name that nobody has takes as long as a wrong password."""
+    def allow(self, name: str, password: bytes, *, near: bool) -> bool:
+        """Whether that is right, and the place is, too: `near` is this machine. A name that nobody has takes
+        as long as a wrong password."""
         known = self._passwords.get(name)
-        return hmac.compare_digest(password, (known or "").encode()) and known is not None
+        right = hmac.compare_digest(password, (known or "").encode()) and known is not None
+        return right and (near or name != LOCAL)
+
+    @property
+    def from_afar(self) -> bool:
+        """Whether anybody may log in from other machines."""
+        return any(name != LOCAL for name in self._passwords)
 
     def __str__(self) -> str:
         return ", ".join(f"{name}:***" for name in self._passwords)

@@ -99,9 +99,8 @@ class Handshake:
             return None
         _, name, password = fields
         user = name.decode(errors="replace")
-        right = session.broker.settings.users.allow(user, password)
         near = session.connection.peer.startswith(_LOOPBACK)
-        return user if right and (near or user != "guest") else None
+        return user if session.broker.settings.users.allow(user, password, near=near) else None
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """What is refused, and how: the specification's codes, on the channel or the connection."""
 
+from pathlib import Path
+
 import pytest
 from pamqp import commands
 from pamqp.encode import field_table
@@ -9,6 +11,9 @@ from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.users import Users
 from dmp.wire import AMQP_HEADER
+from shared.errors import ConfigError
+from shared.net.listeners import check_exposure
+from shared.net.settings import TlsSettings
 from tests.dmp.amqp_peer import Peer, closed, content_header, opened, publish, start_ok
 from tests.dmp.world import World
 
@@ -209,12 +214,23 @@ async def test_guest_comes_from_loopback_only() -> None:
 def test_passwords_are_not_shown() -> None:
     users = Users.parse("ann:se:cret, bob:")
     assert (str(users), "cret" in repr(users)) == ("ann:***, bob:***", False)
-    assert users.allow("ann", b"se:cret")
-    assert users.allow("bob", b"")
-    assert not users.allow("carl", b"")
+    assert users.allow("ann", b"se:cret", near=False)
+    assert users.allow("bob", b"", near=False)
+    assert not users.allow("carl", b"", near=True)
     for text in ("", "ann", "ann:1,ann:2", ":x"):
         with pytest.raises(ValueError, match="NAME:PASSWORD"):
             Users.parse(text)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5"])
+def test_tls_is_enough_beyond_loopback_only_for_users_of_ones_own(host: str) -> None:
+    encrypts = TlsSettings(certificate=Path("server.pem"))
+    for text in ("", "guest:guest", "guest:other"):
+        settings = DmpSettings(users=Users.parse(text)) if text else DmpSettings()
+        with pytest.raises(ConfigError, match="--insecure"):
+            check_exposure("serve.host", host, encrypts, logs_in=settings.logs_in)
+    for text in ("ann:secret", "guest:guest, ann:secret"):
+        check_exposure("serve.host", host, encrypts, logs_in=DmpSettings(users=Users.parse(text)).logs_in)
 
 
 async def test_a_refused_channel_ignores_what_was_on_its_way_and_comes_back() -> None:
