@@ -18,6 +18,8 @@ class Counts:
     too_late: int = 0
     http: int = 0
     """Connections closed because they brought HTTP."""
+    tls: int = 0
+    """Connections closed because they brought TLS to a port without."""
     refusals: dict[str, int] = attrs.field(factory=dict)
     tails: int = 0
     tails_fallen_behind: int = 0

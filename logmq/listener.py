@@ -90,6 +90,11 @@ class LogmqService:
             ),
             ("requests_too_late_total", counts.too_late, "Lines and bodies that did not come in time."),
             ("http_closed_total", counts.http, "Connections closed because they brought HTTP."),
+            (
+                "tls_closed_total",
+                counts.tls,
+                "Connections closed because they brought TLS to a plain port.",
+            ),
         ):
             yield Sample(f"logmq_{name}", value, help_)
         for code, refused in sorted(counts.refusals.items()):

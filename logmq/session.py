@@ -35,6 +35,7 @@ from logmq.states import (
 )
 from logmq.wire import (
     NAME_BYTES_MAX,
+    TLS_BEGINS,
     Code,
     Refusal,
     begins_http,
@@ -327,7 +328,9 @@ class Session(Pacing):
     def _first_line(self, data: bytes, at: int) -> int:
         """Look at the first line, which is then read as all are; returns `at`."""
         end = data.find(b"\n", at)
-        if end >= 0 and begins_http(line := _without_cr(data[at:end])):
+        if data.startswith(TLS_BEGINS, at):
+            self._end_tls()
+        elif end >= 0 and begins_http(line := _without_cr(data[at:end])):
             self._end_http(line)
         elif end >= 0 or len(data) - at > self._line_max:
             self.connection.spoke()
@@ -451,6 +454,16 @@ class Session(Pacing):
         )
         self.refuse(Refusal(Code.SYNTAX, "this is LogMQ, HTTP is not spoken here; closing"))
         self._end(Event.HTTP)
+
+    def _end_tls(self) -> None:
+        """A handshake holds bytes that others chose, such as a server's ticket: no line in it is executed."""
+        self.counts.tls += 1
+        self.broker.log.warning(
+            "TLS came to the LogMQ port, which has none; it was closed, nothing of it was executed",
+            peer=self.connection.peer,
+        )
+        self.refuse(Refusal(Code.SYNTAX, "this is LogMQ without TLS; closing"))
+        self._end(Event.TLS)
 
     def _too_late(self) -> None:
         """What the peer began it has not finished in time."""

@@ -29,6 +29,7 @@ class State(Enum):
 class Event(Enum):
     LINE_COMES = "any other line"
     HTTP = "a line of an HTTP request"
+    TLS = "the first byte of TLS"
     BODY_ANNOUNCED = "APPEND or BATCH"
     BODY_COMPLETE = "the last byte"
     BODY_REFUSED = "APPEND or BATCH that is refused"
@@ -49,6 +50,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.FIRST_LINE: {
         Event.LINE_COMES: State.REQUESTS,
         Event.HTTP: State.ENDING,
+        Event.TLS: State.ENDING,
         Event.INPUT_ENDS: State.ENDING,
         Event.TOO_LATE: State.ENDING,
     },

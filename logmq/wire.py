@@ -98,6 +98,10 @@ REQUESTS: MappingProxyType[bytes, Request] = MappingProxyType(
 )
 """By word. PRODUCE's message may be empty and hold spaces, so it is not split by `split_request`."""
 
+TLS_BEGINS = b"\x16"
+"""A TLS handshake, which no request begins with."""
+_HTTP = re.compile(rb" HTTP/[0-9.]+ *$")
+
 HELP_LINE = ("HELP " + " | ".join(request.usage for request in REQUESTS.values()) + "\n").encode()
 
 
@@ -134,7 +138,7 @@ def looks_like_http(line: bytes) -> bool:
 
     Every browser sends both before the body, which the page that it shows has written.
     """
-    return line.endswith((b" HTTP/1.1", b" HTTP/1.0")) or line[:5].lower() == b"host:"
+    return _HTTP.search(line, max(0, len(line) - 16)) is not None or line[:5].lower() == b"host:"
 
 
 def number_untrusted(field: bytes, name: str) -> int:

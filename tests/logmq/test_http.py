@@ -38,6 +38,8 @@ def test_a_browsers_post_is_closed_and_nothing_of_its_body_is_executed(size: int
     [
         b"GET / HTTP/1.1",
         b"GET / HTTP/1.0",
+        b"GET / HTTP/1.1 ",
+        b"PRI * HTTP/2.0",
         b"DELETE /orders HTTP/1.1",
         b"PRODUCE / HTTP/1.1",
         b"PRODUCE http://127.0.0.1:8080/orders HTTP/1.1",
@@ -56,6 +58,20 @@ def test_http_in_the_first_line_closes(line: bytes, end: bytes) -> None:
     peer.settle()
     assert is_closed(peer)
     assert world.connect().ask(b"TOPICS\n") == b"TOPIC orders 0 7\nEND\n"
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_lines_that_a_tls_handshake_holds_are_none(size: int) -> None:
+    world = world_with_orders()
+    peer = world.connect()
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n" + BODY  # where a ticket stands
+    for start in range(0, len(hello), size):
+        peer.send(hello[start : start + size])
+    peer.settle()
+    assert is_closed(peer)
+    assert peer.take() == b"ERR SYNTAX this is LogMQ without TLS; closing\n"
+    assert world.connect().ask(b"TOPICS\n") == b"TOPIC orders 0 7\nEND\n"
+    assert world.broker.counts.tls == 1
 
 
 @pytest.mark.parametrize("line", [b"POST / HTTP/1.1", b"Host: 127.0.0.1", b"hOsT: x", b"x HTTP/1.0"])
