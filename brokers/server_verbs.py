@@ -2,7 +2,6 @@
 
 import os
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -114,6 +113,7 @@ def call(
     These have no word on the protocol's wire; they go over the control socket.
     """
     from brokers import control
+    from shared.commands import keyed
 
     folder = data_folder(data_dir, config)
     if protocol is None or verb is None:
@@ -122,7 +122,7 @@ def call(
         if protocol is not None and not found:
             raise Refusal(f"no protocol that runs here is called {protocol} and has such verbs")
         return found
-    return control.request(folder, "POST", f"/{quote(protocol)}/{quote(verb)}", _keyed(arguments))
+    return control.request(folder, "POST", f"/{quote(protocol)}/{quote(verb)}", keyed("ARGUMENTS", arguments))
 
 
 _CALL_EXAMPLES = """Examples:
@@ -148,21 +148,6 @@ def ask(request: "VerbRequest") -> Any:
         from brokers import cold
 
         return cold.call(folder, request.protocol, request.verb, arguments, request.config)
-
-
-def _keyed(arguments: Sequence[str]) -> dict[str, Any]:
-    from json import loads
-
-    keyed: dict[str, Any] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not (equals and key):
-            raise Refusal(f"{argument!r} is not KEY=VALUE", ExitCode.USAGE)
-        try:
-            keyed[key] = loads(value)
-        except ValueError:
-            keyed[key] = value
-    return keyed
 
 
 def backup(

@@ -318,10 +318,15 @@ class Client:
         exclusive: bool = False,
         auto_delete: bool = False,
         arguments: Mapping[str, Any] | None = None,
+        passive: bool = False,
     ) -> str:
-        """Make a queue, if it is not there; returns its name, the server's choice where none is given."""
+        """Make a queue, if it is not there; returns its name, the server's choice where none is given.
+
+        `passive`: make none, and raise Refused where it is not there.
+        """
         method = commands.Queue.Declare(
             queue=name,
+            passive=passive,
             durable=durable,
             exclusive=exclusive,
             auto_delete=auto_delete,
@@ -329,16 +334,50 @@ class Client:
         )
         return (await self._call(method, commands.Queue.DeclareOk)).queue or name
 
-    async def declare_exchange(self, name: str, type: str = "direct", *, durable: bool = True) -> None:
-        """Make an exchange, if it is not there: direct, topic, fanout or headers."""
-        method = commands.Exchange.Declare(exchange=name, exchange_type=type, durable=durable)
+    async def declare_exchange(
+        self,
+        name: str,
+        type: str = "direct",
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        passive: bool = False,
+    ) -> None:
+        """Make an exchange, if it is not there: direct, topic, fanout or headers.
+
+        `passive`: make none, and raise Refused where it is not there.
+        """
+        method = commands.Exchange.Declare(
+            exchange=name,
+            exchange_type=type,
+            passive=passive,
+            durable=durable,
+            auto_delete=auto_delete,
+            arguments=dict(arguments or {}),
+        )
         await self._call(method, commands.Exchange.DeclareOk)
 
-    async def bind(self, queue: str, exchange: str, key: str = "") -> None:
-        """Have what is published to the exchange under such a key come into the queue."""
-        await self._call(
-            commands.Queue.Bind(queue=queue, exchange=exchange, routing_key=key), commands.Queue.BindOk
+    async def bind(
+        self, queue: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        """Have what is published to the exchange under such a key come into the queue.
+
+        `arguments`: those of a headers exchange.
+        """
+        method = commands.Queue.Bind(
+            queue=queue, exchange=exchange, routing_key=key, arguments=dict(arguments or {})
         )
+        await self._call(method, commands.Queue.BindOk)
+
+    async def unbind(
+        self, queue: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        """Take a binding back: that of the same key and arguments."""
+        method = commands.Queue.Unbind(
+            queue=queue, exchange=exchange, routing_key=key, arguments=dict(arguments or {})
+        )
+        await self._call(method, commands.Queue.UnbindOk)
 
     async def purge(self, queue: str) -> int:
         """Empty a queue of what nobody holds; returns how many messages that were."""
@@ -346,11 +385,18 @@ class Client:
             await self._call(commands.Queue.Purge(queue=queue), commands.Queue.PurgeOk)
         ).message_count or 0
 
-    async def delete_queue(self, queue: str) -> int:
-        """Delete a queue, if it is there; returns how many messages went with it."""
-        return (
-            await self._call(commands.Queue.Delete(queue=queue), commands.Queue.DeleteOk)
-        ).message_count or 0
+    async def delete_queue(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        """Delete a queue, if it is there; returns how many messages went with it.
+
+        Raises Refused where it has consumers (`if_unused`) or messages (`if_empty`).
+        """
+        method = commands.Queue.Delete(queue=queue, if_unused=if_unused, if_empty=if_empty)
+        return (await self._call(method, commands.Queue.DeleteOk)).message_count or 0
+
+    async def delete_exchange(self, exchange: str, *, if_unused: bool = False) -> None:
+        """Delete an exchange, if it is there. Raises Refused where queues are bound to it (`if_unused`)."""
+        method = commands.Exchange.Delete(exchange=exchange, if_unused=if_unused)
+        await self._call(method, commands.Exchange.DeleteOk)
 
     async def publish(
         self,

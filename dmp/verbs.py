@@ -2,16 +2,18 @@
 
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Literal
 
 import attrs
 from cyclopts import App, Parameter
 
+from dmp.amqp_client import Client, open_amqp
 from dmp.client import Message, open_feed, open_sink
 from dmp.short_strings import SHORT_BYTES_MAX
-from shared.commands import bodies_shown, lost_is_refused, send_given
+from shared.commands import bodies_shown, keyed, lost_is_refused, send_given
 from shared.errors import UsageError
-from shared.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words
+from shared.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.plug import ServeRequest, VerbRequest
 
 app = App(
@@ -20,6 +22,8 @@ app = App(
     help_epilogue="""Examples:
 
     brokers dmp serve
+    brokers dmp declare queue jobs
+    brokers dmp bind jobs amq.topic -k 'orders.#'
     brokers dmp get mine --bind amq.topic:stocks.#
     brokers dmp put amq.topic -k stocks.acme -m 17.20
     brokers dmp queues --json""",
@@ -40,6 +44,7 @@ class Login:
 
 
 GUEST = Login()
+Key = Annotated[str, Parameter(name=("--key", "-k"), help="The routing key.", show_default=False)]
 
 
 def _place(server: Server, login: Login) -> dict[str, Any]:
@@ -76,7 +81,7 @@ def serve(
 async def put(
     sink: Annotated[str, Parameter(name=("--exchange", "--sink"), help="The exchange, which must be there.")],
     *words: Words,
-    key: Annotated[str, Parameter(name=("--key", "-k"), help="The routing key.", show_default=False)] = "",
+    key: Key = "",
     message: Messages = (),
     whole: Whole = False,
     login: Login = GUEST,
@@ -150,6 +155,157 @@ async def get(
                         yield item
 
     return shown()
+
+
+What = Annotated[Literal["queue", "exchange"], Parameter(help="Which of the two.")]
+Name = Annotated[str, Parameter(help="Its name.")]
+QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")]
+ExchangeName = Annotated[str, Parameter(name=("--exchange", "-e"), help="The exchange.")]
+Arguments = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name=("--argument", "-a"),
+        help="KEY=VALUE, a value that is JSON is taken as such; repeatable.",
+        negative="",
+        show_default=False,
+    ),
+]
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp declare queue jobs -a x-dead-letter-exchange=dead
+    brokers dmp declare exchange logs --type topic"""
+)
+async def declare(
+    what: What,
+    name: Name,
+    *,
+    type_: Annotated[
+        Literal["direct", "topic", "fanout", "headers"] | None,
+        Parameter(name="--type", help="Of an exchange; direct unless said.", show_default=False),
+    ] = None,
+    transient: Annotated[bool, flag("It ends with the server, as do its messages.")] = False,
+    auto_delete: Annotated[bool, flag("It goes when the last that uses it has gone.")] = False,
+    argument: Arguments = (),
+    login: Login = GUEST,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Make a queue or an exchange, durable unless it is transient.
+
+    One that is there and is the same stays as it is; one that differs is an error.
+    """
+    arguments = keyed("--argument", argument)
+    if what == "queue":
+        if type_ is not None:
+            raise UsageError("--type", "is of an exchange")
+        async with _amqp(server, login, name) as client:
+            await client.declare_queue(
+                name, durable=not transient, auto_delete=auto_delete, arguments=arguments
+            )
+    else:
+        async with _amqp(server, login, name) as client:
+            await client.declare_exchange(
+                name,
+                type_ or "direct",
+                durable=not transient,
+                auto_delete=auto_delete,
+                arguments=arguments,
+            )
+    return {what: name, "declared": True}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp delete queue jobs --if-empty
+    brokers dmp delete exchange logs"""
+)
+async def delete(
+    what: What,
+    name: Name,
+    *,
+    if_unused: Annotated[bool, flag("Not a queue with consumers, nor an exchange with bindings.")] = False,
+    if_empty: Annotated[bool, flag("Not a queue with messages.")] = False,
+    login: Login = GUEST,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """End a queue or an exchange: bindings and messages go for good."""
+    if what == "exchange" and if_empty:
+        raise UsageError("--if-empty", "is of a queue")
+    async with _amqp(server, login, name) as client:
+        if what == "exchange":
+            await client.declare_exchange(name, passive=True)  # to delete what is not there is no error
+            await client.delete_exchange(name, if_unused=if_unused)
+            return {what: name, "deleted": True}
+        await client.declare_queue(name, passive=True)
+        messages = await client.delete_queue(name, if_unused=if_unused, if_empty=if_empty)
+        return {what: name, "deleted": True, "messages": messages}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp bind jobs amq.topic -k 'orders.#'
+    brokers dmp bind both amq.headers -a x-match=all -a kind=order"""
+)
+async def bind(
+    queue: QueueName,
+    exchange: ExchangeName,
+    *,
+    key: Key = "",
+    argument: Arguments = (),
+    login: Login = GUEST,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Have what comes to an exchange under a key go into a queue, too."""
+    arguments = keyed("--argument", argument)
+    async with _amqp(server, login, queue, exchange, key) as client:
+        await client.bind(queue, exchange, key, arguments)
+    return {"queue": queue, "exchange": exchange, "key": key, "bound": True}
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dmp unbind jobs amq.topic -k 'orders.#'")
+async def unbind(
+    queue: QueueName,
+    exchange: ExchangeName,
+    *,
+    key: Key = "",
+    argument: Arguments = (),
+    login: Login = GUEST,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Take a binding back: that of the same key and arguments."""
+    arguments = keyed("--argument", argument)
+    async with _amqp(server, login, queue, exchange, key) as client:
+        await client.declare_queue(queue, passive=True)  # to unbind what is not there is no error
+        await client.declare_exchange(exchange, passive=True)
+        await client.unbind(queue, exchange, key, arguments)
+    return {"queue": queue, "exchange": exchange, "key": key, "bound": False}
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dmp purge jobs")
+async def purge(
+    queue: QueueName, *, login: Login = GUEST, server: Server, json: Json = False
+) -> Mapping[str, Any]:
+    """Drop all messages of a queue but those that consumers hold."""
+    async with _amqp(server, login, queue) as client:
+        return {"queue": queue, "purged": await client.purge(queue)}
+
+
+@asynccontextmanager
+async def _amqp(server: Server, login: Login, *names: str) -> AsyncIterator[Client]:
+    """An AMQP client, for what is called so. Raises UsageError for what is no name, and as the clients do."""
+    for name in names:
+        _short("NAME", name.encode())
+    with lost_is_refused():
+        async with open_amqp(**_place(server, login)) as client:
+            yield client
 
 
 @app.command(help_epilogue="Examples:\n\n    brokers dmp leases\n    brokers dmp leases --json")

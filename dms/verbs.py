@@ -14,6 +14,7 @@ import trio
 from cyclopts import App, Parameter
 
 from dms.client import Client, DmsError, Message, QueueExists, QueueOptions, Unreachable, connect
+from dms.consumer import Consumer
 from dms.feeder import Feeder
 from dms.stress import stress as run_stress
 from shared.commands import line_runs, lost_is_refused
@@ -176,6 +177,7 @@ async def produce(
 
     brokers dms consume -q orders
     brokers dms consume -q orders -c
+    brokers dms consume -q orders --max 5 --nack
     brokers dms consume -q orders -c --json | jq -r .message"""
 )
 async def consume(
@@ -185,6 +187,10 @@ async def consume(
         bool, flag("Go on until interrupted, and wait for more.", "--continuous", "-c")
     ] = False,
     max_: Annotated[Max, Parameter(help="Take so many (1 without -c).")] = None,
+    nack: Annotated[
+        bool,
+        flag("Refuse what is taken, once all is shown: it goes back, or is dead after too often."),
+    ] = False,
     server: Server,
     json: Json = False,
 ) -> AsyncIterable[Any]:
@@ -195,6 +201,8 @@ async def consume(
     one, or --max; where none comes in the time that the server allows, the exit
     code is 75.
     """
+    if nack and continuous:
+        raise UsageError("--nack", "needs --max and not --continuous: what goes back comes again")
     reader = OutputReader()
     left = max_ if continuous or max_ is not None else 1
 
@@ -203,6 +211,7 @@ async def consume(
         async with (
             _connected(server) as client,
             client.consume(queue, prefetch=PREFETCH if continuous else 1, at_most=left) as consumer,
+            _nacked(consumer) as refused,
         ):
             while left is None or left > 0:
                 some = await consumer.several() if continuous else [await consumer.receive()]
@@ -215,9 +224,23 @@ async def consume(
                         await reader.wait_taken()
                         taken += portion
                 finally:
-                    await consumer.ack(*taken)
+                    if nack:
+                        refused += taken
+                    else:
+                        await consumer.ack(*taken)
 
     return shown()
+
+
+@asynccontextmanager
+async def _nacked(consumer: Consumer) -> AsyncIterator[list[Message]]:
+    """What the block puts into the list is refused at its end: sooner, it would come again to the block."""
+    refused: list[Message] = []
+    try:
+        yield refused
+    finally:
+        if refused:
+            await consumer.nack(*refused)
 
 
 def _shown(messages: Sequence[Message], queue: str, *, json: bool) -> Sequence[Any]:

@@ -33,6 +33,22 @@ async def line_runs(file: Any) -> AsyncGenerator[list[bytes], None]:
         yield [last]
 
 
+def keyed(argument: str, words: Iterable[str]) -> dict[str, Any]:
+    """Each KEY=VALUE, where a value that is JSON is taken as such. Raises UsageError."""
+    from json import loads
+
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (equals and key):
+            raise UsageError(argument, f"{word!r} is not KEY=VALUE")
+        try:
+            found[key] = loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
 @contextmanager
 def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
     """A lost connection ends a command as a refused one does; `lost`: one of this kind."""

@@ -328,3 +328,16 @@ def test_without_p_nothing_is_kept_and_with_it_everything(tmp_path: Path) -> Non
             assert {path.suffix or path.name for path in left} == {"LOCK", "FORMAT", "CATALOG", ".wal"}
             assert not any(b"order #42" in path.read_bytes() for path in left)
             assert sum(path.stat().st_size for path in left) < 200_000
+
+
+def test_what_is_refused_goes_back_and_its_delivery_counts(dms: Command) -> None:
+    dms("create", "refused", "--max-deliveries", "2")
+    dms("produce", "refused", "a", "b", "c")
+    assert dms("consume", "refused", "-n", "2", "--nack") == (0, "a\nb\n", "")
+    deliveries = {row["body"]: row["deliveries"] for row in rows(dms("peek", "refused", "--json")[1])}
+    assert deliveries == {"a": 1, "b": 1, "c": 0}
+    assert dms("consume", "refused", "--nack")[1] == "a\n"
+    assert dms("consume", "refused", "-n", "2")[1] == "b\nc\n", "a was refused too often"
+    code, _, err = dms("consume", "refused", "-c", "--nack")
+    assert code == ExitCode.USAGE
+    assert "--nack" in err
