@@ -27,6 +27,7 @@ from brokers.structure import (
     written,
 )
 from brokers.values import plain
+from shared.local_path import local_path
 from shared.net.settings import ClientSettings, NetSettings, TlsSettings
 from shared.plug import Plug
 from shared.recording.settings import RecordSettings
@@ -134,10 +135,10 @@ def read(
     """
     protocols = {plug.name: plug.settings for plug in plugs}
     sections = {**OWN_SECTIONS, **protocols}
-    file = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
+    named = file or environ.get(FILE_VARIABLE)
     given, ranks, problems = _laid(
         _from_flags(defaults, sections),
-        _from_file(file, sections, broken, alone) if file else (),
+        _from_file(named, sections, broken, alone) if named else (),
         _from_environment(environ, sections, broken, plugs, alone),
         _from_flags(flags, sections),
     )
@@ -181,9 +182,14 @@ def _laid(
 
 
 def _from_file(
-    path: Path, sections: Mapping[str, type[Any]], broken: Sequence[str], alone: bool
+    file: str | Path, sections: Mapping[str, type[Any]], broken: Sequence[str], alone: bool
 ) -> Iterator[tuple[Key, Given] | Problem]:
-    source = str(path)
+    source = str(file)
+    try:
+        path = local_path(file)
+    except ValueError as error:
+        yield Problem(source, str(error))
+        return
     try:
         tables = tomllib.loads(path.read_bytes().decode())
     except OSError as error:

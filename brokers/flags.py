@@ -20,7 +20,9 @@ from shared.options import Ca, Certificate, Host, KeyFile, Place, Port, Server, 
 if TYPE_CHECKING:
     from shared.plug import Plug, ServeRequest, VerbRequest
 
-ConfigFile = Annotated[Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).")]
+ConfigFile = Annotated[
+    Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).", converter=a_path)
+]
 
 # Settings' names here are those of `[serve]`; `config` and `ready_file` are flags alone.
 HOST_FLAGS: Mapping[str, Any] = {

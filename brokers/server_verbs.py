@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 from brokers.errors import ExitCode, Refusal, of_copy
 from brokers.flags import ConfigFile
 from brokers.render import Outcome, Several, json_value, progress
+from shared.local_path import local_path
 from shared.options import Json, a_path
 from shared.progress import waiting
 
@@ -47,13 +48,17 @@ def data_folder(given: Path | None, config: Path | None = None, usual: Path = US
     if given is not None:
         return given
     if said := os.environ.get("BROKERS_SERVE_DATA_DIR"):
-        return Path(said).expanduser()
+        try:
+            return local_path(said).expanduser()
+        except ValueError as error:
+            raise Refusal(f"{error} (BROKERS_SERVE_DATA_DIR)", ExitCode.CONFIGURATION) from None
     if file := config or os.environ.get("BROKERS_CONFIG"):
         try:
-            serve = tomllib.loads(Path(file).read_text()).get("serve", {})
+            path = local_path(file)
+            serve = tomllib.loads(path.read_text()).get("serve", {})
             if "data_dir" not in serve:
                 return usual
-            return Path(file).parent / Path(serve["data_dir"]).expanduser()
+            return path.parent / local_path(serve["data_dir"]).expanduser()
         except (OSError, ValueError, AttributeError, TypeError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error
             said = "--config" if config else "BROKERS_CONFIG"

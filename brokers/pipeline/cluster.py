@@ -73,7 +73,9 @@ def worker(
     ui_port: UiPort = 0,
     cores: Annotated[int | None, Parameter(help="Processors to offer; all, unless set.")] = None,
     memory: Annotated[str | None, Parameter(help="Memory to offer (4g); all but 1 GiB, unless set.")] = None,
-    work_dir: Annotated[Path | None, Parameter(help="For programs' logs and files.")] = None,
+    work_dir: Annotated[
+        Path | None, Parameter(help="For programs' logs and files.", converter=a_path)
+    ] = None,
     secret_file: SecretFile = None,
     insecure: Insecure = False,
 ) -> None:

@@ -253,6 +253,37 @@ def test_a_verb_finds_the_data_folder_as_serving_does(
     assert str(tmp_path / "beside") in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["status"], ["log", "ls"], ["config", "check"]])
+def test_a_file_of_settings_may_be_a_url_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said, words: list[str]
+) -> None:
+    (tmp_path / "b.toml").write_text("[serve]\ndata_dir = 'file:///from/file'")
+    for given, environment in (
+        (["--config", f"file://{tmp_path}/b.toml"], ""),
+        ([], f"file://{tmp_path}/b.toml"),
+    ):
+        monkeypatch.setenv("BROKERS_CONFIG", environment)
+        run([*words, *given])
+        said = capsys.readouterr()
+        assert "/from/file" in said.err or "in order" in said.out
+
+
+def test_what_is_not_of_this_machine_is_no_file_of_settings_and_no_data_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    refused = "'s3://b/x' is not of this machine"
+    for words in (["status"], ["config", "check"]):
+        assert run([*words, "--config", "s3://b/x"]) == ExitCode.USAGE
+        assert refused in capsys.readouterr().err
+        monkeypatch.setenv("BROKERS_CONFIG", "s3://b/x")
+        assert run(words) == ExitCode.CONFIGURATION
+        assert refused in capsys.readouterr().err
+        monkeypatch.delenv("BROKERS_CONFIG")
+    monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", "s3://b/x")
+    assert run(["status"]) == ExitCode.CONFIGURATION
+    assert refused in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["status"], ["log", "ls"], ["fsck"], ["thing", "ask"]])
 def test_a_file_of_settings_is_named_to_every_verb_as_to_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said, words: list[str]
