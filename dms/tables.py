@@ -1,15 +1,15 @@
 """What the records of queues' logs are as rows: events, lives, volumes."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dms import events
+from dms.lives import lives, lives_of
 from dms.logs import NAMESPACE
 from shared.tables import LIVES, VOLUMES, Table, volumes_schema
-from shared.volumes import added_up, per_minute
+from shared.volumes import added_up, by_minute, per_minute
 
 EVENTS = "events"
 
@@ -19,12 +19,6 @@ def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
     happened = events.events(batch)
     came = pc.equal(happened.column("event"), events.PRODUCED).fill_null(False)
     return added_up(happened.filter(pc.or_(came, happened.column("fault").is_valid())))
-
-
-def _gather(rows: Any) -> Any:
-    from dms.lives import lives  # with Spark, that is
-
-    return lives(rows)
 
 
 TABLES: Sequence[Table] = (
@@ -43,7 +37,8 @@ TABLES: Sequence[Table] = (
         logs=".*",
         schema=events.SCHEMA,
         decode=events.events,
-        gather=_gather,
+        gather=lives,
+        fold=lives_of,
     ),
     Table(
         VOLUMES,
@@ -53,5 +48,6 @@ TABLES: Sequence[Table] = (
         schema=volumes_schema(),
         decode=volumes,
         gather=per_minute,
+        fold=by_minute,
     ),
 )

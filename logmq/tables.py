@@ -10,25 +10,26 @@ from logmq.batches import writers, writers_schema
 from logmq.logs import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
 from logmq.places import places
 from shared.tables import PLACES, VOLUMES, Table, places_schema, schema_of, volumes_schema
-from shared.volumes import added_up, per_minute
+from shared.volumes import added_up, by_minute, per_minute
 
 RECORDS_SCHEMA = schema_of("log", "offset", "time", "protocol", "name", "payload", "fault")
 
 
 def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Records and their bytes, lengths left out, by topic and second."""
+    return _volumes(batch, bytes=pc.binary_length(batch.column("value")).cast(pa.int64()))
+
+
+def measured(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same of index entries."""
+    return _volumes(batch, messages=batch.column("messages"), bytes=batch.column("bytes"))
+
+
+def _volumes(batch: pa.RecordBatch, **sums: pa.Array) -> pa.RecordBatch:
     topic = batch.column("topic")
-    return added_up(
-        pa.RecordBatch.from_pydict(
-            {
-                "log": topic,
-                "time": batch.column("timestamp"),
-                "protocol": pa.array([NAMESPACE] * batch.num_rows, pa.string()),
-                "name": topic,
-                "bytes": pc.binary_length(batch.column("value")).cast(pa.int64()),
-            }
-        )
-    )
+    protocol = pa.array([NAMESPACE] * batch.num_rows, pa.string())
+    columns = {"log": topic, "time": batch.column("timestamp"), "protocol": protocol, "name": topic}
+    return added_up(pa.RecordBatch.from_pydict(columns | sums))
 
 
 def records(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -64,7 +65,9 @@ TABLES: Sequence[Table] = (
         logs=".*",
         schema=volumes_schema(),
         decode=volumes,
+        measure=measured,
         gather=per_minute,
+        fold=by_minute,
     ),
     Table(
         PLACES,

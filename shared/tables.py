@@ -29,10 +29,12 @@ This module is part of what every command loads: `pyarrow` is imported where it 
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+
+from shared.errors import BrokerError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,9 +61,13 @@ class Table:
 
     `namespace`, `logs`: whose records, by the folder's name and a regular expression that matches whole names
     of logs. `decode`: from a batch of `records_schema` to one of `schema`, rows in the records' order; see
-    above for what it may not do. `gather`: where several rows make one (the events of a message's life), from
-    the Spark DataFrame of all decoded rows to that of the table; its columns are then what it says, and
-    `schema` those of the rows that it starts from.
+    above for what it may not do. `measure`: where a log's index tells enough, the same from a batch of
+    `entries_schema`; records are then not read.
+
+    `gather`: where several rows make one (the events of a message's life), from the Spark DataFrame of all
+    decoded rows to that of the table; its columns are then what it says, and `schema` those of the rows that
+    it starts from. `fold`: the same rows without Spark, from batches of decoded rows that come in each log's
+    order. A table has both or neither. It raises `TooMany` for more than it can hold.
     """
 
     name: str
@@ -70,7 +76,13 @@ class Table:
     logs: str
     schema: "pa.Schema"
     decode: "Callable[[pa.RecordBatch], pa.RecordBatch]"
+    measure: "Callable[[pa.RecordBatch], pa.RecordBatch] | None" = None
     gather: Callable[[Any], Any] | None = None
+    fold: "Callable[[Iterable[pa.RecordBatch]], pa.Table] | None" = None
+
+
+class TooMany(BrokerError):
+    """More rows than one process should hold: an answer for Spark."""
 
 
 def tables_of(plug: "Plug") -> Sequence[Table]:
@@ -101,6 +113,14 @@ def records_schema() -> "pa.Schema":
     import pyarrow as pa
 
     return schema_of(("topic", pa.string()), "offset", ("timestamp", time_type()), ("value", pa.binary()))
+
+
+def entries_schema() -> "pa.Schema":
+    """What the source gives of logs' indexes and `measure` takes: so many records of a log, and the bytes of
+    their payloads, from `offset` on; `timestamp` as of each of the records."""
+    import pyarrow as pa
+
+    return schema_of(("topic", pa.string()), "offset", ("timestamp", time_type()), "messages", "bytes")
 
 
 def recorded_schema() -> "pa.Schema":

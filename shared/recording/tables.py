@@ -8,7 +8,7 @@ import pyarrow as pa
 from shared.recording.blocks import NAMESPACE
 from shared.recording.rows import Codec, Rows
 from shared.tables import RECORDED, VOLUMES, Table, recorded_schema, schema_of, volumes_schema
-from shared.volumes import added_up, per_minute
+from shared.volumes import added_up, by_minute, per_minute
 
 MESSAGES = "messages"
 Decode = Callable[[Rows], pa.RecordBatch]
@@ -54,7 +54,7 @@ class RecordedLog:
                 _recorded,
             ),
             self.table(MESSAGES, "the same with sizes instead of payloads", MESSAGES_SCHEMA, _messages),
-            attrs.evolve(volumes, gather=per_minute),
+            attrs.evolve(volumes, gather=per_minute, fold=by_minute),
         )
 
 

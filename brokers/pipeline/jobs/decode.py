@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brokers.pipeline.jobs import offers, tables
+from brokers.pipeline.jobs.frames import Frame, union
 from brokers.pipeline.jobs.offers import NoTable, Offered
-from brokers.pipeline.jobs.where import Where, union
+from brokers.pipeline.jobs.where import Where
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -16,15 +17,15 @@ CHECKPOINT = "_checkpoint"
 """In the folder that a continuous decode writes to; Spark's readers pass over names that begin like that."""
 
 
-def decode(spark: "SparkSession", where: Where, chosen: Sequence[Offered]) -> "DataFrame":
+def decode(spark: "SparkSession | None", where: Where, chosen: Sequence[Offered]) -> Frame:
     """The rows of tables of one name, whole."""
-    return union(tables.rows(spark, where, each) for each in chosen)
+    return union([tables.rows(spark, where, each) for each in offers.present(chosen, where)])
 
 
 def following(spark: "SparkSession", where: Where, chosen: Sequence[Offered]) -> "DataFrame":
     """The same as a stream. Raises NoTable as `check_followed` does."""
     check_followed(chosen)
-    return union(tables.decoded(spark, where, each, stream=True) for each in chosen)
+    return union([tables.following(spark, where, each) for each in chosen])
 
 
 def check_followed(chosen: Sequence[Offered]) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import pyarrow as pa
 
 from brokers.pipeline.jobs import offers
 from brokers.pipeline.jobs.decode import decode
-from brokers.pipeline.jobs.streaming import rows_of
-from brokers.pipeline.jobs.where import BROKER, SERVED, Where
+from brokers.pipeline.jobs.frames import BROKER, Frame, grouped, ordered, readable, rows_of
+from brokers.pipeline.jobs.offers import Offered
+from brokers.pipeline.jobs.where import SERVED, Where
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.groups import Behind, behind
@@ -28,8 +30,7 @@ from shared.storage.format import LENGTH_BYTES
 from shared.tables import KEPT, PLACES
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
+    from pyspark.sql import SparkSession
 
 Rows = list[dict[str, Any]]
 
@@ -55,7 +56,12 @@ class Lag:
     seconds: float | None
 
 
-def of_folders(spark: "SparkSession", where: Where) -> Rows:
+def tables() -> Sequence[Offered]:
+    """What folders are asked for."""
+    return [*offers.offered(PLACES), *offers.offered_if_any(KEPT)]
+
+
+def of_folders(spark: "SparkSession | None", where: Where) -> Rows:
     """Everybody that the folders tell of. Raises StoreFormat, OSError."""
     found = {}
     for folder in where.folders:
@@ -120,28 +126,37 @@ def _in_a_log(
     )
 
 
-def newest(places: "DataFrame") -> "DataFrame":
+def newest(places: Frame) -> Frame:
     """The rows of `places` that still hold: the last of each reader and what it reads, if it did not end."""
+    by = ("protocol", "reader", "read_namespace", "log_id", "name")
+    if isinstance(places, pa.Table):
+        found = readable(places).sort_by("offset").to_pylist()
+        last = {tuple(row[name] for name in by): row for row in found}
+        rows = [{name: row[name] for name in (*by, "position")} for row in last.values() if not row["ended"]]
+        schema = pa.schema([places.schema.field(name) for name in (*by, "position")])
+        return ordered(pa.Table.from_pylist(rows, schema=schema), *by)
     from pyspark.sql import functions as fn
 
-    by = ("protocol", "reader", "read_namespace", "log_id", "name")
-    return (
+    return ordered(
         places.where(fn.col("fault").isNull())
         .groupBy(*by)
         .agg(fn.max_by(fn.struct("position", "ended"), "offset").alias("last"))
         .where(~fn.coalesce("last.ended", fn.lit(False)))
-        .select(*by, "last.position")
-        .orderBy(*by)
+        .select(*by, "last.position"),
+        *by,
     )
 
 
-def waiting(kept: "DataFrame") -> "DataFrame":
+def waiting(kept: Frame) -> Frame:
     """What is kept for each reader, added up: `protocol`, `reader`, `messages`, `bytes`."""
+    by = ("protocol", "reader")
+    if isinstance(kept, pa.Table):
+        return grouped(readable(kept), by, messages=("messages", "sum"), bytes=("bytes", "sum"))
     from pyspark.sql import functions as fn
 
     return (
         kept.where(fn.col("fault").isNull())
-        .groupBy("protocol", "reader")
+        .groupBy(*by)
         .agg(fn.sum("messages").alias("messages"), fn.sum("bytes").alias("bytes"))
     )
 

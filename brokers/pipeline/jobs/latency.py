@@ -1,8 +1,13 @@
 """How long messages stay: percentiles of the time in a queue, from messages' lives."""
 
+import math
 from typing import TYPE_CHECKING
 
-from brokers.pipeline.jobs.where import by as names_of
+import numpy as np
+import pyarrow as pa
+
+from brokers.pipeline.jobs.frames import Frame, grouped, ordered, union, with_start
+from brokers.pipeline.jobs.frames import by as names_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -11,14 +16,36 @@ MEASURES = ("until_delivered_ms", "in_queue_ms")
 """Of a life: from when it came to the first delivery, and to its end."""
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _ACCURACY = 10_000
-"""A rank is off by one in so many at most; up to so many messages percentiles are exact."""
+"""Of Spark's: a rank is off by one in so many at most; up to so many messages percentiles are exact."""
 
 
-def latency(lives: "DataFrame", window: str | None = None) -> "DataFrame":
+def latency(lives: Frame, window: str | None = None) -> Frame:
     """`protocol`, `name`, `measure`, `messages`, `p50_ms` and so on, `max_ms`: a row a queue and measure.
 
     A message counts once it was delivered, or has left. `window`: by when it came, too, as `start`.
     """
+    keys = [*(["start"] if window is not None else []), *names_of(lives, "protocol", "name"), "measure"]
+    if not isinstance(lives, pa.Table):
+        return ordered(_with_spark(lives, window), *keys)
+    if window is not None:
+        lives = with_start(lives.filter(lives["produced"].is_valid()), "produced", window)
+    measured = union(
+        lives.select([*keys[:-1], name])
+        .rename_columns([*keys[:-1], "ms"])
+        .append_column("measure", pa.repeat(pa.scalar(name), len(lives)))
+        for name in MEASURES
+    )
+    found = grouped(measured.filter(measured["ms"].is_valid()), keys, ms=("ms", "list"))
+    each = [np.sort(values.values.to_numpy()) for values in found["ms"]]
+    found = found.drop_columns("ms").append_column("messages", pa.array(map(len, each), pa.int64()))
+    for percent in PERCENTILES:
+        ranks = [values[max(math.ceil(percent / 100 * len(values)), 1) - 1] for values in each]
+        found = found.append_column(f"p{percent:g}_ms", pa.array(ranks, pa.int64()))
+    most = pa.array([values[-1] for values in each], pa.int64())
+    return ordered(found.append_column("max_ms", most), *keys)
+
+
+def _with_spark(lives: "DataFrame", window: str | None) -> "DataFrame":
     from pyspark.sql import functions as fn
 
     by = [fn.window("produced", window).alias("window")] if window is not None else []
@@ -46,5 +73,4 @@ def latency(lives: "DataFrame", window: str | None = None) -> "DataFrame":
             *(fn.col("ranks")[place].alias(f"p{each:g}_ms") for place, each in enumerate(PERCENTILES)),
             "max_ms",
         )
-        .orderBy(*(["start"] if start else []), *names, "measure")
     )

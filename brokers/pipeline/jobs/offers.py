@@ -8,7 +8,7 @@ import attrs
 from brokers import plugs
 from brokers.errors import ExitCode
 from brokers.pipeline.jobs.where import SERVED, Where
-from shared.errors import BrokerError
+from shared.errors import BrokerError, ConfigError
 from shared.tables import Table, tables_of
 
 
@@ -24,6 +24,17 @@ class Offered:
 
     protocol: str
     table: Table
+
+
+def logs_of(found: Offered, *, served: bool) -> dict[str, str]:
+    """The source's options that say which logs a table is made of. Raises ConfigError."""
+    table = found.table
+    if not served:
+        return {"subscribepattern": table.logs, "namespace": table.namespace}
+    if table.namespace != SERVED:
+        text = f"only the logs of {SERVED} are served; {found.protocol}.{table.name} needs a path"
+        raise ConfigError("servers", text)
+    return {"subscribepattern": table.logs}
 
 
 def offered(name: str | None = None, protocol: str | None = None) -> Sequence[Offered]:
@@ -48,6 +59,15 @@ def offered_if_any(name: str | None = None, protocol: str | None = None) -> Sequ
 def with_column(column: str, protocol: str | None = None) -> Sequence[Offered]:
     """The tables that have a column, before they are gathered."""
     return [each for each in offered_if_any(None, protocol) if column in each.table.schema.names]
+
+
+def present(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:
+    """Those whose namespace a folder has, so that there may be logs; one at least, for its columns."""
+    if where.servers is not None:
+        return chosen
+    spaces = {each.table.namespace for each in chosen}
+    there = {space for space in spaces if any((folder / space).is_dir() for folder in where.folders)}
+    return [each for each in chosen if each.table.namespace in there] or chosen[:1]
 
 
 def only_served(chosen: Sequence[Offered], where: Where) -> Sequence[Offered]:

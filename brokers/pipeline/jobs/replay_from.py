@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import attrs
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.jobs.where import SERVED, Reading, Where, a_folder, union, where
+from brokers.pipeline.jobs.frames import union
+from brokers.pipeline.jobs.where import SERVED, Reading, Where, a_folder, where
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.places import open_place

@@ -4,18 +4,14 @@ import queue
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from brokers.pipeline.jobs.frames import rows_of
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 WAITING_MAX = 8
 """Batches that wait to be taken: the stream waits where whoever shows its rows is slower."""
 LOOK_SECONDS = 0.5
-
-
-def rows_of(frame: "DataFrame") -> list[dict[str, Any]]:
-    """All rows of a frame; times have their zone."""
-    found: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return found
 
 
 def rows_as_they_come(

@@ -14,10 +14,10 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from brokers.pipeline.jobs.offers import offered
-from brokers.pipeline.jobs.where import SERVED
-from brokers.pipeline.source import worker
-from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader
+from brokers.pipeline.jobs.offers import logs_of, offered
+from brokers.pipeline.source import rows, worker
+from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader, spans_of
+from brokers.pipeline.source.framing import IN_INDEX
 from brokers.pipeline.source.options import Options, parse
 from shared.errors import ConfigError
 
@@ -47,13 +47,7 @@ class TableDataSource(LogmqDataSource):
             raise ConfigError(_OWN, "say which, as in dms.events; `brokers pipeline tables` lists them")
         (found,) = offered(name, protocol)
         self._table = found.table
-        logs = {"subscribepattern": self._table.logs}
-        if "servers" not in given:
-            logs["namespace"] = self._table.namespace
-        elif self._table.namespace != SERVED:
-            text = f"only the logs of {SERVED} are served; {found.protocol}.{name} needs a path"
-            raise ConfigError("servers", text)
-        super().__init__(given | logs)
+        super().__init__(given | logs_of(found, served="servers" in given))
 
     @classmethod
     def name(cls) -> str:
@@ -64,7 +58,10 @@ class TableDataSource(LogmqDataSource):
         return from_arrow_schema(self._table.schema)
 
     def reader(self, schema: StructType) -> BatchReader:
-        return DecodingReader(parse(self._given, streaming=False), self._table.decode)
+        options = parse(self._given, streaming=False)
+        if self._table.measure is not None:
+            return MeasuringReader(options, self._table.measure)
+        return DecodingReader(options, self._table.decode)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
         return DecodingStreamReader(parse(self._given, streaming=True), self._table.decode)
@@ -79,6 +76,17 @@ class DecodingReader(BatchReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return map(self._decode, super().read(partition))
+
+
+class MeasuringReader(BatchReader):
+    """The same of what the logs' indexes say."""
+
+    def __init__(self, options: Options, measure: Decode) -> None:
+        super().__init__(options, IN_INDEX)
+        self._measure = measure
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return map(self._measure, rows.entries(self._options, spans_of(partition)))
 
 
 class DecodingStreamReader(StreamReader):

@@ -2,19 +2,43 @@
 
 from typing import TYPE_CHECKING
 
-from brokers.pipeline.jobs.where import by
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brokers.pipeline.jobs.frames import Frame, by, grouped, ordered, readable, with_start
+from brokers.pipeline.jobs.windows import microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_RATES = {"messages_per_second": "messages", "bytes_per_second": "bytes"}
 
-def throughput(volumes: "DataFrame", window: str = "1 minute", watermark: str | None = None) -> "DataFrame":
+
+def throughput(volumes: Frame, window: str = "1 minute") -> Frame:
     """`start`, `broker` (of several), `protocol`, `name`, `messages`, `bytes`, and both by the second.
 
-    A row for each window with traffic.
+    A row for each window with traffic, in order. `volumes`: rows of that table as they are decoded.
+    """
+    names = by(volumes, "protocol", "name")
+    if not isinstance(volumes, pa.Table):
+        return ordered(following(volumes, window), "start", *names)
+    found = grouped(
+        with_start(readable(volumes), "time", window),
+        ["start", *names],
+        messages=("messages", "sum"),
+        bytes=("bytes", "sum"),
+    )
+    seconds = microseconds(window) / 1_000_000
+    for rate, of in _RATES.items():
+        found = found.append_column(rate, pc.divide(found[of].cast(pa.float64()), seconds))
+    return ordered(found, "start", *names)
 
-    `volumes`: rows of that table as they are decoded. `watermark`, for a stream: how late a message may be;
-    a window is complete, and given, once that time has passed behind its end.
+
+def following(volumes: "DataFrame", window: str = "1 minute", watermark: str | None = None) -> "DataFrame":
+    """The same with Spark, in no order, and of a stream too.
+
+    `watermark`, for a stream: how late a message may be; a window is complete, and given, once that time has
+    passed behind its end.
     """
     from pyspark.sql import functions as fn
 
@@ -31,7 +55,6 @@ def throughput(volumes: "DataFrame", window: str = "1 minute", watermark: str | 
             *names,
             "messages",
             "bytes",
-            (fn.col("messages") / span).alias("messages_per_second"),
-            (fn.col("bytes") / span).alias("bytes_per_second"),
+            *((fn.col(of) / span).alias(rate) for rate, of in _RATES.items()),
         )
     )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.pipeline.jobs.where import SERVED, Folders, Reading, a_folder, by, where
+from brokers.pipeline.jobs.engine import Asking, answered
+from brokers.pipeline.jobs.where import SERVED, Folders, Reading, a_folder, where
 from brokers.pipeline.session import require_spark
 from shared.errors import UsageError
 from shared.options import Ca, Json, Port, Tls, a_path, flag
@@ -21,6 +22,7 @@ Window = Annotated[str, Parameter(help="How long a window is: '1 minute', '30 se
 Protocol = Annotated[str | None, Parameter(help="Only this protocol's.", show_default=False)]
 Rows = Sequence[Mapping[str, Any]]
 READING = Reading()
+ASKING = Asking()
 
 _TABLES_EXAMPLES = """Examples:
 
@@ -108,7 +110,7 @@ def decode(
     overwrite: Annotated[bool, flag("Replace what is there.")] = False,
     follow: Annotated[bool, flag("Go on with what comes, until interrupted.")] = False,
     limit: Annotated[int, Parameter(help="Show so many rows at most; 0: all.")] = 20,
-    reading: Reading = READING,
+    reading: Asking = ASKING,
     json: Json = False,
 ) -> Any:
     """Show a table of what is in the logs, or write it as Parquet.
@@ -117,9 +119,10 @@ def decode(
     """
     require_spark()
     from brokers.pipeline.jobs import decode as job
+    from brokers.pipeline.jobs.frames import limited, rows_of
     from brokers.pipeline.jobs.offers import offered, only_served
     from brokers.pipeline.jobs.running import spark_for
-    from brokers.pipeline.jobs.streaming import rows_as_they_come, rows_of
+    from brokers.pipeline.jobs.streaming import rows_as_they_come
 
     if not words:
         raise UsageError("TABLE", "say which; `brokers pipeline tables` lists them")
@@ -141,20 +144,25 @@ def decode(
                 return rows_as_they_come(job.following(spark, there, chosen))
 
             return followed(what, reading, rows)
-    elif to is not None and to.exists() and not overwrite:
+    elif to is None:
+        return answered(
+            what,
+            reading,
+            there,
+            chosen,
+            lambda spark: rows_of(limited(job.decode(spark, there, chosen), limit)),
+        )
+    elif to.exists() and not overwrite:
         raise UsageError("--to", f"{to} is there already; --overwrite replaces it")
     with spark_for(what, reading.master, reading.config) as spark:
-        if follow and to is not None:
+        if follow:
             query = job.write_on(job.following(spark, there, chosen), to)
             try:
                 query.awaitTermination()
             finally:
                 query.stop()
             return None
-        found = job.decode(spark, there, chosen)
-        if to is None:
-            return rows_of(found.limit(limit) if limit else found)
-        job.write(found, to, overwrite=overwrite)
+        job.write(job.decode(spark, there, chosen), to, overwrite=overwrite)
         return {"table": table, "to": to, "rows": spark.read.parquet(str(to)).count()}
 
 
@@ -164,15 +172,15 @@ def throughput(
     window: Window = "1 minute",
     follow: Annotated[bool, flag("Go on with what comes, until interrupted.")] = False,
     late: Annotated[str, Parameter(help="With --follow: how late a message may be.")] = "10 seconds",
-    reading: Reading = READING,
+    reading: Asking = ASKING,
     json: Json = False,
 ) -> Any:
     """How much went through: messages and bytes by protocol, name and window."""
     require_spark()
     from brokers.pipeline.jobs import offers, tables
     from brokers.pipeline.jobs import throughput as job
-    from brokers.pipeline.jobs.running import spark_for
-    from brokers.pipeline.jobs.streaming import rows_as_they_come, rows_of
+    from brokers.pipeline.jobs.frames import rows_of, union
+    from brokers.pipeline.jobs.streaming import rows_as_they_come
     from brokers.pipeline.jobs.windows import length
 
     each_window, lateness = length(window, "--window"), length(late, "--late")
@@ -181,13 +189,17 @@ def throughput(
     if follow:
 
         def rows(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
-            volumes = tables.volumes(spark, there, chosen, stream=True)
-            return rows_as_they_come(job.throughput(volumes, each_window, lateness))
+            volumes = union([tables.following(spark, there, each) for each in chosen])
+            return rows_as_they_come(job.following(volumes, each_window, lateness))
 
         return followed("throughput", reading, rows)
-    with spark_for("throughput", reading.master, reading.config) as spark:
-        found = job.throughput(tables.volumes(spark, there, chosen), each_window)
-        return rows_of(found.orderBy("start", *by(found, "protocol", "name")))
+    return answered(
+        "throughput",
+        reading,
+        there,
+        chosen,
+        lambda spark: rows_of(job.throughput(tables.volumes(spark, there, chosen), each_window)),
+    )
 
 
 def latency(
@@ -196,7 +208,7 @@ def latency(
     window: Annotated[
         str | None, Parameter(help="By when messages came, too: '1 hour'.", show_default=False)
     ] = None,
-    reading: Reading = READING,
+    reading: Asking = ASKING,
     json: Json = False,
 ) -> Rows:
     """Percentiles of the time that messages wait for delivery, and stay in their queue."""
@@ -204,15 +216,19 @@ def latency(
     from brokers.pipeline.jobs import latency as job
     from brokers.pipeline.jobs import offers
     from brokers.pipeline.jobs.decode import decode as rows
-    from brokers.pipeline.jobs.running import spark_for
-    from brokers.pipeline.jobs.streaming import rows_of
+    from brokers.pipeline.jobs.frames import rows_of
     from brokers.pipeline.jobs.windows import length
 
     each_window = None if window is None else length(window, "--window")
     there = where(path, reading)
     chosen = offers.only_served(offers.offered(LIVES, protocol), there)
-    with spark_for("latency", reading.master, reading.config) as spark:
-        return rows_of(job.latency(rows(spark, there, chosen), each_window))
+    return answered(
+        "latency",
+        reading,
+        there,
+        chosen,
+        lambda spark: rows_of(job.latency(rows(spark, there, chosen), each_window)),
+    )
 
 
 def lag(
@@ -220,21 +236,21 @@ def lag(
     groups: Annotated[
         str | None, Parameter(help="With --servers: whose, with commas between.", show_default=False)
     ] = None,
-    reading: Reading = READING,
+    reading: Asking = ASKING,
     json: Json = False,
 ) -> Rows:
     """How far groups and sessions are behind."""
     require_spark()
     from brokers.pipeline.jobs import lag as job
-    from brokers.pipeline.jobs.running import spark_for
     from brokers.pipeline.source.groups import parse_groups
 
     there = where(path, reading, bounded=False)
     if there.servers is None:
         if groups is not None:
             raise UsageError("--groups", "a data folder knows its groups; only --servers takes this")
-        with spark_for("lag", reading.master, reading.config) as spark:
-            return _said(job.of_folders(spark, there))
+        return _said(
+            answered("lag", reading, there, job.tables(), lambda spark: job.of_folders(spark, there))
+        )
     if groups is None:
         text = "say which: servers do not list their groups, nor any sessions (a data folder has both)"
         raise UsageError("--groups", text)
@@ -261,15 +277,14 @@ def anomaly(
     tolerance: Annotated[float, Parameter(help="How many spreads the band is wide, to each side.")] = 6.0,
     by_hour: Annotated[bool, flag("Compare with the same hour of the days before.")] = False,
     every: Annotated[bool, flag("Show every window with its band, not only those outside.", "--all")] = False,
-    reading: Reading = READING,
+    reading: Asking = ASKING,
     json: Json = False,
 ) -> Rows:
     """Rates and values that leave their usual band, and the band."""
     require_spark()
     from brokers.pipeline.jobs import anomaly as job
     from brokers.pipeline.jobs import offers, tables
-    from brokers.pipeline.jobs.running import spark_for
-    from brokers.pipeline.jobs.streaming import rows_of
+    from brokers.pipeline.jobs.frames import by, ordered, rows_of, union
     from brokers.pipeline.jobs.windows import length
 
     each_window = length(window, "--window")
@@ -278,15 +293,18 @@ def anomaly(
     there = where(path, reading)
     chosen = offers.only_served(offers.offered(VOLUMES, protocol), there)
     measured = offers.with_column(VALUE, protocol) if there.servers is None else []
-    with spark_for("anomaly", reading.master, reading.config) as spark:
-        series = job.rates(tables.volumes(spark, there, chosen), each_window)
-        for each in measured:
-            series = series.unionByName(job.values(tables.decoded(spark, there, each), each_window))
-        least = min(job.LEAST, history)
+    least = min(job.LEAST, history)
+
+    def answer(spark: "SparkSession | None") -> Rows:
+        rates = job.rates(tables.volumes(spark, there, chosen), each_window)
+        readings = [tables.decoded(spark, there, each) for each in measured]
+        series = union([rates, *(job.values(each, each_window) for each in readings)])
         banded = job.bands(series, history=history, least=least, tolerance=tolerance, by_hour=by_hour)
         if every:
-            return rows_of(banded.orderBy(*by(banded, "protocol", "name", "measure", "start")))
+            return rows_of(ordered(banded, *by(banded, "protocol", "name", "measure", "start")))
         return rows_of(job.anomalies(banded))
+
+    return answered("anomaly", reading, there, [*chosen, *measured], answer)
 
 
 def report(
@@ -301,14 +319,14 @@ def report(
     window: Annotated[
         str | None, Parameter(help="How long a point is: '1 minute'; else as fits.", show_default=False)
     ] = None,
-    reading: Reading = READING,
+    reading: Asking = ASKING,
     json: Json = False,
 ) -> Rows:
     """Write a page with pictures of all this, for readers who need not know Spark."""
     require_spark("matplotlib")
     from datetime import UTC, datetime
 
-    from brokers.pipeline.jobs.running import spark_for
+    from brokers.pipeline.jobs import figures
     from brokers.pipeline.jobs.windows import length
 
     if reading.servers is not None:
@@ -319,11 +337,15 @@ def report(
     each_window = None if window is None else length(window, "--window")
     there = where([path], reading)
     to.mkdir(parents=True, exist_ok=True)
-    with spark_for("report", reading.master, reading.config) as spark:
-        from brokers.pipeline.jobs import report as job
-        from brokers.pipeline.jobs.figures import figures
+    found = answered(
+        "report",
+        reading,
+        there,
+        figures.sources(),
+        lambda spark: figures.figures(spark, there, each_window),
+    )
+    from brokers.pipeline.jobs import report as job
 
-        found = figures(spark, there, each_window)
     files = job.write(found, str(path), to, datetime.now(UTC))
     return [{"file": file, "bytes": file.stat().st_size} for file in files]
 

@@ -5,7 +5,7 @@ broker keeps about its readers, are in its data folder alone. Rows of several pl
 column `broker` in front, which rows of one place do not have.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,15 +19,10 @@ from shared.local_path import local_path
 from shared.options import a_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from brokers.pipeline.source.options import Options
 
 SERVED = "logmq"
 """The namespace whose logs a server gives: the source's own, unless an option says another."""
-
-BROKER = "broker"
-"""The column that says which folder or server a row is of, where there are several."""
 
 _OURS = (
     *("path", "paths", "servers", "namespace", "subscribe", "subscribepattern", "assign"),
@@ -98,15 +93,6 @@ class Where:
         """The source's options for one of `sources`."""
         return {**self.options, "servers" if self.servers is not None else "path": source}
 
-    def per_source(self, frame_of: Callable[[Mapping[str, str]], "DataFrame"]) -> "DataFrame":
-        """What `frame_of` makes of each place's options, as one; told apart where there are several."""
-        frames = {source: frame_of(self.options_of(source)) for source in self.sources}
-        if len(frames) == 1:
-            return next(iter(frames.values()))
-        from pyspark.sql import functions as fn
-
-        return union(frame.select(fn.lit(source).alias(BROKER), "*") for source, frame in frames.items())
-
 
 def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool = True) -> Where:
     """What is to be read, and it is there.
@@ -169,16 +155,3 @@ def pair(flag: str, text: str) -> tuple[str, str]:
     if not (key and equals):
         raise UsageError(flag, "what is given is not KEY=VALUE")
     return key, value
-
-
-def union(frames: Iterable["DataFrame"]) -> "DataFrame":
-    """All rows of several frames of one kind, which may differ in their other columns."""
-    first, *others = frames
-    for other in others:
-        first = first.unionByName(other, allowMissingColumns=True)
-    return first
-
-
-def by(frame: "DataFrame", *columns: str) -> list[str]:
-    """Columns to group by: these, and in front of them which broker's, where rows say it."""
-    return [BROKER, *columns] if BROKER in frame.columns else list(columns)

@@ -19,3 +19,12 @@ def in_words(window: str) -> str:
     """For readers: `1 minute`, `30 seconds`."""
     count, _, unit = length(window, "window").partition(" ")
     return f"{count} {unit}{'' if count == '1' else 's'}"
+
+
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+
+
+def microseconds(window: str) -> int:
+    """How long it is."""
+    count, _, unit = length(window, "window").partition(" ")
+    return int(count) * _SECONDS[unit] * 1_000_000

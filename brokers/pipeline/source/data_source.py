@@ -26,10 +26,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
-from brokers.pipeline.source import positions, pruning, rows, sink, spans, stream, worker
+from brokers.pipeline.source import planning, pruning, rows, sink, spans, stream, worker
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
-from brokers.pipeline.source.options import NAMESPACE, Kind, Options, parse
+from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.origin import LogSpot
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.pruning import Wanted
@@ -102,30 +102,7 @@ class BatchReader(DataSourceReader):
         self._wanted = Wanted()
 
     def partitions(self) -> Sequence[InputPartition]:
-        options, wanted = self._options, self._wanted
-        topics = wanted.among(options.topics)
-        rules = rows.rules(options)
-        found: list[Span] = []
-        there: set[str] = set()
-        for source in options.sources:
-            with closing(open_place(options, source)) as place:
-                spots = place.spots(topics)
-                there |= spots.keys()
-                starts = positions.offsets(place, spots, options.starting, rules)
-                ends = positions.offsets(place, spots, options.ending, rules)
-                for name in spots:
-                    _check_order(options, name, starts[name], ends[name])
-                found += [
-                    wanted.within(place, spot, Span(source, name, spot.id, starts[name], ends[name]))
-                    for name, spot in spots.items()
-                ]
-        missing = sorted(set(topics.names) - there)
-        if missing:
-            where = ", ".join(options.sources)
-            if options.namespace != NAMESPACE:
-                where += f", namespace {options.namespace}"
-            raise ConfigError(options.topics.option, f"there is no {missing[0]} in {where}")
-        return shares(options, found, self._columns)
+        return shares(self._options, planning.planned(self._options, self._wanted), self._columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(self._options, partition, self._columns)
@@ -261,20 +238,14 @@ def _of_records(options: Options, found: Sequence[Span], most: int) -> list[Span
 
 
 def read(options: Options, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """In the executor: the rows of a task. A read of nothing has one task all the same, which is no Share."""
+    """In the executor: the rows of a task."""
+    return rows.read(options, spans_of(partition), columns)
+
+
+def spans_of(partition: InputPartition) -> Sequence[Span]:
+    """In the executor: what a task reads. A read of nothing has one task all the same, which is no Share."""
     worker.prepare()
-    return rows.read(options, partition.spans, columns) if isinstance(partition, Share) else iter(())
-
-
-def _check_order(options: Options, topic: str, start: int, end: int) -> None:
-    """Raises ConfigError where reading would end before it begins.
-
-    Not for times in order: clocks are set back, and then a later one may stand in front.
-    """
-    first, last = options.starting.of(topic), options.ending.of(topic)
-    in_order = first.kind is last.kind is Kind.TIME and first.value <= last.value
-    if start > end and not in_order:
-        raise ConfigError(options.ending.option, f"{topic} ends there at {end}, and is to begin at {start}")
+    return partition.spans if isinstance(partition, Share) else ()
 
 
 def _columns(schema: StructType) -> list[str]:

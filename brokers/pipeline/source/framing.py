@@ -10,11 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from brokers.pipeline.source.origin import Chunk
 from brokers.pipeline.source.spans import Span
 from shared.errors import BrokerError
 from shared.storage.format import LENGTH_BYTES, length_at
+from shared.tables import entries_schema
 
 Starts = npt.NDArray[np.int32]
 """Where each record of a chunk begins, and at last where the chunk ends."""
@@ -32,7 +34,8 @@ SCHEMA = pa.schema(
 )
 """Exactly what Spark makes of the source's columns."""
 
-_OF_BYTES = {"offset", "value"}
+IN_INDEX = ("topic", "timestamp")
+"""The columns of `SCHEMA` that need none of the records' bytes."""
 
 _TOGETHER_LEAST = 0.03
 """Parts for each record of the longest one, from which on stepping through all at once is the faster way."""
@@ -43,8 +46,8 @@ class NotRecords(BrokerError):
 
 
 def are_in_index(columns: Sequence[str]) -> bool:
-    """Whether these columns of `SCHEMA` need none of the records' bytes."""
-    return not _OF_BYTES & set(columns)
+    """Whether an index tells all of these columns of `SCHEMA`."""
+    return set(columns) <= set(IN_INDEX)
 
 
 def starts(chunk: Buffer, lengths: Sequence[int], counts: Sequence[int]) -> Starts:
@@ -165,3 +168,24 @@ def rows(
 
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([column(name) for name in columns], schema=schema)
+
+
+def entries(span: Span, chunk: Chunk) -> pa.RecordBatch:
+    """What a chunk's index entries say, a row an entry of `entries_schema`."""
+    marks = chunk.marks
+    columns = {
+        "topic": pa.repeat(pa.scalar(span.topic), len(marks)),
+        "offset": [mark.offset for mark in marks],
+        "timestamp": pa.array([mark.first_ms * 1000 for mark in marks], pa.int64()).cast(_TIME),
+        "messages": [mark.records for mark in marks],
+        "bytes": [mark.length - LENGTH_BYTES * mark.records for mark in marks],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=entries_schema())
+
+
+def measured(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Records, rows of all columns of `SCHEMA`, as rows of `entries_schema`."""
+    sizes = pc.binary_length(rows.column("value")).cast(pa.int64())
+    return pa.RecordBatch.from_arrays(
+        [*rows.columns[:3], pa.repeat(pa.scalar(1, pa.int64()), len(rows)), sizes], schema=entries_schema()
+    )

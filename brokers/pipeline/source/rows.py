@@ -30,12 +30,32 @@ def read(
     options: Options, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
 ) -> Iterator[pa.RecordBatch]:
     """The spans' records, as rows of columns of `framing.SCHEMA`. Raises DataLoss by the rules, OSError."""
-    kept, bare = rules(options), framing.are_in_index(columns)
+    kept = rules(options)
+    for span, chunk in _chunks(options, spans, kept, bare=framing.are_in_index(columns)):
+        yield from _rows(options, span, chunk, columns, kept)
+
+
+def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+    """What the spans' index entries say of their records, as rows of `entries_schema`. Raises the same.
+
+    Records are read where a part of an entry is asked for, and of servers; no others are checked.
+    """
+    kept = rules(options)
+    for span, chunk in _chunks(options, spans, kept, bare=True):
+        if span.start <= chunk.offset and chunk.end <= span.stop:
+            yield framing.entries(span, chunk)
+        else:
+            yield from map(framing.measured, _rows(options, span, chunk, framing.SCHEMA.names, kept))
+
+
+def _chunks(
+    options: Options, spans: Sequence[Span], kept: Policy, *, bare: bool
+) -> Iterator[tuple[Span, Chunk]]:
     for source, those in groupby(spans, attrgetter("source")):
         with closing(open_place(options, source)) as place:
             for span in those:
                 for chunk in place.chunks(span, kept, bare=bare):
-                    yield from _rows(options, span, chunk, columns, kept)
+                    yield span, chunk
 
 
 def _rows(

@@ -2,8 +2,9 @@
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,10 +14,25 @@ from shared.storage.tools.logs import RecordRow, log_dump
 from tests.dms import plain_events
 from tests.support.server import Server, run, speak
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 ORDERS = [b"%06d" % number + b"." * (number % 50) for number in range(500)]
 BILLS = [b"bill %d" % number for number in range(40)]
 READ = 123
 """Orders that the group `billing` has read."""
+
+
+@pytest.fixture(params=["local", "spark"])
+def engine(request: pytest.FixtureRequest) -> "SparkSession | None":
+    """What answers: a session, or None for this process. The same tests are for both."""
+    return request.getfixturevalue("spark") if request.param == "spark" else None
+
+
+@pytest.fixture
+def frame(engine: "SparkSession | None") -> Callable[[Any], Any]:
+    """A table as the engine takes it."""
+    return (lambda table: table) if engine is None else engine.createDataFrame
 
 
 @pytest.fixture(scope="session")

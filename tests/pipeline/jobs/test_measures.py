@@ -3,6 +3,7 @@
 import datetime
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from brokers.pipeline.jobs import decode, lag, latency, throughput
+from brokers.pipeline.jobs.frames import Frame, rows_of, union
 from brokers.pipeline.jobs.offers import offered
-from brokers.pipeline.jobs.streaming import rows_of
 from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.jobs.windows import in_words, length
 from shared.errors import UsageError
@@ -21,12 +22,15 @@ from tests.dms import plain_events
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ, records_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 START = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 
 
-def volumes(spark: "SparkSession", rows: list[tuple[float, str, int]], **more: Any) -> "DataFrame":
+Frames = Callable[[Any], Frame]
+
+
+def volumes(frame: Frames, rows: list[tuple[float, str, int]]) -> Frame:
     """Seconds after START, name, messages of 10 bytes."""
     found = [
         {
@@ -39,20 +43,17 @@ def volumes(spark: "SparkSession", rows: list[tuple[float, str, int]], **more: A
         }
         for seconds, name, messages in rows
     ]
-    return spark.createDataFrame(pa.Table.from_pylist(found, schema=volumes_schema()))
+    return frame(pa.Table.from_pylist(found, schema=volumes_schema()))
 
 
-def test_throughput_adds_up_what_came_in_each_window(spark: "SparkSession") -> None:
+def test_throughput_adds_up_what_came_in_each_window(frame: Frames) -> None:
     given = [(0, "a", 3), (59, "a", 4), (60, "a", 5), (0.5, "b", 6), (200, "b", 7)]
-    frame = volumes(spark, given).unionAll(
-        spark.createDataFrame(
-            pa.Table.from_pylist([{"log": "a", "time": START, "fault": "bad"}], schema=volumes_schema())
-        )
-    )
+    bad = pa.Table.from_pylist([{"log": "a", "time": START, "fault": "bad"}], schema=volumes_schema())
+    both = union([volumes(frame, given), frame(bad)])
     sums: dict[tuple[int, str], int] = defaultdict(int)
     for seconds, name, messages in given:
         sums[int(seconds // 60), name] += messages
-    rows = rows_of(throughput.throughput(frame).orderBy("start", "name"))
+    rows = rows_of(throughput.throughput(both))
     assert [
         {
             "start": START + datetime.timedelta(minutes=minute),
@@ -71,7 +72,7 @@ def rank(values: list[int], percent: float) -> int:
     return sorted(values)[max(math.ceil(percent / 100 * len(values)), 1) - 1]
 
 
-def test_latency_percentiles_are_those_of_the_sorted_times(spark: "SparkSession") -> None:
+def test_latency_percentiles_are_those_of_the_sorted_times(frame: Frames) -> None:
     lives = [
         {
             "produced": START + datetime.timedelta(minutes=number % 3),
@@ -86,7 +87,7 @@ def test_latency_percentiles_are_those_of_the_sorted_times(spark: "SparkSession"
         [("produced", time_type()), ("protocol", pa.string()), ("name", pa.string())]
         + [(name, pa.int64()) for name in latency.MEASURES]
     )
-    frame = spark.createDataFrame(pa.Table.from_pylist(lives, schema=schema))
+    given = frame(pa.Table.from_pylist(lives, schema=schema))
     for window in (None, "1 minute"):
         groups: dict[Any, list[int]] = defaultdict(list)
         for life in lives:
@@ -94,7 +95,7 @@ def test_latency_percentiles_are_those_of_the_sorted_times(spark: "SparkSession"
             for measure in latency.MEASURES:
                 if life[measure] is not None:
                     groups[(*start, life["name"], measure)].append(life[measure])
-        rows = rows_of(latency.latency(frame, window))
+        rows = rows_of(latency.latency(given, window))
         expected = [
             (*key, len(values), *(rank(values, each) for each in latency.PERCENTILES), max(values))
             for key, values in sorted(groups.items())
@@ -102,8 +103,8 @@ def test_latency_percentiles_are_those_of_the_sorted_times(spark: "SparkSession"
         assert [tuple(value for name, value in row.items() if name != "protocol") for row in rows] == expected
 
 
-def test_latency_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> None:
-    rows = rows_of(latency.latency(decode.decode(spark, Where((passed,)), offered(LIVES))))
+def test_latency_of_what_a_server_wrote(engine: "SparkSession | None", passed: Path) -> None:
+    rows = rows_of(latency.latency(decode.decode(engine, Where((passed,)), offered(LIVES))))
     lives = plain_events.lives(records_of(passed, "dms", "jobs"))
     for measure in latency.MEASURES:
         values = [life[measure] for life in lives.values() if life[measure] is not None]
@@ -111,8 +112,8 @@ def test_latency_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> 
         assert (row["messages"], row["p50_ms"], row["max_ms"]) == (len(values), rank(values, 50), max(values))
 
 
-def test_lag_is_what_lies_between_a_commit_and_the_end(spark: "SparkSession", passed: Path) -> None:
-    places = rows_of(lag.newest(decode.decode(spark, Where((passed,)), offered(PLACES, "logmq"))))
+def test_lag_is_what_lies_between_a_commit_and_the_end(engine: "SparkSession | None", passed: Path) -> None:
+    places = rows_of(lag.newest(decode.decode(engine, Where((passed,)), offered(PLACES, "logmq"))))
     rows = {(row.reader, row.name): row for row in lag.lag(passed, places, [])}
     assert set(rows) == {("billing", "orders"), ("billing", "bills"), ("audit", "orders")}  # `old` is deleted
     unread = ORDERS[READ:]
@@ -157,11 +158,12 @@ def test_a_window_is_a_length_of_time(text: str) -> None:
 def test_a_window_is_given_once_it_is_over(spark: "SparkSession", tmp_path: Path) -> None:
     folder = tmp_path / "volumes"
     folder.mkdir()
-    stream = spark.readStream.schema(volumes(spark, []).schema).parquet(str(folder))
+    stream = spark.readStream.schema(volumes(spark.createDataFrame, []).schema).parquet(str(folder))
     given: list[Any] = []
     for those in ((0, 30), (100,), (250,)):
-        volumes(spark, [(seconds, "a", 1) for seconds in those]).write.mode("append").parquet(str(folder))
-        windows = throughput.throughput(stream, "1 minute", "10 seconds")
+        rows = [(float(seconds), "a", 1) for seconds in those]
+        volumes(spark.createDataFrame, rows).write.mode("append").parquet(str(folder))
+        windows = throughput.following(stream, "1 minute", "10 seconds")
         query = (
             windows.writeStream.foreachBatch(lambda batch, _: given.extend(rows_of(batch)))
             .option("checkpointLocation", str(tmp_path / "checkpoint"))

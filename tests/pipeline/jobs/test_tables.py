@@ -10,11 +10,11 @@ import pytest
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs import decode as job
+from brokers.pipeline.jobs.frames import rows_of
 from brokers.pipeline.jobs.offers import NoTable, offered
-from brokers.pipeline.jobs.streaming import rows_of
 from brokers.pipeline.jobs.where import Where, check_folder
 from dms import events
-from dms.lives import lives
+from dms.lives import lives, lives_of
 from shared.errors import StoreFormat
 from shared.tables import LIVES, VOLUMES
 from tests.dms import plain_events
@@ -40,23 +40,27 @@ def by_message(rows: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, An
     return found
 
 
-def test_a_life_is_what_the_records_tell_one_by_one(spark: "SparkSession") -> None:
+def test_a_life_is_what_the_records_tell_one_by_one(engine: "SparkSession | None") -> None:
     those = []
     for seed in range(8):
         world = busy(seed)
         for queue in QUEUES:
             those += [(f"{queue} {seed}", *record[1:]) for record in plain_events.log_of(world, queue)]
-    frame = spark.createDataFrame(pa.Table.from_batches([events.events(plain_events.batch_of(those))]))
+    batch = events.events(plain_events.batch_of(those))
+    if engine is None:
+        table = lives_of(batch.slice(at, 7) for at in range(0, len(batch), 7))
+    else:
+        table = lives(engine.createDataFrame(pa.Table.from_batches([batch])))
     expected = plain_events.lives(those)
-    found = by_message(rows_of(lives(frame)))
+    found = by_message(rows_of(table))
     assert found == expected
     assert {life["outcome"] for life in expected.values()} >= {
         *("acknowledged", "dead-lettered", "redriven", "purged", "waiting", "held", "returned")
     }
 
 
-def test_lives_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> None:
-    found = by_message(rows_of(job.decode(spark, Where((passed,)), offered(LIVES))))
+def test_lives_of_what_a_server_wrote(engine: "SparkSession | None", passed: Path) -> None:
+    found = by_message(rows_of(job.decode(engine, Where((passed,)), offered(LIVES))))
     those = [record for queue in ("jobs", "dead") for record in records_of(passed, "dms", queue)]
     assert found == plain_events.lives(those)
     outcomes = Counter((queue, life["outcome"]) for (queue, _), life in found.items())
@@ -70,8 +74,8 @@ def test_lives_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> No
     assert all(life["deliveries"] == 2 for life in found.values() if life["outcome"] == "dead-lettered")
 
 
-def test_volumes_count_every_protocols_messages(spark: "SparkSession", passed: Path) -> None:
-    rows = rows_of(job.decode(spark, Where((passed,)), offered(VOLUMES)))
+def test_volumes_count_every_protocols_messages(engine: "SparkSession | None", passed: Path) -> None:
+    rows = rows_of(job.decode(engine, Where((passed,)), offered(VOLUMES)))
     sums: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
         assert row["fault"] is None

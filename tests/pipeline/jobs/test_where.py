@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from brokers.pipeline.jobs import tables, verbs
+from brokers.pipeline.jobs.engine import Asking
 from brokers.pipeline.jobs.offers import NoTable, offered, only_served
 from brokers.pipeline.jobs.streaming import rows_as_they_come
-from brokers.pipeline.jobs.throughput import throughput
-from brokers.pipeline.jobs.where import Reading, Where, where
+from brokers.pipeline.jobs.throughput import following
+from brokers.pipeline.jobs.where import Where, where
 from shared.errors import ConfigError, StoreFormat, UsageError
 from tests.pipeline.folders import RECORDS, marks, offset_of
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
@@ -44,13 +45,13 @@ def messages(rows: list[dict[str, Any]]) -> Counter[Any]:
 
 def test_jobs_read_servers_and_tell_several_apart(spark: "SparkSession", servers: tuple[str, str]) -> None:
     first, other = servers
-    both = Reading(servers=",".join(servers))
+    both = Asking(servers=",".join(servers))
     expected = {(first, "orders"): len(ORDERS), (first, "bills"): len(BILLS), (other, "orders"): 2}
     assert messages(verbs.throughput(reading=both)) == expected
     assert messages(verbs.decode("volumes", reading=both)) == expected
-    assert messages(verbs.throughput(reading=Reading(servers=other))) == {(None, "orders"): 2}
-    stream = tables.volumes(spark, Where(servers=both.servers), offered("volumes", "logmq"), stream=True)
-    windows = throughput(stream, "1 hour", "5 seconds")
+    assert messages(verbs.throughput(reading=Asking(servers=other))) == {(None, "orders"): 2}
+    (topics,) = offered("volumes", "logmq")
+    windows = following(tables.following(spark, Where(servers=both.servers), topics), "1 hour", "5 seconds")
     # What ends with what is there closes no window: each change of one is looked at instead.
     assert messages(list(rows_as_they_come(windows, once=True, mode="update"))) == expected
     rows = verbs.anomaly(window="1 second", every=True, reading=both)
@@ -78,9 +79,9 @@ def test_groups_of_servers_are_behind_as_the_folder_has_it(
 ) -> None:
     """From the marks and without Spark; times are at their grain."""
     expected = [row | {"seconds": 0} for row in verbs.lag(passed)]
-    found = verbs.lag(groups="billing, audit", reading=Reading(servers=servers[0]))
+    found = verbs.lag(groups="billing, audit", reading=Asking(servers=servers[0]))
     assert [row | {"seconds": 0} for row in found] == expected
-    both = verbs.lag(groups="audit", reading=Reading(servers=",".join(servers)))
+    both = verbs.lag(groups="audit", reading=Asking(servers=",".join(servers)))
     assert [(row["broker"], row["messages"], row["bytes"]) for row in both] == [
         (servers[0], 0, 0),
         (servers[1], 1, 2),
@@ -99,7 +100,7 @@ def test_a_group_in_a_damaged_range_costs_its_own_row_alone(
     server.stop()
     flip(folder / "logmq" / "orders.log", entry.offset * 8 + 1)
     server.start()
-    reading = Reading(servers=":".join(map(str, server.address("logmq"))))
+    reading = Asking(servers=":".join(map(str, server.address("logmq"))))
     rows = {row["reader"]: row for row in verbs.lag(groups=",".join(commits), reading=reading)}
     behind = [offset_of(number) for number in range(len(RECORDS))]
     late = len(RECORDS) - behind.index(entry.end)
@@ -112,7 +113,7 @@ def test_a_group_in_a_damaged_range_costs_its_own_row_alone(
 
 
 def test_what_servers_do_not_give_is_said(servers: tuple[str, str]) -> None:
-    reading = Reading(servers=servers[0])
+    reading = Asking(servers=servers[0])
     with pytest.raises(NoTable, match=r"does not give what dms lives is made of.*logmq volumes"):
         verbs.decode("lives", reading=reading)
     with pytest.raises(NoTable, match="dms lives"):
@@ -131,9 +132,9 @@ def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_p
     with pytest.raises(UsageError, match="either data folders or --servers"):
         where([])
     with pytest.raises(UsageError, match="either data folders or --servers"):
-        where([passed], Reading(servers="127.0.0.1:1"))
+        where([passed], Asking(servers="127.0.0.1:1"))
     with pytest.raises(ConfigError, match="servers: names no server"):
-        where([], Reading(servers=""))
+        where([], Asking(servers=""))
     with pytest.raises(UsageError, match="named twice"):
         where([passed, passed.parent / "." / ".." / passed.parent.name / passed.name])
     with pytest.raises(StoreFormat, match="not a data folder"):
@@ -145,9 +146,9 @@ def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_p
         ("verifyCrcs=true", ConfigError, "did you mean verifyCrc"),
     ):
         with pytest.raises(error, match=text):
-            where([passed], Reading(option=(option,)))
+            where([passed], Asking(option=(option,)))
     with pytest.raises(UsageError, match="own business"):
-        where([passed], Reading(option=("startingOffsets=latest",)), bounded=False)
-    away = Reading(servers="127.0.0.1:1", option=("retryTimeoutMs=1",))
+        where([passed], Asking(option=("startingOffsets=latest",)), bounded=False)
+    away = Asking(servers="127.0.0.1:1", option=("retryTimeoutMs=1",))
     with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.1:1"):
         where([], away)

@@ -1,0 +1,120 @@
+"""Both engines give the same rows, and little is answered without Spark."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from brokers.pipeline.jobs import figures, lag, local, verbs
+from brokers.pipeline.jobs.engine import Asking, is_local
+from brokers.pipeline.jobs.offers import offered
+from brokers.pipeline.jobs.where import Where
+from brokers.pipeline.source.origin import DataLoss
+from dms import lives
+from shared.errors import UsageError
+from shared.tables import LIVES, VOLUMES
+from tests.pipeline.folders import RECORDS, offset_of
+from tests.support.folders import flip
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WITHOUT = """
+import sys
+from pathlib import Path
+from brokers.pipeline.jobs import verbs
+folder = Path(sys.argv[1])
+for verb in (verbs.throughput, verbs.latency, verbs.lag, verbs.anomaly):
+    verb(folder)
+verbs.decode(str(folder), "volumes")
+assert "pyspark" not in sys.modules
+"""
+
+
+def as_text(rows: Any) -> list[str]:
+    """In an order of their own; Spark gives what it has gathered in any."""
+    return sorted(map(repr, rows))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda folder, by: verbs.throughput(folder, window="1 second", reading=by),
+        lambda folder, by: verbs.throughput(folder, protocol="dms", window="2 days", reading=by),
+        lambda folder, by: verbs.latency(folder, window="1 hour", reading=by),
+        lambda folder, by: verbs.lag(folder, reading=by),
+        lambda folder, by: verbs.decode(str(folder), VOLUMES, limit=0, reading=by),
+        lambda folder, by: verbs.decode(str(folder), LIVES, limit=0, reading=by),
+        lambda folder, by: verbs.decode(str(folder), "events", limit=0, reading=by),
+    ],
+)
+def test_both_engines_give_the_same_rows(
+    spark: "SparkSession", passed: Path, ask: Callable[[Path, Asking], Any]
+) -> None:
+    local_rows = ask(passed, Asking(engine="local"))
+    assert as_text(local_rows) == as_text(ask(passed, Asking(engine="spark")))
+    assert local_rows
+
+
+def test_a_report_tells_the_same_of_both(spark: "SparkSession", passed: Path) -> None:
+    here, there = (figures.figures(each, Where((passed,))) for each in (None, spark))
+    assert here.totals
+    assert here.latency
+    for name in ("window", "totals", "throughput", "latency", "outcomes", "lag", "anomalies", "faults"):
+        assert getattr(here, name) == getattr(there, name)
+
+
+def test_little_is_answered_without_spark(passed: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT, passed], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_much_and_what_is_sparks_own_is_for_spark(passed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, chosen = Where((passed,)), [*offered(VOLUMES), *lag.tables()]
+    assert is_local(Asking(), there, chosen)
+    assert not is_local(Asking(master="local[1]"), there, chosen)
+    assert not is_local(Asking(conf=("a=b",)), there, chosen)
+    assert not is_local(Asking(engine="spark"), there, chosen)
+    with pytest.raises(UsageError, match="--master and --conf are Spark's"):
+        is_local(Asking(engine="local", conf=("a=b",)), there, chosen)
+    monkeypatch.setattr(local, "BYTES_MAX", local.size(there, chosen) - 1)
+    assert not is_local(Asking(), there, chosen)
+    assert is_local(Asking(engine="local"), there, chosen)
+
+
+def test_an_index_counts_for_a_hundredth_of_its_log(passed: Path) -> None:
+    there = Where((passed,))
+    whole = local.size(there, offered("records", "logmq"))
+    assert local.size(there, offered(VOLUMES, "logmq")) == whole // local.INDEX_SHARE > 0
+
+
+def test_more_messages_than_one_process_holds_are_for_spark(
+    spark: "SparkSession", passed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = verbs.latency(passed)
+    monkeypatch.setattr(lives, "MESSAGES_MAX", -(1 << 20))
+    assert verbs.latency(passed) == expected
+    with pytest.raises(UsageError, match="which is for Spark: --engine spark"):
+        verbs.latency(passed, reading=Asking(engine="local"))
+
+
+@pytest.mark.parametrize("name", ["local", "spark"])
+def test_what_a_topics_index_says_is_enough_for_its_volumes(
+    spark: "SparkSession", folder: Path, name: Any
+) -> None:
+    """Records that are asked for from within an entry are counted, and damage does not hide how many came."""
+    start = f'startingOffsets={{"orders": {offset_of(700)}}}'
+    (row,) = verbs.throughput(folder, window="1 day", reading=Asking(engine=name, option=(start,)))
+    assert (row["messages"], row["bytes"]) == (len(RECORDS) - 700, sum(map(len, RECORDS[700:])))
+    flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
+    (row,) = verbs.throughput(folder, window="1 day", reading=Asking(engine=name))
+    assert (row["messages"], row["bytes"]) == (len(RECORDS), sum(map(len, RECORDS)))
+
+
+def test_records_themselves_are_checked_here_too(folder: Path) -> None:
+    flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
+    with pytest.raises(DataLoss, match="CRC"):
+        verbs.decode(str(folder), "records", reading=Asking(engine="local"))
