@@ -80,7 +80,7 @@ def taken_ports(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
     """Addresses that cannot be bound, but for those that the server of this data folder has itself."""
     host = config.serve.host
     try:
-        _try(host, 0)
+        _try(host, 0, socket.SOCK_STREAM)
     except CannotListen as error:
         yield Problem("serve.host", str(error))
         return
@@ -88,20 +88,28 @@ def taken_ports(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
     for protocol in protocols:
         port = config.protocols[protocol].port
         try:
-            _try(host, port)
+            _try(host, port, socket.SOCK_STREAM)
+            if _takes_datagrams(config, protocol):
+                _try(host, port, socket.SOCK_DGRAM)
         except CannotListen as error:
             ours = _served(config.serve.data_dir) if ours is None else ours
             if port not in ours:
                 yield Problem(f"{protocol}.port", str(error))
 
 
-def _try(host: str, port: int) -> None:
+def _takes_datagrams(config: Config, protocol: str) -> bool:
+    """Whether it has a list of who may send them, on the port that its connections have."""
+    return hasattr(config.protocols[protocol], "allow")
+
+
+def _try(host: str, port: int, kind: socket.SocketKind) -> None:
     """Bind, and let go before anybody could connect. Raises CannotListen."""
 
     def prepare(sock: socket.socket, _: str) -> None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as listeners have it
+        if kind is socket.SOCK_STREAM:  # as listeners have it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
-    for sock in bind_each(host, port, socket.SOCK_STREAM, prepare):
+    for sock in bind_each(host, port, kind, prepare):
         sock.close()
 
 

@@ -220,19 +220,28 @@ def test_two_listeners_on_one_port_are_a_mistake(
     assert command("config", "check") == (ExitCode.CONFIGURATION, "", line)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "kind"),
+    [
+        ("logmq", socket.SOCK_STREAM),
+        ("pubsub", socket.SOCK_STREAM),
+        ("pubsub", socket.SOCK_DGRAM),
+    ],
+)
 def test_a_check_names_a_port_that_is_taken(
-    command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, kind: socket.SocketKind
 ) -> None:
-    monkeypatch.delenv("BROKERS_LOGMQ_PORT")
+    monkeypatch.delenv(f"BROKERS_{protocol.upper()}_PORT")
     file = tmp_path / "b.toml"
-    with socket.socket() as taken:
+    with socket.socket(type=kind) as taken:
         taken.bind(("127.0.0.1", 0))
-        taken.listen()
+        if kind is socket.SOCK_STREAM:
+            taken.listen()
         port = taken.getsockname()[1]
-        file.write_text(f"[serve]\nenable = ['logmq']\n[logmq]\nport = {port}\n")
+        file.write_text(f"[serve]\nenable = ['{protocol}']\n[{protocol}]\nport = {port}\n")
         code, _, said = command("config", "check", "--config", str(file))
     assert code == ExitCode.CONFIGURATION
-    assert said == f"brokers: logmq.port: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert said == f"brokers: {protocol}.port: cannot listen on 127.0.0.1:{port}: Address already in use\n"
     assert command("config", "check", "--config", str(file))[0] == ExitCode.OK
 
 
