@@ -45,6 +45,7 @@ from brokers.render import json_value
 from shared.errors import BrokerError
 from shared.metrics import Sample
 from shared.plug import Verb
+from shared.printable import printable
 
 BODY_BYTES_MAX = 1 << 20
 """Arguments are a few words; a body above this is refused before it is held."""
@@ -69,7 +70,7 @@ class Operated(Protocol):
         """Copy the live data folder to `target`. Raises BrokerError and OSError."""
 
 
-def application(host: Operated) -> Starlette:
+def application(host: Operated, log: structlog.stdlib.BoundLogger) -> Starlette:
     """The ASGI application over `host`."""
 
     async def livez(_: Request) -> Response:
@@ -130,7 +131,7 @@ def application(host: Operated) -> Starlette:
             HTTPException: _wrong,
             ClientDisconnect: _gone,
         },
-        middleware=[Middleware(_NotForPages)],
+        middleware=[Middleware(_NotForPages, log=log)],
     )
 
 
@@ -147,7 +148,7 @@ async def serve(
     config.errorlog = logging.getLogger("brokers.admin")
     config.include_server_header = False
     context = WorkerContext(None)
-    app = ASGIWrapper(application(host))  # type: ignore[arg-type]  # an ASGI application by Starlette's types
+    app = ASGIWrapper(application(host, log))  # type: ignore[arg-type]  # an ASGI application by Starlette's types
 
     async def connection(stream: trio.SocketStream) -> None:
         # Not hypercorn's own accept loop: in that, an error that a malformed request (an upgrade to HTTP/2
@@ -163,15 +164,26 @@ async def serve(
 
 
 class _NotForPages:
-    """Refuses what changes something where a web page asks: browsers add `Origin` to all but GET and HEAD."""
+    """Refuses what changes something where a web page asks: browsers add `Origin` to all but GET and HEAD.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Where a page or what is between keeps that back, `Sec-Fetch-Site` still tells.
+    """
+
+    def __init__(self, app: ASGIApp, log: structlog.stdlib.BoundLogger) -> None:
         self._app = app
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD")
-        if changes and "origin" in Headers(scope=scope):
+        headers = Headers(scope=scope) if changes else {}
+        if "origin" in headers or "sec-fetch-site" in headers:
+            self._log.warning(
+                "a web page asked the control socket for a change, which was refused: a proxy before it may "
+                "pass GET of /metrics, /livez and /readyz alone",
+                path=printable(scope["path"].encode()),
+                origin=printable(headers.get("origin", "").encode()),
+            )
             app = JSONResponse({"error": "web pages (Origin) may change nothing here"}, 403)
         await app(scope, receive, send)
 

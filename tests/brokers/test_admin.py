@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import trio
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from brokers import admin, control
 from brokers.errors import ExitCode, Refusal
@@ -73,11 +75,11 @@ class Host:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Host]:
+async def serving(folder: Path, log: structlog.stdlib.BoundLogger | None = None) -> AsyncIterator[Host]:
     host = Host()
     listener = control.listen(folder)
     async with trio.open_nursery() as nursery:
-        await nursery.start(admin.serve, host, listener, quiet_log())
+        await nursery.start(admin.serve, host, listener, log or quiet_log())
         yield host
         nursery.cancel_scope.cancel()
 
@@ -182,19 +184,23 @@ async def test_what_is_no_request_is_refused(near_path: Path) -> None:
 async def test_a_web_page_changes_nothing_wherever_it_is_from(
     near_path: Path, method: str, path: str
 ) -> None:
-    async def status(method: str, path: str, *, origin: str = "") -> int:
+    async def status(method: str, path: str, *, origin: str = "", header: str = "Origin") -> int:
         async with await trio.open_unix_socket(str(near_path / control.NAME)) as stream:
-            said = f"Origin: {origin}\r\n" if origin else ""
+            said = f"{header}: {origin}\r\n" if origin else ""
             head = f"{method} {path} HTTP/1.1\r\nHost: b\r\n{said}Content-Length: 2\r\n\r\n{{}}"
             await stream.send_all(head.encode())
             return int((await stream.receive_some(65536)).split()[1])
 
-    async with serving(near_path) as host:
-        for origin in ("http://b", "https://evil.example", "null"):
-            assert await status(method, path, origin=origin) == 403
-        assert (host.calls, host.backed_up) == ([], None)
-        assert await status("GET", "/metrics", origin="http://grafana") == 200
-        assert await status("POST", "/a/echo") == 200
+    with capture_logs() as logged:
+        async with serving(near_path, structlog.stdlib.get_logger()) as host:
+            for origin in ("http://b", "https://evil.example", "null"):
+                assert await status(method, path, origin=origin) == 403
+            assert await status(method, path, origin="cross-site", header="Sec-Fetch-Site") == 403
+            assert (host.calls, host.backed_up) == ([], None)
+            assert await status("GET", "/metrics", origin="http://grafana") == 200
+            assert await status("POST", "/a/echo") == 200
+    assert {line["path"] for line in logged} == {repr(path)}
+    assert [line["origin"] for line in logged] == ["'http://b'", "'https://evil.example'", "'null'", "''"]
 
 
 @pytest.mark.parametrize(
