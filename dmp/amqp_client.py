@@ -56,6 +56,7 @@ UNSENT_BYTES_MAX = 1024 * 1024
 """Of what waits to be sent; beyond that, publishing waits."""
 CLOSING_SECONDS = 5.0
 CHANNELS_MAX = 1000
+PREFETCH_MAX = 65535
 _PERSISTENT = 2
 _BASIC = 60
 _CONTENT = struct.Struct(">HHQ")
@@ -107,7 +108,8 @@ class Delivery:
     _channel: "_Channel"
 
     async def ack(self) -> None:
-        """It is done with, and leaves its queue. Nothing answers: a lost one is delivered again."""
+        """It is done with, and leaves its queue. Nothing answers: a lost one is delivered again. Raises
+        Disconnected behind the end of its `consume`: the message has gone back."""
         await self._channel.say(ack_frame(self._channel.number, self._tag, False))
 
     async def nack(self, *, requeue: bool = True) -> None:
@@ -125,7 +127,8 @@ class Deliveries:
         return self
 
     async def __anext__(self) -> Delivery:
-        """The next one. Raises Disconnected, and Refused where the queue was deleted meanwhile."""
+        """The next one; several tasks may ask at once. Raises Refused where the queue was deleted meanwhile,
+        Disconnected, also behind the end of its `consume`."""
         return await self._channel.next_delivery()
 
 
@@ -136,6 +139,7 @@ class _Published:
     exchange: str
     key: str
     body: bytes
+    mandatory: bool
     returned: bool = False
     confirmed: _Answer[bool] = attrs.field(factory=_Answer)
 
@@ -169,9 +173,12 @@ class _Channel:
         """Ask and wait. Raises Refused, Disconnected."""
         if self._lost is not None:
             raise self._lost
+        data = encode(
+            method, self.number
+        )  # raises what the caller's arguments deserve: then nothing is asked
         asked: _Answer[base.Frame] = _Answer()
         self._asked.append(asked)
-        self._client._write(encode(method, self.number))
+        self._client._write(data)
         found = await asked.wait()
         if not isinstance(found, answer):
             raise RemoteProtocolError(f"the server answered {method.name} with {found.name}")
@@ -185,10 +192,11 @@ class _Channel:
         method = encode(
             commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory), self.number
         )
-        # Numbered and queued in one stretch: the server counts what it gets.
+        data = b"".join([method, *self._content(properties, body)])
+        # Numbered and queued in one stretch, behind all that can raise: the server counts what it gets.
         self._published += 1
-        published = self._unconfirmed[self._published] = _Published(exchange, key, body)
-        self._client._write(b"".join([method, *self._content(properties, body)]))
+        published = self._unconfirmed[self._published] = _Published(exchange, key, body, mandatory)
+        self._client._write(data)
         await self._client._wait_for_room()
         await published.confirmed.wait()
 
@@ -196,7 +204,6 @@ class _Channel:
         while not self._delivered:
             if self._lost is not None:
                 raise self._lost
-            self._came = trio.Event()
             await self._came.wait()
         return self._delivered.popleft()
 
@@ -268,11 +275,13 @@ class _Channel:
             delivery = Delivery(body, exchange, key, bool(method.redelivered), self._properties, tag, self)
             self._delivered.append(delivery)
             self._came.set()
+            self._came = trio.Event()
         elif isinstance(method, commands.Basic.Return):
             # It comes before its confirm, and in the order of publishing.
             what = method.exchange or "", method.routing_key or "", body
             for published in self._unconfirmed.values():
-                if not published.returned and (published.exchange, published.key, published.body) == what:
+                is_it = (published.exchange, published.key, published.body) == what
+                if is_it and published.mandatory and not published.returned:
                     published.returned = True
                     break
 
@@ -410,7 +419,8 @@ class Client:
         """Publish, and wait until the server has it. Without an exchange the key is a queue's name.
 
         `properties`: without them the message is persistent. Raises Unroutable where no queue takes it (not
-        `mandatory`: then it is dropped without a word), NotTaken, Refused, Disconnected.
+        `mandatory`: then it is dropped without a word), NotTaken, Refused, Disconnected. What is refused to
+        one task, a missing exchange say, fails what others wait for just then: that may or may not be done.
         """
         if properties is None:
             properties = Properties(delivery_mode=_PERSISTENT)
@@ -423,14 +433,16 @@ class Client:
 
         At the end of the block what is not acknowledged goes back into the queue.
         """
+        if not 1 <= prefetch <= PREFETCH_MAX:
+            raise ValueError(f"prefetch is {prefetch}, and must be from 1 to {PREFETCH_MAX}")
         channel = await self._open_channel()
         try:
             await channel.call(commands.Basic.Qos(0, prefetch, False), commands.Basic.QosOk)
             await channel.call(commands.Basic.Consume(queue=queue), commands.Basic.ConsumeOk)
             yield Deliveries(channel)
         finally:
-            if self._channels.get(channel.number) is channel:
-                self._write(encode(commands.Channel.Close(200, "bye", 0, 0), channel.number))
+            self._end_channel(channel)
+            channel.lose(Disconnected("its consume has ended: what was not acknowledged has gone back"))
 
     async def _leave(self) -> None:
         """Say goodbye behind all that is unsent, and wait until the server has agreed and closed."""
@@ -458,8 +470,17 @@ class Client:
         if number is None:
             raise Refused(504, f"{CHANNELS_MAX} channels are open")
         channel = self._channels[number] = _Channel(self, number)
-        await channel.call(commands.Channel.Open(), commands.Channel.OpenOk)
+        try:
+            await channel.call(commands.Channel.Open(), commands.Channel.OpenOk)
+        except trio.Cancelled:
+            self._end_channel(channel)
+            raise
         return channel
+
+    def _end_channel(self, channel: _Channel) -> None:
+        """Ask for its end, unless it has ended."""
+        if self._channels.get(channel.number) is channel:
+            self._write(encode(commands.Channel.Close(200, "bye", 0, 0), channel.number))
 
     def _channel_closed(self, channel: _Channel, *, answer: bool) -> None:
         """Its number may be used again."""
