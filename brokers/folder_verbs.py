@@ -1,6 +1,7 @@
 """Verbs that read or mend data folders themselves, no server needed: fsck, log, restore."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,9 +9,9 @@ from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal, of_copy, of_folder
 from brokers.flags import ConfigFile, with_table_flags
-from brokers.render import Outcome, Several, progress
+from brokers.render import Outcome, Several, cell, progress
 from brokers.server_verbs import DataDir, copied, data_folder, there
-from shared.options import Json, a_path
+from shared.options import Json, a_path, flag
 
 Namespace = Annotated[str, Parameter(help="The log's namespace: the folder it is in, as logmq.")]
 _REPAIR = (
@@ -95,28 +96,56 @@ def dump(
     *,
     start: Annotated[int, Parameter(name="--from", help="First offset.", show_default=False)] = 0,
     stop: Annotated[int | None, Parameter(name="--to", help="Offset to stop before.")] = None,
+    raw: Annotated[bool, flag("The records' bytes as they are, not taken apart.")] = False,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     json: Json = False,
 ) -> Iterator[Any]:
     """Print a log's records.
 
-    Each with its offset, a time it is no later than, and its payload. Exit code 1:
-    a part of the log is damaged (a row says where, and the rest follows).
+    A topic's, each with its offset, a time it is no later than, and its payload;
+    those of other logs as what they say, a row a message or an event, where the
+    protocol has a table of them. What could not be read is in the row's fault.
+    Exit code 1: a part of the log is damaged (a row says where, and the rest
+    follows).
     """
     from shared.storage.tools.logs import DamagedRow, log_dump
 
+    decode = None if raw else _decoder(namespace, name)
+    records = log_dump(there(data_folder(data_dir, config)), namespace, name, start, stop)
     damaged = 0
-    for row in log_dump(there(data_folder(data_dir, config)), namespace, name, start, stop):
+    rows: Iterator[Any] = records if decode is None else decode(records)
+    for row in rows:
         damaged += isinstance(row, DamagedRow)
-        yield row
+        yield _said(row) if isinstance(row, Mapping) and not json else row
     if damaged:
         raise Refusal(f"{damaged} ranges of {namespace}/{name} are damaged")
+
+
+def _decoder(namespace: str, name: str) -> Any:
+    from brokers.dumping import decoder
+
+    try:
+        return decoder(namespace, name)
+    except ImportError as error:
+        print(
+            f"brokers: records are shown as bytes: {error} (`pip install 'brokers[spark]'` brings it)",
+            file=sys.stderr,
+        )
+        return None
+
+
+def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As a line of the server's log: where and when, then whatever there is to say, by name."""
+    first = {name: row.get(name) for name in ("offset", "time")}
+    said = {name: value for name, value in row.items() if value is not None and name not in first}
+    return {**first, **{name: f"{name}={cell(value)}" for name, value in said.items()}}
 
 
 _DUMP_EXAMPLES = """Examples:
 
     brokers log dump logmq orders
+    brokers log dump recorded pubsub
     brokers log dump logmq orders --from 1048576 --json | jq -r .payload"""
 
 

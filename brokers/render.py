@@ -124,7 +124,7 @@ class Output:
         elif row is None:
             self.show(item)
         else:
-            self._line("  ".join(escape(cell(value)) for value in row.values()))
+            self._line("  ".join(escape(self._cell(name, value)) for name, value in row.items()))
 
     def _line(self, text: str) -> None:
         self._stream.write(text if text.endswith("\n") else text + "\n")

@@ -12,6 +12,7 @@ from dmp.broker import Broker
 from dmp.definitions import Definitions
 from dmp.door import Door, OpenSession
 from dmp.exchanges import Exchange
+from dmp.logs import BODIES, QUEUES, TABLES
 from dmp.samples import samples
 from dmp.session import Session as DmpSession
 from dmp.settings import DmpSettings
@@ -21,9 +22,6 @@ from shared.net.connection import Connection, Session
 from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.table import Table
 
-BODIES = "dmp-bodies"
-QUEUES = "dmp-queues"
-TABLES = "dmp-tables"
 _NAME_BYTES = 16
 
 DOORS: Mapping[bytes, OpenSession] = {AMQP_HEADER: AmqpSession, DMP_HEADER: DmpSession}

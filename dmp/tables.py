@@ -3,9 +3,14 @@
 The sink names the block, since messages may leave their exchange empty; the key is the message's.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from dmp import queue_records
+from dmp.logs import QUEUES
 from dmp.wire import (
     RECORDED_MESSAGES,
     SIZE_BYTES,
@@ -14,10 +19,11 @@ from dmp.wire import (
     layout_untrusted,
     size_max_of,
 )
+from shared.errors import CorruptRecord
 from shared.recording.blocks import Block
 from shared.recording.rows import FEW, NO_FIELD, TRY_AGAIN, Codec, Runs, repeats
 from shared.recording.tables import RecordedLog
-from shared.tables import Table
+from shared.tables import Table, schema_of
 
 if TYPE_CHECKING:
     from shared.recording.rows import Bytes
@@ -63,5 +69,66 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
     return None
 
 
+STORED = "stored"
+STORED_SCHEMA = schema_of(
+    *("log", "offset", "time", "protocol", "name"),
+    ("event", pa.string()),
+    ("number", pa.int64()),
+    "messages",
+    *("key", "payload", "fault"),
+)
+"""`number`: which of the queue's messages, of a run the first. `key`: the routing key that it came with.
+`payload` is null for a large one, whose body stands in a log of its own."""
+
+
+def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A row a record of durable queues' logs, and of one that takes several messages away, a row for each."""
+    rows = []
+    columns = (batch.column(name).to_pylist() for name in ("topic", "offset", "timestamp", "value"))
+    for log, offset, time, value in zip(*columns, strict=True):
+        common = {"log": log, "offset": offset, "time": time, "protocol": "dmp", "name": log}
+        try:
+            rows += [common | told for told in _told(value)]
+        except (struct.error, IndexError, ValueError, CorruptRecord) as error:
+            fault = f"it cannot be read: {type(error).__name__}"
+            rows.append({"log": log, "offset": offset, "time": time, "fault": fault})
+    return pa.RecordBatch.from_pylist(rows, schema=STORED_SCHEMA)
+
+
+def _told(value: bytes) -> Iterator[dict[str, Any]]:
+    op = queue_records.Op(value[0])
+    event = op.name.lower()
+    if op is queue_records.Op.TAKEN:
+        for number in queue_records.numbers_in(value, 0, len(value)):
+            yield {"event": event, "number": _number(number), "messages": 1}
+    elif op is queue_records.Op.PURGED:
+        first, end = map(_number, queue_records.numbers_in(value, 0, len(value)))
+        yield {"event": event, "number": first, "messages": end - first}
+    else:
+        message = queue_records.MessageReader("").read(value, 0, len(value), 0)
+        large = op in (queue_records.Op.LARGE, queue_records.Op.LARGE_PAGED)
+        key = message.head.key.decode(errors="backslashreplace")
+        payload = None if large else message.body
+        number = _number(message.number)
+        yield {"event": event, "number": number, "messages": 1, "key": key, "payload": payload}
+
+
+def _number(number: int) -> int:
+    """Raises ValueError for one that a column cannot hold, and no queue has."""
+    if number >= 1 << 63:
+        raise ValueError(number)
+    return number
+
+
 LOG = RecordedLog("dmp", Codec(RECORDED_MESSAGES, walk))
-TABLES: Sequence[Table] = LOG.tables()
+TABLES: Sequence[Table] = (
+    *LOG.tables(),
+    Table(
+        STORED,
+        "what durable queues keep and let go: a row a message that came or left",
+        namespace=QUEUES,
+        logs=".*",
+        schema=STORED_SCHEMA,
+        decode=stored,
+    ),
+)

@@ -1,17 +1,50 @@
-"""What the records of queues' logs are as rows: events, lives, volumes."""
+"""What the records of queues' logs are as rows: events, without and with bodies; lives, volumes."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dms import events
+from dms import events, records
 from dms.lives import lives, lives_of
 from dms.logs import NAMESPACE
-from shared.tables import LIVES, VOLUMES, Table, volumes_schema
+from shared.tables import LIVES, PAYLOAD, VOLUMES, Table, volumes_schema
 from shared.volumes import added_up, by_minute, per_minute
 
 EVENTS = "events"
+CONTENTS = "contents"
+CONTENTS_SCHEMA = pa.schema([*events.SCHEMA, (PAYLOAD, pa.binary())])
+
+
+def contents(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The events, each that has a size with the body of its message."""
+    happened = events.events(batch)
+    bodies = {
+        offset: _bodies(value)
+        for offset, value in zip(
+            batch.column("offset").to_pylist(), batch.column("value").to_pylist(), strict=True
+        )
+    }
+    sized = zip(happened.column("offset").to_pylist(), happened.column("bytes").to_pylist(), strict=True)
+    found = [None if size is None else next(bodies[offset], None) for offset, size in sized]
+    return pa.RecordBatch.from_arrays(
+        [*happened.columns, pa.array(found, pa.binary())], schema=CONTENTS_SCHEMA
+    )
+
+
+def _bodies(value: bytes) -> Iterator[bytes]:
+    """Of the messages that a record brings, in order; nothing of one that cannot be read."""
+    data = len(value).to_bytes(4, "big") + value
+    try:
+        (record,) = records.unpack(data)
+        if record.kind in (records.Kind.ENQUEUED, records.Kind.LETTERS):
+            return iter(records.messages_in(data, record))
+        if record.kind == records.Kind.KEPT:
+            return iter([kept.body for kept in records.kept_in(data, record)])
+    except (records.NotOurs, ValueError, KeyError, TypeError, struct.error, RecursionError):
+        pass
+    return iter(())
 
 
 def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -29,6 +62,14 @@ TABLES: Sequence[Table] = (
         logs=".*",
         schema=events.SCHEMA,
         decode=events.events,
+    ),
+    Table(
+        CONTENTS,
+        "the same, each message that came with its body",
+        namespace=NAMESPACE,
+        logs=".*",
+        schema=CONTENTS_SCHEMA,
+        decode=contents,
     ),
     Table(
         LIVES,

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from logmq.batches import writers, writers_schema
 from logmq.logs import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
 from logmq.places import places
-from shared.tables import PLACES, VOLUMES, Table, places_schema, schema_of, volumes_schema
+from shared.tables import PLACES, RECORDS, VOLUMES, Table, places_schema, schema_of, volumes_schema
 from shared.volumes import added_up, by_minute, per_minute
 
 RECORDS_SCHEMA = schema_of("log", "offset", "time", "protocol", "name", "payload", "fault")
@@ -51,7 +51,7 @@ def records(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 TABLES: Sequence[Table] = (
     Table(
-        "records",
+        RECORDS,
         "what was produced: a row a message",
         namespace=NAMESPACE,
         logs=".*",

@@ -6,13 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmp import wire
+from dmp.message import Head
+from dmp.message import Message as Queued
 from dmp.properties import NO_PROPERTIES
+from dmp.queue_records import purged, put, taken
 from dmp.tables import SIZE_MAX, TABLES
 from dmp.wire import NULL_MESSAGE, Message, Options
 from shared.recording.blocks import Block
 from tests.support.recorded import Row, batch_of, block, damaged, plainly, repeated, rows, told
 
-RECORDED, MESSAGES, _ = TABLES
+RECORDED, MESSAGES, *_ = TABLES
 
 CONTENT_TYPE = b"\x80\x00\x04text"
 messages = st.builds(
@@ -69,3 +72,20 @@ def test_keys_may_differ_where_all_else_repeats() -> None:
         (each.key, each.body) for each in sent
     ]
     assert {row["name"] for row in found} == {"sink"}
+
+
+def test_a_durable_queues_log_tells_what_came_and_left() -> None:
+    stored = TABLES[-1]
+    message = put(Head(b"logs", b"web.get", 5), [Queued(Head(b"logs", b"web.get", 5), b"hello", 3)])
+    records = [message[4:], taken([3, 4])[4:], purged(5, 9)[4:], b"", b"\x01", b"\xff", taken([1 << 63])[4:]]
+    told = [
+        (row["event"], row["number"], row["messages"], row["key"], row["payload"], bool(row["fault"]))
+        for row in rows(stored, batch_of(records, "jobs"))
+    ]
+    assert told == [
+        ("paged", 3, 1, "web.get", b"hello", False),
+        ("taken", 3, 1, None, None, False),
+        ("taken", 4, 1, None, None, False),
+        ("purged", 5, 4, None, None, False),
+        *[(None, None, None, None, None, True)] * 4,
+    ]

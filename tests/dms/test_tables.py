@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dms import events, records
 from dms.records import Kind, Run
 from dms.settings import DmsSettings
-from dms.tables import TABLES, volumes
+from dms.tables import TABLES, contents, volumes
 from tests.dms import plain_events
 from tests.dms.busy import QUEUES, busy
 from tests.dms.world import World
@@ -158,3 +158,18 @@ def test_volumes_are_what_was_produced() -> None:
     assert (good["name"], good["messages"], good["bytes"], good["fault"]) == ("jobs", 2, 8, None)
     assert (bad["log"], bad["name"], bad["messages"], bad["bytes"]) == ("jobs", None, None, None)
     assert bad["fault"]
+
+
+def test_contents_are_the_events_with_the_bodies_of_what_came() -> None:
+    world = World(DmsSettings())
+    peer = world.connect()
+    peer.create("jobs")
+    peer.produce("jobs", b"one", b"three")
+    ((held, _),) = peer.consume("jobs")
+    peer.ack(held)
+    batch = plain_events.batch_of([*plain_events.log_of(world, "jobs"), ("jobs", 9999, b"bad")])
+    found = contents(batch).to_pylist()
+    assert [row["payload"] for row in found if row["bytes"] is not None] == [b"one", b"three"]
+    assert [{**row, "payload": None} for row in found] == [
+        {**row, "payload": None} for row in events.events(batch).to_pylist()
+    ]
