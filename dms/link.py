@@ -17,6 +17,7 @@ from shared.net.asking import RECEIVE_BYTES, Asking
 from shared.net.dial import (
     Address,
     Disconnected,
+    Turned,
     Unreachable,
     broken,
     check_plain,
@@ -232,8 +233,7 @@ class Lasting:
         self._taker = taker
         self._connecting = trio.Lock()
         self._closed = False
-        self._silent = 0  # connections in a row that were lost before they answered anything
-        self._silent_since = trio.current_time()
+        self._turned = Turned(retry_seconds)
         self.link = first
 
     async def connected(self) -> Link:
@@ -262,7 +262,8 @@ class Lasting:
         """Try for `retry_seconds`: a server that is away, or has too many clients, may not be for long."""
         until = trio.current_time() + self._retry_seconds
         if self.link is not None:
-            await self._pause(self.link)
+            self.raise_if_closed()
+            await self._turned.away(self.link.replies > 0, self.link.lost)
         attempts = 0
         while True:
             self.raise_if_closed()
@@ -284,24 +285,13 @@ class Lasting:
             await trio.aclose_forcefully(stream)
             self.raise_if_closed()
         self._nursery.start_soon(link.run)
+        self._turned.made()
         return link
 
     def raise_if_closed(self) -> None:
         """Raises Unreachable."""
         if self._closed:
             raise Unreachable("the client is closed")
-
-    async def _pause(self, lost: Link) -> None:
-        """Where a server takes connections and drops them unanswered, not to come back in a hot loop."""
-        self.raise_if_closed()
-        if lost.replies:
-            self._silent = 0
-            self._silent_since = trio.current_time()
-            return
-        if trio.current_time() > self._silent_since + self._retry_seconds:
-            raise Unreachable(str(lost.lost))
-        await trio.sleep(pause_before(self._silent))
-        self._silent += 1
 
 
 async def greeted(stream: trio.abc.Stream, taker: Taker | None) -> Link:

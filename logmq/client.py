@@ -42,7 +42,7 @@ from logmq.link import Link, answered
 from logmq.runs import encode
 from logmq.streams import Producer, Records, Tail
 from logmq.wire import name_untrusted, topic_untrusted
-from shared.net.dial import Address, Disconnected, Unreachable, open_again, pause_before
+from shared.net.dial import Address, Disconnected, Turned, Unreachable, open_again
 from shared.nurseries import beside
 
 __all__ = [
@@ -108,8 +108,7 @@ class Client:
         self._connecting = trio.Lock()
         self._closed = False
         self._link = self._linked(stream)
-        self._silent = 0  # connections in a row that were lost before they answered anything
-        self._silent_since = trio.current_time()
+        self._turned = Turned(retry_seconds)
 
     # Writing.
 
@@ -327,25 +326,15 @@ class Client:
             if self._link.lost is not None:
                 if self._closed:
                     raise Unreachable("the client is closed")
-                await self._pause()
+                await self._turned.away(self._link.answers > 0, self._link.lost)
                 self._link = self._linked(await open_again(self._address, self._retry_seconds))
+                self._turned.made()
             return self._link
 
     def _linked(self, stream: trio.abc.Stream) -> Link:
         link = Link(stream)
         self._nursery.start_soon(link.run)
         return link
-
-    async def _pause(self) -> None:
-        """Where a server takes connections and drops them unanswered, not to come back in a hot loop."""
-        if self._link.answers:
-            self._silent = 0
-            self._silent_since = trio.current_time()
-            return
-        if trio.current_time() > self._silent_since + self._retry_seconds:
-            raise Unreachable(str(self._link.lost))
-        await trio.sleep(pause_before(self._silent))
-        self._silent += 1
 
     def _close(self) -> None:
         self._closed = True

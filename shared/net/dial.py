@@ -20,6 +20,8 @@ KEEPALIVE_SECONDS = 30.0
 """Silence after which TCP asks whether the server is still there; a minute of it, and it is not."""
 PAUSE_SECONDS = (0.05, 2.0)
 """Before connecting again: the first pause, doubled each time, and the longest."""
+STOOD_SECONDS = 5.0
+"""A connection that lasted so long was not turned away: nothing came because there was nothing to say."""
 
 Connected = TypeVar("Connected")
 
@@ -152,6 +154,34 @@ def pause_before(attempts: int) -> float:
     first, longest = PAUSE_SECONDS
     pause = min(first * (1 << min(attempts, 20)), longest)
     return pause / 2 + pause / 2 * secrets.randbelow(1000) / 1000
+
+
+class Turned:
+    """Connections in a row that a server took and closed at once, without a word.
+
+    Whoever makes them again pauses longer before each, and gives up after `seconds` of that.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._count = 0
+        self._since = self._made = trio.current_time()
+
+    def made(self) -> None:
+        """There is a connection again."""
+        self._made = trio.current_time()
+
+    async def away(self, heard: bool, lost: object) -> None:
+        """It was lost; `heard`: something came on it. Raises Unreachable."""
+        now = trio.current_time()
+        if heard or now > self._made + STOOD_SECONDS:
+            self._count = 0
+            self._since = now
+            return
+        if self._count and now > self._since + self._seconds:
+            raise Unreachable(f"no connection stays: {lost}")
+        await trio.sleep(pause_before(self._count))
+        self._count += 1
 
 
 def tls_context(

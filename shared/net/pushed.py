@@ -5,7 +5,7 @@ from typing import Generic, Self, TypeVar
 
 import trio
 
-from shared.net.dial import Disconnected, Unreachable, broken, check_plain, pause_before
+from shared.net.dial import Disconnected, Turned, broken, check_plain
 from shared.net.sender import Sender
 
 RECEIVE_BYTES = 256 * 1024
@@ -20,7 +20,7 @@ class Receiver(Generic[Item]):
 
     A lost connection raises Disconnected. With `reconnect` it is made again instead, by whoever reads, and
     begins with `_first_words`; what the server had sent meanwhile is lost. Where servers take connections and
-    close them without a word, that ends after `retry_seconds`: Unreachable.
+    close them at once without a word, that ends after `retry_seconds`: Unreachable.
     """
 
     def __init__(
@@ -32,9 +32,8 @@ class Receiver(Generic[Item]):
         self._heard = False
         self._items: list[Item] = []  # in reverse: the next is last
         self._reconnect = reconnect
-        self._retry_seconds = retry_seconds
-        self._silent = 0  # connections in a row on which nothing came
-        self._silent_since = trio.current_time()
+        self._turned = Turned(retry_seconds)
+        self._came = False  # something, on this connection
 
     def _take(self, data: bytearray) -> tuple[list[Item], int]:
         """What is whole at the front of `data`, and where it ends. Raises RemoteProtocolError."""
@@ -65,7 +64,7 @@ class Receiver(Generic[Item]):
                     check_plain(received)
                     self._heard = True
                 self._data += received
-                self._silent = 0
+                self._came = True
             else:
                 await self._connect_again(Disconnected("the server closed the connection"))
 
@@ -93,14 +92,10 @@ class Receiver(Generic[Item]):
     async def _connect_again(self, lost: Disconnected) -> None:
         if self._reconnect is None:
             raise lost
-        if not self._silent:
-            self._silent_since = trio.current_time()
-        elif trio.current_time() > self._silent_since + self._retry_seconds:
-            raise Unreachable(f"no connection stays: {lost}") from lost
-        if self._silent:
-            await trio.sleep(pause_before(self._silent - 1))
-        self._silent += 1
+        await self._turned.away(self._came, lost)
+        self._came = False
         stream, data = await self._reconnect()
+        self._turned.made()
         await trio.aclose_forcefully(self._stream)
         self._stream, self._sender, self._data = stream, Sender(stream), bytearray(data)
         await self._say(self._first_words())

@@ -1,0 +1,60 @@
+"""What a server pushes, over connections that are lost: who comes back, and who gives up."""
+
+import pytest
+import trio
+import trio.testing
+
+from shared.net.dial import STOOD_SECONDS, Turned, Unreachable
+from shared.net.pushed import Receiver
+
+
+class Bytes(Receiver[bytes]):
+    def _take(self, data: bytearray) -> tuple[list[bytes], int]:
+        return [bytes(data)] if data else [], len(data)
+
+    def _first_words(self) -> bytes:
+        return b"it is me"
+
+
+async def test_a_quiet_server_may_restart_as_often_as_it_likes(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    made: list[trio.abc.Stream] = []
+
+    async def connect() -> tuple[trio.abc.Stream, bytes]:
+        ours, theirs = trio.testing.memory_stream_pair()
+        made.append(theirs)
+        return ours, b""
+
+    async with trio.open_nursery() as nursery:
+        receiver = Bytes((await connect())[0], connect, retry_seconds=30.0)
+        found: list[bytes] = []
+
+        async def take() -> None:
+            found.append(await anext(receiver))
+
+        nursery.start_soon(take)
+        for _ in range(4):
+            await trio.sleep(3600)
+            await made[-1].aclose()
+        await trio.sleep(3600)
+        await made[-1].send_all(b"news")
+    assert found == [b"news"]
+    assert len(made) == 5
+
+
+async def turn_away(turned: Turned) -> None:
+    while True:
+        await turned.away(False, "closed")
+        turned.made()
+
+
+async def test_who_is_turned_away_at_once_gives_up_in_time(autojump_clock: trio.testing.MockClock) -> None:
+    turned = Turned(30.0)
+    await trio.sleep(STOOD_SECONDS + 1)
+    for _ in range(2):
+        begun = trio.current_time()
+        with pytest.raises(Unreachable, match="no connection stays: closed"):
+            await turn_away(turned)
+        assert 30 < trio.current_time() - begun < 34
+        await trio.sleep(STOOD_SECONDS + 1)
