@@ -127,7 +127,9 @@ class PollConnection(DrivenConnection):
             self._settle()
 
     def _can_read_plainly(self) -> bool:
-        return self._reading and not (self._mute or self._input_over or self._blocked)
+        """Not before its first word, which may be far more work than its bytes: a session comes back."""
+        blocked = self._mute or self._input_over or self._blocked
+        return self._reading and not blocked and not self._rounds.is_silent(self)
 
     def _send_many(self) -> None:
         """Send all, or until the socket says no (BlockingIOError), or until others should have a turn."""

@@ -99,6 +99,10 @@ class Rounds:
             self._silent_until = until
             self._timer.deadline = min(self._timer.deadline, until)
 
+    def is_silent(self, connection: DrivenConnection) -> bool:
+        """Whether it is to say something first, and has not."""
+        return connection in self._silent
+
     def spoke(self, connection: DrivenConnection) -> None:
         """It has; harmless if it was not to."""
         self._silent.pop(connection, None)

@@ -115,6 +115,42 @@ async def test_a_slow_session_leaves_others_to_the_next_round_and_forgets_none()
             assert sock.recv(10) == b"?"
 
 
+async def test_what_first_words_bring_is_much_work_and_others_have_a_turn_after_each() -> None:
+    """A client that has come back is given what it had: a thousand subscriptions for twelve bytes."""
+    count, done = 12, 0
+    since_a_turn: list[int] = []
+
+    def prepare(session: Recorder) -> None:
+        def come_back(_: bytes) -> None:
+            nonlocal done
+            session.connection.spoke()
+            done += 1
+            ends = perf_counter() + 0.002
+            while perf_counter() < ends:
+                pass
+
+        session.connection.await_first()
+        session.on_receive = come_back
+
+    async def others() -> None:
+        before = 0
+        while before < count:
+            since_a_turn.append(done - before)
+            before = done
+            await trio.lowlevel.checkpoint()
+
+    sessions = Sessions(prepare)
+    async with serving("poll", sessions) as served, trio.open_nursery() as nursery:
+        sockets = []
+        for _ in range(count):
+            sockets.append(served.connect_socket())
+            await sessions.next()
+        nursery.start_soon(others)
+        for sock in sockets:
+            sock.send(b"x")
+    assert max(since_a_turn) <= 3, since_a_turn  # twice is possible: trio shuffles who goes first in a turn
+
+
 async def test_while_some_wait_to_be_served_few_new_connections_are_taken() -> None:
     """Else a flood of short ones piles up inside, faster than they are closed, and all others behind them."""
 
