@@ -21,6 +21,8 @@ class Users:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError, which repeats nothing of the text."""
+        if text.lstrip()[:1] in ("[", "{"):  # as other settings may be given in a variable; not these
+            raise ValueError("users are text, not a list: NAME:PASSWORD with commas between")
         passwords: dict[str, str] = {}
         for part in text.split(","):
             name, colon, password = part.strip().partition(":")

@@ -217,7 +217,7 @@ def test_passwords_are_not_shown() -> None:
     assert users.allow("ann", b"se:cret", near=False)
     assert users.allow("bob", b"", near=False)
     assert not users.allow("carl", b"", near=True)
-    for text in ("", "ann", "ann:1,ann:2", ":x"):
+    for text in ("", "ann", "ann:1,ann:2", ":x", '["ann:1"]', '{"ann": "1"}'):
         with pytest.raises(ValueError, match="NAME:PASSWORD"):
             Users.parse(text)
 
