@@ -63,6 +63,13 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     _check_format(disk, found, in_files)
     if found is None:
         found = _rebuild(disk, clock, reason, in_files) if _has_begun(disk) else _begin(disk, clock)
+    if found.clean and has_gone_on(disk, found):
+        found = attrs.evolve(found, clean=False)
+        in_files.in_file(
+            catalog.PATH,
+            f"{catalog.PATH} is older than the files beside it (an earlier copy?): what journal and files "
+            "have is served; what only the journal had may be lost, deletes too",
+        )
     segments = replay.segment_files(disk)
     kept: list[tuple[SegmentFile, str]] = []
     next_lsn = max([found.replay_lsn, *(segment.end for segment in segments)])
@@ -101,6 +108,16 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         damage=scanned.damage,
         in_files=in_files,
         seconds=seconds,
+    )
+
+
+def has_gone_on(disk: Disk, found: Catalog) -> bool:
+    """Whether a catalog of a folder that was left in order is older than the folder.
+
+    A start puts a new one in place before anything else is written, so somebody has put the old one back.
+    """
+    return replay.begins_behind(disk, found.journal_id, found.replay_lsn) or any(
+        _is_longer(disk, line) for line in found.logs
     )
 
 

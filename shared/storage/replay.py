@@ -76,6 +76,14 @@ def segment_files(disk: Disk) -> list[SegmentFile]:
     return found
 
 
+def begins_behind(disk: Disk, journal_id: int, lsn: int) -> bool:
+    """Whether there is a segment from `lsn` on that begins with a good batch."""
+    with _Reader(disk, journal_id) as reader:
+        return any(
+            reader.good(segment, segment.lsn) is not None for segment in reader.segments if segment.lsn >= lsn
+        )
+
+
 def scan(disk: Disk, journal_id: int, replay_lsn: int) -> Replay:
     """Find every good batch from `replay_lsn` on. Raises OSError where the disk cannot be read."""
     with _Reader(disk, journal_id) as reader:

@@ -82,7 +82,7 @@ class _Mender:
     def journal(self) -> None:
         """Put in place what the journal holds, as the next start would; it then says nothing any more."""
         found = catalog_file.read(self._disk)
-        if found is not None and found.clean:
+        if found is not None and found.clean and not recovery.has_gone_on(self._disk, found):
             return
         recovered = recovery.recover(self._disk, self._clock, StorageSettings().sync_all_logs)
         if recovered.batches or recovered.damage:

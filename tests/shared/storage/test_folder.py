@@ -10,6 +10,7 @@ from shared.errors import (
     StoreInUse,
 )
 from shared.storage.store import Durability
+from shared.storage.tools.repair import repair
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import (
     ALWAYS,
@@ -89,6 +90,39 @@ async def test_a_damaged_format_is_written_anew_where_the_catalog_is_good(tmp_pa
     store = await open_store(folder=tmp_path)
     assert store.statistics().damaged_ranges == 1
     assert (tmp_path / "FORMAT").read_text() == good
+
+
+@pytest.mark.parametrize("repaired", [False, True], ids=["started", "repaired first"])
+@pytest.mark.parametrize("applied", [False, True], ids=["in the journal", "in the files"])
+async def test_an_older_catalog_put_back_over_newer_files_hides_nothing_of_them(
+    tmp_path: Path, applied: bool, repaired: bool
+) -> None:
+    store = await open_store(folder=tmp_path)
+    await filled(store)
+    await store.close()
+    older = (tmp_path / "CATALOG").read_bytes()
+
+    store = await open_store(folder=tmp_path)
+    log = store.namespace("logmq", ALWAYS, plain_names=True).logs["orders"]
+    await store.wait(log.append(records(b"newer"), 1)[1])
+    made, _ = store.namespace("logmq", ALWAYS).create("made")
+    await store.wait(made.append(records(b"new"), 1)[1])
+    if applied:
+        await store.close()
+        for segment in (tmp_path / "journal").iterdir():
+            segment.write_bytes(bytes(segment.stat().st_size))
+    else:
+        store.abandon()
+    (tmp_path / "CATALOG").write_bytes(older)
+
+    if repaired:
+        assert repair(tmp_path).ok
+    store = await open_store(folder=tmp_path)
+    logs = store.namespace("logmq", ALWAYS, plain_names=True).logs
+    assert (await read_all(logs["orders"]))[-1] == b"newer"
+    assert await read_all(logs["made"]) == [b"new"]
+    assert repaired or store.statistics().damaged_ranges, "it is told"
+    store.abandon()
 
 
 async def test_a_damaged_catalog_is_kept_and_made_anew_from_the_logs() -> None:
