@@ -1,35 +1,41 @@
-"""The report's pictures: rows in, PNG bytes out. Drawn without a display, in one style.
+"""The report's pictures: rows in, SVG bytes out. Drawn without a display, in one style.
 
-Names come from whoever sent messages. In a picture they are cut, and what the font does not have, or
-matplotlib would take for mathematics, is written so that it shows.
+Names come from whoever sent messages. In a picture they are cut, and what does not print, or matplotlib would
+take for mathematics, is written so that it shows. They stay text, so a browser draws them with the fonts that
+it has.
 """
 
-import functools
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
-from matplotlib import dates, font_manager, ticker
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib import dates, ticker
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ft2font import FT2Font
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 Row = Mapping[str, Any]
 
 LINES_MAX = 7
 """Names with a line of their own; the rest are one line together."""
 NAME_MAX = 32
+LOG_FROM = 20
+"""Where the largest is so many times the smallest, the scale is one of powers of ten: else the small ones
+lie on the floor."""
 _INCHES_WIDE = 10.0
-_DPI = 110
-_FONT = "DejaVu Sans"
 _STYLE: Any = {
-    "font.family": _FONT,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "brokers",
+    "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -58,11 +64,35 @@ OUTCOMES = {
 def shown(name: str | None) -> str:
     """A name as it may stand in a picture."""
     text = name or "-"
-    if len(text) > NAME_MAX:
-        text = text[: NAME_MAX - 1] + "…"
-    text = "".join(each if _is_drawn(each) else each.encode("unicode_escape").decode() for each in text)
-    text = text.replace("$", r"\$")
+    if sum(map(_cells, text)) > NAME_MAX:
+        while sum(map(_cells, text)) >= NAME_MAX:
+            text = text[:-1]
+        text += "…"
+    # Room for what is wider than the font takes it for, which does not have it.
+    room = "\u00a0" * sum(_cells(each) - 1 for each in text)
+    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    text = text.replace("$", r"\$") + room
     return " " + text if text.startswith("_") else text  # a legend leaves such out
+
+
+def _cells(character: str) -> int:
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def is_steep(rows: Sequence[Row]) -> bool:
+    """Whether a protocol's names differ so much that small ones would lie on the floor."""
+    protocols = {row["protocol"] for row in rows}
+    return any(_steep(_lines([row for row in rows if row["protocol"] == each])) for each in protocols)
+
+
+def _steep(lines: Mapping[str, Mapping[datetime, float]]) -> bool:
+    return _is_wide([max(points.values(), default=0.0) for points in lines.values()])
+
+
+def _is_wide(values: Iterable[float]) -> bool:
+    """Whether they are to be on a scale of powers of ten."""
+    some = [value for value in values if value > 0]
+    return bool(some) and max(some) >= LOG_FROM * min(some)
 
 
 def throughput(rows: Sequence[Row]) -> bytes:
@@ -81,10 +111,13 @@ def throughput(rows: Sequence[Row]) -> bytes:
                 )
             axes.set_title(protocol, loc="left", fontweight="bold")
             axes.set_ylabel("messages a second")
+            if _steep(lines):
+                floor = min(value for points in lines.values() for value in points.values() if value > 0)
+                _by_tens(axes.set_yscale, axes.yaxis, floor)
             axes.set_ylim(bottom=0)
             _by_time(axes, starts)
             axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        return _png(figure)
+        return _svg(figure)
 
 
 def with_silences(starts: Iterable[datetime], window: timedelta) -> list[datetime]:
@@ -110,7 +143,7 @@ def latency(rows: Sequence[Row]) -> bytes:
     with matplotlib.rc_context(_STYLE):
         figure, (axes,) = _panels(1, 0.9 + 0.45 * len(rows))
         for place, row in enumerate(reversed(rows)):
-            ends = [max(row[key], 0.5) for key in ("p50_ms", "p90_ms", "p99_ms", "max_ms")]
+            ends = _ends(row)
             axes.plot([ends[0], ends[-1]], [place, place], color="#bbbbbb", linewidth=3, zorder=1)
             for end, (name, colour, marker) in zip(ends, _RANKS, strict=True):
                 label = name if place == 0 else None
@@ -119,15 +152,44 @@ def latency(rows: Sequence[Row]) -> bytes:
         axes.set_ylim(-0.7, len(rows) - 0.3)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda ms, _: span(ms)))
-        axes.xaxis.set_major_locator(ticker.FixedLocator(_TICKS_MS))
+        ticks = ticks_ms(min(_ends(row)[0] for row in rows), max(_ends(row)[-1] for row in rows))
+        axes.set_xlim(ticks[0] / 1.1, ticks[-1] * 1.1)
+        axes.xaxis.set_major_locator(ticker.FixedLocator(ticks))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
-        axes.set_xlabel("time in the queue (from line to line about ten times longer)")
+        axes.set_xlabel("time in the queue (equal steps to the right are equal times as long)")
         axes.grid(axis="y", visible=False)
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        return _png(figure)
+        return _svg(figure)
 
 
-_TICKS_MS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000, 864_000_000)
+def _ends(row: Row) -> list[float]:
+    return [max(row[key], 0.5) for key in ("p50_ms", "p90_ms", "p99_ms", "max_ms")]
+
+
+_TENS_MS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000, 864_000_000)
+_TICKS_MS = sorted(
+    {
+        *_TENS_MS,
+        *(step * ten for ten in (1, 10, 100, 1000, 10_000, 60_000, 600_000) for step in (2, 5)),
+        *(3_600_000 * hours for hours in (2, 5)),
+        *(86_400_000 * days for days in (2, 5, 20, 50, 100, 365, 3650)),
+        *(0.5, 864_000_000 * 1000),
+    }
+)
+TICKS_MAX = 8
+
+
+def ticks_ms(low: float, high: float) -> list[float]:
+    """Lengths of time for an axis: the one below all, those between, and the one above; two at least."""
+    for ticks in (_TICKS_MS, sorted({_TICKS_MS[0], *_TENS_MS, _TICKS_MS[-1]})):
+        first = max(number for number, each in enumerate(ticks) if each <= low or not number)
+        last = next((number for number, each in enumerate(ticks) if each >= high), len(ticks) - 1)
+        found = list(ticks[first : max(last, first + 1) + 1])
+        if len(found) <= TICKS_MAX:
+            break
+    return found
+
+
 _RANKS = (
     ("half are faster", "#0072b2", "o"),
     ("9 of 10 are faster", "#e69f00", "D"),
@@ -153,7 +215,7 @@ def outcomes(counts: Mapping[str, Mapping[str, int]]) -> bytes:
         axes.set_xlabel("percent of the queue's messages")
         axes.grid(axis="y", visible=False)
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        return _png(figure)
+        return _svg(figure)
 
 
 def lag(rows: Sequence[Row]) -> bytes:
@@ -165,14 +227,20 @@ def lag(rows: Sequence[Row]) -> bytes:
         messages = [count or 0 for count in counts]
         axes.barh(places, messages, color=_COLOURS[0], height=0.65)
         for place, count in zip(places, counts, strict=True):
-            text = " damage hides how many" if count is None else f" {count:,}"
-            axes.annotate(text, (count or 0, place), va="center", fontsize=9)
+            text = "damage hides how many" if count is None else f"{count:,}"
+            where: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(text, (count or 0, place), fontsize=9, **where)
         axes.set_yticks(places, [f"{shown(row['reader'])} in {shown(row['name'])}" for row in reversed(rows)])
-        axes.set_xlim(0, 1.12 * max([*messages, 1]))
+        most = max([*messages, 1])
+        if _is_wide(messages):
+            _by_tens(axes.set_xscale, axes.xaxis, 1)
+            axes.set_xlim(0, 4 * most)
+        else:
+            axes.set_xlim(0, 1.12 * most)
         axes.set_xlabel("messages not read yet")
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda count, _: f"{count:,.0f}"))
         axes.grid(axis="y", visible=False)
-        return _png(figure)
+        return _svg(figure)
 
 
 def anomalies(series: Sequence[tuple[str, Sequence[Row]]]) -> bytes:
@@ -204,7 +272,7 @@ def anomalies(series: Sequence[tuple[str, Sequence[Row]]]) -> bytes:
             axes.set_title(title, loc="left", fontweight="bold")
             _by_time(axes, starts)
         panels[0].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        return _png(figure)
+        return _svg(figure)
 
 
 def span(ms: float) -> str:
@@ -231,9 +299,15 @@ def _lines(rows: Sequence[Row]) -> dict[str, dict[datetime, float]]:
 
 
 def _panels(count: int, inches_high: float) -> "tuple[Figure, list[Axes]]":
-    figure = Figure(figsize=(_INCHES_WIDE, max(inches_high, 1.6) * count), layout="constrained", dpi=_DPI)
-    FigureCanvasAgg(figure)
+    figure = Figure(figsize=(_INCHES_WIDE, max(inches_high, 1.6) * count), layout="constrained")
+    FigureCanvasSVG(figure)
     return figure, list(figure.subplots(count, 1, squeeze=False)[:, 0])
+
+
+def _by_tens(set_scale: Callable[..., None], axis: "Axis", floor: float) -> None:
+    """A scale of powers of ten that has a zero: below that of `floor` it is as any other."""
+    set_scale("symlog", linthresh=10 ** math.ceil(math.log10(floor)), linscale=1)
+    axis.set_minor_locator(ticker.NullLocator())
 
 
 def _by_time(axes: "Axes", starts: Sequence[datetime]) -> None:
@@ -256,16 +330,9 @@ def _marker(starts: Sequence[datetime]) -> str | None:
     return "o" if len(starts) < 12 else None
 
 
-def _png(figure: Figure) -> bytes:
+def _svg(figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a browser has other fonts
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
-
-
-@functools.cache
-def _font() -> FT2Font:
-    return FT2Font(font_manager.findfont(_FONT))
-
-
-def _is_drawn(character: str) -> bool:
-    return character.isprintable() and _font().get_char_index(ord(character)) != 0

@@ -36,6 +36,8 @@ LEAST = 20
 TOLERANCE = 6.0
 LEVEL = 10
 """Points of which a new level takes up eight before it is usual: all but a quarter, rounded down."""
+_NARROW = 4.0
+"""So many times narrower is what the newest points say more than all before."""
 _DEVIATION = 1.4826
 _VALUE_SPREAD_LEAST = 0.01
 _NAMES = ("protocol", "name")
@@ -179,13 +181,13 @@ def bands(
     def far(middle: str, spread: str) -> "Column":
         return fn.abs(fn.col("value") - fn.col(middle)) / fn.col(spread)
 
-    known = known.withColumn(
-        "taken",
-        fn.coalesce(
-            (fn.size("newest") == level) & moved & (far("level", "level_spread") <= far("usual", "spread")),
-            fn.lit(False),
-        ),
+    near = far("level", "level_spread")
+    mixed = (fn.col("level_spread") * _NARROW < fn.col("spread")) & (
+        fn.get("level_away", fn.lit(level - 1 - few)) <= fn.col("level_spread") * tolerance
     )
+    taken = (moved & (near <= far("usual", "spread"))) | (mixed & (near <= tolerance))
+    taken = fn.coalesce((fn.size("newest") == level) & taken, fn.lit(False))
+    known = known.withColumn("taken", taken & fn.col("usual").isNotNull())
     known = known.withColumns(
         {
             "usual": fn.when(fn.col("taken"), fn.col("level")).otherwise(fn.col("usual")),
@@ -219,13 +221,16 @@ def _bands(series: pa.Table, history: int, least: int, tolerance: float, by_hour
         usual, spread = _usual(values, history, is_count)
         usual = np.where(np.minimum(np.arange(len(values)), history) >= least, usual, np.nan)
         wide, level = spread * tolerance, min(LEVEL, history)
-        few = level // 4
+        few, counts = level // 4, np.minimum(np.arange(len(values)), level)
         newest = np.sort(_before(values, level), axis=1)
+        away = np.sort(np.abs(newest - _medians(newest, counts)[:, None]), axis=1)
         new_usual, new_spread = _usual(values, level, is_count)
         moved = (newest[:, few] > usual + wide) | (newest[:, level - 1 - few] < usual - wide)
-        with np.errstate(invalid="ignore"):
-            near = np.abs(values - new_usual) / new_spread <= np.abs(values - usual) / spread
-        taken = moved & near & (np.arange(len(values)) >= level)
+        near = np.abs(values - new_usual) / new_spread
+        taken = moved & (near <= np.abs(values - usual) / spread)
+        mixed = (new_spread * _NARROW < spread) & (away[:, level - 1 - few] <= new_spread * tolerance)
+        taken |= mixed & (near <= tolerance)
+        taken &= (counts == level) & ~np.isnan(usual)
         usual, spread = np.where(taken, new_usual, usual), np.where(taken, new_spread, spread)
         reach = spread * tolerance
         low = usual - reach

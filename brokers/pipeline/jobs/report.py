@@ -1,4 +1,4 @@
-"""A report: one HTML page that needs nothing else, and its pictures as PNG files beside it.
+"""A report: one HTML page that needs nothing else, and its pictures as SVG files beside it.
 
 It is for readers who know their messages and not Spark. So each picture comes with what it shows, how to read
 it, and what stands out in it, in words.
@@ -8,7 +8,7 @@ import base64
 import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,19 @@ import attrs
 
 from brokers.escape import escape
 from brokers.pipeline import plots
-from brokers.pipeline.jobs.figures import Figures, Row
+from brokers.pipeline.jobs.figures import BARS_MAX, Figures, Row
+from brokers.pipeline.jobs.windows import microseconds
 
 PAGE = "report.html"
 TABLE_MAX = 15
+LONG = 24
+"""Characters of a cell that may be broken, anywhere."""
 
 
 @attrs.frozen
 class Section:
-    """`picture`: PNG, and its file's name without the ending. `rows`: a table below it."""
+    """`picture`: SVG, and its file's name without the ending. `rows`: a table below it, of which page has the
+    first; `order` says by what they are the first."""
 
     title: str
     shows: str
@@ -32,6 +36,7 @@ class Section:
     found: str
     picture: tuple[str, bytes] | None = None
     rows: Sequence[Row] = ()
+    order: str = ""
 
 
 def write(figures: Figures, of: str, to: Path, now: datetime) -> list[Path]:
@@ -41,9 +46,9 @@ def write(figures: Figures, of: str, to: Path, now: datetime) -> list[Path]:
     files = []
     for section in found:
         if section.picture is not None:
-            name, png = section.picture
-            (to / f"{name}.png").write_bytes(png)
-            files.append(to / f"{name}.png")
+            name, svg = section.picture
+            (to / f"{name}.svg").write_bytes(svg)
+            files.append(to / f"{name}.svg")
     (to / PAGE).write_text(page(figures, found, of, now), encoding="utf-8")
     return [to / PAGE, *files]
 
@@ -59,6 +64,12 @@ def sections(figures: Figures) -> list[Section]:
     ]
 
 
+_STEEP = (
+    "Where names differ much the scale is one of powers of ten, so that small ones can be seen: from line to "
+    "line it is ten times as much. "
+)
+
+
 def _throughput(figures: Figures) -> Section:
     rows = figures.throughput
     table = [
@@ -70,7 +81,7 @@ def _throughput(figures: Figures) -> Section:
             "first": _time(row["first"]),
             "last": _time(row["last"]),
         }
-        for row in figures.totals[:TABLE_MAX]
+        for row in figures.totals
     ]
     if not rows:
         return Section("How much went through", "Messages over time.", "", "Nothing did.")
@@ -81,12 +92,14 @@ def _throughput(figures: Figures) -> Section:
         "How many messages came in each second, over time; one panel for each protocol, one line for each "
         "of the names (topics, queues, exchanges) that most messages were sent to.",
         "Time runs from left to right. A line that is high means much traffic, one on the floor none. "
-        f"Each point is the mean of {figures.window}. The table below has the same in sums.",
+        f"Each point is the mean of {figures.window}. {_STEEP if plots.is_steep(rows) else ''}"
+        "The table below has the same in sums.",
         f"{largest['name']} ({largest['protocol']}) had most messages, {largest['messages']:,}. The busiest "
         f"{figures.window} began at {_time(busiest['start'])}, with {busiest['messages']:,} messages "
         f"to {busiest['name']}.",
         ("throughput", plots.throughput(rows)),
         table,
+        "most messages",
     )
 
 
@@ -183,11 +196,12 @@ def _lag(figures: Figures) -> Section:
         title,
         shows,
         "Each bar is a reader; the longer, the more messages wait for it. No bar: it has read all there "
-        "is. A bar that grows from report to report is a reader that cannot keep up, or has stopped.",
+        "is. Where they differ much, from line to line it is ten times as many. A bar that grows from "
+        "report to report is a reader that cannot keep up, or has stopped.",
         f"{worst['reader']} is behind most, by {worst['messages']:,} messages ({_size(worst['bytes'])})."
         if worst["messages"]
         else "Everybody has read all there is.",
-        ("lag", plots.lag(figures.lag)),
+        ("lag", plots.lag(figures.lag[:BARS_MAX])),
         [
             {
                 "reader": row["reader"],
@@ -196,8 +210,9 @@ def _lag(figures: Figures) -> Section:
                 "size": "-" if row["bytes"] is None else _size(row["bytes"]),
                 "behind": "-" if row["seconds"] is None else plots.span(1000 * row["seconds"]),
             }
-            for row in figures.lag[:TABLE_MAX]
+            for row in figures.lag
         ],
+        "most unread",
     )
 
 
@@ -216,28 +231,66 @@ def _anomalies(figures: Figures) -> Section:
         series.setdefault(f"{plots.shown(row['name'])}: {row['measure']}", []).append(row)
     far = max(figures.anomalies, key=lambda row: abs(row["distance"]))
     above = "above" if far["distance"] > 0 else "below"
+    count, found = len(figures.anomalies), stretches(figures.anomalies, figures.window)
+    names = len({_series(row) for row in figures.anomalies})
+    drawn = f" The pictures are of {len(series)} of {names:,} names." if len(series) < names else ""
     return Section(
         title,
         shows,
         "Time runs from left to right. The line is what was measured, the pale band where it usually is "
         "at that time, and a red point a moment at which it was outside. The band begins once enough "
         "points are known. One red point is an outbreak; a row of them that ends is a new level that has "
-        "become usual.",
-        f"{len(figures.anomalies):,} points are outside. The farthest is {far['name']} at "
+        "become usual. The table has a row for each row of points.",
+        f"{_count(count, 'point is', 'points are')} outside, in {_count(len(found), 'row', 'rows')} of "
+        f"{_count(names, 'name', 'names')}. The farthest is {far['name']} at "
         f"{_time(far['start'])}: {far['value']:,.6g}, {above} its band of {far['low']:,.6g} to "
-        f"{far['high']:,.6g}.",
+        f"{far['high']:,.6g}.{drawn}",
         ("anomalies", plots.anomalies(list(series.items()))),
         [
             {
-                "when": _time(row["start"]),
-                "name": row["name"],
-                "what": row["measure"],
-                "measured": f"{row['value']:,.6g}",
-                "usual": f"{row['low']:,.6g} to {row['high']:,.6g}",
+                "from": _time(rows[0]["start"]),
+                "to": _time(rows[-1]["start"]),
+                "points": len(rows),
+                "name": worst["name"],
+                "what": worst["measure"],
+                "farthest": f"{worst['value']:,.6g}",
+                "usual": f"{worst['low']:,.6g} to {worst['high']:,.6g}",
             }
-            for row in sorted(figures.anomalies, key=lambda row: -abs(row["distance"]))[:TABLE_MAX]
+            for worst, rows in found
         ],
+        "the farthest",
     )
+
+
+def stretches(anomalies: Sequence[Row], window: str) -> list[tuple[Row, list[Row]]]:
+    """Points that follow each other, of one name and to one side; before each row its farthest.
+
+    The row that goes farthest is the first.
+    """
+    step = timedelta(microseconds=microseconds(window))
+    found: list[list[Row]] = []
+    for row in sorted(anomalies, key=lambda row: (*_series(row), row["start"])):
+        last = found[-1][-1] if found else None
+        goes_on = (
+            last is not None
+            and _series(last) == _series(row)
+            and row["start"] - last["start"] <= step
+            and (last["distance"] > 0) == (row["distance"] > 0)
+        )
+        if goes_on:
+            found[-1].append(row)
+        else:
+            found.append([row])
+    worst = [(max(rows, key=lambda row: abs(row["distance"])), rows) for rows in found]
+    return sorted(worst, key=lambda each: -abs(each[0]["distance"]))
+
+
+def _series(row: Row) -> tuple[str, str, str]:
+    return row["protocol"], row["name"] or "", row["measure"]
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def _faults(figures: Figures) -> Section:
@@ -263,9 +316,8 @@ def page(figures: Figures, found: Sequence[Section], of: str, now: datetime) -> 
         if totals
         else "none yet"
     )
-    names = len(totals)
     lead = (
-        f"{messages:,} messages ({_size(size)}) to {names:,} {'name' if names == 1 else 'names'}, {period}. "
+        f"{messages:,} messages ({_size(size)}) to {_count(len(totals), 'name', 'names')}, {period}. "
         f"All times are UTC. Read from {of} at {_time(now)}."
     )
     return _PAGE.format(
@@ -280,15 +332,19 @@ def page(figures: Figures, found: Sequence[Section], of: str, now: datetime) -> 
 def _part(number: int, section: Section) -> str:
     parts = [f'<section id="part{number}"><h2>{_text(section.title)}</h2>', f"<p>{_text(section.shows)}</p>"]
     if section.picture is not None:
-        name, png = section.picture
-        source = base64.b64encode(png).decode()
+        name, svg = section.picture
+        source = base64.b64encode(svg).decode()
         alt = html.escape(f"{section.title}: {_plain(section.found)}")
-        parts.append(f'<img id="{name}" alt="{alt}" src="data:image/png;base64,{source}">')
+        image = f'<img id="{name}" alt="{alt}" src="data:image/svg+xml;base64,{source}">'
+        parts.append(f'<div class="wide">{image}</div>')
     if section.reading:
         parts.append(f'<p class="reading"><b>How to read it.</b> {_text(section.reading)}</p>')
     parts.append(f'<p class="found"><b>What stands out.</b> {_text(section.found)}</p>')
     if section.rows:
-        parts.append(_table(section.rows))
+        some = section.rows[:TABLE_MAX]
+        if len(some) < len(section.rows):
+            parts.append(f"<p>{len(some)} of {len(section.rows):,}, {_text(section.order)} first:</p>")
+        parts.append(_table(some))
     return "\n".join([*parts, "</section>"])
 
 
@@ -298,13 +354,20 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
     def line(tag: str, cells: Sequence[str]) -> str:
         parts = (
-            f"<{tag}{' class=number' if name in right else ''}>{_text(cell)}</{tag}>"
+            f"<{tag}{_class(cell, name in right)}>{_text(cell)}</{tag}>"
             for name, cell in zip(columns, cells, strict=True)
         )
         return f"<tr>{''.join(parts)}</tr>"
 
     body = "".join(line("td", [_cell(row[name]) for name in columns]) for row in rows)
-    return f"<table><thead>{line('th', columns)}</thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead>{line('th', columns)}</thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide">{table}</div>'
+
+
+def _class(cell: str, is_number: bool) -> str:
+    if is_number:
+        return " class=number"
+    return " class=long" if len(cell) > LONG else ""
 
 
 def _cell(value: Any) -> str:
@@ -348,12 +411,15 @@ body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max
   margin: 2rem auto; padding: 0 1rem; }}
 h1 {{ font-size: 1.7rem; margin-bottom: .3rem; }}
 h2 {{ font-size: 1.25rem; margin: 2.5rem 0 .3rem; border-top: 1px solid #ddd; padding-top: 1.2rem; }}
-img {{ width: 100%; height: auto; }}
+.wide {{ overflow-x: auto; }}
+img {{ width: 100%; min-width: 40rem; height: auto; }}
 .reading {{ color: #444; }}
 .found {{ background: #f3f7fa; border-left: 4px solid #0072b2; padding: .5rem .8rem; }}
 table {{ border-collapse: collapse; font-size: .92rem; }}
 th, td {{ text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid #eee;
-  overflow-wrap: anywhere; }}
+  white-space: nowrap; }}
+.long {{ white-space: normal; overflow-wrap: anywhere; min-width: 12rem; }}
+p {{ overflow-wrap: anywhere; }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums; }}
 </style>
 </head>

@@ -5,6 +5,7 @@ import re
 import warnings
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import attrs
 import pytest
@@ -15,7 +16,6 @@ from brokers.pipeline.jobs.figures import Figures, window_for
 from shared.errors import UsageError
 from tests.pipeline.jobs.test_measures import START
 
-PNG = b"\x89PNG\r\n"
 NASTY = '<script>alert("x")</script>$\\frac{1}$\x1b[31m\u202e漢_'
 MINUTE = datetime.timedelta(minutes=1)
 
@@ -87,9 +87,66 @@ def test_a_page_shows_names_and_never_obeys_them(tmp_path: Path) -> None:
     assert "\u202e" not in page
     assert "&lt;script&gt;" in page
     pictures = [file.read_bytes() for file in files[1:]]
-    assert len(pictures) == len(re.findall(r"data:image/png;base64,", page)) == 5
-    assert all(picture.startswith(PNG) for picture in pictures)
-    assert not re.search(r"(src|href)=\"(?!data:image/png|#)", page)  # it needs nothing else
+    assert len(pictures) == len(re.findall(r"data:image/svg\+xml;base64,", page)) == 5
+    for picture in pictures:
+        assert ElementTree.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
+        assert not re.search(rb"<script|\x1b|\xe2\x80\xae", picture)
+    assert not re.search(r"(src|href)=\"(?!data:image/svg|#)", page)  # it needs nothing else
+
+
+def test_names_are_text_in_pictures_and_drawn_by_whoever_has_the_font(tmp_path: Path) -> None:
+    files = report.write(filled("bills \U0001f9fe"), "data", tmp_path, START)
+    texts = {
+        text.strip()
+        for file in files[1:]
+        for each in ElementTree.fromstring(file.read_bytes()).iter("{http://www.w3.org/2000/svg}text")
+        if (text := "".join(each.itertext()))
+    }
+    assert {"bills \U0001f9fe", "bills \U0001f9fe\u00a0 (6)"} & texts
+    assert not any("\\U" in text for text in texts)
+    assert plots.shown("\x1b\u202e") == "\\x1b\\u202e"
+    assert plots.shown("漢" * 40).startswith("漢" * 15 + "…")
+
+
+def test_small_names_have_a_scale_on_which_they_can_be_seen(tmp_path: Path) -> None:
+    figures = filled("orders")
+    page = report.write(figures, "data", tmp_path, START)[0].read_text()
+    assert "powers of ten" not in page
+    small = [
+        dict(row)
+        | ({"messages_per_second": row["messages_per_second"] / 1000} if row["name"] != "orders" else {})
+        for row in figures.throughput
+    ]
+    page = report.write(attrs.evolve(figures, throughput=small), "data", tmp_path, START)[0].read_text()
+    assert "powers of ten" in page
+
+
+def test_an_axis_of_time_has_a_tick_below_and_one_above_all() -> None:
+    assert plots.ticks_ms(12, 80) == [10, 20, 50, 100]
+    assert plots.ticks_ms(3, 3) == [2, 5]
+    assert plots.ticks_ms(0.5, 9e8)[0] == 0.5
+    for low, high in ((0.5, 0.5), (1, 86_400_000), (7, 7e9), (1e10, 3e10), (59_000, 61_000)):
+        ticks = plots.ticks_ms(low, high)
+        assert 2 <= len(ticks) <= 13
+        assert (ticks[0] <= low or ticks[0] == 0.5, ticks[-1] >= high) == (True, True)
+
+
+def test_points_in_a_row_are_one_row_and_how_many_are_shown_is_said(tmp_path: Path) -> None:
+    figures = filled("orders")
+    (point,) = figures.anomalies
+    rows = [
+        dict(point) | {"name": f"n{name}", "start": START + minute * MINUTE, "distance": 2.0 + minute}
+        for name in range(report.TABLE_MAX + 5)
+        for minute in (0, 1, 2, 7)
+    ]
+    (worst, those), *_, last = report.stretches(rows[:4], "1 minute")
+    assert [row["start"] for row in those] == [START + 7 * MINUTE]
+    assert worst == those[0]
+    assert [row["start"] for row in last[1]] == [START + minute * MINUTE for minute in (0, 1, 2)]
+    page = report.write(attrs.evolve(figures, anomalies=rows), "data", tmp_path, START)[0].read_text()
+    assert "80 points are outside, in 40 rows of 20 names." in page
+    assert "The pictures are of 1 of 20 names." in page
+    assert "15 of 40, the farthest first:" in page
 
 
 def test_each_picture_comes_with_words(tmp_path: Path) -> None:
@@ -142,7 +199,7 @@ def test_what_stands_out_is_the_most_of_all_wherever_it_stands(tmp_path: Path) -
     assert "The farthest is n1 at" in page
     assert "below its band" in page
     assert page.index(">n1<") < page.index(">n0<")
-    assert f">n{report.TABLE_MAX + 1}<" not in page
+    assert f"{report.TABLE_MAX} of {len(far)}, the farthest first:" in page
     assert ">t14<" in page
     assert ">t15<" not in page
     assert "began at 2026-11-21 12:00:00, with 7 messages" in page

@@ -99,7 +99,7 @@ def test_every_verb_gives_rows(spark: "SparkSession", passed: Path, tmp_path: Pa
 
 def test_the_report_of_what_a_server_wrote(spark: "SparkSession", passed: Path, tmp_path: Path) -> None:
     files = [row["file"].name for row in verbs.report(passed, to=tmp_path / "page")]
-    assert files == ["report.html", "throughput.png", "latency.png", "outcomes.png", "lag.png"]
+    assert files == ["report.html", "throughput.svg", "latency.svg", "outcomes.svg", "lag.svg"]
     page = (tmp_path / "page" / "report.html").read_text()
     assert "563 messages" in page
     assert f"billing is behind most, by {len(ORDERS) - READ} messages" in page
