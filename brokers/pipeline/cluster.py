@@ -2,7 +2,7 @@
 
 Each becomes Spark's process (its JVM, by Spark's own scripts), so signals and exit codes are Spark's. What is
 set here is what Spark leaves open: the REST port, over which anybody may submit programs, stays shut, nothing
-listens beyond the host that was given, and where other machines reach that, who knocks must know the secret.
+listens beyond the host that was given, and who knocks must know the secret.
 """
 
 import os
@@ -18,18 +18,17 @@ from cyclopts import Parameter
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline import secret
 from shared.errors import UsageError
-from shared.net.keepalive import is_loopback
 from shared.net.listeners import resolve
 from shared.options import BoundPort, a_path, flag
 
 SecretFile = Annotated[
     Path | None,
     Parameter(
-        help="The cluster's secret is in this file (0600); needed where other machines reach the host.",
+        help="The cluster's secret is in this file (0600); else in ~/.config/brokers/spark.secret.",
         converter=a_path,
     ),
 ]
-Insecure = Annotated[bool, flag("Let whoever reaches the host run programs there.")]
+Insecure = Annotated[bool, flag("Without a secret: whoever reaches the host may run programs there.")]
 UiPort = Annotated[BoundPort, Parameter(help="The port of the web page that shows how it does; 0 picks one.")]
 
 LOOPBACK = "127.0.0.1"
@@ -52,12 +51,11 @@ def master(
 ) -> None:
     """Be the master of a Spark cluster, until told to stop.
 
-    Who reaches its port, and knows the secret if there is one, can run programs on
-    the cluster. A secret file that is not there is made.
+    Who reaches its port and knows the secret can run programs on the cluster. A
+    secret file that is not there is made.
     """
     arguments = [*_host(host), "--port", str(port), "--webui-port", str(ui_port)]
-    _check_exposure(host, secret_file, insecure=insecure)
-    known = secret.read_or_make(secret_file) if secret_file is not None else None
+    known = None if insecure else secret.read_or_make(secret_file or secret.usual())
     become("master.Master", arguments, _surroundings(host, known))
 
 
@@ -97,8 +95,7 @@ def worker(
     ports = ["--port", str(port), "--webui-port", str(ui_port)]
     host = _facing(url) if host is None else host
     arguments = [*_host(host), *ports, *offered, url]
-    _check_exposure(host, secret_file, insecure=insecure)
-    known = secret.read(secret_file) if secret_file is not None else None
+    known = None if insecure else secret.read(secret_file or secret.usual())
     become("worker.Worker", arguments, _surroundings(host, known))
 
 
@@ -137,16 +134,6 @@ def environ(given: Mapping[str, str], home: Path, more: Mapping[str, str]) -> di
 def _surroundings(host: str, known: str | None) -> dict[str, str]:
     """Of a daemon on that host, where there may be a secret. (Its page listens where SPARK_LOCAL_IP says.)"""
     return {"SPARK_LOCAL_IP": _bare(host), **({secret.VARIABLE: known} if known is not None else {})}
-
-
-def _check_exposure(host: str, secret_file: Path | None, *, insecure: bool) -> None:
-    """Raises Refusal where other machines reach the host and nothing is asked of them."""
-    if secret_file is None and not insecure and not is_loopback(_bare(host)):
-        raise Refusal(
-            f"--host: {host} can be reached from other machines, and everybody there could run programs "
-            "here: give the cluster a secret (--secret-file), or allow it with --insecure",
-            ExitCode.CONFIGURATION,
-        )
 
 
 def _facing(url: str) -> str:

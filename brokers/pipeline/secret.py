@@ -9,7 +9,7 @@ import secrets
 import shlex
 import stat
 import tempfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,9 +19,15 @@ SETTING = "spark.authenticate.secret.file"
 """Spark's own key, as whoever starts a job gives it (`--conf`)."""
 VARIABLE = "_SPARK_AUTH_SECRET"
 """Where Spark's daemons look for it, and hand it to the executors that they start."""
+AUTHENTICATE = "spark.authenticate"
 _BYTES = 32
 _CHARACTERS_MIN = 16
 _SUBMIT = "PYSPARK_SUBMIT_ARGS"
+
+
+def usual(environ: Mapping[str, str] = os.environ) -> Path:
+    """The file of who names none: in this user's folder of settings."""
+    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "brokers" / "spark.secret"
 
 
 def read(file: Path) -> str:
@@ -32,7 +38,8 @@ def read(file: Path) -> str:
             secret = opened.read(4096).strip()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text"
-        raise Refusal(f"secret file {file}: {why}", ExitCode.CONFIGURATION) from None
+        text = f"secret file {file}: {why}; copy the master's there, or name it (--secret-file)"
+        raise Refusal(text, ExitCode.CONFIGURATION) from None
     if others:
         raise Refusal(f"secret file {file}: others may read it; chmod 600 it", ExitCode.CONFIGURATION)
     if len(secret) < _CHARACTERS_MIN or len(secret.split()) > 1:
@@ -44,6 +51,7 @@ def read(file: Path) -> str:
 def read_or_make(file: Path) -> str:
     """The same; where there is no such file one is made. Raises Refusal."""
     try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return read(file)
@@ -58,14 +66,19 @@ def read_or_make(file: Path) -> str:
 def lent(
     settings: MutableMapping[str, str], environ: MutableMapping[str, str] = os.environ
 ) -> Iterator[None]:
-    """Within it a driver's JVM may be started, which then knows the secret that `settings` name; the setting
-    is taken out of them. Raises Refusal."""
+    """Within it a driver's JVM may be started, which then knows the secret that `settings` name.
+
+    Where they say nothing of authentication it is the user's own, if there is one. The setting is taken out
+    of them. Raises Refusal.
+    """
     file = settings.pop(SETTING, None)
+    if file is None and AUTHENTICATE not in settings and usual(environ).exists():
+        file = str(usual(environ))
     if file is None:
         yield
         return
     secret = read(Path(file))
-    settings["spark.authenticate"] = "true"
+    settings[AUTHENTICATE] = "true"
     given = environ.get(_SUBMIT)
     with tempfile.NamedTemporaryFile("w", prefix="brokers-", suffix=".conf") as lines:  # 0600
         lines.write(f"spark.authenticate.secret {secret}\n")

@@ -22,8 +22,8 @@ def test_a_mistake_is_told_in_a_line_before_spark_is_there_to_say_it(monkeypatch
     with pytest.raises(UsageError, match="--cores"):
         cluster.worker("spark://10.0.0.1:7077", cores=0)
     assert became == []
-    cluster.worker("spark://127.0.0.1:7077,there:7077", cores=1, memory="600m")
-    cluster.worker("spark://there:7077", memory="4G", host="127.0.0.1")
+    cluster.worker("spark://127.0.0.1:7077,there:7077", cores=1, memory="600m", insecure=True)
+    cluster.worker("spark://there:7077", memory="4G", host="127.0.0.1", insecure=True)
     assert became == ["worker.Worker"] * 2
 
 
@@ -53,6 +53,13 @@ def test_a_host_is_given_as_spark_wants_it(host: str, given: str, monkeypatch: p
 Became = list[tuple[list[str], dict[str, str]]]
 
 
+@pytest.fixture(autouse=True)
+def usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the secret of who names no file is: there is none yet."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return secret.usual()
+
+
 @pytest.fixture
 def became(monkeypatch: pytest.MonkeyPatch) -> Became:
     """What a command would have become: its arguments, and what it adds to the environment."""
@@ -62,24 +69,30 @@ def became(monkeypatch: pytest.MonkeyPatch) -> Became:
     return found
 
 
-def test_nothing_listens_beyond_this_machine_unless_told(became: Became) -> None:
+def test_nothing_listens_beyond_this_machine_unless_told_and_who_comes_must_know_a_secret(
+    became: Became, usual: Path
+) -> None:
+    with pytest.raises(Refusal, match="copy the master's there"):
+        cluster.worker("spark://127.0.0.1:7077")
     cluster.master()
     cluster.worker("spark://127.0.0.1:7077")
     for arguments, more in became:
         assert arguments[:2] == ["--host", "127.0.0.1"]
-        assert more == {"SPARK_LOCAL_IP": "127.0.0.1"}, "of its page"
+        assert more == {"SPARK_LOCAL_IP": "127.0.0.1", secret.VARIABLE: usual.read_text().strip()}, (
+            "of its page"
+        )
+    with secret.lent(settings := {}, environ := {"XDG_CONFIG_HOME": str(usual.parents[1])}):
+        assert settings == {"spark.authenticate": "true"}
+        assert "--properties-file" in environ["PYSPARK_SUBMIT_ARGS"]
+    with secret.lent(settings := {"spark.authenticate": "false"}, environ):
+        assert settings == {"spark.authenticate": "false"}
 
 
-def test_beyond_it_who_comes_must_know_a_secret_or_everybody_is_let_in_on_purpose(
+def test_a_secret_may_be_in_another_file_and_everybody_is_let_in_only_on_purpose(
     became: Became, tmp_path: Path
 ) -> None:
     file = tmp_path / "secret"
     worker = partial(cluster.worker, "spark://10.0.0.1:7077")
-    for start in (cluster.master, worker):
-        with pytest.raises(Refusal, match="--secret-file") as refused:
-            start(host="10.0.0.1")
-        assert refused.value.code is ExitCode.CONFIGURATION
-    assert became == []
     cluster.master(host="10.0.0.1", insecure=True)
     cluster.master(host="10.0.0.1", secret_file=file)
     worker(host="10.0.0.2", secret_file=file)
@@ -129,5 +142,5 @@ def test_a_driver_is_given_the_secret_in_a_file_that_is_gone_when_it_has_started
         assert Path(name).stat().st_mode & 0o777 == 0o600
     assert not Path(name).exists()
     assert environ == {"PYSPARK_SUBMIT_ARGS": "--verbose pyspark-shell"}
-    with secret.lent({}, environ):
+    with secret.lent({}, environ | {"XDG_CONFIG_HOME": str(tmp_path / "none")}):
         assert environ == {"PYSPARK_SUBMIT_ARGS": "--verbose pyspark-shell"}

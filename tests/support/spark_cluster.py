@@ -52,6 +52,7 @@ class SparkCluster:
         return {
             "SPARK_CONF_DIR": str(self.folder / "conf"),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
             "JAVA_TOOL_OPTIONS": QUICK_JVM,
         }
