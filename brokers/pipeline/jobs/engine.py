@@ -43,25 +43,32 @@ def answered(
 
     Raises UsageError, and what `spark_for` does.
     """
-    if is_local(asking, where, chosen):
+    little = is_little(where, chosen)
+    if is_local(asking, little):
         try:
             return answer(None)
         except TooMany as error:
             if asking.engine == "local":
                 raise UsageError("--engine", f"{error}, which is for Spark: --engine spark") from None
+            little = False
     from brokers.pipeline.jobs.running import spark_for
 
-    with spark_for(what, asking.master, asking.config) as spark:
+    with spark_for(what, asking.master, asking.lean if little else asking.config) as spark:
         return answer(spark)
 
 
-def is_local(asking: Asking, where: Where, chosen: "Iterable[Offered]") -> bool:
+def is_local(asking: Asking, little: bool) -> bool:
     """What is asked for, or what fits: no settings of Spark's, and little to read. Raises UsageError."""
     is_sparks = bool(asking.conf) or asking.master != Asking().master
     if asking.engine == "local" and is_sparks:
         raise UsageError("--engine", "--master and --conf are Spark's, and local is without it")
     if asking.engine is not None or is_sparks:
         return asking.engine == "local"
+    return little
+
+
+def is_little(where: Where, chosen: "Iterable[Offered]") -> bool:
+    """Whether there is little to read for these tables. Raises as reading them does."""
     from brokers.pipeline.jobs import local
 
     return local.size(where, chosen) <= local.BYTES_MAX

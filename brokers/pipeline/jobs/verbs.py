@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.pipeline.jobs.engine import Asking, answered
+from brokers.pipeline.jobs.engine import Asking, answered, is_little
 from brokers.pipeline.jobs.where import SERVED, Folders, Reading, a_folder, where
 from brokers.pipeline.session import require_spark
 from shared.errors import UsageError
@@ -154,7 +154,10 @@ def decode(
         )
     elif to.exists() and not overwrite:
         raise UsageError("--to", f"{to} is there already; --overwrite replaces it")
-    with spark_for(what, reading.master, reading.config) as spark:
+    config = reading.following
+    if not follow:
+        config = reading.lean if is_little(there, chosen) else reading.config
+    with spark_for(what, reading.master, config) as spark:
         if follow:
             query = job.write_on(job.following(spark, there, chosen), to)
             try:
@@ -456,7 +459,8 @@ def followed(
     """Rows as they come, until interrupted; the session ends with them."""
     from brokers.pipeline.jobs.running import spark_for
 
-    with spark_for(what, reading.master, reading.config, bar=False) as spark, closing(rows(spark)) as found:
+    config = reading.following
+    with spark_for(what, reading.master, config, bar=False) as spark, closing(rows(spark)) as found:
         for row in found:
             yield row
             sys.stdout.flush()  # somebody may be waiting behind a pipe

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 from cyclopts import Parameter
 
+from brokers.pipeline import lean
 from brokers.pipeline.quiet import of_a_verb
 from shared.errors import UsageError
 from shared.local_path import local_path
@@ -62,7 +63,21 @@ class Reading:
     @property
     def config(self) -> Mapping[str, str]:
         """Spark's settings. Raises UsageError."""
-        return of_a_verb(dict(pair("--conf", each) for each in self.conf), self.master)
+        return of_a_verb(self._given, self.master)
+
+    @property
+    def lean(self) -> Mapping[str, str]:
+        """The same for little data."""
+        return of_a_verb(lean.little(self._given, self.master), self.master)
+
+    @property
+    def following(self) -> Mapping[str, str]:
+        """The same for a stream."""
+        return of_a_verb(lean.bit_by_bit(self._given, self.master), self.master)
+
+    @property
+    def _given(self) -> Mapping[str, str]:
+        return dict(pair("--conf", each) for each in self.conf)
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from brokers.pipeline.jobs import figures, lag, local, verbs
-from brokers.pipeline.jobs.engine import Asking, is_local
+from brokers.pipeline.jobs.engine import Asking, is_little, is_local
 from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.source.origin import DataLoss
@@ -74,15 +74,17 @@ def test_little_is_answered_without_spark(passed: Path) -> None:
 
 def test_much_and_what_is_sparks_own_is_for_spark(passed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, chosen = Where((passed,)), [*offered(VOLUMES), *lag.tables()]
-    assert is_local(Asking(), there, chosen)
-    assert not is_local(Asking(master="local[1]"), there, chosen)
-    assert not is_local(Asking(conf=("a=b",)), there, chosen)
-    assert not is_local(Asking(engine="spark"), there, chosen)
+    assert is_little(there, chosen)
+    assert is_local(Asking(), little=True)
+    assert not is_local(Asking(master="local[1]"), little=True)
+    assert not is_local(Asking(conf=("a=b",)), little=True)
+    assert not is_local(Asking(engine="spark"), little=True)
     with pytest.raises(UsageError, match="--master and --conf are Spark's"):
-        is_local(Asking(engine="local", conf=("a=b",)), there, chosen)
+        is_local(Asking(engine="local", conf=("a=b",)), little=True)
     monkeypatch.setattr(local, "BYTES_MAX", local.size(there, chosen) - 1)
-    assert not is_local(Asking(), there, chosen)
-    assert is_local(Asking(engine="local"), there, chosen)
+    assert not is_little(there, chosen)
+    assert not is_local(Asking(), little=False)
+    assert is_local(Asking(engine="local"), little=False)
 
 
 def test_an_index_counts_for_a_hundredth_of_its_log(passed: Path) -> None:
