@@ -95,7 +95,8 @@ def recover_log(
     path = f"{line.namespace}/{line.file}"
     paths = f"{path}.log", f"{path}.idx"
     cut: Lost | None = None
-    if new and not ((direct or damaged) and _has_index(disk, paths[1], line.id)):
+    trusted = direct or damaged or (line.mode == "always" and _is_longer(disk, paths[0], pieces))
+    if new and not (trusted and _has_index(disk, paths[1], line.id)):
         # Of an earlier log by that name: what nobody owned, every start moves away. Or of this one, where the
         # journal has lost what stood there, or the index what went around the journal.
         may_be_ours = damaged or (direct and index.owner(disk, paths[1]) is None)
@@ -105,7 +106,7 @@ def recover_log(
         index_fd = disk.open(paths[1], create=True)
         try:
             recovery = _LogRecovery(disk, line, fd, index_fd, in_files)
-            changed = recovery.run(segments, pieces, direct=direct, damaged=damaged, adopted=adopted)
+            changed = recovery.run(segments, pieces, new=new, direct=direct, damaged=damaged, adopted=adopted)
         finally:
             disk.close(index_fd)
     finally:
@@ -114,6 +115,18 @@ def recover_log(
     line = line._replace(end=end, first=min(line.first, end))
     aside = recovery.aside or (f"{paths[0]}.stray-{line.id}" if cut is not None else None)
     return RecoveredLog(line, paths, changed, recovery.kept_bytes, recovery.cut or cut, aside)
+
+
+def _is_longer(disk: Disk, path: str, pieces: Pieces) -> bool:
+    """Whether a new log's file has more than the journal: another's did, or the journal has lost it."""
+    try:
+        fd = disk.open(path)
+    except FileNotFoundError:
+        return False
+    try:
+        return disk.size(fd) > (pieces[-1].offset + pieces[-1].length if pieces else 0)
+    finally:
+        disk.close(fd)
 
 
 def _has_index(disk: Disk, path: str, log_id: int) -> bool:
@@ -172,7 +185,9 @@ class _LogRecovery:
         self.cut: Lost | None = None
         self.aside: str | None = None
 
-    def run(self, segments: Segments, pieces: Pieces, *, direct: bool, damaged: bool, adopted: bool) -> bool:
+    def run(
+        self, segments: Segments, pieces: Pieces, *, new: bool, direct: bool, damaged: bool, adopted: bool
+    ) -> bool:
         """Returns whether anything was written."""
         found = self._load()
         trusted = direct or damaged
@@ -183,9 +198,15 @@ class _LogRecovery:
             if group[0].offset > self.position:
                 self._bridge(group[0].offset, trusted, damaged)
             self._apply(group, b"".join(map(segments.read, group)))
-        if trusted:
+        if trusted or new:
+            before = self.position
             self._follow(None)
-        if self._rest_is_whole() if adopted else self._line.mode == "always" and not direct:
+            self.kept_bytes = 0 if trusted else self.position - before
+        # The name may have been another log's, whose file a cut has kept: only entries tell whose it is.
+        if adopted:
+            if self.position > self._line.first and self._rest_is_whole():
+                self._keep_rest()
+        elif self._line.mode == "always" and not (direct or new):
             self._keep_rest()
         self._close_open()
         return self._finish(found) or bool(pieces)
