@@ -10,7 +10,7 @@ from logmq.settings import LogmqSettings
 from logmq.topics import Topics
 from logmq.windows import Windows
 from logmq.writers import Writers
-from shared.storage.store import Store
+from shared.storage.store import Log, Store, Ticket
 
 if TYPE_CHECKING:
     import structlog
@@ -33,6 +33,18 @@ class Broker:
     sessions: "set[Session]" = attrs.field(factory=set)
     draining: bool = False
     """The server stops: nothing waits any more."""
+
+    def delete(self, log: Log) -> Ticket:
+        """End a topic, with all that groups and writers have of it. Raises StoreError."""
+        ticket = self.topics.delete(log, self.groups.grave(log.id))
+        self.clear_grave(log.id)
+        return ticket
+
+    def clear_grave(self, log_id: int) -> None:
+        """Have what is left of a deleted log go, then the record of its end. Raises StoreError."""
+        self.groups.forget(
+            log_id, lambda: self.writers.forget(log_id, lambda: self.groups.close_grave(log_id))
+        )
 
     def drain(self) -> None:
         """End every wait, answer what is owed, close."""

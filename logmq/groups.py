@@ -1,11 +1,14 @@
 """Groups' committed offsets, in a table of the store.
 
 Keys carry the log's id, which is never used again: what a deleted topic leaves behind can never be taken for
-a commit to its successor. Such leftovers (of a crash between the two steps of a DELETE) go at the
-next start.
+a commit to its successor.
+
+A topic's DELETE puts a *grave* in the table, in one step with the end of its log: a key that is the id alone.
+What groups and writers have of it goes then, and the grave goes last. So what a crash leaves goes at the next
+start, and what is there of a topic that is not, and has no grave, is damage: it stays.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import attrs
 
@@ -40,8 +43,12 @@ class Groups:
         self._by_log: dict[int, set[bytes]] = {}
         self._count = 0
         self._unsynced: dict[bytes, Ticket] = {}
+        self._graves: set[int] = set()
         for key, _ in table.items():
-            self._remember(key)
+            if len(key) > _ID_BYTES:
+                self._remember(key)
+            else:
+                self._graves.add(_log_id(key))
 
     def __len__(self) -> int:
         return self._count
@@ -63,11 +70,25 @@ class Groups:
         ticket.when_done(lambda done: self._written(key, done))
         return ticket
 
-    def forget(self, log_id: int) -> None:
-        """The log is deleted. Raises StoreError."""
+    @property
+    def graves(self) -> Collection[int]:
+        """Ids of logs that are deleted, and of which there may be something left."""
+        return self._graves
+
+    def grave(self, log_id: int) -> tuple[Log, bytes, int]:
+        """What says that the log is deleted, for `Namespace.delete`."""
+        return self._table.put_record(_grave(log_id), b"")
+
+    def forget(self, log_id: int, done: Callable[[], None] = lambda: None) -> None:
+        """The log is deleted. `done`: nothing is left of it. Raises StoreError."""
         keys = self._by_log.pop(log_id, set())
         self._count -= len(keys)
-        self._table.discard([*keys])
+        self._table.discard([*keys], done)
+
+    def close_grave(self, log_id: int) -> None:
+        """Nothing is left of the log anywhere. Raises StoreError."""
+        self._graves.discard(log_id)
+        self._table.delete(_grave(log_id))
 
     def all(self, logs: Callable[[int], Log | None]) -> Iterator[Committed]:
         """Every commit, by topic and group."""
@@ -80,24 +101,23 @@ class Groups:
         return iter(sorted(rows, key=lambda row: (row.topic, row.group)))
 
     def repair(self, logs: Callable[[int], Log | None]) -> tuple[int, list[Committed]]:
-        """At start: drop commits of deleted logs, and bring back those past the end of a log.
+        """At start: bring back commits past the end of a log.
 
-        A log in mode `interval` or `none` may have lost a suffix in a power cut. Returns how many were
-        dropped, and which were past the end, as they were. Raises StoreError.
+        A log in mode `interval` or `none` may have lost a suffix in a power cut. Returns how many are of logs
+        that are not there, and which were past the end, as they were. Raises StoreError.
         """
-        dropped, past = 0, []
+        astray, past = 0, []
         for log_id in list(self._by_log):
             log = logs(log_id)
             if log is None:
-                dropped += len(self._by_log[log_id])
-                self.forget(log_id)
+                astray += len(self._by_log[log_id])
                 continue
             for key in self._by_log[log_id]:
                 offset = int.from_bytes(self._table[key], "big")
                 if offset > log.visible:
                     past.append(Committed(key[_ID_BYTES:].decode(), log.name, offset, log.visible))
                     self._table.put(key, log.visible.to_bytes(_OFFSET_BYTES, "big"))
-        return dropped, past
+        return astray, past
 
     def _written(self, key: bytes, ticket: Ticket) -> None:
         if self._unsynced.get(key) is ticket:
@@ -112,6 +132,10 @@ class Groups:
 
 def _key(group: str, log: Log) -> bytes:
     return log.id.to_bytes(_ID_BYTES, "big") + group.encode()
+
+
+def _grave(log_id: int) -> bytes:
+    return log_id.to_bytes(_ID_BYTES, "big")
 
 
 def _log_id(key: bytes) -> int:

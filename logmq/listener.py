@@ -37,10 +37,17 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
     )
     if store.read_only is None:
         by_id = broker.topics.by_id()
-        dropped, past = broker.groups.repair(by_id.get)
-        forgotten = broker.writers.repair(by_id.get)
-        if dropped or forgotten:
-            log.info("logmq forgot what deleted topics left", commits=dropped, writers=forgotten)
+        for log_id in tuple(broker.groups.graves):
+            broker.clear_grave(log_id)
+        commits, past = broker.groups.repair(by_id.get)
+        writers = broker.writers.astray(by_id.get)
+        if commits or writers:
+            log.warning(
+                "logmq has commits or writers of topics that are not there, and nothing says that those were "
+                "deleted: they are kept",
+                commits=commits,
+                writers=writers,
+            )
         for row in past:
             log.warning(
                 "logmq group was past the end of its topic, which has lost a suffix",

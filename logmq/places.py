@@ -15,6 +15,8 @@ def places(batch: pa.RecordBatch) -> pa.RecordBatch:
     for record in batch.select(["topic", "offset", "timestamp", "value"]).to_pylist():
         row = {"log": record["topic"], "offset": record["offset"], "time": record["timestamp"]}
         found = change(record["value"])
+        if found is not None and len(found.key) == _NUMBER_BYTES:
+            continue  # a topic's end
         ended = found is not None and found.value is None
         if (
             found is None

@@ -156,9 +156,7 @@ def delete(session: "Session", fields: Sequence[bytes]) -> None:
     broker = session.broker
     log = session.topics.existing_untrusted(fields[0])
     try:
-        ticket = session.topics.delete(log)
-        broker.groups.forget(log.id)
-        broker.writers.forget(log.id)
+        ticket = broker.delete(log)
     except StoreError as error:
         raise refusal_for(error) from None
     session.replies.owe(ticket, b"OK\n")

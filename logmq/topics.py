@@ -62,10 +62,11 @@ class Topics:
             self.known[topic] = log
         return log
 
-    def delete(self, log: Log) -> Ticket:
-        """End a topic: its readers get NO_TOPIC, its name is free. Raises StoreError."""
+    def delete(self, log: Log, grave: tuple[Log, bytes, int]) -> Ticket:
+        """End a topic: its readers get NO_TOPIC, its name is free. `grave`: `Groups.grave`. Raises
+        StoreError."""
         self.known.pop(log.name.encode(), None)
-        return self._namespace.delete(log.name)
+        return self._namespace.delete(log.name, [grave])
 
     def feed(self, log: Log) -> Feed:
         """Where readers of `log` wait for its news."""

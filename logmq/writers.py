@@ -71,17 +71,15 @@ class Writers:
         self._make_room()
         return offset, ticket, True
 
-    def forget(self, log_id: int) -> None:
-        """The log is deleted. Raises StoreError."""
+    def forget(self, log_id: int, done: Callable[[], None] = lambda: None) -> None:
+        """The log is deleted. `done`: nothing is left of it. Raises StoreError."""
         prefix = log_id.to_bytes(_PREFIX_BYTES, "big")
         owners = [owner for owner in self._slots if owner.startswith(prefix)]
-        self._table.discard([key for owner in owners for key in self._slots.pop(owner)])
+        self._table.discard([key for owner in owners for key in self._slots.pop(owner)], done)
 
-    def repair(self, logs: Callable[[int], Log | None]) -> int:
-        """At start: drop the writers of deleted logs; how many that were. Raises StoreError."""
-        gone = [owner for owner in self._slots if logs(int.from_bytes(owner[:_PREFIX_BYTES], "big")) is None]
-        self._forget_writers(gone)
-        return len(gone)
+    def astray(self, logs: Callable[[int], Log | None]) -> int:
+        """How many are of logs that are not there."""
+        return sum(logs(int.from_bytes(owner[:_PREFIX_BYTES], "big")) is None for owner in self._slots)
 
     def _touch(self, owner: bytes) -> set[bytes]:
         """Its slots; it is the last one to be forgotten now."""

@@ -14,7 +14,7 @@ have the value from before, and keys that were removed there may be back.
 
 import struct
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -134,17 +134,15 @@ class Table:
             _, ticket = self.log.append(b"".join(those), len(those), reserved=True)
         return ticket
 
-    def discard(self, keys: list[bytes]) -> None:
+    def discard(self, keys: list[bytes], done: Callable[[], None] = lambda: None) -> None:
         """To remove many keys that nobody reads or puts any more, a thousand in a commit: others have turns.
 
-        What a crash leaves is the caller's to remove at the next start. Takes `keys` over. Raises what
-        `delete` raises.
+        `done` is called when all are gone. What a crash leaves is the caller's to remove at the next start.
+        Takes `keys` over. Raises what `delete` raises.
         """
         some = keys[-_DISCARDED:]
         del keys[-_DISCARDED:]
-        ticket = self.delete_all(some)
-        if keys:
-            ticket.when_done(lambda ticket: self._discard_more(keys, ticket))
+        self.delete_all(some).when_done(lambda ticket: self._discarded(keys, ticket, done))
 
     def put_record(self, key: bytes, value: bytes) -> tuple[Log, bytes, int]:
         """What to give `Store.append_all` to put a key together with other logs' records."""
@@ -158,10 +156,13 @@ class Table:
         _, ticket = self.log.append(record, 1, reserved=True)
         return ticket
 
-    def _discard_more(self, keys: list[bytes], ticket: Ticket) -> None:
+    def _discarded(self, keys: list[bytes], ticket: Ticket, done: Callable[[], None]) -> None:
         if ticket.error is None:
             with suppress(StoreError):  # the next start removes them
-                self.discard(keys)
+                if keys:
+                    self.discard(keys, done)
+                else:
+                    done()
 
     def _fold(self, offset: int, records: bytes) -> None:
         undo = self._undo

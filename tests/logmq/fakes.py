@@ -158,7 +158,7 @@ class FakeNamespace:
         log = self.logs[name] = FakeLog(self.store, self.store.ids, name, mode or self.mode)
         return log, self.store.ticket(log)
 
-    def delete(self, name: str) -> FakeTicket:
+    def delete(self, name: str, beside: Sequence[tuple[FakeLog, bytes, int]] = ()) -> FakeTicket:
         log = self.logs.pop(name)
         log.deleted = True
         log.told()
@@ -195,8 +195,9 @@ class FakeTable:
             self.rows.pop(key, None)
         return self.store.ticket(self.log)
 
-    def discard(self, keys: list[bytes]) -> None:
+    def discard(self, keys: list[bytes], done: Callable[[], None]) -> None:
         self.delete_all(keys)
+        done()
 
     def put_record(self, key: bytes, value: bytes) -> tuple[FakeLog, bytes, int]:
         self.rows[key] = value

@@ -31,13 +31,27 @@ def test_commits_are_there_after_a_restart() -> None:
     assert groups.committed("h", cast(Any, world.log("t"))) == (14, None)
 
 
-def test_a_start_drops_commits_of_topics_that_are_gone() -> None:
+def test_a_start_keeps_commits_of_a_topic_that_is_not_there_and_was_not_deleted() -> None:
     world = world_with_commits()
-    del world.namespace.logs["t"]
+    log = world.namespace.logs.pop("t")
     groups = reopened(world)
     assert groups.repair(world.broker.topics.by_id().get) == (2, [])
-    assert len(groups) == 1
-    assert len(world.group_table.rows) == 1
+    assert len(groups) == 3
+    world.namespace.logs["t"] = log  # from a backup
+    assert groups.committed("h", cast(Any, log)) == (14, None)
+
+
+def test_a_start_drops_commits_of_a_topic_whose_deletion_a_crash_cut_short() -> None:
+    world = world_with_commits()
+    log = world.namespace.logs.pop("t")
+    rows = world.group_table
+    world.broker.groups.grave(log.id)  # which is all that came after the end of the log
+    groups = reopened(world)
+    assert list(groups.graves) == [log.id]
+    groups.forget(log.id, lambda: groups.close_grave(log.id))
+    assert len(groups) == len(rows.rows) == 1
+    assert groups.repair(world.broker.topics.by_id().get) == (0, [])
+    assert not groups.graves
 
 
 def test_a_start_brings_back_commits_past_the_end_of_a_log_that_lost_a_suffix() -> None:

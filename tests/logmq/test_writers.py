@@ -18,9 +18,7 @@ def batch(seq: int, payload: bytes = b"one", topic: bytes = b"t", writer: bytes 
 
 def restarted(peer: Peer) -> Writers:
     world = peer.world
-    writers = Writers(cast(Any, world.store), cast(Any, world.writer_table), writers_max=8)
-    writers.repair(world.broker.topics.by_id().get)
-    return writers
+    return Writers(cast(Any, world.store), cast(Any, world.writer_table), writers_max=8)
 
 
 def test_a_repeated_batch_gets_the_same_answer_and_writes_nothing() -> None:
@@ -93,13 +91,15 @@ def test_the_longest_silent_writer_is_forgotten_for_a_new_one() -> None:
     assert len(world.writer_table.rows) == 3
 
 
-def test_a_deleted_topics_writers_are_forgotten_also_after_a_crash_between() -> None:
+def test_writers_of_a_topic_that_is_not_there_stay_until_its_end_is_on_record() -> None:
     peer = World().connect()
     peer.ask(batch(1) + batch(1, topic=b"u"))
-    del peer.world.namespace.logs["u"]
+    log = peer.world.namespace.logs.pop("u")
     writers = restarted(peer)
-    assert len(writers) == 1
-    assert len(peer.world.writer_table.rows) == 1
+    assert len(writers) == len(peer.world.writer_table.rows) == 2
+    assert writers.astray(peer.world.broker.topics.by_id().get) == 1
+    writers.forget(log.id)
+    assert len(writers) == len(peer.world.writer_table.rows) == 1
 
 
 def test_a_batch_that_could_not_be_written_is_not_remembered() -> None:
