@@ -17,6 +17,8 @@ class Counts:
     """For clients that were away, each for each."""
     kept_dropped: int = 0
     """Of those, dropped for newer ones, or for lack of memory."""
+    kept_lost: int = 0
+    """Of those, lost to damage, as far as the log's index tells."""
     frames_dropped: int = 0
     """Of slow subscribers."""
     subscribers_dropped_from: int = 0

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from pubsub.counts import Counts
 from pubsub.settings import PubsubSettings
-from pubsub.wire import FRAME_BYTES
+from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX
 
 
 class Kept:
@@ -109,13 +109,17 @@ class Kept:
                 len(frames),
             )
 
-    def restore(self, records: bytes, known: Iterable[bytes]) -> None:
-        """Take whole records back, those of `known` clients."""
+    def restore(self, records: bytes) -> None:
+        """Take whole records back. What cannot be one is left out."""
         at = 0
         while at < len(records):
             end = at + 4 + int.from_bytes(records[at : at + 4], "big")
-            client_id, _, frame = records[at + 4 : end].partition(b"\0")
-            if client_id in known:
+            client_id, nul, frame = records[at + 4 : end].partition(b"\0")
+            if nul and 1 <= len(client_id) <= ID_CHARACTERS_MAX and len(frame) <= FRAME_BYTES:
                 self._add(client_id, frame)
                 self._counts.messages_kept -= 1  # it was counted when it came
             at = end
+
+    def clients(self) -> Iterable[bytes]:
+        """Those that something is kept for."""
+        return list(self._frames)

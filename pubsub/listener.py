@@ -16,8 +16,8 @@ from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
 from shared.metrics import Sample
 from shared.net.connection import Connection
 from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
-from shared.storage.log import read_records
-from shared.storage.store import Namespace
+from shared.storage.log import WholeRecords, describe_lost
+from shared.storage.store import Log, Namespace
 from shared.storage.table import Table
 
 READ_BYTES = 1 << 20
@@ -48,14 +48,38 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
     sessions = Sessions(settings, counts, context.log, save=save, say=context.say)
     for change in saved(table):
         sessions.restore(change.client_id, change.topic, bool(change.keeps))
+    if table.lost:
+        context.log.error(
+            "pubsub has lost subscriptions to damage: their clients get nothing until they subscribe again; "
+            "some that had ended may be back",
+            **describe_lost(table.lost),
+        )
     kept = namespace.logs.get(KEPT)
     if kept is not None:
-        offset = kept.first
-        while offset < kept.visible:
-            records = await read_records(kept, offset, READ_BYTES)
-            sessions.kept.restore(records, sessions.clients)
-            offset += len(records)
+        await _restore_kept(sessions, kept, context)
     return PubsubService(context, settings, sessions, namespace)
+
+
+async def _restore_kept(sessions: Sessions, kept: Log, context: Context) -> None:
+    """Take back what the last run kept; what is damaged is lost, and told. Raises StoreError."""
+    reader = WholeRecords(kept, kept.first, READ_BYTES)
+    while records := await reader.read():
+        sessions.kept.restore(records)
+    if reader.lost:
+        sessions.counts.kept_lost += sum(each.records for each in reader.lost)
+        context.log.error(
+            "pubsub has lost messages to damage that it kept for clients that are away",
+            path=kept.file.path,
+            **describe_lost(reader.lost),
+        )
+    astray = [client_id for client_id in sessions.kept.clients() if client_id not in sessions.clients]
+    for client_id in astray:
+        sessions.adopt(client_id)
+    if astray:
+        context.log.error(
+            "pubsub keeps messages for clients whose sessions are lost: they get them when they come back",
+            clients=len(astray),
+        )
 
 
 class PubsubService:
@@ -105,6 +129,7 @@ class PubsubService:
             ("messages_unmatched_total", counts.messages_unmatched, "Messages that nobody wanted."),
             ("messages_kept_total", counts.messages_kept, "Messages kept for clients that were away."),
             ("kept_dropped_total", counts.kept_dropped, "Of these, dropped: too many, or too large."),
+            ("kept_lost_total", counts.kept_lost, "Of these, lost to damage of the log that a stop writes."),
             ("frames_dropped_total", counts.frames_dropped, "Messages dropped: a subscriber did not read."),
             ("subscribers_dropped_from_total", counts.subscribers_dropped_from, "Connections they were on."),
             ("unpersisted_total", counts.unpersisted, "Subscriptions that the store did not take."),

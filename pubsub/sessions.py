@@ -100,6 +100,10 @@ class Sessions:
         if keeps:
             self.away.subscribe(client, topic)
 
+    def adopt(self, client_id: bytes) -> None:
+        """Something is kept for a client that has no session: it is its own when it comes back."""
+        self.clients[client_id] = Client(client_id)
+
     @property
     def visits(self) -> int:
         """The work of all matches so far."""

@@ -193,6 +193,7 @@ async def test_every_metric_has_its_name_and_counts_from_nought() -> None:
                 "messages_unmatched_total",
                 "messages_kept_total",
                 "kept_dropped_total",
+                "kept_lost_total",
                 "frames_dropped_total",
                 "subscribers_dropped_from_total",
                 "unpersisted_total",

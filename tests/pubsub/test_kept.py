@@ -1,8 +1,16 @@
 """What is kept for a client that is away: which messages, how many, and who pays."""
 
+import pytest
+
+from pubsub.listener import open_pubsub
+from pubsub.logs import KEPT, NAMESPACE
 from pubsub.settings import PubsubSettings
-from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
-from tests.pubsub.world import World
+from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id
+from shared.checks import MemoryConnection
+from shared.plug import Context
+from tests.pubsub.world import LOG, World
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import ALWAYS, open_store, records
 
 SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP
 
@@ -131,3 +139,35 @@ def test_what_many_keep_is_in_memory_once() -> None:
     world.publish(b"a")
     (one,), (other,) = world.sessions.kept._frames.values()
     assert one is other
+
+
+async def test_what_is_kept_for_a_client_whose_session_is_lost_waits_for_it() -> None:
+    disk = FakeDisk()
+    context = Context(await open_store(disk), LOG)
+    log, _ = context.store.namespace(NAMESPACE, ALWAYS).create(KEPT)
+    frame = datagram(b"news", Kind.STRING, b"hello").rstrip(b"\0")
+    log.append(records(b"A\0" + frame), 1)
+    context.store.settle()
+    service = await open_pubsub(context, PubsubSettings())
+    connection = MemoryConnection()
+    service.sessions.join(b"A", connection)
+    assert len(connection.taken()) == FRAME_BYTES
+
+
+async def test_a_damaged_log_of_what_is_kept_costs_what_stood_there_and_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    disk = FakeDisk()
+    context = Context(await open_store(disk), LOG)
+    log, _ = context.store.namespace(NAMESPACE, ALWAYS).create(KEPT)
+    for number in range(100):
+        log.append(records(b"A\0%04d" % number + b"x" * 1400), 1)
+    context.store.settle()
+    await context.store.close()
+    disk = disk.kill()
+    disk.flip(f"{NAMESPACE}/{KEPT}.log", 8 * 1000)
+    service = await open_pubsub(Context(await open_store(disk), LOG), PubsubSettings())
+    messages, _ = service.sessions.kept.held(b"A")
+    assert 0 < messages < 100
+    assert messages + service.sessions.counts.kept_lost == 100
+    assert "pubsub has lost messages to damage" in capsys.readouterr().out
