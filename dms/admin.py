@@ -227,7 +227,7 @@ class Admin:
         """Have the front of the row in memory."""
         assert queue.keeper is not None
         queue.keeper.reading.fetch()
-        while queue.cold and not queue.bodies and queue.keeper.damaged is None and not queue.deleted:
+        while queue.cold and not queue.bodies and not queue.keeper.reading.ended and not queue.deleted:
             await self._pause()
             queue.keeper.reading.fetch()
 

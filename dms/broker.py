@@ -121,7 +121,8 @@ class Broker:
         elif self._namespace is not None:
             try:
                 mode = settings.for_queue(name).durability
-                log, ticket = self._namespace.create(name, mode, beside=options_row if asked else None)
+                has_row = bool(asked) or queue.name in self.table
+                log, ticket = self._namespace.create(name, mode, beside=options_row if has_row else None)
                 queue.keeper = Keeper(queue, log)
             except StoreError as error:
                 self._discard(queue)
@@ -145,9 +146,8 @@ class Broker:
         elif queue.keeper is not None and not queue.keeper.detached:
             assert self._namespace is not None
             try:
-                ticket = self._namespace.delete(queue.text)
-                if queue.name in self.table:  # behind it: opening forgets a row without its queue
-                    self.table.delete(queue.name)
+                row = [self.table.delete_record(queue.name)] if queue.name in self.table else []
+                ticket = self._namespace.delete(queue.text, row)
             except StoreError as error:
                 raise refusal_for(error) from None
         asked, hot, back = self._asked[queue], queue.hot_bytes, queue.back_bytes

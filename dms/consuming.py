@@ -65,8 +65,7 @@ class Consuming(Pacing):
         queue = self.queue
         assert queue is not None
         if queue.keeper is not None and queue.keeper.damaged is not None:
-            refusal = refusal_for(queue.keeper.damaged)
-            self.refuse_all(ids, refusal)
+            self.refuse_all(ids, refusal_for(queue.keeper.reading.tell()))
             return
         wait = Wait(self, ids, self.connection.now + self.broker.settings.consume_seconds)
         self.waiting += len(ids)

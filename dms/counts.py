@@ -26,6 +26,8 @@ class Counts:
     too_late: int = 0
     unkept: int = 0
     """Changes answered although the disk has failed (best-effort)."""
+    damaged_ranges: int = 0
+    """Of queues' logs: messages there are lost."""
     snapshots: int = 0
     fetches: int = 0
     refusals: dict[int, int] = attrs.field(factory=dict)

@@ -59,6 +59,11 @@ class DmsService:
             ("clients_refused_total", counts.clients_refused, "Connections above clients_max."),
             ("frames_too_late_total", counts.too_late, "Frames that did not come to their end in time."),
             ("changes_unkept_total", counts.unkept, "Changes answered though the disk has failed."),
+            (
+                "damaged_ranges_total",
+                counts.damaged_ranges,
+                "Places of queues' logs whose messages are lost.",
+            ),
             ("snapshots_total", counts.snapshots, "Snapshots of queues."),
             ("cold_reads_total", counts.fetches, "Reads of messages that were not in memory."),
         ):

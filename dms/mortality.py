@@ -110,6 +110,10 @@ class Mortality:
             if not self.queue.bodies:  # there may be more to read back: in its turn
                 self._soon()
 
+    def passed_over(self) -> None:
+        """The row begins later: what was before is lost."""
+        self._gate()
+
     def forget(self) -> None:
         """All that nobody held is gone."""
         self.later.clear()

@@ -1,6 +1,12 @@
-"""Opening: every queue's state, from its last snapshot and what its log says since."""
+"""Opening: every queue's state, from its last snapshot and what its log says since.
+
+What cannot be read of a log is passed over. Messages that came there are lost, and those that went there are
+back. Where it is the snapshot that is lost, all of the log is read, which has older ones maybe. A queue that
+has lost something says so to the first who asks it for messages.
+"""
 
 import json
+import struct
 from typing import Any
 
 from dms import records
@@ -14,7 +20,7 @@ from dms.settings import DmsSettings
 from dms.times import Times
 from shared.errors import StoreError
 from shared.plug import Context
-from shared.storage.log import read_records
+from shared.storage.log import Lost, WholeRecords
 from shared.storage.settings import Durability
 from shared.storage.store import Log, Retention
 from shared.storage.table import Table
@@ -26,10 +32,15 @@ READ_BYTES = 1 << 20
 
 
 class Replay:
-    """What the records make of an empty queue; bodies are not read unless a snapshot kept them."""
+    """What the records make of an empty queue; bodies are not read unless a snapshot kept them.
 
-    def __init__(self) -> None:
+    `beheaded`: the log begins later than the queue, and whatever was before is gone.
+    """
+
+    def __init__(self, *, beheaded: bool = False) -> None:
         self.head = self.tail = 1
+        self._beheaded = beheaded
+        self._kept: dict[int, tuple[int, int]] = {}
         self.age_ms = 0
         self.out: dict[int, tuple[int, int]] = {}
         """Delivered and not gone, by sequence: deliveries, due."""
@@ -49,14 +60,18 @@ class Replay:
             at = record.end
 
     def _apply(self, data: bytes, record: Record, offset: int) -> None:
+        if record.kind != Kind.KEPT and record.kind != Kind.SNAPSHOT:
+            self._kept.clear()
         match record.kind:
             case Kind.ENQUEUED | Kind.LETTERS:
+                self._begin(record.seq)
                 self.tail = record.seq + record.entries
                 if not self.homes or offset - self.homes[-1][1] >= HOME_BYTES:
                     self.homes.append((record.seq, offset))
                 self.came.append((record.age_ms, self.tail))
             case Kind.DELIVERED:
                 for run in records.runs_in(data, record):
+                    self._begin(run.first)
                     head = self.head
                     self._passed(run)
                     for seq in range(run.first, sum(run)):
@@ -64,6 +79,7 @@ class Replay:
                             self.out[seq] = self.out.get(seq, (0, 0))[0] + 1, 0
             case Kind.ACKED | Kind.GONE | Kind.MOVED:
                 for run in records.runs_in(data, record):
+                    self._begin(run.first)
                     self._gone(run)
             case Kind.RETURNED:
                 for seq, deliveries, due in records.returned_in(data, record):
@@ -72,9 +88,12 @@ class Replay:
                         self.out[seq] = deliveries, due
             case Kind.KEPT:
                 for kept in records.kept_in(data, record):
-                    self.out[kept.seq] = kept.deliveries, kept.due
+                    self.out[kept.seq] = self._kept[kept.seq] = kept.deliveries, kept.due
                     self.bodies[kept.seq] = kept.body
             case Kind.SNAPSHOT:
+                self._beheaded = False
+                self.out = dict(self._kept)
+                self.bodies = {seq: self.bodies[seq] for seq in self.out}
                 self.state = dict(records.object_in(data, record))
                 self.state_age_ms = record.age_ms
                 self.head, self.tail = self.state["head"], self.state["tail"]
@@ -84,6 +103,12 @@ class Replay:
                 pass  # the table knows which files were imported
             case _:
                 raise NotOurs(f"a record of kind {record.kind}")
+
+    def _begin(self, seq: int) -> None:
+        """This is the first sequence that a beheaded log tells of."""
+        if self._beheaded:
+            self._beheaded = False
+            self.head = self.tail = seq
 
     def _passed(self, run: Run) -> None:
         """The row begins behind `run` at least; what was before it was delivered."""
@@ -126,8 +151,13 @@ async def open_broker(context: Context, settings: DmsSettings, times: Times | No
             context.log.error("a queue cannot be read; it is left alone", queue=name, reason=str(error))
             broker.leave_alone(queue)
     for key, _ in table.items():
-        if not key.startswith(MINE_KEY) and key.decode() not in namespace.logs and store.read_only is None:
-            table.delete(key)
+        if not key.startswith(MINE_KEY) and key.decode(errors="replace") not in namespace.logs:
+            # Not taken for a deletion: that takes the row with the log.
+            context.log.error(
+                "the log of a queue is not there, though its options are: its messages are lost; restore a "
+                "backup, or create the queue again to go on without them",
+                queue=key.decode(errors="replace"),
+            )
     for queue in tuple(broker.queues.values()):
         if queue.mortality is not None:  # now that the queues of the dead are there
             queue.mortality.on_time(broker.times.now_ms())
@@ -136,18 +166,16 @@ async def open_broker(context: Context, settings: DmsSettings, times: Times | No
 
 async def open_keeper(queue: Queue, log: Log, snapshot: int) -> None:
     """Read the queue's log from its last snapshot on. Raises StoreError, NotOurs."""
-    replay = Replay()
-    offset = max(snapshot, log.first)
-    start = offset
-    while offset < log.visible:
-        data = await read_records(log, offset, READ_BYTES)
-        replay.apply(data, offset)
-        offset += len(data)
+    start = max(snapshot, log.first)
+    replay, lost = await _replay(log, start)
+    if lost and start > log.first and not replay.state:
+        start = log.first
+        replay, lost = await _replay(log, start)
     keeper = Keeper(queue, log)
     keeper.snapshot_end = start
     queue.broker.times.not_before(replay.age_ms)
     homes = [home for home in replay.homes if home[0] <= replay.head] or replay.homes[:1]
-    await _find_bodies(replay, log, replay.homes[0][1] if replay.homes else log.visible)
+    lost += await _find_bodies(replay, log, replay.homes[0][1] if replay.homes else log.visible)
     if homes:
         keeper.homes.append(homes[-1])
         keeper.cold_offset = homes[-1][1]
@@ -156,13 +184,28 @@ async def open_keeper(queue: Queue, log: Log, snapshot: int) -> None:
     queue.end = queue.tail = max(replay.tail, replay.head)
     queue.depth = queue.end - queue.head + len(replay.out)
     _restore_times(queue, replay)
+    keeper.reading.lose(lost)
 
 
-async def _find_bodies(replay: Replay, log: Log, offset: int) -> None:
-    """Those of what was delivered and is not gone, and which no snapshot has kept."""
+async def _replay(log: Log, start: int) -> tuple[Replay, list[Lost]]:
+    """What the log says from there on, and what of it cannot be read."""
+    replay = Replay(beheaded=log.first > 0)
+    reader = WholeRecords(log, start, READ_BYTES)
+    while data := await reader.read():
+        try:
+            replay.apply(data, reader.offset)
+        except (NotOurs, ValueError, KeyError, IndexError, struct.error):
+            if log.was_written(reader.offset):
+                raise
+            reader.pass_over(Lost(reader.offset, len(data), 0))
+    return replay, reader.lost
+
+
+async def _find_bodies(replay: Replay, log: Log, offset: int) -> list[Lost]:
+    """Those of what was delivered and is not gone, and which no snapshot has kept; what could not be read."""
     missing = replay.out.keys() - replay.bodies.keys()
-    while missing and offset < log.visible:
-        data = await read_records(log, offset, READ_BYTES)
+    reader = WholeRecords(log, offset, READ_BYTES)
+    while missing and (data := await reader.read()):
         for record in records.unpack(data):
             if record.kind in (Kind.ENQUEUED, Kind.LETTERS):
                 last = record.seq + record.entries
@@ -172,9 +215,9 @@ async def _find_bodies(replay: Replay, log: Log, offset: int) -> None:
                     for seq in wanted:
                         replay.bodies[seq] = bodies[seq - record.seq]
                     missing -= wanted
-        offset += len(data)
     for seq in missing:  # a snapshot says that they are there, and the log does not
         del replay.out[seq]
+    return reader.lost
 
 
 def _restore_times(queue: Queue, replay: Replay) -> None:

@@ -308,6 +308,13 @@ class Queue:
         if self.broker.parked:
             self.broker.has_room(self)
 
+    def pass_over(self, count: int) -> None:
+        """The first of the row, none of which is in memory, are lost."""
+        self.head += count
+        self.left(count)
+        if self.mortality is not None:
+            self.mortality.passed_over()
+
     def held_again(self, count: int) -> None:
         """ACKs of so many were not made after all, and their connections hold the messages again."""
         self.depth += count

@@ -1,5 +1,6 @@
 """Reading back what a queue does not keep in memory: its row from where it is cold, in order, bit by bit."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -8,7 +9,8 @@ from dms import records
 from dms.queue import BODY_OVERHEAD_BYTES
 from dms.records import Kind, NotOurs
 from dms.wire import refusal_for
-from shared.errors import LogDeleted, StoreError
+from shared.errors import CorruptRecord, LogDeleted, StoreError
+from shared.storage.log import Lost, describe_lost
 
 if TYPE_CHECKING:
     from dms.keeper import Keeper
@@ -26,14 +28,48 @@ class Reading:
         self._keeper = keeper
         self._queue = keeper.queue
         self._fetching = False
+        self._lost: list[Lost] = []
+        self.ended = False
+        """Nothing more can be read."""
 
     def fetch(self) -> None:
         """Read more of the row into memory; the queue gives on when it is there. It may be there at once."""
-        if self._fetching or self._keeper.damaged is not None or self._queue.deleted:
+        if self._fetching or self.ended or self._queue.deleted:
             return
         self._fetching = True
         self._queue.broker.counts.fetches += 1
         self._read_on()
+
+    def lose(self, lost: Sequence[Lost]) -> None:
+        """So much of the log cannot be read. Those who wait for a message are told, or else the next who
+        asks; then the queue goes on with what it has."""
+        queue, log = self._queue, self._keeper.log
+        known = self._lost
+        new = [each for each in lost if not any(one.offset <= each.offset < one.end for one in known)]
+        if not new:
+            return
+        known += new
+        logger.error(
+            "a queue's log is damaged: messages there are lost, or come again that had gone; the others are "
+            "served",
+            queue=queue.text,
+            path=log.file.path,
+            **describe_lost(new),
+        )
+        queue.broker.counts.damaged_ranges += len(new)
+        self._keeper.damaged = StoreError(
+            f"messages of {queue.text} are lost to damage of its log; ask again for the others"
+        )
+        if queue.waiting:
+            queue.end_waits(refusal_for(self.tell()))
+
+    def tell(self) -> StoreError:
+        """What those hear who ask: always where nothing more can be read, once where something is lost."""
+        error = self._keeper.damaged
+        assert error is not None
+        if not self.ended:
+            self._keeper.damaged = None
+        return error
 
     def _read_on(self) -> None:
         """Read after read, one at a time, until some of what came may go out, or there is no more."""
@@ -65,9 +101,16 @@ class Reading:
         keeper, queue = self._keeper, self._queue
         if queue.deleted:
             return False
+        if isinstance(data, CorruptRecord):
+            lost = keeper.log.lost_at(keeper.cold_offset)
+            keeper.cold_offset = lost.end
+            self.lose([lost])
+            return queue.cold and not queue.bodies
         if isinstance(data, StoreError):
             self._cannot_read(data)
             return False
+        if not data and queue.cold and not queue.bodies:  # the newest of the row are lost
+            queue.pass_over(queue.end - queue.head)
         try:
             self._fetched(data)
         except (NotOurs, ValueError, KeyError) as error:
@@ -90,6 +133,11 @@ class Reading:
         for record in records.unpack(data):
             hot_end = queue.head + len(queue.bodies)
             if record.kind in (Kind.ENQUEUED, Kind.LETTERS) and record.seq + record.entries > hot_end:
+                if record.seq > hot_end:  # what is between is lost
+                    if queue.bodies:  # those before it go first
+                        keeper.cold_offset = start + at
+                        return
+                    queue.pass_over(record.seq - hot_end)
                 bodies = records.messages_in(data, record)[max(hot_end - record.seq, 0) :]
                 if not queue.bodies:
                     keeper.homes.clear()
@@ -103,5 +151,6 @@ class Reading:
         if isinstance(error, LogDeleted):
             return
         self._keeper.damaged = error
+        self.ended = True
         logger.error("a queue's messages cannot be read", queue=self._queue.text, reason=str(error))
         self._queue.end_waits(refusal_for(error))

@@ -91,9 +91,6 @@ def test_a_row_of_the_table_is_its_own_logs_alone() -> None:
             }
         ).encode(),
     )
-    table.put(b"gone", json.dumps(row).encode())
     world.settle()
     world.kill()
     assert world.broker.queues[b"orders"].options.depth == DmsSettings().depth
-    assert world.broker.table is not None
-    assert b"gone" not in world.broker.table
