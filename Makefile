@@ -12,7 +12,7 @@ SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood
-.PHONY: trial-neighbours trial-archive trial-replay trial-cluster trials clean
+.PHONY: trial-damage trial-neighbours trial-archive trial-replay trial-cluster trials clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
@@ -47,6 +47,9 @@ trial-sim: $(VENV)/.test
 trial-states: $(VENV)/.test
 	$(BIN)/python -m tests.trials.states $(ARGS)
 
+trial-damage: $(VENV)/.test
+	$(BIN)/python -m tests.trials.damage $(ARGS)
+
 trial-neighbours: $(VENV)/.test
 	$(BIN)/python -m tests.trials.neighbours $(ARGS)
 
@@ -62,8 +65,8 @@ trial-replay: $(VENV)/.test
 trial-cluster: $(VENV)/.test
 	$(BIN)/python -m tests.trials.cluster $(ARGS)
 
-trials: trial-power trial-kill trial-sim trial-states trial-flood trial-neighbours trial-archive trial-replay \
-	trial-cluster
+trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood trial-neighbours trial-archive \
+	trial-replay trial-cluster
 
 lock:
 	.ci/lock

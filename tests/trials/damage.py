@@ -1,0 +1,298 @@
+"""Every file of a data folder damaged in every way, one at a time: the rest is served, and the loss is told.
+
+    python -m tests.trials.damage [--seed N] [--only SUBSTRING] [--processes N]
+
+A folder with something in every protocol is made: stopped in order or killed, before its first checkpoint or
+after some. Of each copy one file is damaged. Then the folder must start, serve all that did not stand in the
+damaged place, say what is lost, and do the same after `brokers fsck --repair`.
+"""
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+from structlog.testing import capture_logs
+
+from shared.storage.tools import fsck, repair
+from tests.support.everything import Everything, Found
+from tests.support.server import NotReadyError, Server
+
+RECORDS_MAX = 100
+"""More than an index entry covers of any of these logs: so much a single bit may cost, and no more."""
+
+CASES = 2000
+"""About so many there are."""
+
+
+@attrs.frozen
+class State:
+    """How a folder was left."""
+
+    clean: bool
+    checkpoints: int
+
+    def __str__(self) -> str:
+        return f"{'stopped' if self.clean else 'killed'} after {self.checkpoints} checkpoints"
+
+
+STATES = [State(clean, checkpoints) for clean in (True, False) for checkpoints in (0, 2)]
+
+
+def make(folder: Path, state: State) -> Found:
+    """Fill a folder, and leave it so; what it serves when it is started again."""
+    folder.mkdir()
+
+    async def run() -> None:
+        everything = await Everything.open(folder)
+        async with everything.running():
+            for part in range(state.checkpoints + 1):
+                await everything.fill(part)
+                if part < state.checkpoints:
+                    assert await everything.store.checkpoint()
+            await trio.sleep(0.5)  # as long as the newest index entries take
+            if not state.clean:
+                everything.abandon()
+                return
+        await everything.store.close()
+
+    with capture_logs():
+        trio.run(run)
+    return trio.run(looked_at, folder)[0]
+
+
+async def looked_at(folder: Path) -> tuple[Found, set[tuple[str, ...]], list[Mapping[str, Any]]]:
+    """A copy of the folder is started: what it serves, what it refuses, and what it says."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        copy = Path(name) / "copy"
+        shutil.copytree(folder, copy)
+        with capture_logs() as said:
+            everything = await Everything.open(copy)
+            found = await everything.look()
+            everything.abandon()
+        return found, everything.refused, said
+
+
+# -- damage
+
+Damage = Callable[[bytes, random.Random], bytes | None]
+
+
+def _flipped(at: float) -> Damage:
+    def flip(data: bytes, chance: random.Random) -> bytes | None:
+        place = min(int(len(data) * at), len(data) - 1)
+        return (
+            data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
+            if data
+            else None
+        )
+
+    return flip
+
+
+def _zeroed(at: float) -> Damage:
+    def zero(data: bytes, chance: random.Random) -> bytes | None:
+        place = int(len(data) * at)
+        zeros = bytes(min(4096, len(data) - place))
+        return data[:place] + zeros + data[place + len(zeros) :]
+
+    return zero
+
+
+DAMAGES: Mapping[str, Damage] = {
+    "a bit at the start": _flipped(0.0),
+    "a bit at a third": _flipped(0.34),
+    "a bit in the middle": _flipped(0.55),
+    "a bit near the end": _flipped(0.97),
+    "cut in half": lambda data, chance: data[: len(data) // 2],
+    "a byte short": lambda data, chance: data[:-1],
+    "4 KiB of zeros at the start": _zeroed(0.0),
+    "4 KiB of zeros in the middle": _zeroed(0.5),
+    "empty": lambda data, chance: b"",
+    "missing": lambda data, chance: None,
+    "its tail doubled": lambda data, chance: data + data[-4096:],
+}
+
+
+def files(folder: Path) -> list[str]:
+    """Those that a start reads."""
+    found = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [path for path in found if path not in ("LOCK",)]
+
+
+def hurt(folder: Path, path: str, damage: Damage, chance: random.Random) -> bool:
+    """Damage the file; whether that changed anything."""
+    file = folder / path
+    before = file.read_bytes()
+    if path.startswith("journal/"):  # what is damaged in it is where something stands
+        end = len(before.rstrip(b"\0")) + 512
+        tail = before[end:]
+        changed = damage(before[:end], chance)
+        after = None if changed is None else changed + tail if len(changed) == end else changed
+    else:
+        after = damage(before, chance)
+    if after == before:
+        return False
+    if after is None:
+        file.unlink()
+    else:
+        file.write_bytes(after)
+    return True
+
+
+# -- what it may cost
+
+
+def touched(path: str, place: tuple[str, ...]) -> bool:
+    """Whether what stands in that file is part of what is served there."""
+    namespace, _, name = path.partition("/")
+    log = name.rpartition(".")[0]
+    kind = place[0]
+    match namespace:
+        case "logmq":
+            return place == ("topic", log)
+        case "logmq-tables":
+            return kind == log
+        case "dms":
+            return place == ("dms", log) or (place == ("dms", "dead") and log == "tried")
+        case "dms-tables":
+            return kind in ("options", "dms")
+        case "dmp-queues":
+            return place == ("dmp", log)
+        case "dmp-tables":
+            return kind in ("exchange", "bindings")
+        case "pubsub":
+            return kind in ("session", "kept")
+        case "recorded":
+            return place == ("recorded", log)
+    return namespace == "journal"
+
+
+def judge(
+    path: str, how: str, expected: Found, found: Found, refused: set[tuple[str, ...]], *, told: bool
+) -> Iterator[str]:
+    """What is wrong."""
+    lost = 0
+    for place, things in expected.items():
+        missing = things - found.get(place, type(things)())
+        if not missing:
+            continue
+        lost += missing.total()
+        if not touched(path, place):
+            yield f"{place} has lost {missing.total()} of {things.total()}, and nothing of it stood there"
+        elif "a bit" in how and missing.total() > RECORDS_MAX:
+            yield f"{place} has lost {missing.total()} of {things.total()} by one bit"
+        elif place[0] in ("topic", "dms", "dmp") and place not in found:
+            yield f"{place} is not there any more"
+        elif place[0] in ("topic", "dms", "dmp") and place not in refused:
+            yield f"{place} has lost {missing.total()} of {things.total()}, and answers as if it had not"
+    for place, things in found.items():
+        more = things - expected.get(place, type(things)())
+        if more and not touched(path, place):
+            yield f"{place} has {more.total()} more than it had"
+    if lost and not told:
+        yield f"{lost} things are lost, and nothing says so"
+
+
+def is_told(said: list[Mapping[str, Any]]) -> bool:
+    return any(each["log_level"] in ("warning", "error", "critical") for each in said)
+
+
+async def case(folder: Path, path: str, how: str, expected: Found, chance: random.Random) -> list[str]:
+    """One file, one damage: what is wrong with what comes of it."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        copy = Path(name) / "copy"
+        shutil.copytree(folder, copy)
+        if not hurt(copy, path, DAMAGES[how], chance):
+            return []
+        faults: list[str] = []
+        for when, prepare in PREPARED.items():
+            again = Path(name) / when
+            shutil.copytree(copy, again)
+            try:
+                told = await prepare(again)
+                found, refused, said = await looked_at(again)
+            except Exception as error:
+                faults.append(f"{when}: {type(error).__name__}: {error}")
+                continue
+            wrong = judge(
+                path, how, expected, found, refused, told=told and (when != "as it is" or is_told(said))
+            )
+            faults += [f"{when}: {each}" for each in wrong]
+        return faults
+
+
+async def _checked(folder: Path) -> bool:
+    findings = fsck.check(folder).findings
+    return any(each.severity is not fsck.Severity.NOTE for each in findings)
+
+
+async def _repaired(folder: Path) -> bool:
+    with capture_logs():
+        report = repair.repair(folder)
+    return not report.ok or bool(report.repairs)
+
+
+PREPARED = {"as it is": _checked, "repaired": _repaired}
+"""What is done to a damaged folder before it is looked at; whether that told of the damage."""
+
+
+def serve(folder: Path, path: str, how: str, chance: random.Random) -> list[str]:
+    """The same with the real server: it starts, with every protocol, and ends in order."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        copy = Path(name) / "copy"
+        shutil.copytree(folder, copy)
+        hurt(copy, path, DAMAGES[how], chance)
+        try:
+            with Server(Path(name), data=copy) as server:
+                served = {each["protocol"] for each in server.ready["addresses"]}
+                code = server.stop()
+        except NotReadyError as error:
+            return [f"as a process: {error}"]
+    missing = {"logmq", "dms", "pubsub", "kqmsgq", "dmp"} - served
+    return [f"as a process: {each} is not served" for each in missing] + ([f"exit {code}"] if code else [])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--only", default="", help="cases whose name has this")
+    parser.add_argument(
+        "--processes", type=int, default=100, help="of all, so many with the real server, too"
+    )
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}")
+    cases = faulty = 0
+    draw = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory() as name:
+        for number, state in enumerate(STATES):
+            folder = Path(name) / str(number) / "folder"
+            folder.parent.mkdir()
+            expected = make(folder, state)
+            for path in files(folder):
+                for how in DAMAGES:
+                    if arguments.only not in f"{state}: {path}: {how}":
+                        continue
+                    seed = f"{arguments.seed} {state} {path} {how}"
+                    faults = trio.run(case, folder, path, how, expected, random.Random(seed))
+                    if draw.random() < arguments.processes / CASES:
+                        faults += serve(folder, path, how, random.Random(seed))
+                    cases += 1
+                    if faults:
+                        faulty += 1
+                        print(f"{state}: {path}: {how}")
+                        for fault in faults:
+                            print(f"    {fault}")
+                        sys.stdout.flush()
+    print(f"{cases} cases, {faulty} with a broken promise")
+    return 1 if faulty else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
