@@ -9,12 +9,17 @@ A crash before 3 leaves fresh files that no manifest names: recovery removes the
 read again. A crash after 3 leaves renames undone: recovery does them. So at a final place there is never a
 file that is not committed, whole and synced; and what is committed is never taken back.
 
+A newest manifest that is damaged is not a crash before 3: recovery goes on from the one before, and the same
+records are read again, but the manifest and the fresh files that may be its own are set aside, and nothing is
+removed.
+
 One process commits: it holds a lock on the folder. Where the file system's locks do not reach from machine to
 machine, the exclusive creation of each version does: the slower of two finds its version there and stops.
 """
 
 import fcntl
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,8 +117,11 @@ class ArchiveFolder:
             )
         self._refuse_unknown()
         for version in _versions(self.files):
-            if version > self.manifest.version:  # its writer died over it
-                self.files.unlink(names.manifest(version))
+            if version > self.manifest.version:
+                if manifests.was_whole(read_whole(self.files, names.manifest(version))):
+                    self._set_aside(version)
+                else:  # its writer died over it
+                    self.files.unlink(names.manifest(version))
         self._move()
         self._prune()
         self.sweep()
@@ -140,11 +148,28 @@ class ArchiveFolder:
 
     def sweep(self) -> int:
         """Remove fresh files that the manifest does not name: of tasks and of writers that died. How many."""
-        kept = {part.fresh_path for part in (*self.manifest.hot, *self.manifest.moves)}
-        kept |= {each.path for each in self.manifest.retired}
-        lost = [path for path in _below(self.files, names.FRESH) if path not in kept]
+        lost = self._unnamed()
         self._remove(lost)
         return len(lost)
+
+    def _unnamed(self) -> list[str]:
+        """Fresh files that the manifest does not name."""
+        kept = {part.fresh_path for part in (*self.manifest.hot, *self.manifest.moves)}
+        kept |= {each.path for each in self.manifest.retired}
+        return [path for path in _below(self.files, names.FRESH) if path not in kept]
+
+    def _set_aside(self, version: int) -> None:
+        """A damaged manifest, and what it may have named: that first, or another recovery would sweep it."""
+        folder = names.damaged(version)
+        self._make(folder)
+        for path in (*self._unnamed(), names.manifest(version)):
+            self.files.rename(path, f"{folder}/{path.rpartition('/')[2]}")
+            self.files.sync_folder(folder)
+        print(
+            f"brokers: manifest {version} of the archive is damaged: it is set aside in {folder}, and its "
+            "records are read again",
+            file=sys.stderr,
+        )
 
     def _refuse_unknown(self) -> None:
         """A file at a final place that the manifest does not cover: then the manifest is an old one."""

@@ -233,6 +233,11 @@ class Manifest:
         return format.seal_lines(map(format.pack_line, lines))
 
 
+def was_whole(data: bytes) -> bool:
+    """Whether bytes that are no manifest end as one does: not torn off, it seems, but damaged."""
+    return data.rpartition(b"\n{")[2].startswith(b'"crc32c"') and data.endswith(b"}\n")
+
+
 def unpack(data: bytes) -> Manifest | None:
     """The manifest, or None for bytes that are not a whole one."""
     lines = format.unpack_lines(data)

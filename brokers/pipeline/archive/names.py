@@ -61,6 +61,11 @@ def manifest(version: int) -> str:
     return f"{MANIFESTS}/{version:012d}.json"
 
 
+def damaged(version: int) -> str:
+    """The folder where a manifest goes that is damaged, with the fresh files that it may have named."""
+    return f"{HIDDEN}/damaged-{version:012d}"
+
+
 def parse_manifest(name: str) -> int | None:
     found = _MANIFEST.fullmatch(name)
     return int(found[1]) if found else None

@@ -237,6 +237,22 @@ def test_a_manifest_that_ends_where_a_settled_file_begins_is_an_old_one() -> Non
         ArchiveFolder(disk, "logmq").recover()
 
 
+def test_a_damaged_newest_manifest_is_set_aside_with_its_files_and_nothing_is_removed() -> None:
+    disk = FakeDisk()
+    folder = with_two_parts(disk, direct_bytes=1 << 30)
+    disk.flip(names.manifest(folder.manifest.version), 100)
+    before = sorted(disk.contents().values())
+    again = ArchiveFolder(disk, "logmq")
+    again.recover()
+    assert again.manifest.version == folder.manifest.version - 1
+    assert sorted(disk.contents().values()) == before
+    assert len(disk.names(names.damaged(folder.manifest.version))) == 2
+    part = write_fresh(disk, "orders", 10, 20, "b")
+    span = Span(identity("orders"), "orders", "orders", "", Range(10, 20), [part])
+    again.commit(again.manifest.advance([span], 0, direct_bytes=1 << 30))
+    ArchiveFolder(disk, "logmq").recover()
+
+
 def test_a_recovery_leaves_nothing_that_was_not_committed() -> None:
     disk = FakeDisk()
     folder = ArchiveFolder(disk, "logmq")
