@@ -119,6 +119,9 @@ def _journal(view: FolderView) -> Iterator[Finding]:
     if view.bad_entries:
         text = f"{view.bad_entries} entries cannot be read"
         yield Finding(Severity.DAMAGE, Kind.JOURNAL, JOURNAL_FOLDER, text)
+    for log_id, size in view.unmade.items():
+        text = f"it has {size} bytes of log {log_id}, whose making is lost: the next start recovers them"
+        yield Finding(Severity.DAMAGE, Kind.JOURNAL, JOURNAL_FOLDER, text)
     if journal.torn_bytes:
         text = "a batch at the end is torn (never acknowledged in mode always): the next start cuts it off"
         where = journal.end_lsn, journal.torn_bytes

@@ -11,7 +11,8 @@ from pathlib import Path
 import attrs
 
 from shared.storage import catalog as catalog_file
-from shared.storage import format, marks, recovery, replay
+from shared.storage import format, index, marks, recovery, replay
+from shared.storage.catalog import Catalog
 from shared.storage.clock import SystemClock
 from shared.storage.disk import Disk
 from shared.storage.journal import write_all
@@ -82,11 +83,21 @@ class _Mender:
     def journal(self) -> None:
         """Put in place what the journal holds, as the next start would; it then says nothing any more."""
         found = catalog_file.read(self._disk)
-        if found is not None and found.clean and not recovery.has_gone_on(self._disk, found):
+        if (
+            found is not None
+            and found.clean
+            and not (recovery.has_gone_on(self._disk, found) or self._has_newer_logs(found))
+        ):
             return
         recovered = recovery.recover(self._disk, self._clock, StorageSettings().sync_all_logs)
         if recovered.batches or recovered.damage:
             self.done.append(f"{recovered.batches} batches of the journal were put in place")
+
+    def _has_newer_logs(self, found: Catalog) -> bool:
+        """Whether there are files of logs that the catalog does not know yet: a start finds those again."""
+        strays = [finding.path for finding in orphans(look(self._disk)) if finding.path.endswith(".idx")]
+        owners = [index.owner(self._disk, path) for path in strays]
+        return any(owner is not None and owner >= found.next_log_id for owner in owners)
 
     def index(self, view: FolderView, log: LogView) -> None:
         """Make an index whole: what no good entry covers is marked as it is found, unverified."""

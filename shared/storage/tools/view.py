@@ -76,7 +76,8 @@ class LogView:
 
 @attrs.define(eq=False)
 class FolderView:
-    """A data folder, opened for reading. `deleted`: logs whose files may still be there."""
+    """A data folder, opened for reading. `deleted`: logs whose files may still be there. `unmade`: how much
+    the journal has of logs whose making it has lost, by id."""
 
     disk: Disk
     catalog: Catalog
@@ -85,6 +86,7 @@ class FolderView:
     logs: dict[int, LogView]
     deleted: list[LogView]
     bad_entries: int = 0
+    unmade: dict[int, int] = attrs.Factory(dict)
 
     def find(self, namespace: str, name: str) -> LogView | None:
         return next(
@@ -344,6 +346,11 @@ def _apply(view: FolderView, journal: Replay) -> None:
                 continue
             log = view.logs.get(entry.log_id)
             if log is None:
+                if entry.kind == Kind.DELETE:
+                    view.unmade.pop(entry.log_id, None)
+                elif entry.kind == Kind.APPEND and entry.log_id >= view.catalog.next_log_id:
+                    size = entry.body_end - entry.body_start
+                    view.unmade[entry.log_id] = view.unmade.get(entry.log_id, 0) + size
                 continue
             if entry.kind == Kind.APPEND:
                 if view.live:

@@ -1,6 +1,8 @@
 """Logs whose CREATE the journal has lost come back: absence is never proof, only a recorded delete
 deletes."""
 
+from pathlib import Path
+
 import pytest
 
 from shared.errors import CorruptRecord
@@ -8,7 +10,10 @@ from shared.storage import catalog, replay
 from shared.storage.journal import segment_path
 from shared.storage.settings import Durability
 from shared.storage.store import Store
+from shared.storage.tools.fsck import Severity, check, check_disk
+from shared.storage.tools.repair import repair
 from tests.support.fake_disk import FakeDisk
+from tests.support.folders import contents, fill
 from tests.support.stores import ALWAYS, NONE, ask, open_store, payloads, read_all, records
 
 
@@ -151,3 +156,26 @@ async def test_what_an_index_cannot_vouch_for_after_a_crash_is_kept_beside() -> 
     disk.unlink("logmq/lost.idx")
     await open_store(disk)
     assert whole in disk.contents().values()
+
+
+def test_a_repair_finds_again_what_a_start_would(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    fill(folder, {("logmq", "old"): [b"x"]})
+    before = (folder / "CATALOG").read_bytes()
+    fill(folder, {("logmq", "young"): [b"y", b"z"]})
+    (folder / "CATALOG").write_bytes(before)
+    for segment in (folder / "journal").iterdir():
+        segment.unlink()
+    assert {each.path for each in check(folder).findings if each.severity is Severity.WARNING} == {
+        "logmq/young.idx",
+        "logmq/young.log",
+    }
+    assert repair(folder).ok
+    assert contents(folder) == {("logmq", "old"): [b"x"], ("logmq", "young"): [b"y", b"z"]}
+
+
+async def test_fsck_tells_of_a_log_whose_creation_is_lost() -> None:
+    disk = await killed(indexes=True)
+    damage_creation(disk, "before")
+    texts = [each.text for each in check_disk(disk).findings if each.severity is Severity.DAMAGE]
+    assert any("whose making is lost" in text for text in texts)
