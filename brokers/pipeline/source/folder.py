@@ -70,6 +70,9 @@ class Folder:
         text = "its file or its index is missing" if is_there else "the log has been deleted"
         policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: {text}")
 
+    def entries(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+        return self.chunks(span, policy, bare=True)
+
     def _open(self, path: str) -> int:
         """Raises OSError that names the whole path: several folders may be read."""
         try:

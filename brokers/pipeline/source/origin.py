@@ -105,6 +105,9 @@ class Origin(Protocol):
         Raises DataLoss through the policy where a range is gone or damaged, else passes it over.
         """
 
+    def entries(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+        """The same without bytes, as far as index entries tell what is asked for; no damage is looked for."""
+
 
 def policy(options: Options, warn: Callable[[str], None]) -> Policy:
     """As the options have it."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from brokers.pipeline.source import framing
 from brokers.pipeline.source.framing import NotRecords
 from brokers.pipeline.source.options import Options
-from brokers.pipeline.source.origin import Chunk, Policy, policy
+from brokers.pipeline.source.origin import Chunk, Origin, Policy, policy
 from brokers.pipeline.source.places import open_place
 from brokers.pipeline.source.spans import Span
 
@@ -30,32 +30,32 @@ def read(
     options: Options, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
 ) -> Iterator[pa.RecordBatch]:
     """The spans' records, as rows of columns of `framing.SCHEMA`. Raises DataLoss by the rules, OSError."""
-    kept = rules(options)
-    for span, chunk in _chunks(options, spans, kept, bare=framing.are_in_index(columns)):
-        yield from _rows(options, span, chunk, columns, kept)
+    kept, bare = rules(options), framing.are_in_index(columns)
+    for place, span in _placed(options, spans):
+        for chunk in place.chunks(span, kept, bare=bare):
+            yield from _rows(options, span, chunk, columns, kept)
 
 
 def entries(options: Options, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
     """What the spans' index entries say of their records, as rows of `entries_schema`. Raises the same.
 
-    Records are read where a part of an entry is asked for, and of servers; no others are checked.
+    Records are read where a part of an entry is asked for; no others are checked.
     """
     kept = rules(options)
-    for span, chunk in _chunks(options, spans, kept, bare=True):
-        if span.start <= chunk.offset and chunk.end <= span.stop:
-            yield framing.entries(span, chunk)
-        else:
-            yield from map(framing.measured, _rows(options, span, chunk, framing.SCHEMA.names, kept))
+    for place, span in _placed(options, spans):
+        for chunk in place.entries(span, kept):
+            if chunk.data:
+                yield from map(framing.measured, _rows(options, span, chunk, framing.SCHEMA.names, kept))
+            else:
+                yield framing.entries(span, chunk)
 
 
-def _chunks(
-    options: Options, spans: Sequence[Span], kept: Policy, *, bare: bool
-) -> Iterator[tuple[Span, Chunk]]:
+def _placed(options: Options, spans: Sequence[Span]) -> Iterator[tuple[Origin, Span]]:
+    """Each span, and its place, which is open for as long."""
     for source, those in groupby(spans, attrgetter("source")):
         with closing(open_place(options, source)) as place:
             for span in those:
-                for chunk in place.chunks(span, kept, bare=bare):
-                    yield span, chunk
+                yield place, span
 
 
 def _rows(

@@ -154,6 +154,18 @@ class Served:
 
     def chunks(self, span: Span, policy: Policy, *, bare: bool = False) -> Iterator[Chunk]:
         """`bare` or not: of what is damaged a server tells only those who ask for the bytes."""
+        yield from self._read(span, policy, list(_groups(self._covered(span, policy))))
+
+    def entries(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+        for marks in _groups(self._covered(span, policy)):
+            is_told = not any(mark.unverified for mark in marks)
+            if is_told and span.start <= marks[0].offset and marks[-1].end <= span.stop:
+                yield Chunk(marks[0].offset, b"", marks)
+            else:
+                yield from self._read(span, policy, [marks])
+
+    def _covered(self, span: Span, policy: Policy) -> Iterator[Mark]:
+        """Marks for all of the span that is there; what is not is told."""
         ends, marks = self._link.ask_all(
             [
                 (_line("OFFSETS", span.topic), _offsets),
@@ -170,7 +182,7 @@ class Served:
             return
         if first > span.start:
             self._lose(policy, span, span.start, min(first, span.stop), _dropped(first))
-        yield from self._read(span, policy, list(_groups(_covering(marks, first, span))))
+        yield from _covering(marks, first, span)
 
     def _read(self, span: Span, policy: Policy, groups: Sequence[list[Mark]]) -> Iterator[Chunk]:
         fetched = self._fetched(span.topic, [(marks[0].offset, marks[-1].end) for marks in groups])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 
 from brokers.pipeline.jobs import figures, lag, local, verbs
@@ -18,6 +19,7 @@ from shared.errors import UsageError
 from shared.tables import LIVES, VOLUMES
 from tests.pipeline.folders import RECORDS, offset_of
 from tests.support.folders import flip
+from tests.support.server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,6 +116,20 @@ def test_what_a_topics_index_says_is_enough_for_its_volumes(
     flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
     (row,) = verbs.throughput(folder, window="1 day", reading=Asking(engine=name))
     assert (row["messages"], row["bytes"]) == (len(RECORDS), sum(map(len, RECORDS)))
+
+
+def test_a_server_is_asked_for_marks_alone_where_they_are_enough(
+    folder: Path, new_server: Callable[..., Server]
+) -> None:
+    """And so tells how much came, whatever has become of it since."""
+    server = new_server("--enable", "logmq", data=folder).start()
+    flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
+    reading = Asking(servers=":".join(map(str, server.address("logmq"))))
+    (row,) = verbs.throughput(window="1 day", reading=reading)
+    assert (row["messages"], row["bytes"]) == (len(RECORDS), sum(map(len, RECORDS)))
+    start = f'startingOffsets={{"orders": {offset_of(700)}}}'
+    (row,) = verbs.throughput(window="1 day", reading=attrs.evolve(reading, option=(start,)))
+    assert (row["messages"], row["bytes"]) == (len(RECORDS) - 700, sum(map(len, RECORDS[700:])))
 
 
 def test_records_themselves_are_checked_here_too(folder: Path) -> None:
