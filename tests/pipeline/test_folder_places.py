@@ -306,7 +306,7 @@ def test_times_in_order_are_no_mistake_where_clocks_were_set_back(folder: Path) 
     ):
         chosen = options(folder, startingTimestamp=starting, endingTimestamp=ending)
         with pytest.raises(ConfigError, match="orders ends there at 5") if is_mistake else nullcontext():
-            planning._check_order(chosen, "orders", 10, 5)
+            planning.check_order(chosen, "orders", 10, 5)
 
 
 def test_an_error_names_the_option_that_was_given(tmp_path: Path, folder: Path) -> None:

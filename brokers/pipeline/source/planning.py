@@ -26,7 +26,7 @@ def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
             starts = positions.offsets(place, spots, options.starting, rules)
             ends = positions.offsets(place, spots, options.ending, rules)
             for name in spots:
-                _check_order(options, name, starts[name], ends[name])
+                check_order(options, name, starts[name], ends[name])
             for name, spot in spots.items():
                 span = Span(source, name, spot.id, starts[name], ends[name])
                 found.append(span if wanted is None else wanted.within(place, spot, span))
@@ -39,7 +39,7 @@ def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
     return found
 
 
-def _check_order(options: Options, topic: str, start: int, end: int) -> None:
+def check_order(options: Options, topic: str, start: int, end: int) -> None:
     """Raises ConfigError where reading would end before it begins.
 
     Not for times in order: clocks are set back, and then a later one may stand in front.
