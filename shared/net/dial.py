@@ -46,11 +46,11 @@ def broken(error: BaseException, otherwise: str = "reset") -> Disconnected:
 
 def check_plain(said: bytes | bytearray) -> None:
     """The first bytes of a server to which we speak no TLS. Raises Disconnected where it does."""
-    if said.startswith(_ALERT):
+    if said.startswith(TLS_ALERT):
         raise Disconnected("the server speaks TLS: ask for it with --tls, or name its authority with --ca")
 
 
-_ALERT = b"\x15\x03"
+TLS_ALERT = b"\x15\x03"
 """How TLS refuses what is none. No protocol of ours begins so."""
 
 

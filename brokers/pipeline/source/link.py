@@ -19,6 +19,7 @@ from typing import Any, cast
 from brokers.pipeline.source.address import Reach, Server
 from logmq.answers import BODY_BYTES_MAX, Answer, LineAnswer, LogmqError
 from shared.errors import RemoteProtocolError
+from shared.net.dial import TLS_ALERT
 
 RECEIVE_BYTES = 256 * 1024
 PIPELINED = 256
@@ -139,8 +140,8 @@ class Link:
         return ""
 
     def _is_unheard(self) -> bool:
-        """Whether there was a connection, and not a byte came over it."""
-        return self._socket is not None and not self._heard
+        """Whether there was a connection, and nothing came over it but, at most, a TLS alert."""
+        return self._socket is not None and (not self._heard or self._data.startswith(TLS_ALERT))
 
     def _speaks_tls(self) -> bool:
         context = ssl.create_default_context()
