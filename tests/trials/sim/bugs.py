@@ -195,7 +195,9 @@ def _recovery_is_not_synced() -> list[Change]:
 
 
 def _a_checkpoint_syncs_no_log() -> list[Change]:
-    return [(Checkpointer, "_sync_files", lambda *arguments: None)]
+    async def sync_none(*_: object) -> None: ...
+
+    return [(Checkpointer, "_sync_files", sync_none)]
 
 
 def _stock_is_taken_in_the_middle_of_a_commit() -> list[Change]:
