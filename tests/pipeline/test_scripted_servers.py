@@ -28,8 +28,9 @@ def scripted(*answers: bytes, reply_seconds: float = 60) -> Iterator[Served]:
         with connection:
             while received := connection.recv(1 << 16):
                 asked = received.count(b"\n")
-                connection.sendall(b"".join(left[:asked]))
-                del left[:asked]
+                given = left[:asked]
+                del left[:asked]  # before they are sent: the next request may come on another connection
+                connection.sendall(b"".join(given))
 
     def serve() -> None:
         threads = []
