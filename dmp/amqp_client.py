@@ -31,7 +31,7 @@ from pamqp import base, commands
 
 from dmp.amqp.methods import FRAME_END, FRAME_HEAD, METHOD, decode_untrusted, encode
 from dmp.amqp.packing import BODY, FRAME_OVERHEAD, HEADER, HEARTBEAT, ack_frame, header_untrusted
-from dmp.principal import FRAME_BYTES_MAX, Principal, Refused, refused
+from dmp.principal import FRAME_BYTES_MAX, Refused, greeted, refused
 from dmp.properties import unpack
 from dmp.refusals import Refusal
 from shared.errors import BrokerError, RemoteProtocolError
@@ -571,11 +571,7 @@ async def open_amqp(
     address = Address(host, port, ssl_context, server_hostname, kind="AMQP")
     stream = await address.open()
     try:
-        principal = Principal(stream)
-        try:
-            await principal.greet()
-        except (Disconnected, RemoteProtocolError) as error:
-            raise address.not_answered(error) from error
+        principal = await greeted(address, stream)
         client = Client(stream, await principal.log_in(user, password))
         async with beside() as nursery:
             nursery.start_soon(client._run)

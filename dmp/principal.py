@@ -204,17 +204,23 @@ class Principal:
         self._data += data
 
 
+async def greeted(address: Address, stream: trio.abc.Stream) -> Principal:
+    """One whose server speaks AMQP, not logged in yet. Raises Unreachable where it does not."""
+    principal = Principal(stream)
+    try:
+        await principal.greet()
+    except (Disconnected, RemoteProtocolError) as error:
+        raise address.not_answered(error) from error
+    return principal
+
+
 @asynccontextmanager
 async def open_principal(address: Address, user: str, password: str) -> AsyncIterator[Principal]:
     """Logged in; says goodbye at the end. Raises Refused, Disconnected (`Unreachable` where somebody is there
     who does not answer as AMQP does), ConnectionRefusedError."""
     stream = await address.open()
     try:
-        principal = Principal(stream)
-        try:
-            await principal.greet()
-        except (Disconnected, RemoteProtocolError) as error:
-            raise address.not_answered(error) from error
+        principal = await greeted(address, stream)
         await principal.log_in(user, password)
         await principal.open_channel()
         yield principal
