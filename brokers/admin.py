@@ -44,7 +44,7 @@ from brokers.errors import ExitCode, exit_code, of_copy
 from brokers.render import json_value
 from shared.errors import BrokerError
 from shared.metrics import Sample
-from shared.plug import Verb
+from shared.plugin import Verb
 from shared.printable import printable
 
 BODY_BYTES_MAX = 1 << 20

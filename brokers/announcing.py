@@ -15,7 +15,7 @@ import trio
 from brokers import logs
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal
-from brokers.part import Bound
+from brokers.service import Bound
 from shared.replacing import check_replaceable
 
 STILL_STARTING_SECONDS = 5.0

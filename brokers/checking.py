@@ -12,7 +12,7 @@ from pathlib import Path
 from brokers import control
 from brokers.config import FILE_VARIABLE, Config, read
 from brokers.errors import InvalidSettings, Problem, Refusal
-from brokers.plugs import load_working
+from brokers.plugins import load_working
 from shared.errors import ConfigError
 from shared.net.datagrams import allowed_networks
 from shared.net.listeners import CannotListen, bind_each, check_exposure
@@ -26,10 +26,10 @@ def checked(file: Path | None) -> Config:
     names = {str(file), os.environ.get(FILE_VARIABLE, "")}
     if not any(problem.key in names for problem in found):  # else too little of them is known
         try:
-            protocols = [plug.name for plug in config.enabled(working)]
+            protocols = [plugin.name for plugin in config.enabled(working)]
         except InvalidSettings as error:
             found += error.problems
-            protocols = [plug.name for plug in working if plug.name in config.serve.enable]
+            protocols = [plugin.name for plugin in working if plugin.name in config.serve.enable]
         told = {problem.key for problem in found}
         more = (*start_problems(config, protocols), *taken_ports(config, protocols))
         found += [problem for problem in more if problem.key not in told]

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from cyclopts import App, CycloptsError
 
-from brokers import plugs, server_verbs
+from brokers import plugins, server_cli
 from brokers.commands import add_commands
 from brokers.errors import ExitCode, exit_code
 from brokers.escape import NAME_MAX, escape
@@ -82,11 +82,13 @@ def root(arguments: Sequence[str] = ()) -> App:
         version=lambda: importlib.metadata.version("brokers"),
     )
     add_commands(app, root)
-    for name in plugs.names():
-        if name not in plugs.OWN_VERBS:
+    for name in plugins.names():
+        if name not in plugins.OWN_VERBS:
             # Its own help for the one that is called; a line that costs no import for the others.
             called = arguments[:1] == [name]
-            app.command(f"brokers.plug_apps:{name}", name=name, help=None if called else plugs.summary(name))
+            app.command(
+                f"brokers.plugin_cli:{name}", name=name, help=None if called else plugins.summary(name)
+            )
     return app
 
 
@@ -115,7 +117,7 @@ def _run(arguments: Sequence[str]) -> int:
         result = trio.run(_finish, result, output)
     code = int(ExitCode.OK)
     if _is_for_the_server(result):
-        result = server_verbs.ask(result)
+        result = server_cli.ask(result)
     if isinstance(result, Outcome):
         result, code = result.shown, result.code
     output.show(result)
@@ -124,8 +126,8 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _is_for_the_server(result: Any) -> bool:
     # Where this is not imported yet nobody can have made one, and it is too heavy to import for nothing.
-    plug = sys.modules.get("shared.plug")
-    return plug is not None and isinstance(result, plug.VerbRequest)
+    plugin = sys.modules.get("shared.plugin")
+    return plugin is not None and isinstance(result, plugin.VerbRequest)
 
 
 async def _finish(result: Any, output: Output) -> Any:
@@ -141,7 +143,7 @@ async def _stream(rows: AsyncIterable[Any], output: Output) -> None:
     """Show rows as they come, for as long as somebody reads them."""
     import trio
 
-    from shared.output_reader import OutputReader
+    from shared.cli.output_reader import OutputReader
 
     async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
         if isinstance(rows, AsyncGenerator):

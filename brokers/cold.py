@@ -10,9 +10,9 @@ import trio
 from brokers import logs
 from brokers.config import as_served
 from brokers.errors import Refusal, of_folder
-from brokers.plugs import load
+from brokers.plugins import load
 from brokers.render import json_value
-from shared.plug import Context
+from shared.plugin import Context
 from shared.storage.store import Store
 
 
@@ -31,7 +31,7 @@ def call(
 async def _call(
     folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any], file: Path | None
 ) -> Any:
-    plug = load(protocol)
+    plugin = load(protocol)
     config = as_served(file)
     log = logs.configure("warning", config.serve.log_format).bind(protocol=protocol)
     with of_folder(folder):
@@ -39,7 +39,7 @@ async def _call(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
-            service = await plug.open(Context(store, log), config.protocols[protocol])
+            service = await plugin.open(Context(store, log), config.protocols[protocol])
             verbs = {each.name: each for each in service.admin_verbs}
             if verb not in verbs:
                 raise Refusal(f"{protocol} has no verb {verb!r}")

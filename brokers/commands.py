@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from brokers import folder_verbs, server_verbs
+from brokers import folder_cli, server_cli
 from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_flags, with_table_flags
-from shared.options import Json
+from shared.cli.options import Json
 
 PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
 BENCH_HELP = "Measure this machine: the network layer, or a protocol's server."
@@ -20,10 +20,10 @@ def add_commands(app: App, root: Callable[[], App]) -> None:
     """Put the host's verbs into `app`; `root` makes the whole tree, for completion scripts."""
     app.command(with_host_flags(serve), help_epilogue=_SERVE_EXAMPLES)
     app.command(_config_app())
-    server_verbs.add_commands(app)
-    folder_verbs.add_commands(app)
+    server_cli.add_commands(app)
+    folder_cli.add_commands(app)
     app.command("brokers.bench.cli:app", name="bench", help=BENCH_HELP)
-    app.command("brokers.pipeline.verbs:app", name="pipeline", help=PIPELINE_HELP)
+    app.command("brokers.pipeline.cli:app", name="pipeline", help=PIPELINE_HELP)
     app.command(completion(root), name="completion", help_epilogue=_COMPLETION_EXAMPLES)
 
 
@@ -107,9 +107,9 @@ def _config_app() -> App:
         """Say what settings are for, with their defaults and what they take."""
         from brokers.config import OWN_SECTIONS
         from brokers.explaining import chosen, explained
-        from brokers.plugs import load_working
+        from brokers.plugins import load_working
 
-        protocols = {plug.name: plug.settings for plug in load_working()[0]}
+        protocols = {plugin.name: plugin.settings for plugin in load_working()[0]}
         rows = chosen(explained({**OWN_SECTIONS, **protocols}), settings)
         return rows if json else "\n\n".join(map(str, rows))
 

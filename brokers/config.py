@@ -1,7 +1,7 @@
 """Settings: flags over `BROKERS_<SECTION>_<KEY>` over a TOML file over defaults (a command's own first).
 
 Each section is a settings class that stands beside the code it configures; the protocols' come with their
-plugs. Everything that is wrong is reported at once, with the nearest name that would have been right.
+plugins. Everything that is wrong is reported at once, with the nearest name that would have been right.
 """
 
 import os
@@ -15,7 +15,7 @@ import attrs
 
 from brokers.errors import InvalidSettings, Problem, nearest
 from brokers.flags import Flag
-from brokers.plugs import enabled, load_working
+from brokers.plugins import enabled, load_working
 from brokers.settings import ServeSettings
 from brokers.structure import (
     Given,
@@ -29,7 +29,7 @@ from brokers.structure import (
 from brokers.values import plain
 from shared.local_path import local_path
 from shared.net.settings import ClientSettings, NetSettings, TlsSettings
-from shared.plug import Plug
+from shared.plugin import Plugin
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import StorageSettings
 
@@ -60,7 +60,7 @@ class Shown:
 
 @attrs.frozen
 class Config:
-    """All sections, valid, and where each value came from. `protocols`: by plug, its own settings."""
+    """All sections, valid, and where each value came from. `protocols`: by plugin, its own settings."""
 
     serve: ServeSettings
     net: NetSettings
@@ -82,7 +82,7 @@ class Config:
         """Whether it asks every client for a name and a password."""
         return bool(getattr(self.protocols[protocol], "logs_in", False))
 
-    def enabled(self, working: Sequence[Plug]) -> list[Plug]:
+    def enabled(self, working: Sequence[Plugin]) -> list[Plugin]:
         """Those of `working` that are to be served. Raises InvalidSettings."""
         return enabled(self.serve.enable, working, self.sources.get(("serve", "enable"), "default"))
 
@@ -97,7 +97,7 @@ class Config:
 
 
 def load(
-    plugs: Sequence[Plug],
+    plugins: Sequence[Plugin],
     *,
     file: Path | None,
     environ: Mapping[str, str],
@@ -111,7 +111,7 @@ def load(
     Otherwise as `read`.
     """
     config, problems = read(
-        plugs, file=file, environ=environ, flags=flags, defaults=defaults, broken=broken, alone=alone
+        plugins, file=file, environ=environ, flags=flags, defaults=defaults, broken=broken, alone=alone
     )
     if problems:
         raise InvalidSettings(tuple(problems))
@@ -119,7 +119,7 @@ def load(
 
 
 def read(
-    plugs: Sequence[Plug],
+    plugins: Sequence[Plugin],
     *,
     file: Path | None,
     environ: Mapping[str, str],
@@ -131,15 +131,15 @@ def read(
     """Everything that was given, and what is wrong with it: there the defaults stand.
 
     What is said to a protocol in `broken` is passed over: why that one does not work was reported already.
-    `alone`: so is what is said to any other than `plugs`, whether installed or not.
+    `alone`: so is what is said to any other than `plugins`, whether installed or not.
     """
-    protocols = {plug.name: plug.settings for plug in plugs}
+    protocols = {plugin.name: plugin.settings for plugin in plugins}
     sections = {**OWN_SECTIONS, **protocols}
     named = file or environ.get(FILE_VARIABLE)
     given, ranks, problems = _laid(
         _from_flags(defaults, sections),
         _from_file(named, sections, broken, alone) if named else (),
-        _from_environment(environ, sections, broken, plugs, alone),
+        _from_environment(environ, sections, broken, plugins, alone),
         _from_flags(flags, sections),
     )
     built = {name: build(settings, (name,), given, problems) for name, settings in OWN_SECTIONS.items()}
@@ -148,7 +148,7 @@ def read(
     built |= {name: build(settings, (name,), given, problems) for name, settings in protocols.items()}
     recorded: Key = ("record", "protocols")
     source = given[recorded].source if recorded in given else ""
-    reasons = () if alone else _unrecorded(built["record"].protocols, plugs, broken)
+    reasons = () if alone else _unrecorded(built["record"].protocols, plugins, broken)
     problems += [Problem(written(recorded), why, source) for why in reasons]
     config = Config(
         **{name: built[name] for name in OWN_SECTIONS},
@@ -159,7 +159,7 @@ def read(
 
 
 def as_served(file: Path | None) -> Config:
-    """The settings as serving would read them; a plug that does not work is reported on standard error."""
+    """The settings as serving would read them; a plugin that does not work is reported on standard error."""
     working, broken = load_working()
     return load(working, file=file, environ=os.environ, broken=broken)
 
@@ -214,11 +214,11 @@ def _from_environment(
     environ: Mapping[str, str],
     sections: Mapping[str, type[Any]],
     broken: Sequence[str],
-    plugs: Sequence[Plug],
+    plugins: Sequence[Plugin],
     alone: bool,
 ) -> Iterator[tuple[Key, Given] | Problem]:
     known = {_variable(*key): key for key in environment_keys(sections)}
-    of_commands = {_variable(plug.name, word) for plug in plugs for word in plug.command_variables}
+    of_commands = {_variable(plugin.name, word) for plugin in plugins for word in plugin.command_variables}
     passed_over = tuple(_variable(name, "") for name in broken)
     ours = tuple(_variable(name, "") for name in sections) if alone else ("",)
     for name, value in environ.items():
@@ -252,16 +252,16 @@ def _from_flags(
             yield Problem(written(flag.key), f"no such setting{hint}", flag.source)
 
 
-def _unrecorded(names: Iterable[str], plugs: Sequence[Plug], broken: Sequence[str]) -> Iterator[str]:
+def _unrecorded(names: Iterable[str], plugins: Sequence[Plugin], broken: Sequence[str]) -> Iterator[str]:
     """What is wrong with the protocols that are to be recorded."""
-    known = {plug.name: plug for plug in plugs}
+    known = {plugin.name: plugin for plugin in plugins}
     for name in names:
         if name in known:
             why = known[name].unrecorded
             if why is not None:
                 yield f"{name} cannot be recorded: {why}"
         elif name not in broken:
-            can = [plug.name for plug in plugs if plug.unrecorded is None]
+            can = [plugin.name for plugin in plugins if plugin.unrecorded is None]
             meant = nearest(name, can)
             hint = f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(can)) or 'none'}"
             yield f"no protocol {name!r} is installed; {hint}"

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from brokers import plugs
+from brokers import plugins
 from shared.storage.tools.logs import DamagedRow, RecordRow
-from shared.tables import PAYLOAD, RECORDS, VALUE, Table, records_schema, tables_of
+from shared.tables.table import PAYLOAD, RECORDS, VALUE, Table, records_schema, tables_of
 
 Row = Mapping[str, Any]
 Decode = Callable[[Iterable[RecordRow | DamagedRow]], Iterator[Any]]
@@ -28,8 +28,8 @@ def decoder(namespace: str, log: str) -> Decode | None:
     """
     there = [
         table
-        for plug in plugs.load_all()[0]
-        for table in tables_of(plug)
+        for plugin in plugins.load_all()[0]
+        for table in tables_of(plugin)
         if table.namespace == namespace and re.fullmatch(table.logs, log) and table.gather is None
     ]
     # That of the messages themselves, where there is one.

@@ -10,42 +10,42 @@ from pathlib import Path
 from typing import Any
 
 from brokers.errors import ExitCode, Refusal
-from shared.options import Place
-from shared.plug import Plug
+from shared.cli.options import Place
+from shared.plugin import Plugin
 
 DEFAULT_HOST = "127.0.0.1"
 _EVERYWHERE = {"": DEFAULT_HOST, "*": DEFAULT_HOST, "0.0.0.0": DEFAULT_HOST, "::": "::1"}
 """What a server is bound to for all of a machine's addresses, and the one of them that is dialled."""
 
 
-def find(kind: type[Place], plug: Plug, given: Mapping[str, Any], config: Path | None) -> Place:
+def find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Path | None) -> Place:
     """A `Place` or `Server` of the flags that were `given`, and of what they leave open.
 
     Raises InvalidSettings, and Refusal where nothing says which port it is.
     """
     said = {name: value for name, value in given.items() if value}
-    found = {**_settled(plug, config), **said}
+    found = {**_settled(plugin, config), **said}
     if "host" in said:
         found["named"] = True
     if not found["port"]:
-        text = f"{plug.name}.port is 0: the system picked one, which `brokers status` shows; say --port"
+        text = f"{plugin.name}.port is 0: the system picked one, which `brokers status` shows; say --port"
         raise Refusal(text, ExitCode.CONFIGURATION)
     if kind is Place:
         return Place(host=found["host"], port=found["port"], settings=found["settings"])
     return kind(**found)
 
 
-def _settled(plug: Plug, file: Path | None) -> dict[str, Any]:
+def _settled(plugin: Plugin, file: Path | None) -> dict[str, Any]:
     """What the settings say, by the fields of `Server`."""
     if file is None and not any(name.startswith("BROKERS_") for name in os.environ):
         # As nearly always; to read settings costs as much time as all else before the connection is made.
-        settings = plug.settings()
+        settings = plugin.settings()
         return {"host": DEFAULT_HOST, "port": settings.port, "settings": settings, "named": False}
     from brokers.config import load
 
-    config = load([plug], file=file, environ=os.environ, alone=True)
-    client, (_, tls) = config.client, config.tls_of(plug.name)
-    host, settings = config.serve.host, config.protocols[plug.name]
+    config = load([plugin], file=file, environ=os.environ, alone=True)
+    client, (_, tls) = config.client, config.tls_of(plugin.name)
+    host, settings = config.serve.host, config.protocols[plugin.name]
     return {
         "host": client.host or _EVERYWHERE.get(host, host),
         "named": client.host is not None,

@@ -15,10 +15,10 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.errors import InvalidSettings, Problem
-from shared.options import Ca, Certificate, Host, KeyFile, Place, Port, Server, Tls, a_path, flag
+from shared.cli.options import Ca, Certificate, Host, KeyFile, Place, Port, Server, Tls, a_path, flag
 
 if TYPE_CHECKING:
-    from shared.plug import Plug, ServeRequest, VerbRequest
+    from shared.plugin import Plugin, ServeRequest, VerbRequest
 
 ConfigFile = Annotated[
     Path | None, Parameter(help="A TOML file of settings (or BROKERS_CONFIG).", converter=a_path)
@@ -157,7 +157,7 @@ SERVER_FLAGS: Mapping[str, Any] = {
 """As they are called in `Server`, but for the file of a key: `--key` is a routing key elsewhere."""
 
 
-def with_server_flags(verb: Callable[..., Any], plug: "Plug") -> Callable[..., Any]:
+def with_server_flags(verb: Callable[..., Any], plugin: "Plugin") -> Callable[..., Any]:
     """A protocol's verb that speaks to its server, with the flags that say where that is beside its own.
 
     A verb without a parameter of the class `Place` or `Server` is given back as it is.
@@ -183,10 +183,10 @@ def with_server_flags(verb: Callable[..., Any], plug: "Plug") -> Callable[..., A
         given = {"key" if name == "key_file" else name: keywords.pop(name, None) for name in flags}
         from brokers.finding import find
 
-        return verb(*arguments, **keywords, **{wanted: find(kind, plug, given, config)})
+        return verb(*arguments, **keywords, **{wanted: find(kind, plugin, given, config)})
 
-    variable = f"BROKERS_{plug.name}_PORT".upper().replace("-", "_")
-    usual = f"Its port; {plug.settings().port} unless set ({plug.name}.port, {variable})."
+    variable = f"BROKERS_{plugin.name}_PORT".upper().replace("-", "_")
+    usual = f"Its port; {plugin.settings().port} unless set ({plugin.name}.port, {variable})."
     added = [
         inspect.Parameter(
             name,

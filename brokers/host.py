@@ -3,7 +3,7 @@
     the process's nursery
       store.run                 commits, checkpoints, retention
       the control socket        health, status, metrics, verbs
-      a Part per protocol       its listeners, connections and background work
+      a SupervisedService per protocol       its listeners, connections and background work
 
 All endpoints are bound before any is served, and a failure up to there ends the start. Afterwards a protocol
 that crashes is logged, counted and started anew with back-off; the others do not notice. A stop drains:
@@ -26,11 +26,11 @@ import trio
 from brokers import admin, control, metrics
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, of_folder
-from brokers.part import Bound, Part
+from brokers.service import Bound, SupervisedService
 from shared.errors import StoreError
 from shared.metrics import Sample
 from shared.net.network import Network
-from shared.plug import Plug, Verb
+from shared.plugin import Plugin, Verb
 from shared.recording.recorder import Recording
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
@@ -45,19 +45,19 @@ class Host:
 
     def __init__(
         self,
-        plugs: Sequence[Plug],
+        plugins: Sequence[Plugin],
         config: Config,
         log: structlog.stdlib.BoundLogger,
         *,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self._plugs = plugs
+        self._plugins = plugins
         self._config = config
         self._log = log
         self._say = say
         self._stop = trio.Event()
         self._started = time.monotonic()
-        self._parts: list[Part] = []
+        self._services: list[SupervisedService] = []
         self._ready = False
         self._store: Store | None = None
         self._recording: Recording | None = None
@@ -107,32 +107,34 @@ class Host:
                 await nursery.start(store.run)
                 await nursery.start(admin.serve, self, listener, self._log)
                 nursery.start_soon(recording.run)
-                self._parts = [self._part(plug, store, recording) for plug in self._plugs]
-                for part in self._parts:
-                    await self._open(part)
-                for part in self._parts:
-                    await nursery.start(part.run)
+                self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
+                for service in self._services:
+                    await self._open(service)
+                for service in self._services:
+                    await nursery.start(service.run)
                 self._ready = True
-                task_status.started([bound for part in self._parts for bound in part.bound])
+                task_status.started([bound for service in self._services for bound in service.bound])
                 await self._stop.wait()
                 await self._drain()
                 nursery.cancel_scope.cancel()
         finally:
-            for part in self._parts:
-                part.close()
+            for service in self._services:
+                service.close()
 
-    def _part(self, plug: Plug, store: Store, recording: Recording) -> Part:
-        settings = self._config.protocols[plug.name]
-        log = self._log.bind(protocol=plug.name)
-        recorder = recording.of(plug.name)
-        return Part(plug, settings, self._config, store, self._network, log, self._say, recorder)
+    def _service(self, plugin: Plugin, store: Store, recording: Recording) -> SupervisedService:
+        settings = self._config.protocols[plugin.name]
+        log = self._log.bind(protocol=plugin.name)
+        recorder = recording.of(plugin.name)
+        return SupervisedService(
+            plugin, settings, self._config, store, self._network, log, self._say, recorder
+        )
 
-    async def _open(self, part: Part) -> None:
+    async def _open(self, service: SupervisedService) -> None:
         try:
-            await part.open()
+            await service.open()
         except StoreError as error:
             repair = f"brokers fsck --repair --data-dir {self._config.serve.data_dir}"
-            text = f"{part.name} cannot be opened: {error}; {repair} says more and puts right what can be"
+            text = f"{service.name} cannot be opened: {error}; {repair} says more and puts right what can be"
             raise Refusal(text) from error
 
     async def _open_store(self, folder: Path) -> Store:
@@ -141,7 +143,9 @@ class Host:
 
     def _storage(self) -> StorageSettings:
         config = self._config
-        if config.record.protocols or any(plug.keeps(config.protocols[plug.name]) for plug in self._plugs):
+        if config.record.protocols or any(
+            plugin.keeps(config.protocols[plugin.name]) for plugin in self._plugins
+        ):
             return config.storage
         small = min(config.storage.segment_bytes, UNUSED_SEGMENT_BYTES)
         return attrs.evolve(config.storage, segment_bytes=small)
@@ -163,12 +167,12 @@ class Host:
         seconds = self._config.serve.drain_seconds
         with trio.move_on_after(seconds) as deadline:
             async with trio.open_nursery() as nursery:
-                for part in self._parts:
-                    part.stop_accepting()
-                for part in self._parts:
-                    nursery.start_soon(part.drain)
+                for service in self._services:
+                    service.stop_accepting()
+                for service in self._services:
+                    nursery.start_soon(service.drain)
         if deadline.cancelled_caught:
-            left = sum(part.connections for part in self._parts)
+            left = sum(service.connections for service in self._services)
             self._log.warning("drain took too long", seconds=seconds, connections_closed=left)
 
     # What can be asked over the control socket (`admin.Operated`).
@@ -180,7 +184,7 @@ class Host:
             return "starting"
         if self._store.read_only is not None:
             return f"the store is read-only: {self._store.read_only}"
-        down = [part.name for part in self._parts if part.state != "serving"]
+        down = [service.name for service in self._services if service.state != "serving"]
         return f"restarting: {', '.join(down)}" if down else None
 
     def status(self) -> Mapping[str, Any]:
@@ -193,7 +197,7 @@ class Host:
             "pid": os.getpid(),
             "uptime_seconds": round(self._uptime(), 3),
             "data_dir": str(self._config.serve.data_dir.absolute()),
-            "protocols": [part.status() for part in self._parts],
+            "protocols": [service.status() for service in self._services],
             "store": attrs.asdict(self._store.statistics()),
         }
 
@@ -201,7 +205,7 @@ class Host:
         return list(self._samples())
 
     def verbs(self) -> Mapping[tuple[str, str], Verb]:
-        return {(part.name, verb.name): verb for part in self._parts for verb in part.admin_verbs}
+        return {(service.name, verb.name): verb for service in self._services for verb in service.admin_verbs}
 
     async def backup(self, target: Path) -> Any:
         assert self._store is not None
@@ -221,5 +225,5 @@ class Host:
         if self._recording is not None:
             yield from self._recording.samples()
         yield from self._network.samples()
-        for part in self._parts:
-            yield from part.samples()
+        for service in self._services:
+            yield from service.samples()

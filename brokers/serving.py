@@ -17,21 +17,21 @@ from pathlib import Path
 import structlog
 import trio
 
-from brokers import announcing, logs, plugs
+from brokers import announcing, logs, plugins
 from brokers.checking import require_startable
 from brokers.config import Config, load
 from brokers.errors import ExitCode, Refusal
 from brokers.flags import ServeCommand
 from brokers.host import Host
 from shared.descriptors import FILES_FEW, FILES_LEAST, connections_within, raise_file_limit
-from shared.plug import Plug
+from shared.plugin import Plugin
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(command: ServeCommand) -> int:
     """Serve until a signal or `exit` ends it; the exit code. Raises BrokerError, in words for a user."""
-    working, broken = plugs.load_working()
+    working, broken = plugins.load_working()
     config = load(
         working,
         file=command.config,
@@ -43,7 +43,7 @@ def serve(command: ServeCommand) -> int:
     chosen = config.enabled(working)
     if not chosen:
         raise Refusal("no protocol is installed that could be served", ExitCode.CONFIGURATION)
-    require_startable(config, [plug.name for plug in chosen])
+    require_startable(config, [plugin.name for plugin in chosen])
     log = logs.configure(config.serve.log_level, config.serve.log_format)
     _require_files(log)
     trio.run(_serve, chosen, config, command, log)
@@ -66,7 +66,7 @@ def _require_files(log: structlog.stdlib.BoundLogger) -> None:
 
 
 async def _serve(
-    chosen: Sequence[Plug], config: Config, command: ServeCommand, log: structlog.stdlib.BoundLogger
+    chosen: Sequence[Plugin], config: Config, command: ServeCommand, log: structlog.stdlib.BoundLogger
 ) -> None:
     ready_file = command.ready_file
     host = Host(chosen, config, log, say=_say if command.says else None)

@@ -34,9 +34,9 @@ from dmp.amqp.packing import BODY, FRAME_OVERHEAD, HEADER, HEARTBEAT, ack_frame,
 from dmp.principal import FRAME_BYTES_MAX, Refused, greeted, refused
 from dmp.properties import unpack
 from dmp.refusals import Refusal
+from shared.client.dial import Address, Disconnected, broken
+from shared.client.nursery import beside
 from shared.errors import BrokerError, RemoteProtocolError
-from shared.net.dial import Address, Disconnected, broken
-from shared.nurseries import beside
 
 __all__ = [
     "Client",

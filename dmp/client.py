@@ -30,9 +30,9 @@ from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
 from dmp.short_strings import SHORT_BYTES_MAX, short, take_short
 from dmp.wire import DMP_HEADER, Message, Options
-from shared.net.dial import Address, Disconnected, Unreachable, broken, keep_trying
-from shared.net.pushed import Receiver
-from shared.net.sender import Sender
+from shared.client.dial import Address, Disconnected, Unreachable, broken, keep_trying
+from shared.client.receiver import Receiver
+from shared.client.sender import Sender
 
 __all__ = [
     "Disconnected",

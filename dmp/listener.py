@@ -19,7 +19,7 @@ from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER, DMP_HEADER
 from shared.metrics import Sample
 from shared.net.connection import Connection, Session
-from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.table import Table
 
 _NAME_BYTES = 16

@@ -16,8 +16,8 @@ from dmp.amqp.methods import FRAME_HEAD, METHOD, Direct, decode_untrusted, encod
 from dmp.amqp.packing import BODY, FRAME_OVERHEAD, HEADER, HEARTBEAT, header_untrusted
 from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
+from shared.client.dial import Address, Disconnected, broken, check_plain
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
-from shared.net.dial import Address, Disconnected, broken, check_plain
 
 RECEIVE_BYTES = 64 * 1024
 CLOSING_SECONDS = 5.0

@@ -23,7 +23,7 @@ from shared.errors import CorruptRecord
 from shared.recording.blocks import Block
 from shared.recording.rows import FEW, NO_FIELD, TRY_AGAIN, Codec, Runs, repeats
 from shared.recording.tables import RecordedLog
-from shared.tables import Table, schema_of
+from shared.tables.table import Table, schema_of
 
 if TYPE_CHECKING:
     from shared.recording.rows import Bytes

@@ -15,7 +15,7 @@ from dms.queue import Queue
 from dms.records import Kind, Reason
 from dms.wire import Refusal, Status, malformed
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
-from shared.plug import Verb
+from shared.plugin import Verb
 from shared.storage.log import read_records
 
 PEEK_MAX = 1000

@@ -53,8 +53,8 @@ from dms.errors import (
 )
 from dms.link import Answer, Lasting, Link, greeted
 from dms.wire import PAYLOAD_BYTES_MAX, Type
-from shared.net.dial import Address, Disconnected, Unreachable
-from shared.nurseries import beside
+from shared.client.dial import Address, Disconnected, Unreachable
+from shared.client.nursery import beside
 
 __all__ = [
     "BadMagic",

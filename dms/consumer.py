@@ -11,7 +11,7 @@ from dms import wire
 from dms.errors import DmsError, Timeout
 from dms.link import Answer, Lasting, Link
 from dms.wire import Type
-from shared.net.dial import Address, Disconnected
+from shared.client.dial import Address, Disconnected
 
 PREFETCH_MAX = 4096
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dms.records import HEAD, VERSION, Kind
-from shared.tables import time_type
+from shared.tables.table import time_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +72,7 @@ _NONE = -1
 
 
 def events(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The events that the records of a batch tell, in their order; see `shared.tables` for what it may do."""
+    """The events that the records of a batch tell, in order; `shared.tables.table` says what this may do."""
     return _Records(batch).events()
 
 

@@ -12,9 +12,7 @@ import trio
 from dms import wire
 from dms.errors import DmsError, Internal
 from dms.wire import REPLIES, Type
-from shared.errors import RemoteProtocolError
-from shared.net.asking import RECEIVE_BYTES, Asking
-from shared.net.dial import (
+from shared.client.dial import (
     Address,
     Disconnected,
     Turned,
@@ -24,6 +22,8 @@ from shared.net.dial import (
     open_again,
     pause_before,
 )
+from shared.client.pipelining import RECEIVE_BYTES, Asking
+from shared.errors import RemoteProtocolError
 
 REQUEST_IDS = wire.DELIVERY_ID_BIT
 """Ids below this are a client's own; they begin again at 1 when they are used up."""

@@ -13,7 +13,7 @@ from dms.settings import DmsSettings
 from dms.wire import Status
 from shared.metrics import Sample
 from shared.net.connection import Connection
-from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 
 AGE_SECONDS = 10.0
 """How often the broker's age is kept: what a crash may add to a message's time."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dms.events import ACKNOWLEDGED, DELIVERED, GONE, KEPT, MOVED, PRODUCED, RETURNED, SNAPSHOT
-from shared.tables import TooMany, time_type
+from shared.tables.table import TooMany, time_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

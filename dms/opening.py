@@ -19,7 +19,7 @@ from dms.records import Kind, NotOurs, Record, Run
 from dms.settings import DmsSettings
 from dms.times import Times
 from shared.errors import StoreError
-from shared.plug import Context
+from shared.plugin import Context
 from shared.storage.log import Lost, WholeRecords
 from shared.storage.settings import Durability
 from shared.storage.store import Log, Retention

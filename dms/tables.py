@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from dms import events, records
 from dms.lives import lives, lives_of
 from dms.logs import NAMESPACE
-from shared.tables import LIVES, PAYLOAD, VOLUMES, Table, volumes_schema
-from shared.volumes import added_up, by_minute, per_minute
+from shared.tables.table import LIVES, PAYLOAD, VOLUMES, Table, volumes_schema
+from shared.tables.volumes import added_up, by_minute, per_minute
 
 EVENTS = "events"
 CONTENTS = "contents"

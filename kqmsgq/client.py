@@ -25,9 +25,9 @@ import trio
 
 from kqmsgq import wire
 from kqmsgq.wire import Message
-from shared.net.dial import Address, Disconnected, Unreachable, open_again
-from shared.net.pushed import Connect, Receiver
-from shared.net.sender import Sender
+from shared.client.dial import Address, Disconnected, Unreachable, open_again
+from shared.client.receiver import Connect, Receiver
+from shared.client.sender import Sender
 
 __all__ = [
     "Consumer",

@@ -9,7 +9,7 @@ from kqmsgq.session import Session
 from kqmsgq.settings import KqmsgqSettings
 from shared.metrics import Sample
 from shared.net.connection import Connection
-from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 
 
 class KqmsgqService:

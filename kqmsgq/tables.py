@@ -8,7 +8,7 @@ from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT, RECORDED_M
 from shared.recording.blocks import Block
 from shared.recording.rows import FEW, NO_FIELD, TRY_AGAIN, Codec, Runs, repeats
 from shared.recording.tables import RecordedLog
-from shared.tables import Table
+from shared.tables.table import Table
 
 if TYPE_CHECKING:
     from shared.recording.rows import Bytes

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from logmq.logs import NAMESPACE
 from shared.storage.changes import change
-from shared.tables import schema_of
+from shared.tables.table import schema_of
 
 _NUMBER_BYTES = 8
 _SLOT_BYTES = 2

@@ -42,8 +42,8 @@ from logmq.link import Link, answered
 from logmq.runs import encode
 from logmq.streams import Producer, Records, Tail
 from logmq.wire import name_untrusted, topic_untrusted
-from shared.net.dial import Address, Disconnected, Turned, Unreachable, open_again
-from shared.nurseries import beside
+from shared.client.dial import Address, Disconnected, Turned, Unreachable, open_again
+from shared.client.nursery import beside
 
 __all__ = [
     "Client",

@@ -5,9 +5,9 @@ from typing import Any
 import trio
 
 from logmq.answers import Answer
+from shared.client.dial import Disconnected
+from shared.client.pipelining import Asking
 from shared.errors import RemoteProtocolError
-from shared.net.asking import Asking
-from shared.net.dial import Disconnected
 
 
 class Link(Asking[Answer]):

@@ -12,7 +12,7 @@ from logmq.topics import Topics
 from logmq.writers import Writers
 from shared.metrics import Sample
 from shared.net.connection import Connection
-from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.settings import Retention
 from shared.storage.table import Table
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from logmq.logs import NAMESPACE
 from shared.storage.changes import change
-from shared.tables import places_schema
+from shared.tables.table import places_schema
 
 _NUMBER_BYTES = 8
 

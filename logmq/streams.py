@@ -10,9 +10,9 @@ import trio
 from logmq.answers import ChunkAnswer, LineAnswer, Record, records_of, take_message
 from logmq.link import answered
 from logmq.runs import HEADER_BYTES, encode
+from shared.client.dial import Address, Disconnected, Unreachable, open_again
+from shared.client.pipelining import RECEIVE_BYTES
 from shared.errors import BrokerError, RemoteProtocolError
-from shared.net.asking import RECEIVE_BYTES
-from shared.net.dial import Address, Disconnected, Unreachable, open_again
 
 FOLLOW_WAIT_MS = 20_000
 """Of one FETCH that follows a topic's end: below the half minute after which middleboxes forget the idle."""

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from logmq.batches import writers, writers_schema
 from logmq.logs import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
 from logmq.places import places
-from shared.tables import PLACES, RECORDS, VOLUMES, Table, places_schema, schema_of, volumes_schema
-from shared.volumes import added_up, by_minute, per_minute
+from shared.tables.table import PLACES, RECORDS, VOLUMES, Table, places_schema, schema_of, volumes_schema
+from shared.tables.volumes import added_up, by_minute, per_minute
 
 RECORDS_SCHEMA = schema_of("log", "offset", "time", "protocol", "name", "payload", "fault")
 

@@ -23,8 +23,8 @@ import trio
 
 from pubsub import wire
 from pubsub.wire import Command, Kind, Message
-from shared.net.dial import Address, Disconnected, Unreachable, open_again
-from shared.net.pushed import Connect, Receiver
+from shared.client.dial import Address, Disconnected, Unreachable, open_again
+from shared.client.receiver import Connect, Receiver
 
 __all__ = [
     "Disconnected",

@@ -15,7 +15,7 @@ from pubsub.settings import PubsubSettings
 from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
 from shared.metrics import Sample
 from shared.net.connection import Connection
-from shared.plug import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.log import WholeRecords, describe_lost
 from shared.storage.store import Log, Namespace
 from shared.storage.table import Table

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from shared.storage.changes import change
-from shared.tables import kept_schema, places_schema
+from shared.tables.table import kept_schema, places_schema
 
 
 def places(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -23,7 +23,7 @@ from pubsub.wire import (
 from shared.recording.blocks import Block
 from shared.recording.rows import Codec, Rows, Runs, texts, unsigned
 from shared.recording.tables import RecordedLog, columns_of
-from shared.tables import KEPT, PLACES, Table, kept_schema, places_schema, schema_of
+from shared.tables.table import KEPT, PLACES, Table, kept_schema, places_schema, schema_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -113,7 +113,7 @@ class Terminal:
 
     def _not_answered(self, why: str) -> ConnectionRefusedError:
         """Whoever is there is no such server."""
-        from shared.net.dial import Disconnected, check_plain  # not before: it brings trio
+        from shared.client.dial import Disconnected, check_plain  # not before: it brings trio
 
         try:
             check_plain(self._frames)

@@ -173,7 +173,7 @@ def test_every_package_of_the_project_is_looked_at() -> None:
         (points_down, "logmq/wire.py", "import brokers.render"),
         (points_down, "logmq/wire.py", "from brokers import render"),
         (points_down, "logmq/wire.py", "from ..brokers import render"),
-        (knows_no_protocol_by_name, "brokers/host.py", "from logmq.plug import plug"),
+        (knows_no_protocol_by_name, "brokers/host.py", "from logmq.plugin import plugin"),
         (knows_no_protocol_by_name, "brokers/bench/net.py", "import logmq.client"),
         (knows_no_protocol_by_name, "brokers/pipeline/session.py", "import logmq.wire"),
         (knows_no_protocol_by_name, "brokers/pipeline/source/servers.py", "import dms.wire"),

@@ -40,7 +40,7 @@ from dmp.principal import Principal
 from dmp.properties import NO_PROPERTIES
 from dmp.short_strings import short
 from dmp.wire import DMP_HEADER
-from shared.options import Json
+from shared.cli.options import Json
 
 RECEIVE_BYTES = 256 * 1024
 EXCHANGE = KEY = "bench"

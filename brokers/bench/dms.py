@@ -30,7 +30,7 @@ from brokers.bench.servers import beanstalkd, redis_server, serving
 from brokers.errors import ExitCode, Refusal
 from dms import wire
 from dms.wire import Type
-from shared.options import Json
+from shared.cli.options import Json
 
 Mode = Literal["memory", "synced", "queues"]
 MODES: tuple[Mode, ...] = ("memory", "synced", "queues")

@@ -25,7 +25,7 @@ from brokers.bench.pouring import Case, poured
 from brokers.bench.servers import nats_server, serving
 from brokers.errors import ExitCode, Refusal
 from kqmsgq import wire
-from shared.options import Json
+from shared.cli.options import Json
 
 Mode = Literal["one", "queues", "fan-out"]
 MODES: tuple[Mode, ...] = ("one", "queues", "fan-out")

@@ -32,7 +32,7 @@ from brokers.bench.load import Address, Measured, Row, Talk, histogram, lines, m
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, some
 from brokers.bench.servers import redis_server, serving
 from brokers.errors import ExitCode, Refusal
-from shared.options import Json, Port
+from shared.cli.options import Json, Port
 
 Mode = Literal["produce", "topics", "consume", "fetch", "tail"]
 MODES: tuple[Mode, ...] = ("produce", "topics", "consume", "fetch", "tail")

@@ -30,7 +30,7 @@ from brokers.bench.ground import KEY_LETTERS, Ground, Row, prepared
 from brokers.bench.options import MODES as MODES_PARAMETER
 from brokers.bench.options import SEVERAL, DataDir, Rounds, each, some
 from brokers.errors import ExitCode, Refusal
-from shared.options import Json
+from shared.cli.options import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

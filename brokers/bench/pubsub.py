@@ -32,7 +32,7 @@ from brokers.errors import ExitCode, Refusal
 from pubsub import wire
 from pubsub.recording import BEFORE_BYTES
 from pubsub.wire import Command, Kind
-from shared.options import Json
+from shared.cli.options import Json
 
 Mode = Literal["fan-out", "intake"]
 MODES: tuple[Mode, ...] = ("fan-out", "intake")

@@ -27,7 +27,7 @@ from brokers.bench.pouring import Case
 from brokers.bench.pubsub import counter
 from brokers.bench.servers import processor_seconds, server_process, serving
 from brokers.errors import ExitCode, Refusal
-from shared.options import Json
+from shared.cli.options import Json
 from shared.recording import blocks
 from shared.recording.blocks import NAMESPACE
 from shared.storage.os_disk import OsDisk

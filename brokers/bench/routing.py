@@ -20,7 +20,7 @@ from typing import Annotated, TypeVar
 import attrs
 
 from brokers.bench.options import some
-from shared.options import Json
+from shared.cli.options import Json
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import Wildcards
 

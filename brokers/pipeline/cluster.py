@@ -17,9 +17,9 @@ from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline import secret
+from shared.cli.options import BoundPort, a_path, flag
 from shared.errors import UsageError
 from shared.net.listeners import resolve
-from shared.options import BoundPort, a_path, flag
 
 SecretFile = Annotated[
     Path | None,

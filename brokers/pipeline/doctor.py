@@ -26,8 +26,8 @@ from packaging.specifiers import SpecifierSet
 from brokers.errors import ExitCode
 from brokers.pipeline import java
 from brokers.render import Outcome
+from shared.cli.options import Json, flag
 from shared.errors import BrokerError
-from shared.options import Json, flag
 
 GET_EXTRA = "pip install 'brokers[spark]'"
 MEMORY_LEAST = 2 << 30

@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brokers import plugs
+from brokers import plugins
 from shared.errors import BrokerError
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _zip() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = folder / "brokers_pipeline.zip"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for package in ("brokers", "shared", *plugs.packages()):
+        for package in ("brokers", "shared", *plugins.packages()):
             for root in _roots(package):
                 for path in sorted(root.rglob("*.py")):
                     archive.write(path, Path(package) / path.relative_to(root))

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from shared.recording import blocks
 from shared.recording.blocks import GAP, GAP_BYTES, BadBlock, Block
-from shared.tables import time_type
+from shared.tables.table import time_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

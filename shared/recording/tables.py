@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from shared.recording.blocks import NAMESPACE
 from shared.recording.rows import Codec, Rows
-from shared.tables import RECORDED, VOLUMES, Table, recorded_schema, schema_of, volumes_schema
-from shared.volumes import added_up, by_minute, per_minute
+from shared.tables.table import RECORDED, VOLUMES, Table, recorded_schema, schema_of, volumes_schema
+from shared.tables.volumes import added_up, by_minute, per_minute
 
 MESSAGES = "messages"
 Decode = Callable[[Rows], pa.RecordBatch]

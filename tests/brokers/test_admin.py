@@ -19,7 +19,7 @@ from brokers import admin, control
 from brokers.errors import ExitCode, Refusal
 from shared.errors import BrokerError, LogMissing
 from shared.metrics import Sample
-from shared.plug import Verb
+from shared.plugin import Verb
 from tests.support.installed import quiet_log
 
 

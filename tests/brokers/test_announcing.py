@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from brokers import announcing
 from brokers.config import load
 from brokers.errors import ExitCode, Refusal
-from brokers.part import Bound
+from brokers.service import Bound
 
 
 async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(

@@ -21,11 +21,11 @@ from brokers.__main__ import _buffer_standard_output
 from brokers.cli import _finish, _stream, root, run
 from brokers.errors import ExitCode
 from brokers.render import Output
+from shared.cli.options import DataDir
+from shared.client.nursery import beside
 from shared.errors import BrokerError
-from shared.nurseries import beside
-from shared.options import DataDir
-from shared.plug import VerbRequest
-from tests.support.installed import install, plug
+from shared.plugin import VerbRequest
+from tests.support.installed import install, plugin
 
 HEAVY = ("starlette", "hypercorn", "prometheus_client")
 
@@ -89,7 +89,7 @@ async def _interrupt() -> None:
 
 @pytest.fixture(autouse=True)
 def _thing(monkeypatch: pytest.MonkeyPatch) -> None:
-    contents = {"plug": plug("thing"), "app": commands()}
+    contents = {"plugin": plugin("thing"), "app": commands()}
     install(monkeypatch, {"thing": contents, "bad": ImportError("its library is missing")})
     monkeypatch.setattr(sys, "argv", ["brokers"])
 
@@ -136,7 +136,7 @@ def test_a_broken_protocol_spoils_its_own_commands_alone(capsys: Said) -> None:
     assert run(["bad", "produce", "x"]) == ExitCode.CONFIGURATION
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "protocol 'bad' of bad_plug:plug cannot be used: ImportError: its library is missing" in said
+    assert "protocol 'bad' of bad_plugin:plugin cannot be used: ImportError: its library is missing" in said
     assert run(["thing", "later"]) == 0
     assert run(["completion", "bash"]) == 0
     assert run(["--help"]) == 0
@@ -171,7 +171,7 @@ def test_a_broken_protocol_spoils_its_own_commands_alone(capsys: Said) -> None:
 def test_a_mistake_in_the_command_is_one_line_and_exit_2(capsys: Said, words: list[str], says: str) -> None:
     assert run(words) == ExitCode.USAGE
     said = capsys.readouterr().err.removeprefix(
-        "brokers: protocol 'bad' of bad_plug:plug cannot be used: ImportError: its library is missing\n"
+        "brokers: protocol 'bad' of bad_plugin:plugin cannot be used: ImportError: its library is missing\n"
     )
     assert said.startswith("brokers: ")
     assert said.count("\n") == 1
@@ -313,12 +313,12 @@ def imported_by(*words: str) -> set[str]:
 def test_showing_help_imports_no_loop_and_no_protocol() -> None:
     imported = imported_by("--help")
     assert "cyclopts" in imported
-    assert imported.isdisjoint({*HEAVY, "trio", "cattrs", "structlog", "logmq.plug", "shared.plug"})
+    assert imported.isdisjoint({*HEAVY, "trio", "cattrs", "structlog", "logmq.plugin", "shared.plugin"})
 
 
 def test_a_protocols_client_imports_nothing_that_only_a_server_needs() -> None:
     imported = imported_by("logmq", "produce", "--help")
-    assert {"logmq.plug", "logmq.client"} <= imported
+    assert {"logmq.plugin", "logmq.client"} <= imported
     assert imported.isdisjoint({*HEAVY, "cattrs", "structlog", "shared.storage.store", "logmq.session"})
 
 
@@ -430,7 +430,7 @@ def test_an_interrupt_before_anything_is_imported_is_no_traceback() -> None:
         "import signal, sys\n"
         "class Interrupting:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'brokers.server_verbs': signal.raise_signal(signal.SIGINT)\n"
+        "        if name == 'brokers.server_cli': signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         "from brokers.__main__ import main\n"
         "main()"

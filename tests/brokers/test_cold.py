@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from brokers import control, server_verbs
+from brokers import control, server_cli
 from brokers.cli import run
 from brokers.errors import ExitCode, Refusal
 from shared.errors import StoreInUse
-from shared.plug import VerbRequest
+from shared.plugin import VerbRequest
 from shared.storage.lock import FolderLock
 from tests.support.server import Server, speak
 
 
 def groups(folder: Path, *, cold: bool = True, verb: str = "groups") -> object:
-    return server_verbs.ask(VerbRequest("logmq", verb, {"topic": "t"}, folder, cold=cold))
+    return server_cli.ask(VerbRequest("logmq", verb, {"topic": "t"}, folder, cold=cold))
 
 
 def test_the_same_answer_from_the_server_and_from_its_folder(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_protocols_own_folder_counts_where_the_usual_one_is_not(
     def asked() -> str:
         request = VerbRequest("logmq", "groups", {}, own_dir=Path("own"))
         with pytest.raises(Refusal) as refused:
-            server_verbs.ask(request)
+            server_cli.ask(request)
         return str(refused.value)
 
     assert "the data folder data " in asked()
@@ -76,7 +76,7 @@ def test_where_a_file_names_no_folder_the_usual_one_counts(
     Path("own").mkdir()
     Path("b.toml").write_text("[serve]\nlog_level = 'debug'")
     with pytest.raises(Refusal, match="the data folder own "):
-        server_verbs.ask(VerbRequest("logmq", "groups", {}, own_dir=Path("own"), config=Path("b.toml")))
+        server_cli.ask(VerbRequest("logmq", "groups", {}, own_dir=Path("own"), config=Path("b.toml")))
 
 
 def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
@@ -118,13 +118,13 @@ def test_an_argument_that_is_none_is_left_out_and_one_that_is_nothing_is_not(
     asked: list[object] = []
     monkeypatch.setattr(control, "request", lambda *arguments: asked.append(arguments[-1]))
     arguments = {"count": 0, "raw": False, "name": "", "topic": None}
-    server_verbs.ask(VerbRequest("logmq", "groups", arguments, tmp_path))
+    server_cli.ask(VerbRequest("logmq", "groups", arguments, tmp_path))
     assert asked == [{"count": 0, "raw": False, "name": ""}]
 
 
 @pytest.mark.parametrize(("severity", "code"), [("damage", ExitCode.FAILED), ("note", ExitCode.OK)])
 def test_a_copy_with_damage_in_it_is_told_by_its_exit_code(severity: str, code: ExitCode) -> None:
     check = {"logs": 1, "records": 2, "findings": [{"severity": severity}]}
-    outcome = server_verbs.copied({"bytes": 3, "check": check}, True)
+    outcome = server_cli.copied({"bytes": 3, "check": check}, True)
     assert outcome.code == code
     assert outcome.shown["damaged"] is (severity == "damage")

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from brokers.cli import root
 from brokers.config import load
 from brokers.flags import ServeCommand
-from brokers.plugs import load_all
+from brokers.plugins import load_all
 from tests.support.compose import ROOT, interpolated, read
 
 
@@ -160,8 +160,8 @@ def test_data_and_archive_outlive_their_containers(compose: Mapping[str, Any]) -
 
 def test_every_port_a_protocol_has_by_default_is_published_on_loopback(service: Mapping[str, Any]) -> None:
     published = set(service["ports"])
-    for plug in load_all()[0]:
-        port = plug.settings().port
+    for plugin in load_all()[0]:
+        port = plugin.settings().port
         assert f"127.0.0.1:{port}:{port}" in published
 
 

@@ -12,7 +12,7 @@ from brokers.errors import ExitCode, InvalidSettings
 from brokers.flags import Flag
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
-from tests.support.installed import plug
+from tests.support.installed import plugin
 
 
 @attrs.frozen
@@ -29,7 +29,7 @@ class QueueSettings:
     topics: Mapping[str, TopicSettings] = attrs.field(factory=dict)
 
 
-PLUGS = [plug("queue", settings=QueueSettings, unrecorded=None), plug("quiet")]
+PLUGINS = [plugin("queue", settings=QueueSettings, unrecorded=None), plugin("quiet")]
 
 
 def read(
@@ -37,7 +37,7 @@ def read(
 ) -> Config:
     file = tmp_path / "brokers.toml"
     file.write_text(toml)
-    return load(PLUGS, file=file, environ=environ or {}, flags=flags or [])
+    return load(PLUGINS, file=file, environ=environ or {}, flags=flags or [])
 
 
 def refused(*arguments: Any, **keywords: Any) -> InvalidSettings:
@@ -88,17 +88,17 @@ def test_a_commands_own_defaults_give_way_to_everything_that_was_said(tmp_path: 
     own = [Flag(("queue", "port"), 1, "brokers queue serve"), Flag(("queue", "line_bytes_max"), 7, "")]
     file = tmp_path / "brokers.toml"
     file.write_text("[queue]\nline_bytes_max = 9")
-    config = load(PLUGS, file=file, environ={}, defaults=own)
+    config = load(PLUGINS, file=file, environ={}, defaults=own)
     assert (config.protocols["queue"].port, config.protocols["queue"].line_bytes_max) == (1, 9)
     assert config.sources["queue", "port"] == "brokers queue serve"
-    said = load(PLUGS, file=file, environ={"BROKERS_QUEUE_PORT": "2"}, defaults=own)
+    said = load(PLUGINS, file=file, environ={"BROKERS_QUEUE_PORT": "2"}, defaults=own)
     assert said.protocols["queue"].port == 2
 
 
 def test_the_file_can_be_named_in_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "b.toml"
     file.write_text("[queue]\nport = 5")
-    config = load(PLUGS, file=None, environ={"BROKERS_CONFIG": str(file)})
+    config = load(PLUGINS, file=None, environ={"BROKERS_CONFIG": str(file)})
     assert config.protocols["queue"].port == 5
 
 
@@ -126,7 +126,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, toml: str, says: str) ->
     file = tmp_path / "b.toml"
     file.write_bytes(toml.encode(errors="surrogateescape"))
     with pytest.raises(InvalidSettings) as error:
-        load(PLUGS, file=file, environ={})
+        load(PLUGINS, file=file, environ={})
     assert says in str(error.value)
     assert str(file) in str(error.value)
     assert "\n" not in str(error.value)
@@ -135,7 +135,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, toml: str, says: str) ->
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match=r"nowhere.toml: cannot be read: No such file"):
-        load(PLUGS, file=tmp_path / "nowhere.toml", environ={})
+        load(PLUGINS, file=tmp_path / "nowhere.toml", environ={})
 
 
 def test_an_unknown_variable_names_the_nearest(tmp_path: Path) -> None:
@@ -147,12 +147,12 @@ def test_what_is_said_to_a_broken_protocol_is_passed_over(tmp_path: Path) -> Non
     file = tmp_path / "b.toml"
     file.write_text("[bad]\nport = 1\n[queue]\nport = 2")
     environ = {"BROKERS_BAD_PORT": "3"}
-    config = load(PLUGS, file=file, environ=environ, broken=["bad"])
+    config = load(PLUGINS, file=file, environ=environ, broken=["bad"])
     assert config.protocols["queue"].port == 2
     recorded = [Flag(("record", "protocols"), "bad,queue", "--record")]
-    assert load(PLUGS, file=None, environ={}, flags=recorded, broken=["bad"]).record.protocols
+    assert load(PLUGINS, file=None, environ={}, flags=recorded, broken=["bad"]).record.protocols
     with pytest.raises(InvalidSettings, match="BROKERS_QUEUE_PROT: unknown variable"):
-        load(PLUGS, file=None, environ={"BROKERS_QUEUE_PROT": "3"}, broken=["que"])
+        load(PLUGINS, file=None, environ={"BROKERS_QUEUE_PROT": "3"}, broken=["que"])
 
 
 def test_variables_that_kubernetes_sets_for_a_service_called_brokers_are_not_ours(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_variables_that_kubernetes_sets_for_a_service_called_brokers_are_not_our
 
 
 def test_a_variable_of_a_protocols_commands_is_no_mistake_where_it_is_served() -> None:
-    plugs = [plug("queue", settings=QueueSettings, command_variables=("user",))]
-    assert load(plugs, file=None, environ={"BROKERS_QUEUE_USER": "ann"}).sources == {}
+    plugins = [plugin("queue", settings=QueueSettings, command_variables=("user",))]
+    assert load(plugins, file=None, environ={"BROKERS_QUEUE_USER": "ann"}).sources == {}
     with pytest.raises(InvalidSettings, match="BROKERS_QUEUE_USERS: unknown variable"):
-        load(plugs, file=None, environ={"BROKERS_QUEUE_USERS": "ann"})
+        load(plugins, file=None, environ={"BROKERS_QUEUE_USERS": "ann"})
 
 
 def test_a_mistake_in_flags_alone_is_one_of_usage(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cyclopts import App, CycloptsError
 
-from brokers import control, plugs
+from brokers import control, plugins
 from brokers.checking import checked
 from brokers.cli import root
 from brokers.config import OWN_SECTIONS, load
@@ -65,7 +65,7 @@ def test_every_command_in_a_document_is_one(text: str) -> None:
 def test_the_file_of_settings_in_the_document_can_be_read_and_shows_defaults(tmp_path: Path) -> None:
     file = tmp_path / "brokers.toml"
     file.write_text(OPERATING.partition("```toml\n")[2].partition("```")[0])
-    working, _ = plugs.load_all()
+    working, _ = plugins.load_all()
     config = load(working, file=file, environ={})
     sections = {**{name: getattr(config, name) for name in OWN_SECTIONS}, **config.protocols}
     shown: dict[str, Any] = {}
@@ -129,14 +129,14 @@ def test_the_defaults_in_the_helps_are_those_of_the_settings() -> None:
     """`8080 unless set` of a protocol's own `serve`, and the ports that its clients take for its server's."""
     words = {"port": "port", "depth": "depth", "timeout": "consume_seconds"}
     seen = 0
-    for plug in plugs.load_all()[0]:
-        settings = plug.settings()
-        app = root([plug.name])[plug.name]
+    for plugin in plugins.load_all()[0]:
+        settings = plugin.settings()
+        app = root([plugin.name])[plugin.name]
         for name, argument in _arguments(app):
             said = re.search(r"\(?([\d.]+) unless set", argument.parameter.help or "")
             if said and argument.names[0].removeprefix("--") in words:
                 key = words[argument.names[0].removeprefix("--")]
-                assert float(said[1]) == getattr(settings, key), (plug.name, name, key)
+                assert float(said[1]) == getattr(settings, key), (plugin.name, name, key)
                 seen += 1
     assert seen > 15
 

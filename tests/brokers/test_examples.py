@@ -5,7 +5,7 @@ from inspect import cleandoc
 
 from cyclopts import App
 
-from brokers import plugs
+from brokers import plugins
 from brokers.cli import root
 
 
@@ -33,5 +33,5 @@ def test_no_text_of_several_lines_is_wider_than_a_terminal_which_would_break_eac
 
 def test_no_example_is_wider_than_a_terminal() -> None:
     there = dict.fromkeys(examples(root(), "brokers"))
-    assert len({command for command, _ in there}) > 10 * len(plugs.names())
+    assert len({command for command, _ in there}) > 10 * len(plugins.names())
     assert [each for each in there if len(each[1]) > 80] == []

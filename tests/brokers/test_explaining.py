@@ -5,13 +5,13 @@ from typing import Literal
 import attrs
 import pytest
 
-from brokers import plugs
+from brokers import plugins
 from brokers.config import OWN_SECTIONS
 from brokers.explaining import chosen, explained
 from shared.errors import UsageError
 from shared.limits import KIB, limit
 
-ALL = {**OWN_SECTIONS, **{plug.name: plug.settings for plug in plugs.load_all()[0]}}
+ALL = {**OWN_SECTIONS, **{plugin.name: plugin.settings for plugin in plugins.load_all()[0]}}
 
 
 @attrs.frozen

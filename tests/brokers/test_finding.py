@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import trustme
 
-from brokers import plugs
+from brokers import plugins
 from brokers.cli import run
 from brokers.errors import ExitCode, InvalidSettings, Refusal
 from brokers.finding import find
-from shared.options import Place, Server
+from shared.cli.options import Place, Server
 
 Find = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
 def _without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in plugs.names():
+    for name in plugins.names():
         monkeypatch.delenv(f"BROKERS_{name.upper()}_PORT", raising=False)
 
 
@@ -34,7 +34,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
             monkeypatch.setenv(name, value)
         path = tmp_path / "brokers.toml"
         path.write_text(file)
-        return find(Server, plugs.load(protocol), flags, path if file else None)
+        return find(Server, plugins.load(protocol), flags, path if file else None)
 
     return call
 
@@ -44,7 +44,7 @@ def test_without_a_word_it_is_the_usual_port_of_this_machine(found: Find) -> Non
     assert (server.host, server.port, server.ssl_context()) == ("127.0.0.1", 9090, None)
 
 
-@pytest.mark.parametrize("protocol", plugs.names())
+@pytest.mark.parametrize("protocol", plugins.names())
 def test_each_layer_stands_over_the_one_below_for_every_protocol(protocol: str, found: Find) -> None:
     file = f'[serve]\nhost = "10.0.0.1"\n[{protocol}]\nport = 1001\n'
     variables = {f"BROKERS_{protocol.upper()}_PORT": "1002", "BROKERS_SERVE_HOST": "10.0.0.2"}
@@ -100,9 +100,9 @@ def test_what_is_said_to_other_protocols_is_theirs(found: Find) -> None:
 
 
 def test_who_sends_datagrams_has_no_use_for_tls(tmp_path: Path) -> None:
-    plug = plugs.load("pubsub")
-    place = find(Place, plug, {}, None)
-    assert place == Place(host="127.0.0.1", port=7070, settings=plug.settings())
+    plugin = plugins.load("pubsub")
+    place = find(Place, plugin, {}, None)
+    assert place == Place(host="127.0.0.1", port=7070, settings=plugin.settings())
 
 
 @pytest.mark.parametrize(

@@ -8,24 +8,24 @@ from brokers.cli import root
 from brokers.config import load
 from brokers.errors import InvalidSettings
 from brokers.flags import Flag, ServeCommand, port_flags
-from brokers.plugs import load_all
+from brokers.plugins import load_all
 
 
 def test_a_protocol_that_can_be_recorded_is_when_its_serve_is_told_so() -> None:
-    plugs = load_all()[0]
-    assert {plug.name for plug in plugs if plug.unrecorded is None} == {"kqmsgq", "pubsub", "dmp"}
-    for plug in plugs:
-        words = [plug.name, "serve", "--record"]
-        if plug.unrecorded is not None:
+    plugins = load_all()[0]
+    assert {plugin.name for plugin in plugins if plugin.unrecorded is None} == {"kqmsgq", "pubsub", "dmp"}
+    for plugin in plugins:
+        words = [plugin.name, "serve", "--record"]
+        if plugin.unrecorded is not None:
             with pytest.raises(Exception, match="--record"):
                 root(words).parse_args(words, print_error=False, exit_on_error=False)
             continue
-        for given, recorded in ((words, (plug.name,)), (words[:2], ())):
+        for given, recorded in ((words, (plugin.name,)), (words[:2], ())):
             command, bound, _ = root(given).parse_args(given, print_error=False, exit_on_error=False)
             result = command(*bound.args, **bound.kwargs)
             assert isinstance(result, ServeCommand)
-            config = load(plugs, file=None, environ={}, flags=result.flags)
-            assert (config.serve.enable, config.record.protocols) == ((plug.name,), recorded)
+            config = load(plugins, file=None, environ={}, flags=result.flags)
+            assert (config.serve.enable, config.record.protocols) == ((plugin.name,), recorded)
 
 
 def test_a_port_is_said_with_its_protocol() -> None:

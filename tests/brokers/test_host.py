@@ -16,9 +16,9 @@ from brokers.host import UNUSED_SEGMENT_BYTES, Host
 from shared.errors import CorruptRecord, StoreError, StoreReadOnly
 from shared.limits import KIB, MIB
 from shared.metrics import Sample
-from shared.plug import Context, Plug, Service
+from shared.plugin import Context, Plugin, Service
 from shared.storage.settings import StorageSettings
-from tests.support.installed import Idle, plug, quiet_log
+from tests.support.installed import Idle, plugin, quiet_log
 
 
 @attrs.define(eq=False)
@@ -93,13 +93,13 @@ def store(done: list[str], monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     return fake
 
 
-def host(folder: Path, done: list[str], *plugs: Plug, **environ: str) -> Host:
+def host(folder: Path, done: list[str], *plugins: Plugin, **environ: str) -> Host:
     async def open_quiet(_: Context, __: Any) -> Service:
         done.append("service open")
         return Quiet(done)
 
     (folder / "data").mkdir()
-    chosen = plugs or (plug("quiet", open=open_quiet),)
+    chosen = plugins or (plugin("quiet", open=open_quiet),)
     config = load(chosen, file=None, environ={"BROKERS_SERVE_DATA_DIR": str(folder / "data"), **environ})
     return Host(chosen, config, quiet_log())
 
@@ -132,7 +132,7 @@ async def test_a_protocol_whose_logs_cannot_be_opened_says_what_to_do(
     async def cannot(_: Context, __: Any) -> Service:
         raise CorruptRecord("quiet/orders.log", 7)
 
-    it = host(tmp_path, done, plug("quiet", open=cannot))
+    it = host(tmp_path, done, plugin("quiet", open=cannot))
     with pytest.raises(ExceptionGroup) as raised:
         await it.run()
     found = raised.value.subgroup(Refusal)
@@ -143,30 +143,30 @@ async def test_a_protocol_whose_logs_cannot_be_opened_says_what_to_do(
     assert done[-1] == "store closed"
 
 
-def keeps(name: str, kept: bool) -> Plug:
-    return plug(name, keeps=lambda settings: kept and settings.port == 0, unrecorded=None)
+def keeps(name: str, kept: bool) -> Plugin:
+    return plugin(name, keeps=lambda settings: kept and settings.port == 0, unrecorded=None)
 
 
 @pytest.mark.parametrize(
-    ("plugs", "environ", "segment_bytes"),
+    ("plugins", "environ", "segment_bytes"),
     [
         ([keeps("a", False)], {}, UNUSED_SEGMENT_BYTES),
         ([keeps("a", True)], {"BROKERS_A_PORT": "1"}, UNUSED_SEGMENT_BYTES),  # the settings tell
         ([keeps("a", False)], {"BROKERS_STORAGE_SEGMENT_BYTES": "8KiB"}, 8 * KIB),
         ([keeps("a", False), keeps("b", True)], {}, 64 * MIB),
         ([keeps("a", False)], {"BROKERS_RECORD_PROTOCOLS": "a"}, 64 * MIB),
-        ([plug("a")], {}, 64 * MIB),
+        ([plugin("a")], {}, 64 * MIB),
     ],
 )
 async def test_the_journal_is_small_where_nothing_is_kept(
-    plugs: list[Plug],
+    plugins: list[Plugin],
     environ: dict[str, str],
     segment_bytes: int,
     tmp_path: Path,
     store: FakeStore,
     done: list[str],
 ) -> None:
-    it = host(tmp_path, done, *plugs, **environ)
+    it = host(tmp_path, done, *plugins, **environ)
     it.stop()
     await it.run()
     assert store.settings is not None
@@ -187,7 +187,7 @@ async def test_a_protocol_that_cannot_be_opened_ends_the_start_and_closes_the_st
     async def fail(_: Context, __: Any) -> Service:
         raise Refusal("cannot")
 
-    it = host(tmp_path, done, plug("failing", open=fail))
+    it = host(tmp_path, done, plugin("failing", open=fail))
     with pytest.raises(ExceptionGroup) as error:
         await it.run()
     assert error.group_contains(Refusal, match="cannot")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers import plugs
+from brokers import plugins
 from brokers.config import load
 from brokers.errors import ExitCode, Refusal, exit_code, of_folder
 from brokers.flags import Flag
+from shared.client.dial import Disconnected, Unreachable
 from shared.errors import BrokerError
-from shared.net.dial import Disconnected, Unreachable
 from shared.storage.lock import FolderLock
 from tests.brokers.conftest import Run
 from tests.support.echo import install_echo
@@ -287,6 +287,6 @@ def test_a_secret_is_shown_nowhere(command: Run, tmp_path: Path) -> None:
     for words in (("show",), ("show", "--json"), ("check",)):
         code, shown, said = command("config", *words, "--config", str(file))
         assert (code, "hunter2" in shown + said) == (ExitCode.OK, False)
-    config = load(plugs.load_all()[0], file=file, environ={})
+    config = load(plugins.load_all()[0], file=file, environ={})
     assert "hunter2" not in repr(config) + repr(config.protocols["dmp"].users)
     assert "hunter2" not in repr(Flag(("dmp", "users"), "ann:hunter2", "--users"))

@@ -14,7 +14,7 @@ from dmp.listener import DmpService, open_broker
 from dmp.settings import DmpSettings
 from shared.net.network import Group, Network
 from shared.net.settings import NetSettings, TlsSettings
-from shared.plug import Context, TcpEndpoint
+from shared.plugin import Context, TcpEndpoint
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 

@@ -11,7 +11,7 @@ from dmp import amqp_client, client
 from dmp.amqp_client import Client, Deliveries, Disconnected, NotTaken, Refused, Unroutable, open_amqp
 from dmp.principal import NotThere
 from dmp.settings import DmpSettings
-from shared.net.dial import Unreachable
+from shared.client.dial import Unreachable
 from tests.dmp.served import Served, served
 
 PATIENCE_SECONDS = 60.0

@@ -11,7 +11,7 @@ import dmp
 from dmp.client import Disconnected, Feed, Message, Refused, Sink
 from dmp.principal import Principal
 from dmp.settings import DmpSettings
-from shared.net.dial import Unreachable
+from shared.client.dial import Unreachable
 from tests.dmp.peers import packed
 from tests.dmp.served import Served, served
 

@@ -8,7 +8,7 @@ import trio
 from dmp import client, wire
 from dmp.principal import open_principal
 from dmp.settings import DmpSettings
-from shared.net.dial import Address
+from shared.client.dial import Address
 from tests.dmp.served import Served, served
 
 PATIENCE_SECONDS = 60.0

@@ -12,7 +12,7 @@ import trustme
 from dmp import client, wire
 from dmp.principal import open_principal
 from dmp.settings import DmpSettings
-from shared.net.dial import Address
+from shared.client.dial import Address
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
 from tests.dmp.served import Served, served

@@ -14,7 +14,7 @@ from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import places
 from dmp.settings import DmpSettings
 from shared.errors import StoreError
-from shared.plug import Context
+from shared.plugin import Context
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import open_store

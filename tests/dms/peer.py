@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from shared.net.dial import Address
+from shared.client.dial import Address
 
 HEADER = struct.Struct(">IIBBHI")
 Script = Callable[[trio.StapledStream], Awaitable[None]]

@@ -9,7 +9,7 @@ import trio
 from dms import records
 from dms.records import Kind
 from shared.storage.log import Log
-from shared.tables import records_schema
+from shared.tables.table import records_schema
 from tests.dms.world import World
 from tests.support.stores import read_all
 

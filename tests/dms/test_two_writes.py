@@ -12,7 +12,7 @@ from dms import wire
 from dms.opening import open_broker
 from dms.session import Session
 from dms.wire import Frame, Type
-from shared.plug import Context
+from shared.plugin import Context
 from tests.dms.world import LOG, MEMORY, NAME
 from tests.shared.net.served import serving
 from tests.support.fake_disk import FakeDisk

@@ -15,7 +15,7 @@ from dms.settings import DmsSettings
 from dms.times import Times
 from dms.wire import Frame, Status, Type
 from shared.checks import MemoryConnection
-from shared.plug import Context
+from shared.plugin import Context
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk

@@ -8,12 +8,12 @@ from typing import Any
 
 import trio
 
-from brokers import plugs
+from brokers import plugins
 from dmp import client as dmp_client
 from kqmsgq import wire as kqmsgq_wire
 from pubsub.wire import Kind, datagram
 from shared.storage.format import length_at
-from shared.tables import tables_of
+from shared.tables.table import tables_of
 from tests.support.recorded import batch_of
 from tests.support.server import Server, run, run_here, until
 
@@ -37,7 +37,7 @@ def table(data: Path, protocol: str, name: str) -> list[dict[str, Any]]:
         end = at + 4 + length_at(log, at)[0]
         payloads.append(log[at + 4 : end])
         at = end
-    (found,) = (each for each in tables_of(plugs.load(protocol)) if each.name == name)
+    (found,) = (each for each in tables_of(plugins.load(protocol)) if each.name == name)
     rows: list[dict[str, Any]] = found.decode(batch_of(payloads, protocol)).to_pylist()
     return rows
 

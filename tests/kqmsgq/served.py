@@ -14,7 +14,7 @@ from kqmsgq.settings import KqmsgqSettings
 from shared.net.network import Group, Network
 from shared.net.polled import PollConnection
 from shared.net.settings import NetSettings, TlsSettings
-from shared.plug import Context, TcpEndpoint
+from shared.plugin import Context, TcpEndpoint
 from tests.kqmsgq.world import LOG
 
 PATIENCE_SECONDS = 60.0

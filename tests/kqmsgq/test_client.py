@@ -11,8 +11,8 @@ from kqmsgq import client as clients
 from kqmsgq.client import Consumer, Message, Producer, open_consumer, open_producer
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import message
+from shared.client.dial import Disconnected, Unreachable
 from shared.errors import RemoteProtocolError
-from shared.net.dial import Disconnected, Unreachable
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
 from tests.kqmsgq.served import Served, served

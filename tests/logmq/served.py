@@ -13,7 +13,7 @@ from logmq.listener import LogmqService, open_broker
 from logmq.settings import LogmqSettings
 from shared.net.network import Group, Network
 from shared.net.settings import NetSettings, TlsSettings
-from shared.plug import Context, TcpEndpoint
+from shared.plugin import Context, TcpEndpoint
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 from logmq.groups import Groups
 from logmq.places import places
 from shared.storage.table import Table
-from shared.tables import places_schema, records_schema
+from shared.tables.table import places_schema, records_schema
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import ALWAYS, open_store, read_all
 

@@ -9,7 +9,7 @@ from logmq.tables import RECORDS_SCHEMA, TABLES, records
 from logmq.writers import Writers
 from shared.storage.format import record
 from shared.storage.table import Table
-from shared.tables import records_schema
+from shared.tables.table import records_schema
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import ALWAYS, open_store, read_all
 

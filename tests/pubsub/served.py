@@ -14,7 +14,7 @@ from pubsub.sessions import Changed, Sessions
 from pubsub.settings import PubsubSettings
 from shared.net.network import Network
 from shared.net.settings import NetSettings, TlsSettings
-from shared.plug import Context, TcpEndpoint, UdpEndpoint
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from tests.pubsub.world import LOG
 
 PATIENCE_SECONDS = 60.0

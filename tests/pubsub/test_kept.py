@@ -7,7 +7,7 @@ from pubsub.logs import KEPT, NAMESPACE
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id
 from shared.checks import MemoryConnection
-from shared.plug import Context
+from shared.plugin import Context
 from tests.pubsub.world import LOG, World
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import ALWAYS, open_store, records

@@ -8,7 +8,7 @@ from pubsub.places import kept, places
 from pubsub.settings import PubsubSettings
 from shared.storage.format import length_at
 from shared.storage.table import Table
-from shared.tables import kept_schema, places_schema, records_schema
+from shared.tables.table import kept_schema, places_schema, records_schema
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import NONE, open_store, read_all
 

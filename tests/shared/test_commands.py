@@ -5,8 +5,8 @@ import errno
 import pytest
 import trio
 
-from shared.commands import line_runs, lost_is_refused
-from shared.net.dial import Disconnected, Unreachable
+from shared.cli.commands import line_runs, lost_is_refused
+from shared.client.dial import Disconnected, Unreachable
 
 
 async def test_lines_are_cut_where_they_end_however_they_come() -> None:

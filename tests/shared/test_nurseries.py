@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from shared.nurseries import beside
+from shared.client.nursery import beside
 
 
 class Task:

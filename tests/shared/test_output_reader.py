@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from shared.output_reader import OutputReader
+from shared.cli.output_reader import OutputReader
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import io
 import threading
 
-from shared.progress import counting, waiting
+from shared.cli.progress import counting, waiting
 
 
 class Terminal(io.StringIO):

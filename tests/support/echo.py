@@ -17,6 +17,6 @@ def install_echo(folder: Path) -> dict[str, str]:
     info = folder / "echo_protocol-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-protocol\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[brokers.protocols]\necho = echo_protocol.plug:plug\n")
+    (info / "entry_points.txt").write_text("[brokers.protocols]\necho = echo_protocol.plugin:plugin\n")
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     return {"PYTHONPATH": path, "BROKERS_ECHO_PORT": "0"}

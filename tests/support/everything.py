@@ -37,7 +37,7 @@ from pubsub.settings import PubsubSettings
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
 from shared.checks import MemoryConnection
 from shared.errors import CorruptRecord, StoreError
-from shared.plug import Context
+from shared.plugin import Context
 from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
 from shared.storage.log import Log

@@ -10,9 +10,9 @@ import attrs
 import pytest
 import structlog
 
-from brokers import plugs
+from brokers import plugins
 from shared.metrics import Sample
-from shared.plug import Context, Plug, Service, Verb
+from shared.plugin import Context, Plugin, Service, Verb
 
 
 @attrs.frozen
@@ -38,35 +38,35 @@ async def open_idle(_: Context, __: Any) -> Service:
     return Idle()
 
 
-def plug(name: str, **changes: Any) -> Plug:
-    """A plug that does nothing, but for `changes`."""
-    idle = Plug(
-        name=name, summary=f"Protocol {name}.", settings=Settings, open=open_idle, verbs=f"{name}_plug:app"
+def plugin(name: str, **changes: Any) -> Plugin:
+    """A plugin that does nothing, but for `changes`."""
+    idle = Plugin(
+        name=name, summary=f"Protocol {name}.", settings=Settings, open=open_idle, cli=f"{name}_plugin:app"
     )
     return attrs.evolve(idle, **changes)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Mapping[str, Any] | Exception]) -> None:
-    """Have exactly these protocols installed: by name, what the module `<name>_plug` holds.
+    """Have exactly these protocols installed: by name, what the module `<name>_plugin` holds.
 
-    An exception instead: importing it raises that. Entry points name the module's `plug`.
+    An exception instead: importing it raises that. Entry points name the module's `plugin`.
     """
     points = []
     for name, contents in modules.items():
-        module = types.ModuleType(f"{name}_plug", f"Protocol {name}.\n\nMore.")
+        module = types.ModuleType(f"{name}_plugin", f"Protocol {name}.\n\nMore.")
         if isinstance(contents, Exception):
             module.__getattr__ = _raiser(contents)  # type: ignore[method-assign]
         else:
             vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, f"{name}_plug", module)
-        points.append(EntryPoint(name, f"{name}_plug:plug", plugs.GROUP))
+        monkeypatch.setitem(sys.modules, f"{name}_plugin", module)
+        points.append(EntryPoint(name, f"{name}_plugin:plugin", plugins.GROUP))
     look_again(monkeypatch)
-    monkeypatch.setattr(plugs, "entry_points", lambda group: points)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points)
 
 
 def look_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """For this test what is installed is looked for each time, not once a process."""
-    monkeypatch.setattr(plugs, "_found", getattr(plugs._found, "__wrapped__", plugs._found))
+    monkeypatch.setattr(plugins, "_found", getattr(plugins._found, "__wrapped__", plugins._found))
 
 
 def quiet_log() -> structlog.stdlib.BoundLogger:

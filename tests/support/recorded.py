@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.recording import blocks
 from shared.recording.blocks import Block
-from shared.tables import Table, records_schema
+from shared.tables.table import Table, records_schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_US = 1_700_000_000_123_456

@@ -26,7 +26,7 @@ from typing import Any, Self
 import pytest
 
 from brokers import cli
-from brokers.plugs import names
+from brokers.plugins import names
 
 START_SECONDS = 60.0
 """More than any start takes, so that only a hang fails for it."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from brokers import plugs
+from brokers import plugins
 from tests.trials.dmp_folder import DmpFolder, DmpWork, dmp_settings
 from tests.trials.dmp_ledger import DmpBook
 from tests.trials.dms_folder import DmsFolder, DmsWork, dms_settings
@@ -68,4 +68,4 @@ def chosen(protocol: str) -> Sequence[str]:
     """The protocols to try: that one, or with `all` every one that is installed."""
     if protocol != "all":
         return [protocol]
-    return [name for name in WORKS if name in plugs.names()]
+    return [name for name in WORKS if name in plugins.names()]

@@ -17,9 +17,9 @@ from brokers.pipeline.jobs.running import check_master, said, started
 from brokers.pipeline.jobs.where import Conf, Master, SourceOption, a_folder, pair
 from brokers.pipeline.quiet import of_a_verb
 from brokers.render import Outcome
+from shared.cli.options import Json, a_path
+from shared.cli.progress import counting
 from shared.errors import BrokerError, UsageError
-from shared.options import Json, a_path
-from shared.progress import counting
 
 if TYPE_CHECKING:
     from brokers.pipeline.archive.feed import Feed
@@ -73,7 +73,7 @@ def archive(
     require_spark()
     from brokers.pipeline.archive.feed import Feed
     from brokers.pipeline.source.options import parse
-    from brokers.server_verbs import there
+    from brokers.server_cli import there
 
     for flag, number, least in (
         ("--trigger", trigger, 0.01),

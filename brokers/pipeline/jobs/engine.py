@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from brokers.pipeline.jobs.where import Reading, Where
 from shared.errors import UsageError
-from shared.tables import TooMany
+from shared.tables.table import TooMany
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

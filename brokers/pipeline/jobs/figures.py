@@ -12,7 +12,7 @@ from brokers.pipeline.jobs.decode import decode
 from brokers.pipeline.jobs.frames import Frame, grouped, kept, ordered, readable, rows_of, union
 from brokers.pipeline.jobs.offers import Offered
 from brokers.pipeline.jobs.where import Where
-from shared.tables import LIVES, VALUE, VOLUMES
+from shared.tables.table import LIVES, VALUE, VOLUMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -128,6 +128,6 @@ def with_start(table: pa.Table, time: str, window: str) -> pa.Table:
 
 def starts(microseconds_: "NDArray[np.int64]") -> pa.Array:
     """Microseconds as times."""
-    from shared.tables import time_type
+    from shared.tables.table import time_type
 
     return pa.array(microseconds_, pa.int64()).cast(time_type())

@@ -27,7 +27,7 @@ from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import LogSpot
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES
-from shared.tables import KEPT, PLACES
+from shared.tables.table import KEPT, PLACES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

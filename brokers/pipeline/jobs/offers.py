@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import attrs
 
-from brokers import plugs
+from brokers import plugins
 from brokers.errors import ExitCode
 from brokers.pipeline.jobs.where import SERVED, Where
 from shared.errors import BrokerError, ConfigError
-from shared.tables import Table, tables_of
+from shared.tables.table import Table, tables_of
 
 
 class NoTable(BrokerError):
@@ -39,7 +39,7 @@ def logs_of(found: Offered, *, served: bool) -> dict[str, str]:
 
 def offered(name: str | None = None, protocol: str | None = None) -> Sequence[Offered]:
     """The tables of that name, of that protocol; None: of any. Raises NoTable, which says what there is."""
-    every = [Offered(plug.name, table) for plug in plugs.load_all()[0] for table in tables_of(plug)]
+    every = [Offered(plugin.name, table) for plugin in plugins.load_all()[0] for table in tables_of(plugin)]
     found = [each for each in every if name in (None, each.table.name) and protocol in (None, each.protocol)]
     if not found:
         asked = " ".join(filter(None, [protocol, name]))

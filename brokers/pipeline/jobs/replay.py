@@ -25,8 +25,8 @@ import trio
 
 from brokers.pipeline.jobs.replay_from import Extents, Sent, topic_of
 from shared.errors import BrokerError, UsageError
-from shared.replaying import Target
 from shared.storage.format import LENGTH_BYTES
+from shared.tables.replaying import Target
 
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 512 << 10

@@ -11,9 +11,9 @@ from cyclopts import App, Parameter
 from brokers.pipeline.jobs.engine import Asking, answered, is_little
 from brokers.pipeline.jobs.where import SERVED, Folders, Reading, a_folder, where
 from brokers.pipeline.session import require_spark
+from shared.cli.options import Ca, Json, Port, Tls, a_path, flag
 from shared.errors import UsageError
-from shared.options import Ca, Json, Port, Tls, a_path, flag
-from shared.tables import LIVES, VALUE, VOLUMES
+from shared.tables.table import LIVES, VALUE, VOLUMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -392,19 +392,19 @@ def replay(
 
     import trio
 
-    from brokers import plugs
+    from brokers import plugins
     from brokers.errors import Refusal
     from brokers.pipeline.jobs import replay as job
     from brokers.pipeline.jobs import replay_from
     from brokers.pipeline.jobs.running import spark_for
-    from shared.net.dial import tls_context
-    from shared.progress import counting
-    from shared.replaying import target_of
+    from shared.cli.progress import counting
+    from shared.client.dial import tls_context
+    from shared.tables.replaying import target_of
 
     for flag_, number in (("--rate", rate), ("--speed", speed)):
         if number is not None and not 0 < number < math.inf:
             raise UsageError(flag_, "it is above 0")
-    opener = target_of(plugs.load(protocol))
+    opener = target_of(plugins.load(protocol))
     if opener is None:
         raise Refusal(f"nothing can be replayed to a server of {protocol}")
     context = tls_context(wanted=tls, ca=ca, certificate=None, key=None)

@@ -15,9 +15,9 @@ from cyclopts import Parameter
 
 from brokers.pipeline import lean
 from brokers.pipeline.quiet import of_a_verb
+from shared.cli.options import a_path
 from shared.errors import UsageError
 from shared.local_path import local_path
-from shared.options import a_path
 
 if TYPE_CHECKING:
     from brokers.pipeline.source.options import Options
@@ -145,7 +145,7 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
 
 def check_folder(path: Path) -> None:
     """Raises StoreFormat, Refusal where it is not there, OSError."""
-    from brokers.server_verbs import there
+    from brokers.server_cli import there
     from shared.storage.os_disk import OsDisk
     from shared.storage.tools.view import check_format
 

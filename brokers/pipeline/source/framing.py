@@ -16,7 +16,7 @@ from brokers.pipeline.source.origin import Chunk
 from brokers.pipeline.source.spans import Span
 from shared.errors import BrokerError
 from shared.storage.format import LENGTH_BYTES, length_at
-from shared.tables import entries_schema
+from shared.tables.table import entries_schema
 
 Starts = npt.NDArray[np.int32]
 """Where each record of a chunk begins, and at last where the chunk ends."""

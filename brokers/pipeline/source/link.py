@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from brokers.pipeline.source.address import Reach, Server
 from logmq.answers import BODY_BYTES_MAX, Answer, LineAnswer, LogmqError
+from shared.client.dial import TLS_ALERT
 from shared.errors import RemoteProtocolError
-from shared.net.dial import TLS_ALERT
 
 RECEIVE_BYTES = 256 * 1024
 PIPELINED = 256

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from brokers.pipeline.jobs import anomaly
 from brokers.pipeline.jobs.frames import Frame, ordered, rows_of
-from shared.tables import time_type
+from shared.tables.table import time_type
 from tests.pipeline.jobs.test_measures import START, Frames, volumes
 
 MINUTES = 270

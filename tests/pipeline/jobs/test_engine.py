@@ -16,7 +16,7 @@ from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.source.origin import DataLoss
 from dms import lives
 from shared.errors import UsageError
-from shared.tables import LIVES, VOLUMES
+from shared.tables.table import LIVES, VOLUMES
 from tests.pipeline.folders import RECORDS, offset_of
 from tests.support.folders import flip
 from tests.support.server import Server

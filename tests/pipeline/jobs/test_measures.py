@@ -17,7 +17,7 @@ from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.jobs.windows import in_words, length
 from shared.errors import UsageError
 from shared.storage.tools.logs import RecordRow, log_dump
-from shared.tables import LIVES, PLACES, time_type, volumes_schema
+from shared.tables.table import LIVES, PLACES, time_type, volumes_schema
 from tests.dms import plain_events
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ, records_of
 

@@ -16,7 +16,7 @@ from brokers.pipeline.jobs.where import Where, check_folder
 from dms import events
 from dms.lives import lives, lives_of
 from shared.errors import StoreFormat
-from shared.tables import LIVES, VOLUMES
+from shared.tables.table import LIVES, VOLUMES
 from tests.dms import plain_events
 from tests.dms.busy import QUEUES, busy
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, records_of

@@ -12,9 +12,9 @@ import trio
 import trustme
 from trio.testing import MockClock, memory_stream_pair
 
+from shared.client.dial import Address, Disconnected, Unreachable, open_again, tls_context
+from shared.client.pipelining import Asking
 from shared.errors import UsageError
-from shared.net.asking import Asking
-from shared.net.dial import Address, Disconnected, Unreachable, open_again, tls_context
 from shared.net.tls import TlsStream, client_context, in_words
 
 NOTHING = {"ca": None, "certificate": None, "key": None}
@@ -56,7 +56,7 @@ async def test_a_server_on_another_machine_is_asked_whether_it_is_still_there(
     far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if far:
-        monkeypatch.setattr("shared.net.dial.is_loopback", lambda host: False)
+        monkeypatch.setattr("shared.client.dial.is_loopback", lambda host: False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         stream = await Address("127.0.0.1", server.getsockname()[1], kind="test").open()
         async with stream:

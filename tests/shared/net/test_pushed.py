@@ -4,8 +4,8 @@ import pytest
 import trio
 import trio.testing
 
-from shared.net.dial import STOOD_SECONDS, Turned, Unreachable
-from shared.net.pushed import Receiver
+from shared.client.dial import STOOD_SECONDS, Turned, Unreachable
+from shared.client.receiver import Receiver
 
 
 class Bytes(Receiver[bytes]):

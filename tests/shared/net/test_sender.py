@@ -4,8 +4,8 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
-from shared.net.dial import Disconnected
-from shared.net.sender import CLOSING_SECONDS, Sender
+from shared.client.dial import Disconnected
+from shared.client.sender import CLOSING_SECONDS, Sender
 
 
 async def test_all_is_read_where_the_server_closes_behind_our_end() -> None:

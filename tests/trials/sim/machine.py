@@ -15,7 +15,7 @@ from shared.net.outbox import OutboxBudget
 from shared.net.rounds import Rounds
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver
-from shared.plug import Context, Service, TcpEndpoint
+from shared.plugin import Context, Service, TcpEndpoint
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from tests.support.explore import sampled_states
@@ -157,8 +157,8 @@ class Machine:
             await nursery.start(store.run)
             log = structlog.stdlib.get_logger("simulated")
             self._services.clear()
-            for plug, own in self._served:
-                service = self._services[plug.name] = await plug.open(Context(store, log), own)
+            for plugin, own in self._served:
+                service = self._services[plugin.name] = await plugin.open(Context(store, log), own)
                 nursery.start_soon(service.run)
             services = list(self._services.values())
             driver = StreamDriver(_rounds(store, log))

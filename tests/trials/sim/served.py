@@ -10,11 +10,11 @@ import dms.keeper
 import dms.mortality
 import dms.opening
 import dms.reading
-from dms.plug import plug as dms_plug
+from dms.plugin import plugin as dms_plugin
 from dms.settings import DmsSettings, QueueSettings
-from logmq.plug import plug as logmq_plug
+from logmq.plugin import plugin as logmq_plugin
 from logmq.settings import LogmqSettings, TopicSettings
-from shared.plug import Plug
+from shared.plugin import Plugin
 from shared.storage.settings import Durability
 from tests.trials.sim.dms_fates import SET
 from tests.trials.sim.tempers import Temper
@@ -27,14 +27,14 @@ LOGMQ = LogmqSettings(
     }
 )
 
-Served = Sequence[tuple[Plug, Any]]
+Served = Sequence[tuple[Plugin, Any]]
 
 
 def served(chance: random.Random, temper: Temper, protocols: Sequence[str]) -> Served:
-    every: dict[str, tuple[Plug, Any]] = {
-        "logmq": (logmq_plug, LOGMQ),
+    every: dict[str, tuple[Plugin, Any]] = {
+        "logmq": (logmq_plugin, LOGMQ),
         "dms": (
-            dms_plug,
+            dms_plugin,
             DmsSettings(
                 depth=chance.choice((20, 10_000)),
                 consume_seconds=chance.choice((0.05, 0.5)),

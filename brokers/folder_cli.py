@@ -1,0 +1,195 @@
+"""Verbs that read or mend data folders themselves, no server needed: fsck, log, restore."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from brokers.errors import ExitCode, Refusal, of_copy, of_folder
+from brokers.flags import ConfigFile, with_table_flags
+from brokers.render import Outcome, Several, cell, progress
+from brokers.server_cli import DataDir, copied, data_folder, there
+from shared.cli.options import Json, a_path, flag
+
+Namespace = Annotated[str, Parameter(help="The log's namespace: the folder it is in, as logmq.")]
+_REPAIR = (
+    "Put right what can be: rebuild lost indexes (marked unverified), move what no log owns aside. Damaged "
+    "data is never deleted."
+)
+Name = Annotated[str, Parameter(help="The log's name, as a LogMQ topic's.")]
+
+
+def add_commands(app: App) -> None:
+    """Put these verbs into `app`."""
+    app.command(fsck, help_epilogue=_FSCK_EXAMPLES)
+    app.command(restore, help_epilogue=_RESTORE_EXAMPLES)
+    log = App(
+        name="log",
+        help="Look into the logs of a data folder; a server may be running.",
+        help_epilogue="Examples:\n\n    brokers log ls\n    brokers log dump logmq orders",
+        help_format="plaintext",
+    )
+    log.command(
+        with_table_flags(ls),
+        help_epilogue="Examples:\n\n    brokers log ls --json | jq -s 'map(.records) | add'",
+    )
+    log.command(dump, help_epilogue=_DUMP_EXAMPLES)
+    log.command(
+        verify, help_epilogue="Examples:\n\n    brokers log verify\n    brokers log verify logmq orders"
+    )
+    app.command(log)
+
+
+def fsck(
+    *,
+    repair: Annotated[bool, Parameter(help=_REPAIR, negative="", show_default=False)] = False,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    json: Json = False,
+) -> Outcome:
+    """Check a data folder that no server uses.
+
+    Everything is read, and what is wrong is listed. Exit code 1: data is damaged.
+    """
+    folder = there(data_folder(data_dir, config))
+    with progress(f"checking {folder}"), of_folder(folder):
+        if repair:
+            from shared.storage.tools.repair import repair as mend
+
+            report = mend(folder)
+        else:
+            from shared.storage.tools.fsck import check
+
+            report = check(folder)
+    code = ExitCode.OK if report.ok else ExitCode.FAILED
+    if json:
+        return Outcome(report, code)
+    sums = {
+        "folder": folder,
+        "logs": report.logs,
+        "records": report.records,
+        "bytes_read": report.bytes_read,
+        "result": "in order" if report.ok else "damaged",
+    }
+    repairs = [{"repair": text} for text in report.repairs]
+    return Outcome(Several((*filter(None, (report.findings, repairs)), sums)), code)
+
+
+_FSCK_EXAMPLES = """Examples:
+
+    brokers fsck
+    brokers fsck --repair --data-dir /var/lib/brokers"""
+
+
+def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Any:
+    """List the logs: offsets, records, and room on disk."""
+    from shared.storage.tools.logs import log_ls
+
+    return log_ls(there(data_folder(data_dir, config)))
+
+
+def dump(
+    namespace: Namespace,
+    name: Name,
+    *,
+    start: Annotated[int, Parameter(name="--from", help="First offset.", show_default=False)] = 0,
+    stop: Annotated[int | None, Parameter(name="--to", help="Offset to stop before.")] = None,
+    raw: Annotated[bool, flag("The records' bytes as they are, not taken apart.")] = False,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    json: Json = False,
+) -> Iterator[Any]:
+    """Print a log's records.
+
+    A topic's, each with its offset, a time it is no later than, and its payload;
+    those of other logs as what they say, a row a message or an event, where the
+    protocol has a table of them. What could not be read is in the row's fault.
+    Exit code 1: a part of the log is damaged (a row says where, and the rest
+    follows).
+    """
+    from shared.storage.tools.logs import DamagedRow, log_dump
+
+    decode = None if raw else _decoder(namespace, name)
+    records = log_dump(there(data_folder(data_dir, config)), namespace, name, start, stop)
+    damaged = 0
+    rows: Iterator[Any] = records if decode is None else decode(records)
+    for row in rows:
+        damaged += isinstance(row, DamagedRow)
+        yield _said(row) if isinstance(row, Mapping) and not json else row
+    if damaged:
+        raise Refusal(f"{damaged} ranges of {namespace}/{name} are damaged")
+
+
+def _decoder(namespace: str, name: str) -> Any:
+    from brokers.dumping import decoder
+
+    try:
+        return decoder(namespace, name)
+    except ImportError as error:
+        print(
+            f"brokers: records are shown as bytes: {error} (`pip install 'brokers[spark]'` brings it)",
+            file=sys.stderr,
+        )
+        return None
+
+
+def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As a line of the server's log: where and when, then whatever there is to say, by name."""
+    first = {name: row.get(name) for name in ("offset", "time")}
+    said = {name: value for name, value in row.items() if value is not None and name not in first}
+    return {**first, **{name: f"{name}={cell(value)}" for name, value in said.items()}}
+
+
+_DUMP_EXAMPLES = """Examples:
+
+    brokers log dump logmq orders
+    brokers log dump recorded pubsub
+    brokers log dump logmq orders --from 1048576 --json | jq -r .payload"""
+
+
+def verify(
+    namespace: Annotated[str | None, Parameter(help="Only logs of this namespace.")] = None,
+    name: Annotated[str | None, Parameter(help="Only this log.")] = None,
+    *,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    json: Json = False,
+) -> Outcome:
+    """Check every byte of the logs against their CRCs.
+
+    Exit code 1: a part is damaged; 66: there is no such log, or the namespace has none.
+    """
+    from shared.storage.tools.logs import log_verify
+
+    with progress("verifying") as update:
+        rows = []
+        for row in log_verify(there(data_folder(data_dir, config)), namespace, name):
+            rows.append(row)
+            update(len(rows))
+    return Outcome(rows, ExitCode.OK if all(row.ok for row in rows) else ExitCode.FAILED)
+
+
+def restore(
+    source: Annotated[Path, Parameter(help="A backup, as `brokers backup` made it.", converter=a_path)],
+    *,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    json: Json = False,
+) -> Outcome:
+    """Make a data folder from a backup.
+
+    It must not exist yet, or be empty. Every file is checked on the way.
+    """
+    from shared.storage.tools.backup import restore as put_back
+
+    folder = data_folder(data_dir, config)
+    with progress(f"restoring {folder}"), of_copy(folder, "data folder"):
+        report = put_back(there(source), folder)
+    return copied(report, json)
+
+
+_RESTORE_EXAMPLES = """Examples:
+
+    brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers"""

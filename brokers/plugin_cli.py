@@ -1,0 +1,64 @@
+"""The commands of installed protocols, one module attribute a protocol, made when asked for.
+
+cyclopts imports a command from `"module:attribute"` when it is called; `"brokers.plugin_cli:logmq"` lets it
+do so for protocols that this package does not know by name.
+"""
+
+import importlib
+import inspect
+from typing import Any
+
+from cyclopts import App
+
+from brokers import plugins
+from brokers.errors import Refusal
+from brokers.flags import with_config_flag, with_host_flags, with_server_flags, with_table_flags
+from shared.plugin import VerbRequest
+
+
+def __getattr__(name: str) -> App:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    try:
+        return _app(name)
+    except Refusal as error:
+        # A command that says so: a list of commands or a completion must not fail for one of them.
+        return _broken(name, error)
+
+
+def _app(name: str) -> App:
+    plugin = plugins.load(name)
+    module, _, attribute = plugin.cli.partition(":")
+    try:
+        app = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise Refusal(f"the commands of protocol {name!r} cannot be used: {plugins.said(error)}") from None
+    if not isinstance(app, App) or app.name != (name,):
+        raise Refusal(
+            f"the commands of protocol {name!r} cannot be used: {plugin.cli} is no App of that name"
+        )
+    if app.help_epilogue is None:
+        app.help_epilogue = ""  # else it would show the host's examples
+    if "serve" in app:
+        serve = app["serve"]
+        if serve.default_command is not None:
+            serve.default_command = with_host_flags(
+                serve.default_command, recordable=plugin.unrecorded is None
+            )
+    for word in app:
+        verb = app[word].default_command
+        if verb is not None:
+            if inspect.signature(verb).return_annotation in (VerbRequest, "VerbRequest"):
+                verb = with_config_flag(verb)
+            app[word].default_command = with_table_flags(with_server_flags(verb, plugin))
+    return app
+
+
+def _broken(name: str, error: Refusal) -> App:
+    app = App(name=name, help=str(error), help_epilogue="", help_format="plaintext")
+
+    @app.default
+    def refuse(*_: str) -> Any:
+        raise error
+
+    return app

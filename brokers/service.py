@@ -1,0 +1,236 @@
+"""One protocol, served: its service, its listeners and connections, and what happens when it crashes."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+import structlog
+import trio
+
+from brokers.config import Config
+from brokers.errors import ExitCode, Refusal
+from shared.errors import ConfigError
+from shared.metrics import Sample
+from shared.net.keepalive import is_loopback
+from shared.net.listeners import CannotListen, check_exposure, format_address
+from shared.net.network import Group, Network
+from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint, Verb
+from shared.recording.recorder import Recorder
+from shared.storage.store import Store
+
+BACKOFF_SECONDS_MIN = 0.1
+BACKOFF_SECONDS_MAX = 30.0
+"""A crashed protocol is back after 0.1 s, then 0.2, 0.4 ... at most 30 s, as long as it keeps crashing."""
+WELL_SECONDS = 60.0
+"""Served for so long, a protocol counts as well again, and its next crash as the first."""
+
+EVERYBODY = ("0.0.0.0/0", "::/0")
+PICKS_MAX = 16
+"""Of a port that has to be free twice."""
+
+State = Literal["starting", "serving", "restarting", "draining"]
+
+
+@attrs.frozen
+class Bound:
+    """A socket that listens: `host` numeric, `port` as the system gave it."""
+
+    protocol: str
+    endpoint: str
+    transport: Literal["tcp", "udp"]
+    host: str
+    port: int
+    tls: bool
+
+    @property
+    def address(self) -> str:
+        return format_address(self.host, self.port)
+
+
+class SupervisedService:
+    """A protocol in the host. `open` binds it, `run` serves it until cancelled, crashes included."""
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        settings: Any,
+        config: Config,
+        store: Store,
+        network: Network,
+        log: structlog.stdlib.BoundLogger,
+        say: Callable[[str], None] | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.name = plugin.name
+        self.state: State = "starting"
+        self.restarts = 0
+        self.bound: list[Bound] = []
+        self._plugin = plugin
+        self._settings = settings
+        self._config = config
+        self._context = Context(store, log, say, recorder)
+        self._network = network
+        self._log = log
+        self._ports: dict[str, int] = {}
+        self._secure = False
+        self._draining = False
+        self._service: Service | None = None
+        self._group: Group | None = None
+
+    @property
+    def admin_verbs(self) -> Sequence[Verb]:
+        return self._service.admin_verbs if self._service else ()
+
+    @property
+    def connections(self) -> int:
+        return self._group.connections if self._group else 0
+
+    async def open(self) -> None:
+        """Load the service and bind its endpoints. Raises Refusal and ConfigError, with nothing bound."""
+        self._service = await self._plugin.open(self._context, self._settings)
+        try:
+            self._bind_all(self._service.endpoints)
+        except CannotListen as error:
+            self.close()
+            raise Refusal(f"{self.name}: {error}", ExitCode.CONFIGURATION) from error
+        except BaseException:
+            self.close()
+            raise
+        # A port that the system picked stays ours over a restart: clients know it by now.
+        self._ports = {bound.endpoint: bound.port for bound in self.bound}
+
+    async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. A crash closes this protocol's connections; then it is started anew."""
+        delay = BACKOFF_SECONDS_MIN
+        while True:
+            since = trio.current_time()
+            crash: BaseException | None = None
+            try:
+                await self._serve(task_status)
+            except* Exception as group:
+                crash = group
+            assert crash is not None, "served until cancelled"
+            self.restarts += 1
+            if self._draining:
+                self._log.error("protocol crashed while it drained", exc_info=crash)
+                await trio.sleep_forever()
+            self.state = "restarting"
+            if trio.current_time() - since > WELL_SECONDS:
+                delay = BACKOFF_SECONDS_MIN
+            self._log.error("protocol crashed", restart_in_seconds=delay, exc_info=crash)
+            await trio.sleep(delay)
+            if self._draining:
+                await trio.sleep_forever()
+            delay = min(2 * delay, BACKOFF_SECONDS_MAX)
+            task_status = trio.TASK_STATUS_IGNORED
+
+    def stop_accepting(self) -> None:
+        self.state, self._draining = "draining", True
+        if self._group:
+            self._group.stop_accepting()
+
+    async def drain(self) -> None:
+        """Return once everything that is owed is sent and every connection closed."""
+        if self._group and self._service:
+            self._service.drain()
+            self._group.drain()
+            await self._group.wait_no_connections()
+
+    def close(self) -> None:
+        """Close sockets at once."""
+        if self._group:
+            self._group.close()
+            self._group = None
+
+    def status(self) -> Mapping[str, Any]:
+        """A row about it, in values that JSON has."""
+        return {
+            "protocol": self.name,
+            "state": self.state,
+            "addresses": [
+                bound.address + ("/udp" if bound.transport == "udp" else "") for bound in self.bound
+            ],
+            "tls": any(bound.tls for bound in self.bound),
+            "connections": self.connections,
+            "restarts": self.restarts,
+        }
+
+    def samples(self) -> Iterator[Sample]:
+        labels = (("protocol", self.name),)
+        yield Sample(
+            "protocol_restarts_total", self.restarts, "Crashes it was restarted after.", labels=labels
+        )
+        yield Sample("protocol_up", self.state == "serving", "1: it serves.", "gauge", labels)
+        yield Sample("connections", self.connections, "Open connections.", "gauge", labels)
+        if self._group:
+            yield from self._group.samples()
+        if self._service:
+            yield from self._service.samples()
+
+    async def _serve(self, task_status: "trio.TaskStatus[None]") -> None:
+        if self._group is None:
+            await self.open()
+        assert self._group is not None
+        assert self._service is not None
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._group.serve)
+                self.state = "serving"
+                task_status.started()
+                await self._service.run()
+                # It may have no background work; its listeners go on until we are cancelled or they fail.
+        finally:
+            self.close()
+
+    def _make_group(self) -> Group:
+        section, tls = self._config.tls_of(self.name)
+        self._secure = tls.enabled
+        try:
+            return self._network.group(
+                self.name,
+                after_round=self._context.store.settle,
+                log=self._log,
+                tls=tls,
+                logs_in=self._config.logs_in(self.name),
+                insecure=self._config.serve.insecure,
+            )
+        except ConfigError as error:
+            # The network calls it by the name of the shared section.
+            raise ConfigError(section + error.key.removeprefix("tls"), error.text) from error
+
+    def _bind_all(self, endpoints: Sequence[TcpEndpoint | UdpEndpoint]) -> None:
+        """Raises CannotListen. A port that is picked for one endpoint may be taken for another that has to
+        have the same: then another is picked."""
+        tries = PICKS_MAX
+        while True:
+            tries -= 1
+            group = self._group = self._make_group()
+            self.bound = []
+            try:
+                for endpoint in endpoints:
+                    self.bound += self._bind(group, endpoint)
+                return
+            except CannotListen:
+                if not tries or not any(isinstance(each, UdpEndpoint) and each.port_of for each in endpoints):
+                    raise
+                if any(self._ports.get(each.name, each.port) for each in endpoints):
+                    raise  # it was not picked
+                group.close()
+
+    def _bind(self, group: Group, endpoint: TcpEndpoint | UdpEndpoint) -> Iterator[Bound]:
+        host = self._config.serve.host
+        port = self._ports.get(endpoint.name, endpoint.port)
+        if isinstance(endpoint, UdpEndpoint):
+            port = next((each.port for each in self.bound if each.endpoint == endpoint.port_of), port)
+            allow = getattr(self._settings, "allow", ())
+            if not hasattr(self._settings, "allow") and not is_loopback(host):
+                # Of datagrams nobody knows who sent them: whoever lets everybody send them has to say so.
+                check_exposure("serve.host", host, None, insecure=self._config.serve.insecure)
+                allow = EVERYBODY
+            for address in group.bind_udp(self.name, host, port, endpoint.sink, allow=allow):
+                yield Bound(self.name, endpoint.name, "udp", *address, tls=False)
+        else:
+            # "serve": where the address that may not be exposed was set.
+            addresses = group.bind_tcp("serve", host, port, endpoint.open_session, pushes=endpoint.pushes)
+            for address in addresses:
+                yield Bound(self.name, endpoint.name, "tcp", *address, tls=self._secure)

@@ -1,0 +1,357 @@
+"""`brokers dmp ...`: the protocol's own commands. Each returns what it found; the host shows it."""
+
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Literal
+
+import attrs
+from cyclopts import App, Parameter
+
+from dmp.amqp_client import Client, open_amqp
+from dmp.client import Message, open_feed, open_sink
+from dmp.short_strings import SHORT_BYTES_MAX
+from shared.cli.commands import bodies_shown, keyed, lost_is_refused, send_given
+from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
+from shared.errors import UsageError
+from shared.plugin import ServeRequest, VerbRequest
+
+app = App(
+    name="dmp",
+    help="AMQP 0-9-1 exchanges and queues, and bulk messages over leased connections.",
+    help_epilogue="""Examples:
+
+    brokers dmp serve
+    brokers dmp declare queue jobs
+    brokers dmp bind jobs amq.topic -k 'orders.#'
+    brokers dmp get mine --bind amq.topic:stocks.#
+    brokers dmp put amq.topic -k stocks.acme -m 17.20
+    brokers dmp queues --json""",
+    help_format="plaintext",
+)
+
+
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class Login:
+    """Who asks."""
+
+    user: Annotated[str, Parameter(help="Whom to log in as.", env_var="BROKERS_DMP_USER")] = "guest"
+    password: Annotated[
+        str,
+        Parameter(help="The password.", env_var="BROKERS_DMP_PASSWORD", show_default=False),
+    ] = attrs.field(default="guest", repr=False)
+
+
+GUEST = Login()
+Key = Annotated[str, Parameter(name=("--key", "-k"), help="The routing key.", show_default=False)]
+
+
+def _place(server: Server, login: Login) -> dict[str, Any]:
+    """What the client's functions want to know."""
+    return {
+        "host": server.host,
+        "port": server.port,
+        "user": login.user,
+        "password": login.password,
+        "ssl_context": server.ssl_context(),
+    }
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp serve
+    brokers dmp serve 5672 --host 0.0.0.0 --insecure"""
+)
+def serve(
+    port: Annotated[int | None, Parameter(help="Bind this port (5672 unless set); 0 picks one.")] = None,
+) -> ServeRequest:
+    """Serve AMQP 0-9-1 and DMP alone, until SIGTERM, SIGINT or the line "exit"."""
+    return ServeRequest("dmp", {"dmp": {"port": port}})
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp put amq.topic -k stocks.acme -m 17.20
+    seq 1000000 | brokers dmp put amq.fanout
+    brokers dmp put files -k picture --whole < picture.png"""
+)
+async def put(
+    sink: Annotated[str, Parameter(name=("--exchange", "--sink"), help="The exchange, which must be there.")],
+    *words: Words,
+    key: Key = "",
+    message: Messages = (),
+    whole: Whole = False,
+    login: Login = GUEST,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Send messages to a sink, and show how many the server has read.
+
+    Nothing is confirmed but that: what no queue is bound for is dropped.
+    """
+    name = _short("--key", os.fsencode(key))
+    _short("SINK", sink.encode())
+    with lost_is_refused():
+        async with open_sink(sink, **_place(server, login)) as opened:
+            done = await send_given(
+                lambda bodies: opened.send_many((name, body) for body in bodies),
+                (*words, *message),
+                whole=whole,
+            )
+    return {"sink": sink, "messages": done}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp get mine --bind amq.topic:stocks.# amq.fanout:
+    brokers dmp get mine --bind amq.topic:# --json | jq .key
+    brokers dmp get mine --bind files:picture --raw --max 1 > picture.png"""
+)
+async def get(
+    feed: Annotated[
+        str,
+        Parameter(
+            name=("--queue", "-q", "--feed"),
+            help="A name for the queue, which is made and goes with the command.",
+        ),
+    ],
+    *,
+    bind: Annotated[
+        tuple[str, ...] | None,
+        Parameter(help="EXCHANGE:KEY, one or more.", negative="", consume_multiple=True, show_default=False),
+    ] = None,
+    max_: Max = None,
+    raw: Raw = False,
+    login: Login = GUEST,
+    server: Server,
+    json: Json = False,
+) -> AsyncIterable[Any]:
+    """Show messages as they come, one a line, until interrupted.
+
+    Without --bind there is what is sent to the queue by its name. With --json each
+    has its exchange and key beside it.
+    """
+    if raw and json:
+        raise UsageError("--raw", "is the bytes alone; --json shows more")
+    if bind == ():
+        raise UsageError("--bind", "needs EXCHANGE:KEY behind it")
+    _short("FEED", feed.encode())
+    bindings = [_binding(said) for said in bind or ()]
+
+    async def shown() -> AsyncIterator[Any]:
+        left = max_
+        with lost_is_refused():
+            async with open_feed(bindings, queue=feed, **_place(server, login)) as opened:
+                while left is None or left > 0:
+                    messages = await opened.batch()
+                    if left is not None:
+                        messages = messages[:left]
+                        left -= len(messages)
+                    for item in _shown(messages, json=json, raw=raw):
+                        yield item
+
+    return shown()
+
+
+What = Annotated[Literal["queue", "exchange"], Parameter(help="Which of the two.")]
+Name = Annotated[str, Parameter(help="Its name.")]
+QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")]
+ExchangeName = Annotated[str, Parameter(name=("--exchange", "-e"), help="The exchange.")]
+Arguments = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name=("--argument", "-a"),
+        help="KEY=VALUE, a value that is JSON is taken as such; repeatable.",
+        negative="",
+        show_default=False,
+    ),
+]
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp declare queue jobs -a x-dead-letter-exchange=dead
+    brokers dmp declare exchange logs --type topic"""
+)
+async def declare(
+    what: What,
+    name: Name,
+    *,
+    type_: Annotated[
+        Literal["direct", "topic", "fanout", "headers"] | None,
+        Parameter(name="--type", help="Of an exchange; direct unless said.", show_default=False),
+    ] = None,
+    transient: Annotated[bool, flag("It ends with the server, as do its messages.")] = False,
+    auto_delete: Annotated[bool, flag("It goes when the last that uses it has gone.")] = False,
+    argument: Arguments = (),
+    login: Login = GUEST,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Make a queue or an exchange, durable unless it is transient.
+
+    One that is there and is the same stays as it is; one that differs is an error.
+    """
+    arguments = keyed("--argument", argument)
+    if what == "queue":
+        if type_ is not None:
+            raise UsageError("--type", "is of an exchange")
+        async with _amqp(server, login, name) as client:
+            await client.declare_queue(
+                name, durable=not transient, auto_delete=auto_delete, arguments=arguments
+            )
+    else:
+        async with _amqp(server, login, name) as client:
+            await client.declare_exchange(
+                name,
+                type_ or "direct",
+                durable=not transient,
+                auto_delete=auto_delete,
+                arguments=arguments,
+            )
+    return {what: name, "declared": True}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp delete queue jobs --if-empty
+    brokers dmp delete exchange logs"""
+)
+async def delete(
+    what: What,
+    name: Name,
+    *,
+    if_unused: Annotated[bool, flag("Not a queue with consumers, nor an exchange with bindings.")] = False,
+    if_empty: Annotated[bool, flag("Not a queue with messages.")] = False,
+    login: Login = GUEST,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """End a queue or an exchange: bindings and messages go for good."""
+    if what == "exchange" and if_empty:
+        raise UsageError("--if-empty", "is of a queue")
+    async with _amqp(server, login, name) as client:
+        if what == "exchange":
+            await client.declare_exchange(name, passive=True)  # to delete what is not there is no error
+            await client.delete_exchange(name, if_unused=if_unused)
+            return {what: name, "deleted": True}
+        await client.declare_queue(name, passive=True)
+        messages = await client.delete_queue(name, if_unused=if_unused, if_empty=if_empty)
+        return {what: name, "deleted": True, "messages": messages}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dmp bind jobs amq.topic -k 'orders.#'
+    brokers dmp bind both amq.headers -a x-match=all -a kind=order"""
+)
+async def bind(
+    queue: QueueName,
+    exchange: ExchangeName,
+    *,
+    key: Key = "",
+    argument: Arguments = (),
+    login: Login = GUEST,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Have what comes to an exchange under a key go into a queue, too."""
+    arguments = keyed("--argument", argument)
+    async with _amqp(server, login, queue, exchange, key) as client:
+        await client.bind(queue, exchange, key, arguments)
+    return {"queue": queue, "exchange": exchange, "key": key, "bound": True}
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dmp unbind jobs amq.topic -k 'orders.#'")
+async def unbind(
+    queue: QueueName,
+    exchange: ExchangeName,
+    *,
+    key: Key = "",
+    argument: Arguments = (),
+    login: Login = GUEST,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Take a binding back: that of the same key and arguments."""
+    arguments = keyed("--argument", argument)
+    async with _amqp(server, login, queue, exchange, key) as client:
+        await client.declare_queue(queue, passive=True)  # to unbind what is not there is no error
+        await client.declare_exchange(exchange, passive=True)
+        await client.unbind(queue, exchange, key, arguments)
+    return {"queue": queue, "exchange": exchange, "key": key, "bound": False}
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dmp purge jobs")
+async def purge(
+    queue: QueueName, *, login: Login = GUEST, server: Server, json: Json = False
+) -> Mapping[str, Any]:
+    """Drop all messages of a queue but those that consumers hold."""
+    async with _amqp(server, login, queue) as client:
+        return {"queue": queue, "purged": await client.purge(queue)}
+
+
+@asynccontextmanager
+async def _amqp(server: Server, login: Login, *names: str) -> AsyncIterator[Client]:
+    """An AMQP client, for what is called so. Raises UsageError for what is no name, and as the clients do."""
+    for name in names:
+        _short("NAME", name.encode())
+    with lost_is_refused():
+        async with open_amqp(**_place(server, login)) as client:
+            yield client
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dmp leases\n    brokers dmp leases --json")
+def leases(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+    """List the leases that are given and not used yet: their targets and ages.
+
+    The wire has no word for it: the server is asked over the control socket in
+    its data folder. What opens a lease is shown to nobody.
+    """
+    return VerbRequest("dmp", "leases", {}, data_dir)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dmp queues\n    brokers dmp queues --json")
+def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+    """List the queues of the running server: ready, unacknowledged, consumers."""
+    return VerbRequest("dmp", "queues", {}, data_dir)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dmp exchanges\n    brokers dmp exchanges --json")
+def exchanges(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+    """List the exchanges of the running server: types and bindings."""
+    return VerbRequest("dmp", "exchanges", {}, data_dir)
+
+
+def _binding(said: str) -> tuple[str, str]:
+    """Exchanges may have colons in their names; keys behind the last one may not."""
+    exchange, colon, key = said.rpartition(":")
+    if not colon:
+        raise UsageError("--bind", f"{said!r} is not EXCHANGE:KEY")
+    _short("--bind", exchange.encode())
+    _short("--bind", key.encode())
+    return exchange, key
+
+
+def _short(argument: str, name: bytes) -> bytes:
+    """What goes over the wire as a short string. Raises UsageError."""
+    if len(name) > SHORT_BYTES_MAX:
+        raise UsageError(argument, f"a name of {len(name)} bytes: {SHORT_BYTES_MAX} at most")
+    return name
+
+
+def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[Any]:
+    """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
+    if json:
+        return [
+            {"exchange": message.exchange, "key": message.key, "message": message.body}
+            for message in messages
+        ]
+    return bodies_shown([message.body for message in messages], raw=raw)

@@ -1,0 +1,426 @@
+"""`brokers dms ...`: the protocol's own commands. Each returns what it found; the host shows it.
+
+Flags and their defaults are those of the specification's own server and client; what they lack is added.
+"""
+
+import os
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import trio
+from cyclopts import App, Parameter
+
+from dms.client import Client, DmsError, Message, QueueExists, QueueOptions, Unreachable, connect
+from dms.consumer import Consumer
+from dms.feeder import Feeder
+from dms.stress import stress as run_stress
+from shared.cli.commands import line_runs, lost_is_refused
+from shared.cli.options import Json, Max, Messages, Server, Words, a_path, flag
+from shared.cli.output_reader import OutputReader
+from shared.cli.progress import counting
+from shared.errors import UsageError
+from shared.plugin import ServeRequest, VerbRequest
+
+PREFETCH = 64
+LEVELS = ("debug", "info", "warning", "error")
+DATA_DIR = Path("dms_data")
+
+app = App(
+    name="dms",
+    help="Work queues: a message leaves its queue when a consumer acknowledges it.",
+    help_epilogue="""Exit codes: 0 done; 1 refused; 2 a mistake on the command line; 66 no such
+queue; 69 no server answers; 74 the connection was lost, what was under way may
+or may not have been done; 75 try again later (no message came in time, the
+queue is full); 130 interrupted.
+
+Examples:
+
+    brokers dms serve -P
+    brokers dms create -q orders
+    brokers dms produce -q orders -m "order 42"
+    brokers dms consume -q orders -c""",
+    help_format="plaintext",
+)
+
+
+QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="A queue.")]
+DataDir = Annotated[
+    Path | None,
+    Parameter(
+        name=("--data-dir", "-D"),
+        help="The server's data folder: ./data unless set, or ./dms_data where only that is there.",
+        show_default=False,
+        converter=a_path,
+    ),
+]
+
+
+@asynccontextmanager
+async def _connected(server: Server) -> AsyncIterator[Client]:
+    """A client. Raises ConnectionRefusedError where the server cannot be reached, or not any more."""
+    with lost_is_refused(Unreachable):
+        async with connect(server.host, server.port, ssl_context=server.ssl_context()) as client:
+            yield client
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dms serve
+    brokers dms serve -p 9191 -d 5000 -P -D /var/lib/dms
+    brokers dms serve -l 0"""
+)
+def serve(
+    *,
+    port: Annotated[
+        int | None, Parameter(name=("--port", "-p"), help="Bind this port (9090 unless set); 0 picks one.")
+    ] = None,
+    depth: Annotated[
+        int | None, Parameter(name=("--depth", "-d"), help="Messages in a queue at most (10000 unless set).")
+    ] = None,
+    timeout: Annotated[
+        float | None, Parameter(name=("--timeout", "-t"), help="Seconds a CONSUME waits (30 unless set).")
+    ] = None,
+    persist: Annotated[
+        bool,
+        flag("Keep queues on disk; without it all is in memory, and lost at the end.", "--persist", "-P"),
+    ] = False,
+    data_dir: Annotated[
+        Path | None,
+        Parameter(
+            name=("--data-dir", "-D"), help="The data folder (./dms_data unless set).", converter=a_path
+        ),
+    ] = None,
+    level: Annotated[
+        int | None,
+        Parameter(
+            name=("--level", "-l"), help="Least to log: 0 DEBUG, 1 INFO, 2 WARN, 3 ERROR (1 unless set)."
+        ),
+    ] = None,
+) -> ServeRequest:
+    """Serve DMS alone, until SIGTERM, SIGINT or the line "exit".
+
+    As the specification's server: without -P nothing is kept, and no message is
+    written to the data folder, which holds the lock and the control socket. In
+    "brokers serve" queues are kept unless the settings say otherwise.
+    """
+    if level is not None and not 0 <= level < len(LEVELS):
+        raise UsageError("--level", f"{level} is none of 0 (DEBUG), 1 (INFO), 2 (WARN), 3 (ERROR)")
+    own: Mapping[str, Any] = {
+        "port": port,
+        "depth": depth,
+        "consume_seconds": timeout,
+        "persist": persist or None,
+    }
+    host: Mapping[str, Any] = {
+        "data_dir": None if data_dir is None else str(data_dir),
+        "log_level": None if level is None else LEVELS[level],
+    }
+    defaults: Mapping[str, Mapping[str, Any]] = {
+        "dms": {"persist": False},
+        "serve": {"data_dir": str(DATA_DIR)},
+    }
+    flags = {"consume_seconds": "--timeout", "log_level": "--level"}
+    return ServeRequest("dms", {"dms": own, "serve": host}, defaults, flags)
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dms produce -q orders -m "order 42"
+    seq 1000 | brokers dms produce -q numbers --json
+    tail -f events.log | brokers dms produce -q events --wait --again"""
+)
+async def produce(
+    queue: QueueName,
+    *words: Words,
+    message: Messages = (),
+    wait: Annotated[
+        bool, flag("Where the queue is full, try again until it is not; order may change then.")
+    ] = False,
+    again: Annotated[
+        bool, flag("Send again what a lost connection left unanswered; such messages may be there twice.")
+    ] = False,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Put messages into a queue, in order.
+
+    Ends with 0 when the server has them all, as safe as the queue is; 75 where the
+    queue is full (without --wait), 66 where there is none. What came before the
+    first message that was refused is in the queue; nothing behind its piece of
+    input was sent. The error says how many were put.
+    """
+    async with _connected(server) as client:
+        feeder = Feeder(client, queue, wait=wait, again=again)
+        try:
+            if given := (*words, *message):
+                await feeder.put([os.fsencode(text) for text in given])
+            else:
+                stdin: Any = trio.wrap_file(sys.stdin.buffer)
+                with counting("messages") as update:
+                    async with aclosing(line_runs(stdin)) as runs:
+                        async for lines in runs:
+                            await feeder.put(lines)
+                            update(feeder.messages, feeder.size)
+        except DmsError as error:
+            error.text += f" ({feeder.messages} messages were put)"
+            raise
+    return {"queue": queue, "messages": feeder.messages, "sent_again": feeder.sent_again}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dms consume -q orders
+    brokers dms consume -q orders -c
+    brokers dms consume -q orders --max 5 --nack
+    brokers dms consume -q orders -c --json | jq -r .message"""
+)
+async def consume(
+    queue: QueueName,
+    *,
+    continuous: Annotated[
+        bool, flag("Go on until interrupted, and wait for more.", "--continuous", "-c")
+    ] = False,
+    max_: Annotated[Max, Parameter(help="Take so many (1 without -c).")] = None,
+    nack: Annotated[
+        bool,
+        flag("Refuse what is taken, once all is shown: it goes back, or is dead after too often."),
+    ] = False,
+    server: Server,
+    json: Json = False,
+) -> AsyncIterable[Any]:
+    """Take messages out of a queue and show them, one a line.
+
+    Each is acknowledged when it has been shown; into a pipe, when it has been read
+    from there. What was not goes back to the queue at the end. Without -c it takes
+    one, or --max; where none comes in the time that the server allows, the exit
+    code is 75.
+    """
+    if nack and continuous:
+        raise UsageError("--nack", "needs --max and not --continuous: what goes back comes again")
+    reader = OutputReader()
+    left = max_ if continuous or max_ is not None else 1
+
+    async def shown() -> AsyncIterator[Any]:
+        nonlocal left
+        async with (
+            _connected(server) as client,
+            client.consume(queue, prefetch=PREFETCH if continuous else 1, at_most=left) as consumer,
+            _nacked(consumer) as refused,
+        ):
+            while left is None or left > 0:
+                some = await consumer.several() if continuous else [await consumer.receive()]
+                left = None if left is None else left - len(some)
+                taken: list[Message] = []
+                try:
+                    for portion in reader.portions(some):
+                        for item in _shown(portion, queue, json=json):
+                            yield item
+                        await reader.wait_taken()
+                        taken += portion
+                finally:
+                    if nack:
+                        refused += taken
+                    else:
+                        await consumer.ack(*taken)
+
+    return shown()
+
+
+@asynccontextmanager
+async def _nacked(consumer: Consumer) -> AsyncIterator[list[Message]]:
+    """What the block puts into the list is refused at its end: sooner, it would come again to the block."""
+    refused: list[Message] = []
+    try:
+        yield refused
+    finally:
+        if refused:
+            await consumer.nack(*refused)
+
+
+def _shown(messages: Sequence[Message], queue: str, *, json: bool) -> Sequence[Any]:
+    """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
+    if json:
+        return [{"queue": queue, "delivery": message.id, "message": message.body} for message in messages]
+    if sys.stdout.isatty():
+        return [message.body.decode(errors="backslashreplace") for message in messages]
+    return [b"".join(message.body + b"\n" for message in messages)]
+
+
+def _option(help_: str) -> Parameter:
+    return Parameter(help=help_, show_default=False)
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dms create -q orders
+    brokers dms create -q orders --max-deliveries 5 --dead-letter orders-dead
+    brokers dms create -q mails --retry-ms 1000 --retry-max-ms 60000 --exist-ok"""
+)
+async def create(
+    queue: QueueName,
+    *,
+    depth: Annotated[int | None, _option("Messages in it at most.")] = None,
+    ttl_ms: Annotated[int | None, _option("Messages older than this are dead.")] = None,
+    max_deliveries: Annotated[int | None, _option("So often it is delivered, then it is dead.")] = None,
+    dead_letter: Annotated[str | None, _option("The queue for dead messages; else dropped.")] = None,
+    delay_ms: Annotated[int | None, _option("From PRODUCE until the first delivery.")] = None,
+    retry_ms: Annotated[int | None, _option("From a NACK until the next delivery.")] = None,
+    retry_max_ms: Annotated[int | None, _option("With it the delay doubles, up to this.")] = None,
+    exist_ok: Annotated[bool, flag("Not an error where it is there; its options stay as they are.")] = False,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Make a queue. What is not said is as the server's settings have it."""
+    options = QueueOptions(
+        depth=depth,
+        ttl_ms=ttl_ms,
+        max_deliveries=max_deliveries,
+        dead_letter=dead_letter,
+        delay_ms=delay_ms,
+        retry_ms=retry_ms,
+        retry_max_ms=retry_max_ms,
+    )
+    async with _connected(server) as client:
+        try:
+            await client.create(queue, options)
+        except QueueExists:
+            if not exist_ok:
+                raise
+            return {"queue": queue, "created": False}
+    return {"queue": queue, "created": True}
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dms delete -q orders")
+async def delete(queue: QueueName, *, server: Server, json: Json = False) -> Mapping[str, Any]:
+    """End a queue: its messages go for good."""
+    async with _connected(server) as client:
+        await client.delete(queue)
+    return {"queue": queue, "deleted": True}
+
+
+@app.command(
+    name="list",
+    help_epilogue="Examples:\n\n    brokers dms list\n    brokers dms list --json | jq 'select(.depth > 0)'",
+)
+async def list_(*, server: Server, json: Json = False) -> Sequence[Mapping[str, Any]]:
+    """List the queues, and how many messages are in each, held ones counted."""
+    async with _connected(server) as client:
+        return [{"queue": queue.name, "depth": queue.depth} for queue in await client.queues()]
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers dms stress -q bench -n 1000
+    brokers dms stress -q bench -n 100000 --size 1000 --json"""
+)
+async def stress(
+    queue: QueueName,
+    *,
+    number: Annotated[int, Parameter(name=("--number", "-n"), help="So many messages.")] = 1000,
+    size: Annotated[int, Parameter(help="Bytes of a message (16 at least).")] = 100,
+    server: Server,
+    json: Json = False,
+) -> Any:
+    """Produce, consume and acknowledge messages, and check that each came once.
+
+    The queue is made, and deleted at the end, unless it is there; then it must be
+    empty, and stays. Ends with 1 where a message was lost, came twice, or came
+    out of order.
+    """
+    if number < 1:
+        raise UsageError("--number", "1 at least")
+    if not 16 <= size <= 4000:
+        raise UsageError("--size", "16 to 4000")
+    async with _connected(server) as client:
+        with counting("messages") as update:
+            return await run_stress(client, queue, number, size, update)
+
+
+# What has no word on the wire: the control socket of a running server, or its folder.
+
+
+def _administrative(verb: str, data_dir: Path | None, **arguments: Any) -> VerbRequest:
+    return VerbRequest("dms", verb, arguments, data_dir, cold=True, own_dir=DATA_DIR)
+
+
+@app.command(
+    help_epilogue="Examples:\n\n    brokers dms queues\n    brokers dms queues --json | jq 'select(.held)'"
+)
+def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+    """List the queues with everything that is known of them."""
+    return _administrative("queues", data_dir)
+
+
+@app.command(
+    help_epilogue="Examples:\n\n    brokers dms peek -q orders\n    brokers dms peek -q orders -n 5 --json"
+)
+def peek(
+    queue: QueueName,
+    *,
+    number: Annotated[int, Parameter(name=("--max", "--number", "-n"), help="So many at most.")] = 10,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """List the messages at the front of a queue. It takes nothing, and no delivery is counted."""
+    from dms.admin import PEEK_MAX
+
+    if not 0 <= number <= PEEK_MAX:
+        raise UsageError("--max", f"0 to {PEEK_MAX}")
+    return _administrative("peek", data_dir, queue=queue, limit=number)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dms purge -q orders")
+def purge(queue: QueueName, *, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+    """Drop all messages of a queue but those that consumers hold."""
+    return _administrative("purge", data_dir, queue=queue)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dms redrive orders-dead")
+def redrive(
+    queue: Annotated[str, Parameter(name=("--queue", "-q"), help="A dead letter queue.")],
+    *,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """Move dead messages back to the queues that they came from."""
+    return _administrative("redrive", data_dir, queue=queue)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers dms export -q orders orders.dmsq")
+def export(
+    file: Annotated[Path, Parameter(help="A .dmsq file to write.", converter=a_path)],
+    queue: QueueName,
+    *,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """Write a queue's messages to a file, in the specification's format. They stay in the queue."""
+    return _administrative("export", data_dir, queue=queue, target=str(file.absolute()))
+
+
+@app.command(
+    name="import",
+    help_epilogue="Examples:\n\n    brokers dms import orders.dmsq\n    brokers dms import x.dmsq -q orders",
+)
+def import_(
+    file: Annotated[Path, Parameter(help="A .dmsq file.", converter=a_path)],
+    queue: Annotated[
+        str | None,
+        Parameter(
+            name=("--queue", "-q"), help="Into this queue; else it is named as the file.", show_default=False
+        ),
+    ] = None,
+    *,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """Put the messages of a .dmsq file at the end of a queue, which is made if it is not there."""
+    return _administrative("import", data_dir, queue=queue, source=str(file.absolute()))

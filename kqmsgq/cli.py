@@ -1,0 +1,178 @@
+"""`brokers kqmsgq ...`: the protocol's own commands. Each returns what it found; the host shows it."""
+
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from kqmsgq.client import Message, open_consumer, open_producer
+from shared.cli.commands import bodies_shown, lost_is_refused, send_given
+from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
+from shared.client.dial import Address, Disconnected
+from shared.errors import RemoteProtocolError, UsageError
+from shared.plugin import ServeRequest, VerbRequest
+
+app = App(
+    name="kqmsgq",
+    help="Queues by name, fanned out from memory to every consumer that subscribes.",
+    help_epilogue="""Examples:
+
+    brokers kqmsgq serve 8000
+    brokers kqmsgq consume -q orders
+    brokers kqmsgq produce -q orders -m hello
+    brokers kqmsgq consume --all --json | jq .message""",
+    help_format="plaintext",
+)
+
+PROBE = (b"\n",) * 6
+"""Nobody is subscribed to these yet, so to unsubscribe from them does nothing, and is not answered. A server
+of another protocol answers, or closes: with the role it is a line, and longer than any first word."""
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers kqmsgq serve 8000
+    brokers kqmsgq serve --host 0.0.0.0 --insecure"""
+)
+def serve(
+    port: Annotated[int | None, Parameter(help="Bind this port (8000 unless set); 0 picks one.")] = None,
+) -> ServeRequest:
+    """Serve KqueueMsgQ alone, until SIGTERM, SIGINT or the line "exit"."""
+    return ServeRequest("kqmsgq", {"kqmsgq": {"port": port}})
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers kqmsgq produce -q orders -m hello -m "a second one"
+    seq 1000000 | brokers kqmsgq produce -q numbers
+    brokers kqmsgq produce -q files --whole < picture.png"""
+)
+async def produce(
+    queue: Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")],
+    *words: Words,
+    message: Messages = (),
+    whole: Whole = False,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Send messages to a queue, and show how many the server has read.
+
+    Who is subscribed at that moment gets them; nobody else ever will.
+    """
+    name = _named(queue, server)
+    with lost_is_refused():
+        async with open_producer(**_place(server)) as producer:
+            done = await send_given(
+                lambda bodies: producer.send_many((name, body) for body in bodies),
+                (*words, *message),
+                whole=whole,
+            )
+    return {"queue": queue, "messages": done}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers kqmsgq consume -q orders -q returns
+    brokers kqmsgq consume --all --json
+    brokers kqmsgq consume -q files --raw --max 1 > picture.png"""
+)
+async def consume(
+    queue: Annotated[
+        tuple[str, ...],
+        Parameter(name=("--queue", "-q"), help="Queues.", negative="", show_default=False),
+    ] = (),
+    *,
+    all_: Annotated[bool, flag("All queues.", "--all")] = False,
+    max_: Max = None,
+    raw: Raw = False,
+    server: Server,
+    json: Json = False,
+) -> AsyncIterable[Any]:
+    """Show messages as they come, one a line, until interrupted.
+
+    With --json each has its queue beside it.
+    """
+    if not queue and not all_:
+        raise UsageError("--queue", "name at least one queue, or say --all")
+    if raw and json:
+        raise UsageError("--raw", "is the bytes alone; --json shows more")
+    names = [_named(name, server) for name in queue]
+
+    async def shown() -> AsyncIterator[Any]:
+        left = max_
+        heard = False
+        with lost_is_refused():
+            async with open_consumer(**_place(server)) as consumer:
+                await consumer.unsubscribe(*PROBE)
+                if all_:
+                    await consumer.subscribe_all()
+                if names:
+                    await consumer.subscribe(*names)
+                while left is None or left > 0:
+                    try:
+                        messages = await consumer.batch()
+                    except (Disconnected, RemoteProtocolError) as error:
+                        if heard:
+                            raise
+                        address = Address(server.host, server.port, kind="KqueueMsgQ")
+                        raise address.not_answered(error) from error
+                    heard = True
+                    if left is not None:
+                        messages = messages[:left]
+                        left -= len(messages)
+                    for item in _shown(messages, json=json, raw=raw):
+                        yield item
+
+    return shown()
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers kqmsgq consumers
+    brokers kqmsgq consumers --dropped --json"""
+)
+def consumers(
+    *,
+    dropped: Annotated[bool, flag("Only those that lost messages because they did not read.")] = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """List the consumers: their subscriptions, what waits for them, what they lost.
+
+    The wire has no word for it: the server is asked over the control socket in
+    its data folder.
+    """
+    return VerbRequest("kqmsgq", "consumers", {"dropped": dropped}, data_dir)
+
+
+def _place(server: Server) -> dict[str, Any]:
+    """What the clients want to know. A server that is sent more than it takes closes without a word."""
+    return {
+        "host": server.host,
+        "port": server.port,
+        "ssl_context": server.ssl_context(),
+        "name_bytes_max": server.settings.name_bytes_max,
+        "message_bytes_max": server.settings.message_bytes_max,
+    }
+
+
+def _named(queue: str, server: Server) -> bytes:
+    """Raises UsageError."""
+    name, most = os.fsencode(queue), server.settings.name_bytes_max
+    if not name:
+        raise UsageError("--queue", "a queue has a name")
+    if len(name) > most:
+        raise UsageError("--queue", f"a name of {len(name)} bytes: {most} at most (kqmsgq.name_bytes_max)")
+    return name
+
+
+def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[Any]:
+    """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
+    if json:
+        return [{"queue": message.queue, "message": message.body} for message in messages]
+    return bodies_shown([message.body for message in messages], raw=raw)

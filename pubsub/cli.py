@@ -1,0 +1,278 @@
+"""`brokers pubsub ...`: the protocol's own commands. Each returns what it found; the host shows it.
+
+What only one of them needs is imported there: a subscriber starts as fast as it can.
+"""
+
+import errno
+import socket
+import ssl
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+from cyclopts import App, Parameter
+
+from pubsub import wire
+from pubsub.wire import Kind
+from shared.cli.options import DataDir, Json, Place, Port, Server, flag
+from shared.errors import NotThere, UsageError
+from shared.plugin import ServeRequest, VerbRequest
+
+CONNECT_SECONDS = 10.0
+"""As for every client (`shared.client.dial`, which brings trio: a quarter of a subscriber's start)."""
+
+app = App(
+    name="pubsub",
+    help="Topics with levels and wildcards: UDP publishers, TCP subscribers.",
+    help_epilogue="""Examples:
+
+    brokers pubsub serve 7070
+    brokers pubsub subscriber A 127.0.0.1 7070
+    brokers pubsub publish hall/3/temperature --float 21.50""",
+    help_format="plaintext",
+)
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers pubsub serve 7070
+    export BROKERS_PUBSUB_ALLOW='["10.0.0.0/8"]'
+    brokers pubsub serve 7070 --host 0.0.0.0 --insecure"""
+)
+def serve(
+    port: Annotated[
+        int | None, Parameter(help="Bind this port, TCP and UDP (7070 unless set); 0 picks one.")
+    ] = None,
+) -> ServeRequest:
+    """Serve pub/sub alone, until SIGTERM, SIGINT or the line "exit".
+
+    A line for each client that comes or goes is on standard output, everything
+    else on standard error. Beyond loopback the setting pubsub.allow must name the
+    networks that may publish; the address of a datagram can be forged.
+    """
+    return ServeRequest("pubsub", {"pubsub": {"port": port}}, says=True)
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers pubsub subscriber A 127.0.0.1 7070
+    echo 'subscribe hall/+/door' | brokers pubsub subscriber A 127.0.0.1 7070"""
+)
+def subscriber(
+    client_id: Annotated[str, Parameter(help="1 to 10 printable ASCII characters.")],
+    ip: Annotated[str | None, Parameter(help="The server's address, as --host.", show_default=False)] = None,
+    tcp_port: Annotated[Port, Parameter(name="PORT", help="Its port, as --port.")] = None,
+    /,
+    *,
+    server: Server,
+) -> Iterator[Any]:
+    """Receive messages, with commands on standard input.
+
+    subscribe <topic>, unsubscribe <topic>, exit; and keep <topic>: subscribe, and
+    have what comes while this client is away kept for it.
+    """
+    try:
+        wire.encode_id(client_id.encode(errors="surrogateescape"))
+    except ValueError as error:
+        raise UsageError("CLIENT-ID", str(error)) from None
+    server = server.at(ip, tcp_port)
+    context = server.ssl_context()
+    where = f"{server.host}:{server.port}"
+    with _tls_in_words(where):
+        yield from _subscribed(client_id, server, context, where)
+
+
+def _subscribed(client_id: str, server: Server, context: ssl.SSLContext | None, where: str) -> Iterator[Any]:
+    from pubsub.terminal import Terminal
+
+    try:
+        sock = socket.create_connection((server.host, server.port), CONNECT_SECONDS)
+        if context is not None:
+            sock = context.wrap_socket(sock, server_hostname=server.host)
+    except ssl.SSLError:
+        raise
+    except (OSError, UnicodeError) as error:  # the latter: no host can have that name (`a..b`)
+        said = f"no pub/sub server answers ({error})"
+        raise ConnectionRefusedError(errno.ECONNREFUSED, said, where) from error
+    with sock:
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        on_terminal = sys.stdout.isatty()
+        for line in Terminal(sock, client_id, where).lines(sys.stdin.fileno()):
+            yield line.decode(errors="backslashreplace").rstrip("\n") if on_terminal else line
+
+
+@contextmanager
+def _tls_in_words(where: str) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLError as error:
+        from shared.net.tls import in_words
+
+        error.filename, error.strerror = where, in_words(error)
+        raise
+
+
+@attrs.frozen
+class Value:
+    """What to publish: one of these."""
+
+    int_: Annotated[int | None, Parameter(name="--int", help="An integer of 32 bits and a sign.")] = None
+    short_real: Annotated[str | None, Parameter(help="0 to 655.35, two decimals.")] = None
+    float_: Annotated[str | None, Parameter(name="--float", help="A decimal number, as it is written.")] = (
+        None
+    )
+    string: Annotated[
+        str | None,
+        Parameter(name=("--string", "--message", "-m"), help="A text of up to 1500 bytes."),
+    ] = None
+
+    def given(self) -> list[tuple[Kind, str]]:
+        fields = (
+            (Kind.INT, None if self.int_ is None else str(self.int_)),
+            (Kind.SHORT_REAL, self.short_real),
+            (Kind.FLOAT, self.float_),
+            (Kind.STRING, self.string),
+        )
+        return [(kind, text) for kind, text in fields if text is not None]
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers pubsub publish hall/3/temperature --float 21.50
+    brokers pubsub publish hall/3/door --string open
+    brokers pubsub publish --from readings.jsonl --rate 1000
+
+A line of readings.jsonl:
+
+    {"topic": "hall/3/temperature", "type": "FLOAT", "value": "21.50"}"""
+)
+async def publish(
+    topic: Annotated[str | None, Parameter(help="The topic, at most 50 bytes.")] = None,
+    *,
+    value: Annotated[Value, Parameter(name="*")] = Value(),
+    from_: Annotated[
+        Path | None,
+        Parameter(
+            name="--from", help="JSON, a message a line; - is standard input.", allow_leading_hyphen=True
+        ),
+    ] = None,
+    rate: Annotated[float | None, Parameter(help="Messages a second, at most.")] = None,
+    server: Place,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Publish a message, or a file of them, and show how many were sent.
+
+    A datagram is not answered: whether it was heard nobody knows.
+    """
+    import trio
+
+    from pubsub.client import open_publisher
+
+    given = value.given()
+    if (from_ is None) == (topic is None) or len(given) != (from_ is None):
+        raise UsageError("TOPIC", "it and one of --int, --short-real, --float, --string; or --from")
+    if rate is not None and not rate > 0:
+        raise UsageError("--rate", "more than 0 a second")
+    sent = 0
+    with open_file(from_) if from_ is not None else _nothing() as file:
+        datagrams = _parsed(file) if topic is None else _single(topic, *given[0])
+        with _named(f"{server.host}:{server.port}"):
+            async with open_publisher(server.host, server.port) as publisher:
+                begun = trio.current_time()
+                for datagram in datagrams:
+                    if rate is not None:
+                        await trio.sleep_until(begun + sent / rate)
+                    await publisher.send(datagram)
+                    sent += 1
+                publisher.check_heard()
+    return {"messages": sent, "to": f"{server.host}:{server.port}"}
+
+
+@app.command(
+    help_epilogue="""Examples:
+
+    brokers pubsub sessions
+    brokers pubsub sessions --topics --json"""
+)
+def sessions(
+    *,
+    topics: Annotated[bool, flag("With what each is subscribed to.")] = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """List the sessions of clients, connected or remembered: subscriptions, what waits, what they lost.
+
+    The wire has no word for it: the server is asked over the control socket in
+    its data folder.
+    """
+    return VerbRequest("pubsub", "sessions", {"topics": topics}, data_dir, cold=True)
+
+
+@app.command(help_epilogue="Examples:\n\n    brokers pubsub forget A")
+def forget(
+    client_id: Annotated[str, Parameter(help="The client.")],
+    *,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> VerbRequest:
+    """End the session of a client that is away: its subscriptions, and what is kept for it."""
+    return VerbRequest("pubsub", "forget", {"client": client_id}, data_dir, cold=True)
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """A host that is not found, or where nobody listens, is a server that is not there: and which it was."""
+    try:
+        yield
+    except OSError as error:
+        why = f"no pub/sub server listens ({error.strerror or error})"
+        raise ConnectionRefusedError(errno.ECONNREFUSED, why, where) from error
+
+
+def open_file(path: Path) -> Any:
+    """Raises NotThere."""
+    try:
+        return open(0, "rb", closefd=False) if str(path) == "-" else path.open("rb")
+    except FileNotFoundError as error:
+        raise NotThere(f"{path}: {error.strerror}") from None
+
+
+def _nothing() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+def _single(topic: str, kind: Kind, text: str) -> Iterator[bytes]:
+    try:
+        payload = wire.payload_of(kind, text)
+    except ValueError as error:
+        raise UsageError(f"--{kind.name.lower().replace('_', '-')}", str(error)) from None
+    try:
+        yield wire.datagram(topic.encode("utf-8", "surrogateescape"), kind, payload)
+    except ValueError as error:
+        raise UsageError("TOPIC", str(error)) from None
+
+
+def _parsed(file: Any) -> Iterator[bytes]:
+    """Datagrams of a file's lines. Raises UsageError, which names the line."""
+    from json import loads
+
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            message = loads(line, parse_float=str, parse_int=str)
+            kind = Kind[message["type"]]
+            yield wire.datagram(message["topic"].encode(), kind, wire.payload_of(kind, str(message["value"])))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UsageError("--from", f"line {number}: {error}") from None
+        except KeyError as error:
+            raise UsageError("--from", f"line {number}: no topic, type or value: {error}") from None

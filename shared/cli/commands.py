@@ -1,0 +1,96 @@
+"""What the protocols' commands have in common: what they send and show, and a server that goes away."""
+
+import errno
+import os
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import trio
+
+from shared.cli.progress import counting
+from shared.client.dial import Disconnected
+from shared.errors import UsageError
+
+READ_BYTES = 256 * 1024
+
+
+async def line_runs(file: Any) -> AsyncGenerator[list[bytes], None]:
+    """Lines as they come, many at a time, without their ends; the last may lack one.
+
+    `file`: what `trio.wrap_file` makes of a binary file.
+    """
+    rest: list[bytes] = []  # pieces of a line whose end has not come
+    while data := await file.read1(READ_BYTES):
+        first, *lines = data.split(b"\n")
+        rest.append(first)
+        if lines:
+            lines.insert(0, b"".join(rest))
+            rest = [lines.pop()]
+            yield [line.removesuffix(b"\r") for line in lines]
+    if last := b"".join(rest):
+        yield [last]
+
+
+def keyed(argument: str, words: Iterable[str]) -> dict[str, Any]:
+    """Each KEY=VALUE, where a value that is JSON is taken as such. Raises UsageError."""
+    from json import loads
+
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (equals and key):
+            raise UsageError(argument, f"{word!r} is not KEY=VALUE")
+        try:
+            found[key] = loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
+@contextmanager
+def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
+    """A lost connection ends a command as a refused one does; `lost`: one of this kind."""
+    try:
+        yield
+    except lost as error:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
+
+
+async def send_given(
+    send: Callable[[Iterable[bytes]], Awaitable[None]], messages: Sequence[str], *, whole: bool
+) -> int:
+    """Send what a command was given: its --message flags, else all of standard input, or each of its lines.
+
+    Returns how many that were. Raises UsageError for what no server would take.
+    """
+    done = size = 0
+    try:
+        if messages:
+            await send([os.fsencode(message) for message in messages])
+            return len(messages)
+        stdin: Any = trio.wrap_file(sys.stdin.buffer)
+        if whole:
+            await send([await stdin.read()])
+            return 1
+        with counting("messages") as update:
+            async with aclosing(line_runs(stdin)) as runs:
+                async for lines in runs:
+                    await send(lines)
+                    done += len(lines)
+                    size += sum(map(len, lines))
+                    update(done, size)
+    except ValueError as error:
+        where = "--message" if messages else "--whole" if whole else "standard input"
+        raise UsageError(where, str(error)) from None
+    return done
+
+
+def bodies_shown(bodies: Iterable[bytes], *, raw: bool) -> Sequence[str | bytes]:
+    """Messages as the host shows them: lines on a terminal, else their bytes, each on a line unless `raw`."""
+    if raw:
+        return [b"".join(bodies)]
+    if sys.stdout.isatty():
+        return [body.decode(errors="backslashreplace") for body in bodies]
+    return [b"".join([body + b"\n" for body in bodies])]

@@ -1,0 +1,129 @@
+"""The options that commands of several protocols take. Nothing heavy is imported: commands start with it."""
+
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import attrs
+from cyclopts import Parameter, Token
+
+from shared.local_path import local_path
+
+
+def flag(help_: str, *names: str) -> Parameter:
+    """A switch: given or not."""
+    return Parameter(name=names or None, help=help_, negative="", show_default=False)
+
+
+def at_least_one(_: type, number: int | None) -> None:
+    """A validator, for numbers of things."""
+    if number is not None and number < 1:
+        raise ValueError("1 at least")
+
+
+def _a_port(_: type, number: int | None) -> None:
+    if number is not None and not 1 <= number <= 65535:
+        raise ValueError("a port is 1 to 65535")
+
+
+def _bindable(_: type, number: int) -> None:
+    if not 0 <= number <= 65535:
+        raise ValueError("a port is 1 to 65535; 0 picks one")
+
+
+def a_path(_: type, tokens: Sequence[Token]) -> Path:
+    """A converter: of nothing (`--data-dir "$UNSET"`) pathlib would make the current folder."""
+    return local_path(tokens[0].value)
+
+
+Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]
+Host = Annotated[str | None, Parameter(help="The server's address; this machine unless set (client.host).")]
+Port = Annotated[
+    int | None, Parameter(name=("--port", "-p"), help="Its port.", validator=_a_port, show_default=False)
+]
+"""Of a server that is asked."""
+BoundPort = Annotated[int, Parameter(help="Listen on this port; 0 picks one.", validator=_bindable)]
+"""Of a server that is started, where no settings check it."""
+DataDir = Annotated[
+    Path | None,
+    Parameter(
+        name=("--data-dir", "-D"), help="The server's data folder.", show_default=False, converter=a_path
+    ),
+]
+Max = Annotated[
+    int | None,
+    Parameter(
+        name=("--max", "-n"), help="Stop after so many messages.", show_default=False, validator=at_least_one
+    ),
+]
+Words = Annotated[
+    str, Parameter(name="MESSAGES", help="Messages; without any, each line of standard input is one.")
+]
+Messages = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name=("--message", "-m"),
+        help="A message, also one that begins with a hyphen; repeatable.",
+        negative="",
+        show_default=False,
+        allow_leading_hyphen=True,
+    ),
+]
+Whole = Annotated[bool, flag("All of standard input is one message.")]
+Raw = Annotated[bool, flag("The messages' bytes as they are, nothing between.")]
+Tls = Annotated[bool, flag("Speak TLS; so it is where the settings say that the server does.")]
+Ca = Annotated[Path | None, Parameter(help="PEM: trust this authority; implies --tls.", converter=a_path)]
+Certificate = Annotated[
+    Path | None, Parameter(help="PEM: our own certificate, for mutual TLS.", converter=a_path)
+]
+KeyFile = Annotated[Path | None, Parameter(help="PEM: its key, if not in the same file.", converter=a_path)]
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """Where a server is.
+
+    A command with a parameter of this class, or of `Server`, gets the flags for it from the host, and here
+    what these, the environment and the settings come to: one way for every protocol.
+    """
+
+    host: str
+    port: int
+    settings: Any = None
+    """Those of the protocol, as they are here: what a server elsewhere takes they only suppose."""
+
+    def at(self, host: str | None, port: int | None) -> Self:
+        """The same, for a host and a port that a command takes in a form of its own."""
+        return attrs.evolve(self, host=host or self.host, port=port or self.port)
+
+
+@attrs.frozen(kw_only=True)
+class Server(Place):
+    """Where a server is, and how it is spoken to.
+
+    `pinned`: the certificate that this very server shows, as its own settings say. It is trusted, and where
+    nobody named the host (`named`) nothing else is, whatever name stands in it.
+    """
+
+    tls: bool = False
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    pinned: Path | None = None
+    named: bool = True
+
+    def at(self, host: str | None, port: int | None) -> Self:
+        return attrs.evolve(super().at(host, port), named=self.named or host is not None)
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """None: no TLS. Raises UsageError for a file that cannot be read."""
+        if not (self.tls or self.ca or self.certificate):
+            return None
+        from shared.client.dial import pinned_context, tls_context
+
+        if self.pinned is not None and self.ca is None:
+            found = pinned_context(self.pinned, certificate=self.certificate, key=self.key, named=self.named)
+            if found is not None:
+                return found
+        return tls_context(wanted=True, ca=self.ca, certificate=self.certificate, key=self.key)

@@ -1,0 +1,64 @@
+"""How much went where when: the table `volumes`, which is the same for every protocol.
+
+Decoding adds up what one batch holds, by the second, so that a million messages cross to Spark as a few rows;
+`per_minute` adds up these with Spark, `by_minute` without.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shared.tables.table import volumes_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_BY = ("log", "time", "protocol", "name", "key", "fault")
+_SUMS = ("messages", "bytes")
+
+
+def added_up(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows that have the columns of `volumes`, or some of them, added up by the second.
+
+    A column that is not there is null, but for `messages`: then each row is one.
+    """
+    there = set(rows.schema.names)
+    columns = [
+        rows.column(field.name) if field.name in there else pa.nulls(rows.num_rows, field.type)
+        for field in volumes_schema()
+    ]
+    table = pa.Table.from_arrays(columns, schema=volumes_schema())
+    if "messages" not in there:
+        ones = pc.if_else(table["fault"].is_null(), pa.scalar(1, pa.int64()), pa.scalar(None, pa.int64()))
+        table = table.set_column(table.schema.get_field_index("messages"), "messages", ones)
+    seconds = pc.floor_temporal(table["time"], unit="second")
+    added = _added(table.set_column(table.schema.get_field_index("time"), "time", seconds))
+    batches = added.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=volumes_schema())
+
+
+def _added(rows: pa.Table) -> pa.Table:
+    # A sum of nothing but nulls is null: what could not be read has no size.
+    option = pc.ScalarAggregateOptions(min_count=1)
+    added = rows.group_by(list(_BY), use_threads=False).aggregate([(name, "sum", option) for name in _SUMS])
+    renamed = {f"{name}_sum": name for name in _SUMS}
+    added = added.rename_columns([renamed.get(name, name) for name in added.column_names])
+    return added.select(volumes_schema().names).cast(volumes_schema())
+
+
+def per_minute(rows: "DataFrame") -> "DataFrame":
+    """What decoding gave, a row a minute and name, with Spark."""
+    from pyspark.sql import functions as fn
+
+    by = [fn.col(name) if name != "time" else fn.date_trunc("minute", "time").alias(name) for name in _BY]
+    added = rows.groupBy(*by).agg(*(fn.sum(name).alias(name) for name in _SUMS))
+    return added.select(*volumes_schema().names)
+
+
+def by_minute(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """The same rows without Spark."""
+    rows = pa.Table.from_batches(batches, schema=volumes_schema())
+    minutes = pc.floor_temporal(rows["time"], unit="minute")
+    return _added(rows.set_column(rows.schema.get_field_index("time"), "time", minutes))

@@ -1,0 +1,133 @@
+"""`brokers dmp put, get, leases` against the real process: what each says, and how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from brokers import cli
+from dmp.principal import open_principal
+from dmp.short_strings import short
+from dmp.wire import DMP_HEADER
+from shared.client.dial import Address
+from tests.support.server import Server, run, run_here, speak, until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("dmp"), "0", verb=("dmp", "serve")) as server:
+        yield server
+
+
+@pytest.fixture
+def here(
+    server: Server, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """`here("put", ...)`: exit code, standard output, standard error; in this process."""
+    monkeypatch.setenv("BROKERS_DMP_PORT", str(server.address("dmp")[1]))
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = cli.run(["dmp", *arguments])
+        out, err = capfdbinary.readouterr()
+        return code, out.decode(), err.decode()
+
+    return command
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+class Getting:
+    """`brokers dmp get`, its feed open."""
+
+    def __init__(self, server: Server, here: Command, feed: str, *arguments: str) -> None:
+        port = str(server.address("dmp")[1])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "brokers", "dmp", "get", feed, *arguments, "--port", port],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        until(lambda: _fed(here, server, feed) or self.process.poll() is not None)
+
+    def end(self) -> bytes:
+        """What it has said, once it has ended by itself."""
+        out, err = self.process.communicate(timeout=60)
+        assert (self.process.returncode, err) == (0, b"")
+        return out
+
+
+def _fed(here: Command, server: Server, feed: str) -> bool:
+    _, said, _ = here("queues", "--json", "--data-dir", str(server.data))
+    return any(row["queue"] == feed and row["feed"] for row in map(json.loads, said.splitlines()))
+
+
+def test_messages_go_from_put_to_get(server: Server, here: Command) -> None:
+    getting = Getting(server, here, "mine", "--bind", "amq.topic:a.#", "amq.fanout:", "--max", "4")
+    assert here("put", "amq.topic", "-k", "a.b", "-m", "hello", "-m", "a second one") == (
+        0,
+        "sink      amq.topic\nmessages  2\n",
+        "",
+    )
+    assert here("put", "amq.topic", "-k", "b", "-m", "not mine", "--json")[1] == (
+        '{"sink": "amq.topic", "messages": 1}\n'
+    )
+    port = str(server.address("dmp")[1])
+    assert run("dmp", "put", "amq.fanout", "--port", port, stdin=b"line 1\r\nno end").returncode == 0
+    assert getting.end() == b"hello\na second one\nline 1\nno end\n"
+
+
+def test_json_shows_where_a_message_came_from_and_raw_its_bytes_alone(server: Server, here: Command) -> None:
+    getting = Getting(server, here, "shown", "--bind", "amq.topic:k", "--max", "1", "--json")
+    raw = Getting(server, here, "raw", "--bind", "amq.topic:k", "--raw", "--max", "1")
+    port = str(server.address("dmp")[1])
+    done = run("dmp", "put", "amq.topic", "-k", "k", "--whole", "--port", port, stdin=b"x\ny\n")
+    assert done.returncode == 0
+    assert json.loads(getting.end()) == {"exchange": "", "key": "k", "message": "x\ny\n"}
+    assert raw.end() == b"x\ny\n"
+
+
+def test_refusals_are_one_line_and_a_code(here: Command) -> None:
+    code, out, err = here("put", "not there", "-m", "x")
+    assert (code, out) == (66, "")
+    assert "no exchange 'not there'" in err
+    code, out, err = here("put", "amq.topic", "-m", "x", "--password", "wrong")
+    assert (code, out) == (1, "")
+    assert "ACCESS_REFUSED" in err
+    code, out, err = here("get", "x", "--bind", "nokey")
+    assert (code, out) == (2, "")
+    assert "EXCHANGE:KEY" in err
+    code, out, err = here("get", "x", "--bind")
+    assert (code, out) == (2, "")
+    assert "EXCHANGE:KEY" in err
+    for words in (["put", "x" * 256], ["put", "x", "-k", "x" * 256], ["get", "x" * 256]):
+        code, out, err = here(*words)
+        assert (code, out) == (2, "")
+        assert "a name of 256 bytes: 255 at most" in err
+    code, out, err = here("get", os.fsdecode(b"\xff"))
+    assert (code, out, err) == (2, "", "brokers: \\xff is not UTF-8\n")
+    code, out, err = here("get", "x", "--bind", "nowhere:k")
+    assert (code, out) == (66, "")
+    assert "no exchange 'nowhere'" in err
+
+
+async def test_leases_are_listed_by_target_and_age_alone(server: Server) -> None:
+    host, port = server.address("dmp")
+
+    def listed() -> str:
+        return str(run_here("dmp", "leases", "--json", "--data-dir", str(server.data)).stdout)
+
+    async with open_principal(Address(host, port, kind="DMP"), "guest", "guest") as principal:
+        word = await principal.sink_lease("amq.topic")
+        said = listed()
+        (row,) = map(json.loads, said.splitlines())
+        assert (row["kind"], row["target"], sorted(row)) == (
+            "sink",
+            "amq.topic",
+            ["age_seconds", "kind", "target"],
+        )
+        assert word.decode() not in said
+        assert speak((host, port), DMP_HEADER + short(word)).endswith(b'Ready to write to "amq.topic"')
+        assert listed() == ""
