@@ -1,6 +1,6 @@
 """From datagrams to subscribers: each batch is looked at once, and each subscriber gets one write for it.
 
-Datagrams arrive as the frames that subscribers get (`pubsub.slots`): the system has put their bytes in
+Datagrams arrive as the frames that subscribers get (`shared.net.slots`): the system has put their bytes in
 place, with the sender's address before and the padding behind. What is left is to find what is no message,
 and whom each message is for:
 
@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 from pubsub.recording import FrameTrack
 from pubsub.sessions import Client, Sessions
-from pubsub.slots import Frames, Layout
 from pubsub.wire import (
     DATA_AT,
     DATAGRAM_BYTES_MAX,
@@ -33,6 +32,7 @@ from pubsub.wire import (
     TYPE_AT,
 )
 from shared.bundles import Bundle, Bundles
+from shared.net.slots import Frames, Layout
 
 LAYOUT = Layout(
     frame_bytes=FRAME_BYTES,
@@ -104,7 +104,7 @@ class _Sending:
 
 
 class Fanout:
-    """The sink of the UDP endpoint (`pubsub.slots.SlotSink`)."""
+    """The sink of the UDP endpoint (`shared.net.slots.SlotSink`)."""
 
     def __init__(self, sessions: Sessions, track: FrameTrack | None = None) -> None:
         self.layout = LAYOUT

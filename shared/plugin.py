@@ -16,9 +16,9 @@ from shared.metrics import Sample
 if TYPE_CHECKING:  # a protocol's commands import this module, and have no use for a store
     import structlog
 
-    from pubsub.slots import SlotSink
     from shared.net.connection import Connection, Session
     from shared.net.datagrams import DatagramSink
+    from shared.net.slots import SlotSink
     from shared.recording.recorder import Recorder
     from shared.storage.store import Store
 

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import trio
 
-from pubsub.slots import Frames, Slots, SlotSink
 from shared.errors import ConfigError
 from shared.net.keepalive import is_loopback
 from shared.net.listeners import bind_each
 from shared.net.rounds import Rounds
 from shared.net.settings import NetSettings
+from shared.net.slots import Frames, Slots, SlotSink
 
 Address = tuple[str, int]
 """Host and port as the sender has them: `("127.0.0.1", 51234)`."""

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from pubsub.slots import SlotSink
 from shared.metrics import Sample
 from shared.net import liveness
 from shared.net.admission import Admission, memory_bytes
@@ -32,6 +31,7 @@ from shared.net.listeners import Acceptor, Admitted, BoundAddress, CannotListen,
 from shared.net.outbox import OutboxBudget
 from shared.net.rounds import AfterRound, OpenSession, Rounds
 from shared.net.settings import NetSettings, TlsSettings
+from shared.net.slots import SlotSink
 from shared.net.stream import StreamDriver
 from shared.net.tls import TlsStream, server_context
 

@@ -246,10 +246,10 @@ async def test_it_is_ready_while_all_of_it_is(
         await nursery.start(it.run)
         assert ready() == 1
         for state in ("starting", "restarting"):
-            it._parts[0].state = state  # type: ignore[assignment]
+            it._services[0].state = state  # type: ignore[assignment]
             assert it.unready() == "restarting: quiet"
             assert ready() == 0
-        it._parts[0].state = "serving"
+        it._services[0].state = "serving"
         store.read_only = StoreReadOnly("a sync failed")
         assert ready() == 0
         it.stop()

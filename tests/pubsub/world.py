@@ -9,9 +9,9 @@ from pubsub.fanout import LAYOUT, Fanout
 from pubsub.session import Session
 from pubsub.sessions import Changed, Sessions
 from pubsub.settings import PubsubSettings
-from pubsub.slots import Frames
 from pubsub.wire import Command, Kind, Message, datagram, encode_command, encode_id, take_frames
 from shared.checks import MemoryConnection
+from shared.net.slots import Frames
 from tests.support.hand_peer import HandPeer
 
 LOG = structlog.stdlib.get_logger("test")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pubsub.slots import Layout, Slots
+from shared.net.slots import Layout, Slots
 
 LAYOUT = Layout(frame_bytes=60, parts=((24, 5), (30, 20)), sender=(0, 22))
 Pair = tuple[socket.socket, socket.socket]
@@ -97,7 +97,7 @@ def test_a_long_batch_leaves_nothing_behind_a_shorter_one(
 
 
 def test_no_more_senders_are_remembered_than_that(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pubsub.slots.SENDERS_MAX", 3)
+    monkeypatch.setattr("shared.net.slots.SENDERS_MAX", 3)
     _, far = pair
     slots = Slots(LAYOUT, 4)
     for number in range(8):
