@@ -27,8 +27,8 @@ from dmp.wire import (
     refusal,
     runs,
 )
+from shared.file_range import FileRange
 from shared.net.connection import Connection
-from shared.net.outbox import FileRange
 
 if TYPE_CHECKING:
     from dmp.broker import Broker

@@ -7,7 +7,7 @@ from logmq.pacing import READS_PER_ROUND
 from logmq.states import STOP_READ
 from logmq.wire import refusal_for
 from shared.errors import StoreError
-from shared.net.outbox import FileRange
+from shared.file_range import FileRange
 from shared.replies import Held
 from shared.storage.store import Log
 

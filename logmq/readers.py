@@ -16,8 +16,8 @@ from logmq.feeds import READ_BYTES, Feed
 from logmq.runs import message_lines
 from logmq.wire import Refusal, chunk_line, refusal_for
 from shared.errors import LogDeleted, StoreError
+from shared.file_range import FileRange
 from shared.net.connection import Connection
-from shared.net.outbox import FileRange
 from shared.replies import Held, Replies
 from shared.storage.store import Log
 

@@ -24,7 +24,7 @@ from logmq.wire import (
     topic_untrusted,
 )
 from shared.errors import StoreError
-from shared.net.outbox import FileRange
+from shared.file_range import FileRange
 from shared.replies import Held
 from shared.storage.store import Log
 

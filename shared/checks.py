@@ -5,10 +5,11 @@ import math
 import structlog
 import trio
 
+from shared.file_range import FileRange
 from shared.net.admission import Admission
 from shared.net.connection import Connection
 from shared.net.counters import NetCounters
-from shared.net.outbox import FileRange, Outbox, OutboxBudget, Policy
+from shared.net.outbox import Outbox, OutboxBudget, Policy
 from shared.net.rounds import AfterRound, OpenSession, Rounds
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import StoreError
+from shared.file_range import FileRange
 from shared.net.connection import Connection
-from shared.net.outbox import FileRange
 
 if TYPE_CHECKING:
     from shared.storage.store import Ticket

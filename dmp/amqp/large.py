@@ -11,8 +11,8 @@ from dmp.amqp.packing import BODY, FRAME_OVERHEAD
 from dmp.bodies import Body, part_bytes
 from dmp.queue_records import places
 from shared.errors import StoreError
+from shared.file_range import FileRange
 from shared.net.connection import Connection
-from shared.net.outbox import FileRange
 from shared.storage.store import Ticket
 
 READ_BYTES = 256 << 10

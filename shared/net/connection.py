@@ -11,7 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from shared.net.outbox import FileRange, Outbox, Policy
+from shared.file_range import FileRange
+from shared.net.outbox import Outbox, Policy
 
 PAY_BYTES = 1024 * 1024
 HELD_BYTES_MIN = 4 * 1024

@@ -6,11 +6,11 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shared.file_range import FileRange
 from shared.net import liveness
 from shared.net.connection import Session
 from shared.net.driven import RESET_ON_CLOSE, DrivenConnection
 from shared.net.listeners import acknowledge_now
-from shared.net.outbox import FileRange
 
 if TYPE_CHECKING:
     from shared.net.poll import PollDriver

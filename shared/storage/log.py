@@ -7,7 +7,7 @@ import attrs
 import trio
 
 from shared.errors import CorruptRecord, LogDeleted, StoreError
-from shared.net.outbox import FileRange
+from shared.file_range import FileRange
 from shared.storage.files import LogFile
 from shared.storage.format import Mark
 from shared.storage.settings import Durability, Retention

@@ -4,7 +4,7 @@ import os
 import tempfile
 
 from shared.errors import StoreError
-from shared.net.outbox import FileRange
+from shared.file_range import FileRange
 from shared.storage.files import describe
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from crc32c import crc32c
 
 from shared.errors import CorruptRecord, LogDeleted, NotARecord, OutOfRange, StoreError
-from shared.net.outbox import FileRange
+from shared.file_range import FileRange
 from shared.storage import format
 from shared.storage.background import Background
 from shared.storage.cache import Cache

@@ -14,7 +14,7 @@ from logmq.topics import Topics
 from logmq.writers import Writers
 from shared.checks import MemoryConnection
 from shared.errors import LogDeleted, NotARecord, OutOfRange, StoreError
-from shared.net.outbox import FileRange
+from shared.file_range import FileRange
 from shared.storage.format import Mark
 from shared.storage.settings import Durability
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.checks import MemoryConnection
 from shared.errors import StoreError, StoreReadOnly
-from shared.net.outbox import FileRange
+from shared.file_range import FileRange
 from shared.replies import Held, Replies
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import trio
 
 from shared.errors import StoreError
+from shared.file_range import FileRange
 from shared.limits import KIB
-from shared.net.outbox import FileRange
 from shared.storage import format
 from shared.storage.disk import Disk
 from shared.storage.log import Log

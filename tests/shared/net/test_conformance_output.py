@@ -6,8 +6,9 @@ from pathlib import Path
 import trio
 import trio.testing
 
+from shared.file_range import FileRange
 from shared.net.connection import Connection
-from shared.net.outbox import FileRange, Policy
+from shared.net.outbox import Policy
 from tests.shared.net.served import (
     Recorder,
     Serve,
