@@ -267,7 +267,7 @@ class Consuming(Pacing):
 
     def owe_acked(self, ticket: Ticket, reply: bytes, count: int) -> None:
         """The answers to so many ACKs, once the disk has them."""
-        self.replies.owe(ticket, reply, count)
+        self.replies.reply_after(ticket, reply, count)
         self.connection.expect()
         acking = self._acking
         if acking:

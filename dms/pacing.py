@@ -37,7 +37,7 @@ class Pacing(pacing.Pacing):
     def say(self, reply: bytes) -> None:
         """An answer, in its turn."""
         if self.replies.owed:
-            self.replies.say(reply)
+            self.replies.reply(reply)
         else:
             self.push(reply)
 
@@ -53,7 +53,7 @@ class Pacing(pacing.Pacing):
         if ticket.done and ticket.error is None:
             self.say(reply)
         else:
-            self.replies.owe(ticket, reply, count)
+            self.replies.reply_after(ticket, reply, count)
 
     def flush(self) -> None:
         """Write what was gathered."""

@@ -8,7 +8,7 @@ from logmq.states import STOP_READ
 from logmq.wire import refusal_for
 from shared.errors import StoreError
 from shared.file_range import FileRange
-from shared.replies import Held
+from shared.replies import ReplySlot
 from shared.storage.store import Log
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ class Listing:
     def __init__(self, session: "Session", pieces: Iterator[tuple[bytes, bool]]) -> None:
         self._session = session
         self._pieces = pieces
-        self._held: Held | None = None
+        self._held: ReplySlot | None = None
         session.listing = self
-        session.replies.hold(self._start)
+        session.replies.slot(self._start)
 
     def go_on(self) -> None:
         """The peer has taken what there was."""
@@ -46,7 +46,7 @@ class Listing:
         if outbox.size <= outbox.bound:
             self._session.soon(self.go_on)
 
-    def _start(self, held: Held) -> None:
+    def _start(self, held: ReplySlot) -> None:
         self._held = held
         self.go_on()
 
@@ -60,13 +60,13 @@ class Listing:
 def begin_read(
     session: "Session",
     begin: Callable[[Callable[[Any], None]], None],
-    finish: Callable[[Any, Held | None], None],
+    finish: Callable[[Any, ReplySlot | None], None],
 ) -> None:
     """Begin a read. `finish` gets what was read: at once, or, with the answer's place, when it is there.
 
     Until then nothing more is taken from the peer: what it asks for next is probably in what is being read.
     """
-    held: Held | None = None
+    held: ReplySlot | None = None
     finished = False
 
     def done(result: Any) -> None:
@@ -84,7 +84,7 @@ def begin_read(
     session.has_read()
     begin(done)
     if not finished:
-        held = session.replies.hold()
+        held = session.replies.slot()
         session.stop(STOP_READ)
 
 
@@ -94,20 +94,20 @@ def in_turn(session: "Session") -> None:
         raise NotYetError
 
 
-def at_the_end(session: "Session", log: Log, offset: int, in_turn: Callable[[Held], None]) -> None:
+def at_the_end(session: "Session", log: Log, offset: int, in_turn: Callable[[ReplySlot], None]) -> None:
     """Nothing is visible at `offset`: EOF, unless this connection may have just written there."""
     if offset < log.end and session.replies.owed:
-        session.replies.hold(in_turn)
+        session.replies.slot(in_turn)
     else:
-        session.replies.say(b"EOF\n")
+        session.replies.reply(b"EOF\n")
 
 
-def answer(session: "Session", held: Held | None, *parts: bytes | FileRange) -> None:
+def answer(session: "Session", held: ReplySlot | None, *parts: bytes | FileRange) -> None:
     if held is not None:
         held.resolve(parts)
     else:
         for part in parts:
-            session.replies.say(part)
+            session.replies.reply(part)
 
 
 def refused(session: "Session", error: StoreError) -> bytes:

@@ -11,7 +11,7 @@ from logmq.runs import consumed, message_lines
 from logmq.windows import FIRST_READ_BYTES, NEXT_READ_BYTES, Window
 from logmq.wire import Refusal, number_untrusted
 from shared.errors import StoreError
-from shared.replies import Held
+from shared.replies import ReplySlot
 from shared.storage.store import Log
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def consume(session: "Session", fields: Sequence[bytes]) -> None:
 def _consume(session: "Session", log: Log | None, offsets: Sequence[int]) -> int:
     """Answer CONSUMEs of one topic, as many as nothing stops; returns how many."""
     if log is None:
-        session.replies.say(b"EOF\n" * len(offsets))
+        session.replies.reply(b"EOF\n" * len(offsets))
         return len(offsets)
     done = 0
     while done < len(offsets):
@@ -70,7 +70,7 @@ def _consume(session: "Session", log: Log | None, offsets: Sequence[int]) -> int
                     break
                 continue
         count, at = consumed(offsets, done, window.records, window.at, window.offset, window.length)
-        session.replies.say(message_lines(window.records[window.at : at], window.offset))
+        session.replies.reply(message_lines(window.records[window.at : at], window.offset))
         session.counts.messages_consumed += count
         window.advance(at)
         done += count
@@ -86,7 +86,7 @@ def _read_ahead(session: "Session", log: Log, offset: int, size: int) -> Window 
         return None
     window: Window | None = None
 
-    def finish(records: bytes | StoreError, held: Held | None) -> None:
+    def finish(records: bytes | StoreError, held: ReplySlot | None) -> None:
         nonlocal window
         if isinstance(records, StoreError):
             answer(session, held, refused(session, records))
@@ -105,7 +105,7 @@ def _read_ahead(session: "Session", log: Log, offset: int, size: int) -> Window 
     return window
 
 
-def _read_in_turn(session: "Session", log: Log, offset: int, held: Held) -> None:
+def _read_in_turn(session: "Session", log: Log, offset: int, held: ReplySlot) -> None:
     """What the same connection wrote just before is visible now, if it ever will be."""
 
     def done(records: bytes | StoreError) -> None:

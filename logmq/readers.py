@@ -18,7 +18,7 @@ from logmq.wire import Refusal, chunk_line, refusal_for
 from shared.errors import LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
-from shared.replies import Held, Replies
+from shared.replies import Replies, ReplySlot
 from shared.storage.store import Log
 
 
@@ -75,7 +75,7 @@ class Tail:
         self._log: Log | None = None
         self._feed: Feed | None = None
         self._reading = False
-        self._held: Held | None = None
+        self._held: ReplySlot | None = None
         owner.counts.tails += 1
 
     @property
@@ -83,7 +83,7 @@ class Tail:
         """Of the connection that it serves."""
         return self.owner.replies
 
-    def start(self, held: Held) -> None:
+    def start(self, held: ReplySlot) -> None:
         """Everything before it is answered."""
         self._held = held
         if self.ended:
@@ -214,7 +214,7 @@ class Fetch:
         self._log: Log | None = None
         self._feed: Feed | None = None
         self._overdue = False
-        self._held = owner.replies.hold(self._turn_has_come)
+        self._held = owner.replies.slot(self._turn_has_come)
         owner.counts.fetches_waiting += 1
 
     def start(self) -> None:
@@ -264,7 +264,7 @@ class Fetch:
         """The connection is gone."""
         self._finish()
 
-    def _turn_has_come(self, held: Held) -> None:
+    def _turn_has_come(self, held: ReplySlot) -> None:
         if self._overdue:
             self._end(b"EOF\n")
 

@@ -25,7 +25,7 @@ from logmq.wire import (
 )
 from shared.errors import StoreError
 from shared.file_range import FileRange
-from shared.replies import Held
+from shared.replies import ReplySlot
 from shared.storage.store import Log
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ def fetch(session: "Session", fields: Sequence[bytes]) -> None:
         session.add_fetch(waiting)
         waiting.start()
     elif log is None:
-        session.replies.say(b"EOF\n")
+        session.replies.reply(b"EOF\n")
     else:
         known = min(size, log.end - offset)  # what is written behind this request is not part of its answer
         at_the_end(session, log, offset, lambda held: _fetch_in_turn(session, log, offset, known, held))
 
 
-def _fetch_in_turn(session: "Session", log: Log, offset: int, size: int, held: Held) -> None:
+def _fetch_in_turn(session: "Session", log: Log, offset: int, size: int, held: ReplySlot) -> None:
     if offset < log.visible:
         done = session.replies.guarded(lambda chunk: held.resolve(_chunk(session, offset, chunk)))
         log.read_chunk(offset, size, done)
@@ -90,7 +90,7 @@ def tail(session: "Session", fields: Sequence[bytes]) -> None:
 def offsets(session: "Session", fields: Sequence[bytes]) -> None:
     in_turn(session)
     log = session.topics.existing_untrusted(fields[0])
-    session.replies.say(b"OFFSETS %d %d\n" % (log.first, log.visible))
+    session.replies.reply(b"OFFSETS %d %d\n" % (log.first, log.visible))
 
 
 def seek(session: "Session", fields: Sequence[bytes]) -> None:
@@ -102,7 +102,7 @@ def seek(session: "Session", fields: Sequence[bytes]) -> None:
         offset = log.seek(unix_ms)
     except StoreError as error:
         raise refusal_for(error) from None
-    session.replies.say(b"OK %d\n" % offset)
+    session.replies.reply(b"OK %d\n" % offset)
 
 
 def commit(session: "Session", fields: Sequence[bytes]) -> None:
@@ -115,7 +115,7 @@ def commit(session: "Session", fields: Sequence[bytes]) -> None:
         in_turn(session)  # it may be about to be the end
         raise Refusal(Code.BAD_OFFSET, f"beyond the end; the nearest below is {log.visible}")
 
-    def finish(result: bool | StoreError, held: Held | None) -> None:
+    def finish(result: bool | StoreError, held: ReplySlot | None) -> None:
         try:
             if isinstance(result, StoreError):
                 raise refusal_for(result)
@@ -128,7 +128,7 @@ def commit(session: "Session", fields: Sequence[bytes]) -> None:
         else:
             reply = b"OK %d\n" % offset
             if held is None:
-                session.replies.owe(ticket, reply)
+                session.replies.reply_after(ticket, reply)
             else:
                 ticket.when_done(
                     session.replies.guarded(
@@ -159,7 +159,7 @@ def delete(session: "Session", fields: Sequence[bytes]) -> None:
         ticket = broker.delete(log)
     except StoreError as error:
         raise refusal_for(error) from None
-    session.replies.owe(ticket, b"OK\n")
+    session.replies.reply_after(ticket, b"OK\n")
 
 
 def topics(session: "Session", fields: Sequence[bytes]) -> None:
@@ -205,11 +205,11 @@ def marks(session: "Session", fields: Sequence[bytes]) -> None:
 
 
 def ping(session: "Session", fields: Sequence[bytes]) -> None:
-    session.replies.say(b"PONG\n")
+    session.replies.reply(b"PONG\n")
 
 
 def help_(session: "Session", fields: Sequence[bytes]) -> None:
-    session.replies.say(HELP_LINE)
+    session.replies.reply(HELP_LINE)
 
 
 def quit_(session: "Session", fields: Sequence[bytes]) -> None:

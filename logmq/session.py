@@ -179,19 +179,19 @@ class Session(Pacing):
     def refuse(self, refusal: Refusal, count: int = 1) -> None:
         self.writing.flush()
         self.counts.refused(refusal, count)
-        self.replies.say(refusal.line * count)
+        self.replies.reply(refusal.line * count)
 
     def owe(self, ticket: Ticket | None, reply: bytes) -> None:
         """The answer to one request, once `ticket` is done; None: it is."""
         if ticket is None:
-            self.replies.say(reply)
+            self.replies.reply(reply)
         else:
-            self.replies.owe(ticket, reply)
+            self.replies.reply_after(ticket, reply)
 
     def begin_tail(self, tail: Tail) -> None:
         self.tail = tail
         self._step(Event.TAIL_BEGINS)
-        self.replies.hold(tail.start)
+        self.replies.slot(tail.start)
         if self.broker.draining:
             self._end(Event.INPUT_ENDS)
 

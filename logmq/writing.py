@@ -225,7 +225,7 @@ class Writing:
                 self._session.refuse(outcome, end - start)
             else:
                 answers = (b"OK %d\n" * (end - start)) % tuple(offsets[start:end])
-                self._session.replies.owe(outcome, answers, end - start)
+                self._session.replies.reply_after(outcome, answers, end - start)
             start = end
         self._after_write()
 
@@ -241,7 +241,7 @@ class Writing:
         counts = self._session.counts
         counts.messages_in += count
         counts.bytes_in += len(records)
-        self._session.replies.owe(ticket, runs.ok_lines(first, count, lengths), count)
+        self._session.replies.reply_after(ticket, runs.ok_lines(first, count, lengths), count)
         if self._session.replies.full or self._session.broker.store.congested:
             self._after_write()
 

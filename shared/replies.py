@@ -30,12 +30,12 @@ OWED_ENTRIES_MAX = 256
 """Waits of different kinds on one connection (commits, reads, holds) before its input waits too."""
 
 
-class Held:
+class ReplySlot:
     """The place of an answer that comes later. Resolve it exactly once."""
 
     __slots__ = ("_on_turn", "_parts", "_replies", "in_turn", "ready", "size")
 
-    def __init__(self, replies: "Replies", on_turn: "Callable[[Held], None] | None") -> None:
+    def __init__(self, replies: "Replies", on_turn: "Callable[[ReplySlot], None] | None") -> None:
         self._replies = replies
         self._on_turn = on_turn
         self._parts: list[Part] = []
@@ -140,7 +140,7 @@ class Replies:
         self._bytes_max = bytes_max
         self._entries_max = entries_max
         # Made when first needed: most of ten thousand connections are idle.
-        self._entries: deque[_Owed | Held | _Said] | None = None
+        self._entries: deque[_Owed | ReplySlot | _Said] | None = None
         self._when_empty: list[Callable[[], None]] | None = None
         self._advancing = False
         self._dropped = False
@@ -152,7 +152,7 @@ class Replies:
         """Whether any answer still waits."""
         return bool(self._entries)
 
-    def say(self, reply: bytes | FileRange) -> None:
+    def reply(self, reply: bytes | FileRange) -> None:
         """An answer that is ready: it leaves at once if nothing before it waits."""
         if not self._entries:
             self.write(reply)
@@ -168,14 +168,14 @@ class Replies:
             last.parts.append(reply)
         self._grow(last, reply)
 
-    def owe(self, ticket: "Ticket", reply: bytes, count: int = 1) -> None:
+    def reply_after(self, ticket: "Ticket", reply: bytes, count: int = 1) -> None:
         """`reply`, the answers to `count` requests, once `ticket` is done; if it fails `count` refusals."""
         if ticket.done:
             if ticket.error is None:
-                self.say(reply)
+                self.reply(reply)
             else:
                 for refusal in self.refused(ticket.error, [reply], [count]):
-                    self.say(refusal)
+                    self.reply(refusal)
             return
         entries = self._entries
         if entries:
@@ -194,13 +194,13 @@ class Replies:
             self._check_full()
         ticket.when_done(owed)
 
-    def hold(self, on_turn: Callable[[Held], None] | None = None) -> Held:
+    def slot(self, on_turn: Callable[[ReplySlot], None] | None = None) -> ReplySlot:
         """Keep a place for an answer that comes later.
 
         `on_turn` is called once everything before it has left, at once if nothing is owed; from then on the
         answer may be written in parts.
         """
-        held = Held(self, on_turn)
+        held = ReplySlot(self, on_turn)
         if self._entries is None:
             self._entries = deque()
         self._entries.append(held)
@@ -233,7 +233,7 @@ class Replies:
         self._when_empty = None
         self.owed_bytes = 0
         for entry in entries or ():
-            _release(entry._parts if type(entry) is Held else entry.parts)  # type: ignore[union-attr]
+            _release(entry._parts if type(entry) is ReplySlot else entry.parts)  # type: ignore[union-attr]
 
     def refused(self, error: StoreError, parts: Sequence[Part], counts: Sequence[int]) -> list[Part]:
         """`parts`, with refusals for those that answer `counts` requests, where that is not 0."""
@@ -262,7 +262,7 @@ class Replies:
             entry.plain = False
         self._check_full()
 
-    def _resolved(self, held: Held) -> None:
+    def _resolved(self, held: ReplySlot) -> None:
         if self._dropped:
             _release(held._parts)
             return
@@ -300,7 +300,7 @@ class Replies:
             while entries:
                 entry = entries[0]
                 if not entry.ready:
-                    if type(entry) is not Held or entry.in_turn:
+                    if type(entry) is not ReplySlot or entry.in_turn:
                         break
                     entry.in_turn = True
                     if entry._on_turn is None:
@@ -310,7 +310,7 @@ class Replies:
                     continue
                 entries.popleft()
                 self.owed_bytes -= entry.size
-                for part in entry._parts if isinstance(entry, Held) else entry.parts:
+                for part in entry._parts if isinstance(entry, ReplySlot) else entry.parts:
                     if isinstance(part, bytes):
                         gathered.append(part)
                     else:
@@ -326,7 +326,7 @@ class Replies:
             self._connection.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
             gathered.clear()
 
-    def _after(self, entries: "deque[_Owed | Held | _Said]") -> None:
+    def _after(self, entries: "deque[_Owed | ReplySlot | _Said]") -> None:
         if self.full and self.owed_bytes * 2 <= self._bytes_max and len(entries) * 2 <= self._entries_max:
             self.full = False
             if self._on_room is None:

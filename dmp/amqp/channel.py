@@ -186,7 +186,7 @@ class Channel:
         session, number, payload_max = self.session, self.number, self.payload_max
         if head.large:
             session.reply(method + content_header(number, head))
-            session.replies.say(self.body_frames(body))
+            session.replies.reply(self.body_frames(body))
         else:
             content = content_head(number, head, payload_max), split(number, body, payload_max), b"\xce"
             session.reply(b"".join((method, *content)))

@@ -104,7 +104,7 @@ class Lifetime(Pacing):
                 self.step(Event.CLOSE)
                 self._silence()
                 self._release()
-                self.replies.say(encode(commands.Connection.CloseOk(), 0))
+                self.replies.reply(encode(commands.Connection.CloseOk(), 0))
                 self.quiet()
             case commands.Connection.CloseOk() if self.state is State.CLOSING:
                 self.step(Event.CLOSE_OK)
@@ -114,9 +114,9 @@ class Lifetime(Pacing):
 
     def reply(self, data: bytes, ticket: Ticket | None = None) -> None:
         if ticket is None:
-            self.replies.say(data)
+            self.replies.reply(data)
         else:
-            self.replies.owe(ticket, data)
+            self.replies.reply_after(ticket, data)
         if self.replies.full:
             self.stop(Stop.OWED)
 
@@ -196,7 +196,7 @@ class Lifetime(Pacing):
             int(refusal.code), refusal.reply_text.decode(), self._index >> 16, self._index & 0xFFFF
         )
         self._silence()
-        self.replies.say(encode(close, 0))
+        self.replies.reply(encode(close, 0))
         self.step(Event.REFUSED)
         self._release()
         self.due(Due.CLOSE, self.connection.now + CLOSE_SECONDS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shared.checks import MemoryConnection
 from shared.errors import StoreError, StoreReadOnly
 from shared.file_range import FileRange
-from shared.replies import Held, Replies
+from shared.replies import Replies, ReplySlot
 
 
 class Ticket:
@@ -38,7 +38,7 @@ def pair(**limits: int) -> tuple[Replies, MemoryConnection]:
 
 
 def owe(replies: Replies, ticket: Ticket, reply: bytes, count: int = 1) -> None:
-    replies.owe(cast(Any, ticket), reply, count)
+    replies.reply_after(cast(Any, ticket), reply, count)
 
 
 def file_range(data: bytes, released: list[bytes]) -> FileRange:
@@ -55,7 +55,7 @@ def file_range(data: bytes, released: list[bytes]) -> FileRange:
 
 def test_what_is_ready_leaves_at_once() -> None:
     replies, connection = pair()
-    replies.say(b"one")
+    replies.reply(b"one")
     assert connection.taken() == b"one"
     assert not replies.owed
 
@@ -64,10 +64,10 @@ def test_what_is_ready_waits_behind_what_is_not() -> None:
     replies, connection = pair()
     ticket = Ticket()
     owe(replies, ticket, b"1")
-    replies.say(b"2")
-    held = replies.hold()
-    replies.say(b"4")
-    replies.say(b"5")
+    replies.reply(b"2")
+    held = replies.slot()
+    replies.reply(b"4")
+    replies.reply(b"5")
     assert connection.taken() == b""
     assert replies.owed
     held.resolve(b"3")
@@ -81,7 +81,7 @@ def test_a_held_answer_lets_go_what_was_ready_before_it() -> None:
     replies, connection = pair()
     ticket = Ticket()
     owe(replies, ticket, b"1")
-    held = replies.hold()
+    held = replies.slot()
     ticket.resolve()
     assert connection.taken() == b"1"
     held.resolve(b"2")
@@ -116,7 +116,7 @@ def test_a_failed_ticket_refuses_each_of_its_requests_and_no_other() -> None:
     replies, connection = pair()
     ticket = Ticket()
     owe(replies, ticket, b"OK\nOK\n", 2)
-    replies.say(b"PONG\n")
+    replies.reply(b"PONG\n")
     owe(replies, ticket, b"OK\n")
     ticket.resolve(StoreReadOnly("bad"))
     assert connection.taken() == b"<bad><bad>PONG\n<bad>"
@@ -135,16 +135,16 @@ def test_a_ticket_that_is_done_already_is_answered_at_once() -> None:
 def test_a_turn_comes_once_everything_before_has_left() -> None:
     replies, connection = pair()
     ticket = Ticket()
-    turns: list[Held] = []
+    turns: list[ReplySlot] = []
 
-    def on_turn(held: Held) -> None:
+    def on_turn(held: ReplySlot) -> None:
         assert connection.taken() == b"1"
         held.write(b"2a")
         turns.append(held)
 
     owe(replies, ticket, b"1")
-    held = replies.hold(on_turn)
-    replies.say(b"3")
+    held = replies.slot(on_turn)
+    replies.reply(b"3")
     assert turns == []
     ticket.resolve()
     assert turns == [held]
@@ -156,7 +156,7 @@ def test_a_turn_comes_once_everything_before_has_left() -> None:
 
 def test_a_turn_comes_at_once_where_nothing_is_owed_and_may_resolve_there() -> None:
     replies, connection = pair()
-    replies.hold(lambda held: held.resolve(b"now"))
+    replies.slot(lambda held: held.resolve(b"now"))
     assert connection.taken() == b"now"
     assert not replies.owed
 
@@ -164,9 +164,9 @@ def test_a_turn_comes_at_once_where_nothing_is_owed_and_may_resolve_there() -> N
 def test_a_file_range_keeps_its_place() -> None:
     replies, connection = pair()
     released: list[bytes] = []
-    held = replies.hold()
-    replies.say(file_range(b"second ", released))
-    replies.say(b"third")
+    held = replies.slot()
+    replies.reply(file_range(b"second ", released))
+    replies.reply(b"third")
     held.resolve([b"first: ", file_range(b"file ", released)])
     assert connection.taken() == b"first: file second third"
     assert released == [b"file ", b"second "]
@@ -176,10 +176,10 @@ def test_a_lost_connection_lets_go_of_files_and_ignores_what_comes_later() -> No
     replies, connection = pair()
     released: list[bytes] = []
     ticket = Ticket()
-    early = replies.hold()
-    late = replies.hold()
+    early = replies.slot()
+    late = replies.slot()
     owe(replies, ticket, b"x")
-    replies.say(file_range(b"said", released))
+    replies.reply(file_range(b"said", released))
     late.resolve(file_range(b"resolved", released))
     replies.drop()
     early.resolve(file_range(b"after", released))
@@ -217,7 +217,7 @@ def test_reading_goes_on_once_half_of_the_bytes_have_left() -> None:
 
 def test_answers_that_come_out_of_turn_count_with_what_is_owed() -> None:
     replies, connection = pair(bytes_max=100)
-    first, second = replies.hold(), replies.hold()
+    first, second = replies.slot(), replies.slot()
     second.resolve([b"x" * 60, b"y" * 41])
     assert replies.owed_bytes == 101
     assert not connection.reading
@@ -230,9 +230,9 @@ def test_reading_pauses_while_too_much_is_waited_for() -> None:
     connection = MemoryConnection()
     room: list[bool] = []
     replies = Replies(connection, refused, on_room=lambda: room.append(True), entries_max=4)
-    held = [replies.hold() for _ in range(4)]
+    held = [replies.slot() for _ in range(4)]
     assert not replies.full
-    held.append(replies.hold())
+    held.append(replies.slot())
     assert replies.full
     for one in held[:2]:
         one.resolve(b"")
@@ -247,11 +247,11 @@ def test_when_empty_comes_once_and_after_the_last_answer_has_left() -> None:
     replies, connection = pair()
     seen: list[bytes] = []
     replies.when_empty(lambda: seen.append(b"at once"))
-    held = replies.hold()
+    held = replies.slot()
     replies.when_empty(lambda: seen.append(connection.taken()))
-    replies.when_empty(lambda: replies.say(b"more"))
+    replies.when_empty(lambda: replies.reply(b"more"))
     held.resolve(b"last")
-    replies.say(b"!")
+    replies.reply(b"!")
     assert seen == [b"at once", b"last"]
     assert connection.taken() == b"more!"
 
@@ -272,12 +272,12 @@ STEPS = st.lists(
 def test_in_any_course_of_events_answers_leave_in_request_order(steps: list[tuple[str, int]]) -> None:
     replies, connection = pair()
     tickets = [Ticket() for _ in range(4)]
-    held: list[tuple[Held, bytes]] = []
+    held: list[tuple[ReplySlot, bytes]] = []
     expected = sent = b""
     for number, (what, which) in enumerate(steps):
         answer = b"%d," % number
         if what == "say":
-            replies.say(answer)
+            replies.reply(answer)
             expected += answer
         elif what == "owe":
             if tickets[which].done:
@@ -285,7 +285,7 @@ def test_in_any_course_of_events_answers_leave_in_request_order(steps: list[tupl
             owe(replies, tickets[which], answer)
             expected += answer
         elif what == "hold":
-            held.append((replies.hold((lambda _: None) if which else None), answer))
+            held.append((replies.slot((lambda _: None) if which else None), answer))
             expected += answer
         elif what == "ticket":
             if not tickets[which].done:
@@ -344,7 +344,7 @@ def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end(
         )
         owe(replies, ticket, b"answer")
         if later == "on_turn":
-            replies.hold(cast(Any, bug))
+            replies.slot(cast(Any, bug))
         elif later == "when_empty":
             replies.when_empty(cast(Any, bug))
         ticket.resolve()
