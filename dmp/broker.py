@@ -14,12 +14,12 @@ from dmp.arguments import QueueLimits
 from dmp.bodies import Bodies, Body
 from dmp.burials import Burials
 from dmp.chores import Chores
-from dmp.counts import Counts
 from dmp.definitions import Definitions
 from dmp.exchanges import DEFAULT, Exchange, route
 from dmp.leases import LeaseBook
 from dmp.memory import Memory
 from dmp.message import Head, Message
+from dmp.metrics import Counts
 from dmp.owners import Owner
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue

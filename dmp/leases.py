@@ -19,7 +19,7 @@ from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 
 if TYPE_CHECKING:
-    from dmp.counts import Counts
+    from dmp.metrics import Counts
     from dmp.timers import Timers
 
 LEASE_SECONDS = 60.0

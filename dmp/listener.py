@@ -13,11 +13,11 @@ from dmp.definitions import Definitions
 from dmp.door import Door, OpenSession
 from dmp.exchanges import Exchange
 from dmp.logs import BODIES, QUEUES, TABLES
-from dmp.samples import samples
+from dmp.metrics import GAUGES
 from dmp.session import Session as DmpSession
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER, DMP_HEADER
-from shared.metrics import Sample
+from shared.metrics import Sample, samples
 from shared.net.connection import Connection, Session
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.table import Table
@@ -74,7 +74,7 @@ class DmpService:
             session.connection.attempt(session.drain)
 
     def samples(self) -> Iterable[Sample]:
-        return samples(self._broker)
+        return samples("dmp", self._broker.counts, GAUGES, self._broker)
 
     def _after_timers(self) -> None:
         self._broker.flush()

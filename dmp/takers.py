@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dmp.bodies import Bodies
-from dmp.counts import Counts
 from dmp.memory import Memory
 from dmp.message import Head, Message
+from dmp.metrics import Counts
 from dmp.rows import Ready
 from dmp.timers import Timers
 from shared.errors import StoreError

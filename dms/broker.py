@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from dms.counts import Counts
 from dms.keeper import Keeper
+from dms.metrics import Counts
 from dms.mortality import Mortality
 from dms.options import Options
 from dms.queue import Queue

@@ -7,11 +7,11 @@ import trio
 from dms.admin import Admin
 from dms.broker import Broker
 from dms.dmsq_file import import_files
+from dms.metrics import GAUGES
 from dms.opening import open_broker
 from dms.session import Session
 from dms.settings import DmsSettings
-from dms.wire import Status
-from shared.metrics import Sample
+from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 
@@ -39,52 +39,7 @@ class DmsService:
         self._broker.drain()
 
     def samples(self) -> Iterable[Sample]:
-        broker, counts = self._broker, self._broker.counts
-        for name, value, help_ in (
-            ("messages_produced_total", counts.produced, "Messages taken in, dead letters too."),
-            ("messages_delivered_total", counts.delivered, "Deliveries."),
-            (
-                "messages_redelivered_total",
-                counts.redelivered,
-                "Deliveries of what had come back.",
-            ),
-            ("messages_acked_total", counts.acked, "Messages acknowledged."),
-            ("messages_returned_total", counts.returned, "Deliveries that came back: NACK, connection lost."),
-            ("messages_dead_lettered_total", counts.dead_lettered, "Dead messages moved to their queue."),
-            ("messages_dropped_total", counts.dropped, "Dead messages without a queue to go to."),
-            ("messages_held_back_total", counts.held_back, "Times that a dead message's queue had no place."),
-            ("messages_purged_total", counts.purged, "Messages taken out by an administrator."),
-            ("messages_imported_total", counts.imported, "Messages that came from .dmsq files."),
-            ("consumes_timed_out_total", counts.timeouts, "CONSUMEs that have waited in vain."),
-            ("clients_refused_total", counts.clients_refused, "Connections above clients_max."),
-            ("frames_too_late_total", counts.too_late, "Frames that did not come to their end in time."),
-            ("changes_unkept_total", counts.unkept, "Changes answered though the disk has failed."),
-            (
-                "damaged_ranges_total",
-                counts.damaged_ranges,
-                "Places of queues' logs whose messages are lost.",
-            ),
-            ("snapshots_total", counts.snapshots, "Snapshots of queues."),
-            ("cold_reads_total", counts.fetches, "Reads of messages that were not in memory."),
-        ):
-            yield Sample(f"dms_{name}", value, help_)
-        for status, refused in sorted(counts.refusals.items()):
-            yield Sample(
-                "dms_requests_refused_total",
-                refused,
-                "Requests answered with ERROR.",
-                labels=(("status", Status(status).name),),
-            )
-        queues = broker.queues.values()
-        for name, value, help_ in (
-            ("queues", len(queues), "Queues."),
-            ("clients", len(broker.sessions), "Connections that have made their handshake."),
-            ("messages", sum(queue.depth for queue in queues), "Messages in all queues, held ones included."),
-            ("messages_held", sum(queue.held for queue in queues), "Messages that a connection holds."),
-            ("consumes_waiting", sum(s.waiting for s in broker.sessions), "CONSUMEs that wait."),
-            ("hot_bytes", broker.hot_bytes, "Memory for messages that nobody holds."),
-        ):
-            yield Sample(f"dms_{name}", value, help_, kind="gauge")
+        return samples("dms", self._broker.counts, GAUGES, self._broker)
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self._broker)

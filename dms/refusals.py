@@ -2,7 +2,7 @@
 
 import structlog
 
-from dms.counts import Counts
+from dms.metrics import Counts
 from dms.wire import Refusal, Status
 from shared.net.connection import Connection
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kqmsgq.counts import Counts
+from kqmsgq.metrics import GAUGES, Counts
 from kqmsgq.queues import Queues
 from kqmsgq.session import Session
 from kqmsgq.settings import KqmsgqSettings
-from shared.metrics import Sample
+from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 
@@ -36,45 +36,7 @@ class KqmsgqService:
         """Nobody waits for an answer; what is in the outboxes is sent as at any connection's end."""
 
     def samples(self) -> Iterable[Sample]:
-        counts = self.queues.counts
-        for name, value, help_ in (
-            ("messages_produced_total", counts.messages_in, "Messages received from producers."),
-            ("produced_bytes_total", counts.bytes_in, "Their bytes, headers included."),
-            (
-                "messages_delivered_total",
-                counts.messages_delivered,
-                "Messages handed to consumers, each to each.",
-            ),
-            ("messages_unrouted_total", counts.messages_unrouted, "Messages that nobody was subscribed to."),
-            (
-                "messages_dropped_total",
-                counts.messages_dropped,
-                "Messages dropped because their consumer did not read.",
-            ),
-            ("dropped_bytes_total", counts.bytes_dropped, "Their bytes."),
-            (
-                "consumers_dropped_from_total",
-                counts.consumers_dropped_from,
-                "Consumers that lost messages so.",
-            ),
-        ):
-            yield Sample(f"kqmsgq_{name}", value, help_)
-        for fault, closed in sorted(counts.faults.items()):
-            yield Sample(
-                "kqmsgq_faults_total",
-                closed,
-                "Connections closed for breaking the protocol.",
-                labels=(("fault", fault),),
-            )
-        subscriptions, subscribed = self.queues.statistics()
-        for name, value, help_ in (
-            ("producers", counts.producers, "Producers connected."),
-            ("consumers", counts.consumers, "Consumers connected."),
-            ("consumers_subscribed", subscribed, "Consumers with a subscription."),
-            ("subscriptions", subscriptions, "Subscriptions."),
-            ("subscriptions_bytes", self.queues.subscriptions_bytes, "The memory charged for them."),
-        ):
-            yield Sample(f"kqmsgq_{name}", value, help_, kind="gauge")
+        return samples("kqmsgq", self.queues.counts, GAUGES, self.queues)
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.queues)

@@ -11,7 +11,7 @@ seen before is read with care, by `Queues.look`.
 
 from collections.abc import Iterator
 
-from kqmsgq.counts import Counts
+from kqmsgq.metrics import Counts
 from kqmsgq.queues import LOOKED_UP_BYTES, NOWHERE, Consumer, Queues, Route, no_message
 from kqmsgq.runs import STRETCH_MESSAGES, Mark, Round, Rounds
 from kqmsgq.wire import HEADER_BYTES, MESSAGE, NAME_AT, WireError

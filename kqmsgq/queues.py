@@ -11,7 +11,7 @@ until any subscription changes.
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from kqmsgq.counts import Counts
+from kqmsgq.metrics import Counts
 from kqmsgq.runs import count_messages, rounds_for_counting
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import (

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from logmq.counts import Counts
 from logmq.groups import Groups
+from logmq.metrics import Counts
 from logmq.settings import LogmqSettings
 from logmq.topics import Topics
 from logmq.windows import Windows

@@ -6,11 +6,12 @@ from typing import Any
 from logmq.broker import Broker
 from logmq.groups import Groups
 from logmq.logs import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
+from logmq.metrics import GAUGES
 from logmq.session import Session
 from logmq.settings import LogmqSettings
 from logmq.topics import Topics
 from logmq.writers import Writers
-from shared.metrics import Sample
+from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.settings import Retention
@@ -78,47 +79,7 @@ class LogmqService:
         self._broker.drain()
 
     def samples(self) -> Iterable[Sample]:
-        broker, counts = self._broker, self._broker.counts
-        for name, value, help_ in (
-            ("messages_produced_total", counts.messages_in, "Messages written by PRODUCE, APPEND and BATCH."),
-            ("produced_bytes_total", counts.bytes_in, "Bytes written, record headers included."),
-            ("messages_consumed_total", counts.messages_consumed, "Messages read by CONSUME."),
-            ("fetched_bytes_total", counts.bytes_fetched, "Log bytes read by FETCH."),
-            ("tailed_bytes_total", counts.bytes_tailed, "Bytes sent by TAIL, all readers together."),
-            (
-                "batches_repeated_total",
-                counts.batches_repeated,
-                "BATCH requests answered, but not written again.",
-            ),
-            (
-                "tails_fallen_behind_total",
-                counts.tails_fallen_behind,
-                "TAIL readers that left the shared feed.",
-            ),
-            ("requests_too_late_total", counts.too_late, "Lines and bodies that did not come in time."),
-            ("http_closed_total", counts.http, "Connections closed because they brought HTTP."),
-            (
-                "tls_closed_total",
-                counts.tls,
-                "Connections closed because they brought TLS to a plain port.",
-            ),
-        ):
-            yield Sample(f"logmq_{name}", value, help_)
-        for code, refused in sorted(counts.refusals.items()):
-            yield Sample(
-                "logmq_requests_refused_total",
-                refused,
-                "Requests answered with ERR.",
-                labels=(("code", code),),
-            )
-        for name, value, help_ in (
-            ("topics", len(broker.topics), "Topics."),
-            ("commits", len(broker.groups), "Committed offsets of groups."),
-            ("writers", len(broker.writers), "BATCH writers remembered."),
-            ("tails", counts.tails, "TAIL readers."),
-            ("fetches_waiting", counts.fetches_waiting, "FETCH requests that wait."),
-        ):
-            yield Sample(f"logmq_{name}", value, help_, kind="gauge")
+        return samples("logmq", self._broker.counts, GAUGES, self._broker)
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self._broker)

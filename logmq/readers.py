@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from logmq.counts import Counts
 from logmq.feeds import READ_BYTES, Feed
+from logmq.metrics import Counts
 from logmq.runs import message_lines
 from logmq.wire import Refusal, chunk_line, refusal_for
 from shared.errors import LogDeleted, StoreError

@@ -10,7 +10,7 @@ takes it back; a crash loses it (PROTOCOL.md, "Away"). Each message is sent at m
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from pubsub.counts import Counts
+from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX
 

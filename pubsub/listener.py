@@ -5,15 +5,15 @@ from typing import Any
 
 import trio
 
-from pubsub.counts import Counts
 from pubsub.fanout import Fanout
 from pubsub.logs import KEPT, NAMESPACE, SESSIONS
+from pubsub.metrics import GAUGES, Counts
 from pubsub.recording import FrameTrack
 from pubsub.session import Session
 from pubsub.sessions import Sessions, saved, saver
 from pubsub.settings import PubsubSettings
 from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
-from shared.metrics import Sample
+from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.log import WholeRecords, describe_lost
@@ -122,41 +122,7 @@ class PubsubService:
         """Nobody waits for an answer; what is in the outboxes is sent as at any connection's end."""
 
     def samples(self) -> Iterable[Sample]:
-        counts, sessions = self.sessions.counts, self.sessions
-        for name, value, help_ in (
-            ("messages_published_total", counts.messages_in, "Datagrams that were messages."),
-            ("messages_delivered_total", counts.messages_delivered, "Messages handed to subscribers."),
-            ("messages_unmatched_total", counts.messages_unmatched, "Messages that nobody wanted."),
-            ("messages_kept_total", counts.messages_kept, "Messages kept for clients that were away."),
-            ("kept_dropped_total", counts.kept_dropped, "Of these, dropped: too many, or too large."),
-            ("kept_lost_total", counts.kept_lost, "Of these, lost to damage of the log that a stop writes."),
-            ("frames_dropped_total", counts.frames_dropped, "Messages dropped: a subscriber did not read."),
-            ("subscribers_dropped_from_total", counts.subscribers_dropped_from, "Connections they were on."),
-            ("unpersisted_total", counts.unpersisted, "Subscriptions that the store did not take."),
-        ):
-            yield Sample(f"pubsub_{name}", value, help_)
-        for reason, dropped in sorted(counts.datagrams_bad.items()):
-            yield Sample(
-                "pubsub_datagrams_bad_total",
-                dropped,
-                "Datagrams that were no messages.",
-                labels=(("reason", reason),),
-            )
-        for fault, closed in sorted(counts.faults.items()):
-            yield Sample(
-                "pubsub_faults_total",
-                closed,
-                "Connections closed for breaking the protocol.",
-                labels=(("fault", fault),),
-            )
-        for name, value, help_ in (
-            ("connected", counts.connected, "Clients connected."),
-            ("sessions", len(sessions.clients), "Clients connected or with subscriptions."),
-            ("subscriptions", sessions.subscriptions, "Subscriptions."),
-            ("subscriptions_wild", sessions.wild, "Those to patterns of more than three wildcards."),
-            ("kept_bytes", sessions.kept.total_bytes, "Kept for clients that are away."),
-        ):
-            yield Sample(f"pubsub_{name}", value, help_, kind="gauge")
+        return samples("pubsub", self.sessions.counts, GAUGES, self.sessions)
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.sessions)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from pubsub.counts import Counts
 from pubsub.kept import Kept
+from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault, WireError
 from shared.errors import StoreError

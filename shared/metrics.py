@@ -1,6 +1,17 @@
-"""Metrics are plain ints that their owners count; a `Sample` is how one is read at scrape time."""
+"""Metrics: plain ints that their owners add to, and a table that says what each is called.
 
-from typing import Literal
+A counter is declared where it is counted, as a field of a `Counts` class:
+
+    @attrs.define(eq=False)
+    class Counts:
+        produced: int = counter("messages_produced_total", "Messages taken in.")
+        refusals: dict[str, int] = counter_by("code", "requests_refused_total", "Requests refused.")
+
+A `Gauge` is worked out at the scrape. `samples` reads both, so a protocol has one table and no code for it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
 import attrs
 
@@ -14,3 +25,48 @@ class Sample:
     help: str
     kind: Literal["counter", "gauge"] = "counter"
     labels: tuple[tuple[str, str], ...] = ()
+
+
+@attrs.frozen
+class Gauge:
+    """A figure that `read` takes from its owner (a broker, a service) at the scrape."""
+
+    name: str
+    help: str
+    read: Callable[[Any], float]
+
+
+@attrs.frozen
+class _Counter:
+    """`label`: the field is a dict, one series for each key, which `shown` writes as text."""
+
+    name: str
+    help: str
+    label: str | None = None
+    shown: Callable[[Any], str] = str
+
+
+def counter(name: str, help_: str) -> Any:
+    """A field of `Counts` that only grows."""
+    return attrs.field(default=0, metadata={_Counter: _Counter(name, help_)})
+
+
+def counter_by(label: str, name: str, help_: str, shown: Callable[[Any], str] = str) -> Any:
+    """A field of `Counts` with a count for each key; keys are a few fixed words or numbers."""
+    return attrs.field(factory=dict, metadata={_Counter: _Counter(name, help_, label, shown)})
+
+
+def samples(protocol: str, counts: Any, gauges: Iterable[Gauge], owner: object) -> Iterator[Sample]:
+    """What the declared counters of `counts` and the `gauges` of `owner` stand at, named after `protocol`."""
+    for field in attrs.fields(type(counts)):
+        declared: _Counter | None = field.metadata.get(_Counter)
+        if declared is None:
+            continue
+        name, value = f"{protocol}_{declared.name}", getattr(counts, field.name)
+        if declared.label is None:
+            yield Sample(name, value, declared.help)
+        else:
+            for key, count in sorted(value.items()):
+                yield Sample(name, count, declared.help, labels=((declared.label, declared.shown(key)),))
+    for gauge in gauges:
+        yield Sample(f"{protocol}_{gauge.name}", gauge.read(owner), gauge.help, "gauge")

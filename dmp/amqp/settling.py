@@ -12,7 +12,7 @@ from dmp.refusals import Code, Refusal
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel
     from dmp.amqp.session import Session
-    from dmp.counts import Counts
+    from dmp.metrics import Counts
 
 ACK_FRAME_BYTES = 21
 _ACK_BEGINNING = 11

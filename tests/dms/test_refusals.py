@@ -4,7 +4,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from dms import wire
-from dms.counts import Counts
+from dms.metrics import Counts
 from dms.refusals import Refusals
 from dms.settings import DmsSettings
 from dms.wire import Refusal, Status, Type

@@ -2,7 +2,7 @@
 
 import structlog
 
-from kqmsgq.counts import Counts
+from kqmsgq.metrics import Counts
 from kqmsgq.queues import Queues
 from kqmsgq.session import Session
 from kqmsgq.settings import KqmsgqSettings

@@ -7,9 +7,9 @@ from typing import Any, cast
 import attrs
 import trio
 
-from pubsub.counts import Counts
 from pubsub.fanout import Fanout
 from pubsub.listener import PubsubService
+from pubsub.metrics import Counts
 from pubsub.sessions import Changed, Sessions
 from pubsub.settings import PubsubSettings
 from shared.net.network import Network

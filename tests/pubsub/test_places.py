@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 
-from pubsub.counts import Counts
 from pubsub.kept import Kept
+from pubsub.metrics import Counts
 from pubsub.places import kept, places
 from pubsub.settings import PubsubSettings
 from shared.storage.format import length_at

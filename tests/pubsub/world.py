@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from pubsub.counts import Counts
 from pubsub.fanout import LAYOUT, Fanout
+from pubsub.metrics import Counts
 from pubsub.session import Session
 from pubsub.sessions import Changed, Sessions
 from pubsub.settings import PubsubSettings

@@ -1,0 +1,126 @@
+"""What DMP and AMQP count, and what each figure is called: plain ints, no call per message."""
+
+import attrs
+
+from shared.metrics import Gauge, counter, counter_by
+
+
+@attrs.define(eq=False)
+class Counts:
+    """Added to where it happens, all connections together; read when metrics are scraped."""
+
+    published: int = counter("messages_published_total", "Messages published to an exchange that is there.")
+    published_bytes: int = counter("published_bytes_total", "Their bodies' bytes.")
+    delivered: int = counter("messages_delivered_total", "Messages given to consumers and feeds.")
+    got: int = counter("messages_got_total", "Messages given to basic.get.")
+    redelivered: int = counter(
+        "messages_redelivered_total", "Of all those, the ones that had been given before."
+    )
+    acknowledged: int = counter("messages_acknowledged_total", "Messages acknowledged.")
+    rejected: int = counter("messages_rejected_total", "Messages rejected and not wanted back.")
+    requeued: int = counter("messages_requeued_total", "Messages that came back to their queue.")
+    confirmed: int = counter("publishes_confirmed_total", "Publishes confirmed.")
+    refused_publishes: int = counter("publishes_refused_total", "Publishes not taken: disk or memory.")
+    returned: int = counter("messages_returned_total", "Mandatory or immediate messages sent back.")
+    unroutable: int = counter(
+        "messages_unroutable_total", "Messages that no queue wanted: dropped, or sent back."
+    )
+    expired: int = counter("messages_expired_total", "Messages that grew too old in a queue.")
+    overflowed: int = counter(
+        "messages_overflowed_total", "Messages pushed out of a queue by its maximum length."
+    )
+    dropped_full: int = counter("messages_dropped_total", "New messages dropped at queue_drop_messages.")
+    too_large_for_feeds: int = counter(
+        "messages_too_large_for_feeds_total", "Messages that no feed can carry."
+    )
+    dead_lettered: int = counter(
+        "messages_dead_lettered_total", "Messages passed on to a dead-letter exchange."
+    )
+    dead_letters_lost: int = counter("dead_letters_lost_total", "Dead letters that no queue wanted.")
+    recovered: int = counter(
+        "messages_recovered_total", "Messages that the start found in the logs of queues."
+    )
+    memory_waits: int = counter("memory_waits_total", "Times a publisher was held back for memory_bytes_max.")
+    warned: int = counter("queue_warnings_total", "Times a queue grew beyond queue_warn_messages.")
+    logins_refused: int = counter("logins_refused_total", "Wrong names, passwords or places.")
+    heartbeats_missed: int = counter("heartbeats_missed_total", "Connections closed for silence.")
+    returns_lost: int = counter(
+        "returns_lost_total", "Messages of sinks whose principal was gone, or did not read."
+    )
+    leases_given: int = counter("leases_given_total", "Leases of sinks and feeds.")
+    leases_refused: int = counter("leases_refused_total", "DMP connections without a good lease.")
+    leases_lapsed: int = counter("leases_lapsed_total", "Leases that were not used in time.")
+    sunk: int = counter("messages_sunk_total", "Of the messages published, those that came by sinks.")
+    crashes: int = counter("queue_crashes_total", "Bugs in the code of queues; each was one queue's trouble.")
+    too_late: int = counter("too_late_total", "Connections closed for a login or a frame that took too long.")
+    refusals: dict[str, int] = counter_by(
+        "code", "refusals_total", "Channel and connection exceptions, and DMP's refusals."
+    )
+    sinks: int = 0
+    feeds: int = 0
+    connections: int = 0
+    channels: int = 0
+    consumers: int = 0
+
+    def refused(self, code: str) -> None:
+        self.refusals[code] = self.refusals.get(code, 0) + 1
+
+
+GAUGES = (
+    Gauge("connections", "AMQP connections past their login.", lambda broker: broker.counts.connections),
+    Gauge("sinks", "DMP connections that write.", lambda broker: broker.counts.sinks),
+    Gauge("feeds", "DMP connections that read.", lambda broker: broker.counts.feeds),
+    Gauge("leases", "Leases that are not used yet.", lambda broker: len(broker.leases)),
+    Gauge("channels", "Open channels.", lambda broker: broker.counts.channels),
+    Gauge("consumers", "Consumers.", lambda broker: broker.counts.consumers),
+    Gauge("exchanges", "Exchanges.", lambda broker: len(broker.exchanges)),
+    Gauge("queues", "Queues.", lambda broker: len(broker.queues)),
+    Gauge("bindings", "Bindings.", lambda broker: broker.bindings),
+    Gauge(
+        "wild_words",
+        "Words of topic bindings with more than three wildcards.",
+        lambda broker: broker.wild_words,
+    ),
+    Gauge(
+        "queues_damaged",
+        "Queues that lost messages and were not purged since, or their definition and were not declared.",
+        lambda broker: sum(queue.lost or queue.adopted for queue in broker.queues.values()),
+    ),
+    Gauge("bodies", "Large bodies, each in a log of its own.", lambda broker: len(broker.bodies)),
+    Gauge(
+        "bodies_unclaimed",
+        "Of those found at the start, what no queue has.",
+        lambda broker: broker.bodies.unclaimed,
+    ),
+    Gauge(
+        "begun_bytes",
+        "Large bodies that have begun, as announced.",
+        lambda broker: broker.bodies.begun_bytes,
+    ),
+    Gauge(
+        "bindings_waiting",
+        "Bindings whose exchange or queue is not there.",
+        lambda broker: len(broker.wiring.waiting),
+    ),
+    Gauge(
+        "messages_ready",
+        "Messages that wait for a taker.",
+        lambda broker: sum(queue.depth for queue in broker.queues.values()),
+    ),
+    Gauge(
+        "messages_cold",
+        "Of these, the ones that are in the logs of their queues alone.",
+        lambda broker: sum(queue.cold.count for queue in broker.queues.values() if queue.cold is not None),
+    ),
+    Gauge(
+        "messages_unacked",
+        "Messages given and not acknowledged.",
+        lambda broker: sum(queue.unacked for queue in broker.queues.values()),
+    ),
+    Gauge(
+        "memory_bytes",
+        "What waiting messages take; above memory_bytes_max publishers are not read.",
+        lambda broker: broker.memory.held_bytes,
+    ),
+)
+"""Read from the broker."""

@@ -1,0 +1,63 @@
+"""What DMS counts, and what each figure is called: plain ints, no call per message."""
+
+import attrs
+
+from dms.wire import Status
+from shared.metrics import Gauge, counter, counter_by
+
+
+@attrs.define(eq=False)
+class Counts:
+    """Added to where it happens; read when metrics are scraped."""
+
+    produced: int = counter("messages_produced_total", "Messages taken in, dead letters too.")
+    delivered: int = counter("messages_delivered_total", "Deliveries.")
+    redelivered: int = counter("messages_redelivered_total", "Deliveries of what had come back.")
+    acked: int = counter("messages_acked_total", "Messages acknowledged.")
+    returned: int = counter("messages_returned_total", "Deliveries that came back: NACK, connection lost.")
+    dead_lettered: int = counter("messages_dead_lettered_total", "Dead messages moved to their queue.")
+    dropped: int = counter("messages_dropped_total", "Dead messages without a queue to go to.")
+    held_back: int = counter("messages_held_back_total", "Times that a dead message's queue had no place.")
+    """Counted for the first of a queue's dead: its dead-letter queue is missing, full, or has no disk."""
+    purged: int = counter("messages_purged_total", "Messages taken out by an administrator.")
+    imported: int = counter("messages_imported_total", "Messages that came from .dmsq files.")
+    timeouts: int = counter("consumes_timed_out_total", "CONSUMEs that have waited in vain.")
+    clients_refused: int = counter("clients_refused_total", "Connections above clients_max.")
+    too_late: int = counter("frames_too_late_total", "Frames that did not come to their end in time.")
+    unkept: int = counter("changes_unkept_total", "Changes answered though the disk has failed.")
+    """With durability `best-effort` only."""
+    damaged_ranges: int = counter("damaged_ranges_total", "Places of queues' logs whose messages are lost.")
+    snapshots: int = counter("snapshots_total", "Snapshots of queues.")
+    fetches: int = counter("cold_reads_total", "Reads of messages that were not in memory.")
+    refusals: dict[int, int] = counter_by(
+        "status",
+        "requests_refused_total",
+        "Requests answered with ERROR.",
+        lambda status: Status(status).name,
+    )
+
+    def refused(self, status: Status | int, count: int = 1) -> None:
+        self.refusals[int(status)] = self.refusals.get(int(status), 0) + count
+
+
+GAUGES = (
+    Gauge("queues", "Queues.", lambda broker: len(broker.queues)),
+    Gauge("clients", "Connections that have made their handshake.", lambda broker: len(broker.sessions)),
+    Gauge(
+        "messages",
+        "Messages in all queues, held ones included.",
+        lambda broker: sum(queue.depth for queue in broker.queues.values()),
+    ),
+    Gauge(
+        "messages_held",
+        "Messages that a connection holds.",
+        lambda broker: sum(queue.held for queue in broker.queues.values()),
+    ),
+    Gauge(
+        "consumes_waiting",
+        "CONSUMEs that wait.",
+        lambda broker: sum(session.waiting for session in broker.sessions),
+    ),
+    Gauge("hot_bytes", "Memory for messages that nobody holds.", lambda broker: broker.hot_bytes),
+)
+"""Read from the broker."""

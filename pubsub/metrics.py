@@ -1,0 +1,50 @@
+"""What pub/sub counts, and what each figure is called: plain ints, no call per message."""
+
+import attrs
+
+from shared.metrics import Gauge, counter, counter_by
+
+
+@attrs.define(eq=False)
+class Counts:
+    """Added to where it happens; read when metrics are scraped."""
+
+    messages_in: int = counter("messages_published_total", "Datagrams that were messages.")
+    messages_delivered: int = counter("messages_delivered_total", "Messages handed to subscribers.")
+    messages_unmatched: int = counter("messages_unmatched_total", "Messages that nobody wanted.")
+    """Nobody was subscribed, nor away with a subscription that keeps."""
+    messages_kept: int = counter("messages_kept_total", "Messages kept for clients that were away.")
+    kept_dropped: int = counter("kept_dropped_total", "Of these, dropped: too many, or too large.")
+    """For newer ones, or for lack of memory."""
+    kept_lost: int = counter("kept_lost_total", "Of these, lost to damage of the log that a stop writes.")
+    """As far as the log's index tells."""
+    frames_dropped: int = counter("frames_dropped_total", "Messages dropped: a subscriber did not read.")
+    subscribers_dropped_from: int = counter("subscribers_dropped_from_total", "Connections they were on.")
+    unpersisted: int = counter("unpersisted_total", "Subscriptions that the store did not take.")
+    datagrams_bad: dict[str, int] = counter_by(
+        "reason", "datagrams_bad_total", "Datagrams that were no messages."
+    )
+    faults: dict[str, int] = counter_by(
+        "fault", "faults_total", "Connections closed for breaking the protocol."
+    )
+    connected: int = 0
+
+    def bad(self, reason: str) -> None:
+        self.datagrams_bad[reason] = self.datagrams_bad.get(reason, 0) + 1
+
+    def fault(self, reason: str) -> None:
+        self.faults[reason] = self.faults.get(reason, 0) + 1
+
+
+GAUGES = (
+    Gauge("connected", "Clients connected.", lambda sessions: sessions.counts.connected),
+    Gauge("sessions", "Clients connected or with subscriptions.", lambda sessions: len(sessions.clients)),
+    Gauge("subscriptions", "Subscriptions.", lambda sessions: sessions.subscriptions),
+    Gauge(
+        "subscriptions_wild",
+        "Those to patterns of more than three wildcards.",
+        lambda sessions: sessions.wild,
+    ),
+    Gauge("kept_bytes", "Kept for clients that are away.", lambda sessions: sessions.kept.total_bytes),
+)
+"""Read from `Sessions`."""
