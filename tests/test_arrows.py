@@ -3,12 +3,20 @@
     brokers -> a folder per protocol -> shared
 
 The rules are functions over one module's syntax tree, so that each is also tested to find what it is for.
+Below them three counts over all modules together: files in one circle of imports, reaches into another
+file's privates, and sans-IO modules that import a clock or a socket. What was too many when the counting
+began is written down beside each; these lists only ever shrink.
 """
 
 import ast
+import fnmatch
 import functools
+import json
+import subprocess
+import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -102,9 +110,21 @@ def knows_no_protocol_by_name(module: Module) -> Iterator[str]:
             yield f"the host imports {name}"
 
 
+SANS_IO = (
+    *("*/wire.py", "*/session.py", "*/engine.py", "*/states.py", "*/runs.py", "*/fanout.py"),
+    *("dmp/amqp/methods.py", "dmp/amqp/packing.py", "dmp/field_tables.py", "dmp/properties.py"),
+    *("shared/replies.py", "shared/routing/*.py", "shared/storage/format.py", "shared/recording/blocks.py"),
+)
+"""Parsing and engines: bytes and events in, bytes and events out."""
+
+
+def should_be_sans_io(path: str) -> bool:
+    return not path.startswith("brokers/") and any(fnmatch.fnmatch(path, each) for each in SANS_IO)
+
+
 def is_sans_io(module: Module) -> Iterator[str]:
-    """wire.py and session.py hold no trio, socket, file, clock or chance; time comes in as an argument."""
-    if module.package not in PROTOCOLS or module.name not in ("wire.py", "session.py"):
+    """Parsers and engines hold no trio, socket, file, clock or chance; time comes in as an argument."""
+    if not should_be_sans_io(module.path):
         return
     for name in module.imports():
         if name.partition(".")[0] in IMPURE:
@@ -211,3 +231,205 @@ def test_two_protocols_may_not_know_each_other(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_allowed_is_not_found(path: str, source: str) -> None:
     module = Module(path, source)
     assert [wrong for rule in RULES for wrong in rule(module)] == []
+
+
+# -- circles: what needs each other's types is one module
+
+CIRCLE_FILES_MAX = 3
+CIRCLES_ALLOWED: Mapping[str, int] = {"dmp": 17, "dms": 16, "logmq": 6, "shared": 9}
+"""Files in the largest circle of a package, where that is more than CIRCLE_FILES_MAX."""
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The sets of nodes that all reach each other, of two and more: Tarjan's algorithm."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = lowest[node] = len(number)
+        path.append(node)
+        for other in graph.get(node, ()):
+            if other not in number:
+                visit(other)
+            if other in path:
+                lowest[node] = min(lowest[node], lowest[other])
+        if lowest[node] == number[node]:
+            at = path.index(node)
+            if len(path) - at > 1:
+                found.append(sorted(path[at:]))
+            del path[at:]
+
+    for node in graph:
+        if node not in number:
+            visit(node)
+    return found
+
+
+def import_graph(all_modules: Sequence[Module]) -> dict[str, set[str]]:
+    """Which file imports which, for annotations too; a package's front (`__init__.py`) is not looked at."""
+    by_name = {module.path.removesuffix(".py").replace("/", "."): module.path for module in all_modules}
+    return {
+        module.path: {by_name[name] for name in module.imports() if name in by_name} - {module.path}
+        for module in all_modules
+    }
+
+
+def test_a_circle_of_imports_is_at_most_three_files() -> None:
+    too_large = [
+        files
+        for files in circles(import_graph(modules(*PACKAGES)))
+        if len(files) > CIRCLES_ALLOWED.get(files[0].partition("/")[0], CIRCLE_FILES_MAX)
+    ]
+    assert too_large == [], "files that need each other's types are one module, or the arrow has to go"
+
+
+def test_a_circle_is_found_where_only_an_annotation_closes_it() -> None:
+    one = Module("dms/a.py", "import dms.b")
+    two = Module("dms/b.py", "from dms import c")
+    three = Module("dms/c.py", "if TYPE_CHECKING:\n    from dms.a import A")
+    leaf = Module("dms/d.py", "import dms.a")
+    assert circles(import_graph([leaf, one, two, three])) == [["dms/a.py", "dms/b.py", "dms/c.py"]]
+    assert circles(import_graph([leaf, one, two])) == []
+
+
+# -- privates: what another file needs is public, or belongs there
+
+NOT_PRIVATE = frozenset({"_replace", "_asdict", "_fields", "_exit", "_get_j_spark_session_class"})
+"""Named tuples', `os._exit`, and with `_j...` what py4j and Spark call theirs."""
+PRIVATES_ALLOWED: Mapping[str, int] = {
+    "kqmsgq/client.py": 1,
+    "pubsub/client.py": 1,
+    "shared/net/poll.py": 34,
+    "shared/net/rounds.py": 22,
+    "shared/net/stream.py": 16,
+    "tests/brokers": 19,
+    "tests/dmp": 20,
+    "tests/dms": 5,
+    "tests/kqmsgq": 2,
+    "tests/logmq": 5,
+    "tests/pipeline": 43,
+    "tests/pubsub": 6,
+    "tests/shared": 60,
+    "tests/support": 4,
+    "tests/trials": 14,
+}
+"""By file, and for tests by folder."""
+
+
+def private_accesses(module: Module) -> Iterator[str]:
+    """Names that begin with one underscore and are neither of this file nor of `self`."""
+    own: set[str] = set()
+    for node in nodes(module.source, module.path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            own.add(node.attr)
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {target.id for target in targets if isinstance(target, ast.Name)}
+            own |= names
+            if "__slots__" in names and node.value is not None:
+                own |= {each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
+    for node in nodes(module.source, module.path):
+        if isinstance(node, ast.Attribute) and not _is_self(node.value):
+            names = {node.attr}
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+        else:
+            continue
+        for name in names - own - NOT_PRIVATE:
+            if name.startswith("_") and not name.startswith(("__", "_j")):
+                yield name
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def test_no_file_touches_another_files_privates() -> None:
+    touched: Counter[str] = Counter()
+    for module in modules(*PACKAGES, "tests"):
+        place = "/".join(module.path.split("/")[:2]) if module.package == "tests" else module.path
+        touched[place] += sum(1 for _ in private_accesses(module))
+    too_many = {place: count for place, count in touched.items() if count > PRIVATES_ALLOWED.get(place, 0)}
+    assert too_many == {}, "make it public, or move what needs it"
+
+
+@pytest.mark.parametrize(
+    ("source", "touched"),
+    [
+        ("session.connection._flush()", ["_flush"]),
+        ("from dms.session import _apply", ["_apply"]),
+        ("class A:\n    def _f(self): self._g(); other._f()", []),
+        ("class A:\n    __slots__ = ('_x',)\n    def f(self, other): other._x", []),
+        ("row._replace(x=1); os._exit(1); spark._jvm; a.__class__", []),
+    ],
+)
+def test_a_touched_private_is_found(source: str, touched: list[str]) -> None:
+    assert list(private_accesses(Module("dms/a.py", source))) == touched
+
+
+# -- sans-IO: imported where there is no loop, no socket, no system and no clock
+
+NOT_SANS_IO_YET = frozenset(
+    {
+        "dmp/amqp/session.py",
+        "dmp/session.py",
+        "dms/session.py",
+        "kqmsgq/session.py",
+        "logmq/session.py",
+        "pubsub/fanout.py",
+        "pubsub/session.py",
+        "shared/replies.py",
+    }
+)
+BLOCKED = ("trio", "socket", "os", "time")
+_IMPORTER = """
+import builtins, importlib, json, sys
+
+packages, blocked, names = json.load(sys.stdin)
+plain_import, found = builtins.__import__, {}
+
+def guarded(name, globals=None, locals=None, fromlist=(), level=0):
+    importer = (globals or {}).get("__name__", "")
+    if not level and name.partition(".")[0] in blocked and importer.partition(".")[0] in packages:
+        raise ImportError(f"{importer} imports {name}")
+    return plain_import(name, globals, locals, fromlist, level)
+
+builtins.__import__ = guarded
+for name in names:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        found[name] = str(error)
+json.dump(found, sys.stdout)
+"""
+
+
+def unimportable(
+    paths: Sequence[str], blocked: Sequence[str] = ("trio", "socket", "os", "time")
+) -> list[str]:
+    """Those of `paths` that, or that through another file of ours, import one of `blocked`; and who does."""
+    names = [path.removesuffix(".py").replace("/", ".") for path in paths]
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTER],
+        input=json.dumps([PACKAGES, blocked, names]),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [f"{name}: {why}" for name, why in json.loads(done.stdout).items()]
+
+
+def test_sans_io_modules_are_imported_without_a_loop_a_socket_a_system_or_a_clock() -> None:
+    paths = [module.path for module in modules(*PACKAGES) if should_be_sans_io(module.path)]
+    assert {"logmq/wire.py", "dms/session.py", "shared/routing/trie.py"} <= set(paths)
+    assert unimportable([path for path in paths if path not in NOT_SANS_IO_YET]) == []
+
+
+def test_what_a_module_imports_through_another_is_found() -> None:
+    assert unimportable(["logmq/listener.py"], ["trio"]) != []
+    assert unimportable(["logmq/wire.py"], ["trio"]) == []
