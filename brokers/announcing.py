@@ -48,6 +48,15 @@ async def still_starting(starting: trio.CancelScope, log: structlog.stdlib.Bound
             notify(f"EXTEND_TIMEOUT_USEC={3 * STILL_STARTING_SECONDS * 1e6:.0f}")
 
 
+async def feed_watchdog() -> None:
+    """Tell systemd, where it asks (`WatchdogSec=`), that the loop runs: what stands still it restarts."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    if microseconds.isdecimal() and int(microseconds):
+        while True:
+            notify("WATCHDOG=1")
+            await trio.sleep(int(microseconds) / 2e6)
+
+
 def ready(bound: Sequence[Bound], config: Config, ready_file: Path | None) -> None:
     """Say where we listen, to people and to programs, at any log level."""
     tell = logs.unfiltered()

@@ -26,7 +26,9 @@ import trio
 from brokers import admin, control, metrics
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, of_folder
+from brokers.fairness import LoopWatch
 from brokers.service import Bound, SupervisedService
+from shared.budget import process_account
 from shared.errors import StoreError
 from shared.metrics import Sample
 from shared.net.network import Network
@@ -50,6 +52,7 @@ class Host:
         log: structlog.stdlib.BoundLogger,
         *,
         say: Callable[[str], None] | None = None,
+        watch: LoopWatch | None = None,
     ) -> None:
         self._plugins = plugins
         self._config = config
@@ -62,6 +65,8 @@ class Host:
         self._store: Store | None = None
         self._recording: Recording | None = None
         self._network = Network(config.net)
+        self._budget = process_account()
+        self._watch = watch
 
     def stop(self) -> None:
         """Begin to drain; `run` returns when all is done."""
@@ -126,7 +131,7 @@ class Host:
         log = self._log.bind(protocol=plugin.name)
         recorder = recording.of(plugin.name)
         return SupervisedService(
-            plugin, settings, self._config, store, self._network, log, self._say, recorder
+            plugin, settings, self._config, store, self._network, log, self._say, recorder, self._budget
         )
 
     async def _open(self, service: SupervisedService) -> None:
@@ -224,6 +229,9 @@ class Host:
             yield from metrics.store_samples(self._store.statistics())
         if self._recording is not None:
             yield from self._recording.samples()
+        if self._watch is not None:
+            yield from self._watch.samples()
+        yield from self._budget.samples()
         yield from self._network.samples()
         for service in self._services:
             yield from service.samples()

@@ -9,6 +9,7 @@ import trio
 
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal
+from shared.budget import Account, process_account
 from shared.errors import ConfigError
 from shared.metrics import Sample
 from shared.net.keepalive import is_loopback
@@ -60,6 +61,7 @@ class SupervisedService:
         log: structlog.stdlib.BoundLogger,
         say: Callable[[str], None] | None = None,
         recorder: Recorder | None = None,
+        budget: Account | None = None,
     ) -> None:
         self.name = plugin.name
         self.state: State = "starting"
@@ -69,6 +71,7 @@ class SupervisedService:
         self._settings = settings
         self._config = config
         self._context = Context(store, log, say, recorder)
+        self._budget = budget or process_account()
         self._network = network
         self._log = log
         self._ports: dict[str, int] = {}
@@ -87,7 +90,9 @@ class SupervisedService:
 
     async def open(self) -> None:
         """Load the service and bind its endpoints. Raises Refusal and ConfigError, with nothing bound."""
-        self._service = await self._plugin.open(self._context, self._settings)
+        self._budget.account(self.name).close()  # that of the service which crashed, if one did
+        context = attrs.evolve(self._context, budget=self._budget.account(self.name))
+        self._service = await self._plugin.open(context, self._settings)
         try:
             self._bind_all(self._service.endpoints)
         except CannotListen as error:

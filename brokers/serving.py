@@ -21,6 +21,7 @@ from brokers import announcing, logs, plugins
 from brokers.checking import require_startable
 from brokers.config import Config, load
 from brokers.errors import ExitCode, Refusal
+from brokers.fairness import LoopWatch
 from brokers.flags import ServeCommand
 from brokers.host import Host
 from shared.descriptors import FILES_FEW, FILES_LEAST, connections_within, raise_file_limit
@@ -46,7 +47,8 @@ def serve(command: ServeCommand) -> int:
     require_startable(config, [plugin.name for plugin in chosen])
     log = logs.configure(config.serve.log_level, config.serve.log_format)
     _require_files(log)
-    trio.run(_serve, chosen, config, command, log)
+    watch = LoopWatch(log)
+    trio.run(_serve, chosen, config, command, log, watch, instruments=[watch])
     return ExitCode.OK
 
 
@@ -66,10 +68,14 @@ def _require_files(log: structlog.stdlib.BoundLogger) -> None:
 
 
 async def _serve(
-    chosen: Sequence[Plugin], config: Config, command: ServeCommand, log: structlog.stdlib.BoundLogger
+    chosen: Sequence[Plugin],
+    config: Config,
+    command: ServeCommand,
+    log: structlog.stdlib.BoundLogger,
+    watch: LoopWatch,
 ) -> None:
     ready_file = command.ready_file
-    host = Host(chosen, config, log, say=_say if command.says else None)
+    host = Host(chosen, config, log, say=_say if command.says else None, watch=watch)
     # A nohup stays one. The others count also where the caller ignores them, as a shell does with SIGINT for
     # what a script starts in the background: whoever sends them to a server means it.
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -79,6 +85,7 @@ async def _serve(
             nursery.start_soon(_obey, signals, host, log, ready_file)
             nursery.start_soon(_obey_input, said_exit, host, log)
             nursery.start_soon(_tell_left_out)
+            nursery.start_soon(announcing.feed_watchdog)
             announcing.make_way(ready_file)
             try:
                 async with trio.open_nursery() as running:
@@ -88,6 +95,7 @@ async def _serve(
                     # What was made to get here lives until the end: the collector need not walk it meanwhile.
                     gc.collect()
                     gc.freeze()
+                    watch.begin()
                     announcing.ready(bound, config, ready_file)
             finally:
                 announcing.forget(ready_file)

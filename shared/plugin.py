@@ -5,12 +5,14 @@ finds it, reads its settings, opens its service, binds its endpoints and runs th
 name. Nothing in here is any one protocol's word.
 """
 
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from shared.budget import Account
 from shared.metrics import Sample
 
 if TYPE_CHECKING:  # a protocol's commands import this module, and have no use for a store
@@ -88,13 +90,15 @@ class Context:
     """What the host lends a service.
 
     `say`: a line for whoever watches this protocol (`ServeRequest.says`); it must not hold control
-    characters. None: nobody does, and the service logs it.
+    characters. None: nobody does, and the service logs it. `budget`: the protocol's account; what its clients
+    make grow is taken from it.
     """
 
     store: "Store"
     log: "structlog.stdlib.BoundLogger"
     say: Callable[[str], None] | None = None
     recorder: "Recorder | None" = None
+    budget: Account = attrs.field(factory=lambda: Account("unbounded", sys.maxsize))
 
 
 @attrs.frozen

@@ -1,49 +1,12 @@
-"""Who may connect: the process's caps, the descriptors kept back, and the memory for all outboxes."""
+"""Who may connect: the process's caps, and the descriptors kept back."""
 
 import ipaddress
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 from shared.descriptors import connections_within, raise_file_limit
 from shared.net.settings import NetSettings
 
 _TELL_EVERY = 16
-
-
-def memory_bytes() -> int:
-    """What this process may use: the machine's memory, or less where a control group says so (v2, then
-    v1)."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in _cgroup_limits():
-        total = min(total, limit)
-    return total
-
-
-def _cgroup_limits() -> list[int]:
-    """The memory limits of our control group and of those above it."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    limits = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            try:
-                limits.append(int((place / name).read_text()))
-            except (OSError, ValueError):  # not there (a namespace hides it), or "max"
-                pass
-            if place == root:
-                break
-    return limits
 
 
 class Admission:

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from shared.budget import memory_bytes
 from shared.metrics import Sample
 from shared.net import liveness
-from shared.net.admission import Admission, memory_bytes
+from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.datagrams import DatagramEndpoint, DatagramSink, allowed_networks, bind_udp
 from shared.net.listeners import Acceptor, Admitted, BoundAddress, CannotListen, bind_tcp, check_exposure
@@ -171,17 +172,17 @@ class Group:
         """Accept and serve until cancelled; then every connection is closed, its unsent output lost."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._rounds.watch_deadlines)
+                nursery.start_soon(self._rounds.watch_deadlines, name=f"{self.name}: deadlines")
                 await nursery.start(self._stream.run)
                 if self._poll is not None:
-                    nursery.start_soon(self._poll.run)
+                    nursery.start_soon(self._poll.run, name=f"{self.name}: connections")
                 if liveness.AVAILABLE:
                     nursery.start_soon(
                         liveness.watch, self._rounds.pushed, self._settings.user_timeout_seconds
                     )
                 for endpoint in self._endpoints:
-                    nursery.start_soon(endpoint.run)
-                nursery.start_soon(self._accept_all)
+                    nursery.start_soon(endpoint.run, name=f"{self.name}: datagrams")
+                nursery.start_soon(self._accept_all, name=f"{self.name}: new connections")
                 task_status.started()
         finally:
             self.close()

@@ -93,3 +93,19 @@ def test_who_finds_the_ready_file_finds_all_of_it(tmp_path: Path, monkeypatch: p
     assert [each["port"] for each in seen[0][1]["addresses"]] == [1, 2]
     assert seen[0][1]["data_dir"] == str(Path("here").absolute())
     assert list(tmp_path.iterdir()) == [file]
+
+
+async def test_the_loop_feeds_the_watchdog_where_there_is_one(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, near_path: Path
+) -> None:
+    await announcing.feed_watchdog()  # nobody asked
+    monkeypatch.setenv("NOTIFY_SOCKET", str(near_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(near_path / "notify"))
+        systemd.setblocking(False)
+        with trio.move_on_after(70):
+            await announcing.feed_watchdog()
+        assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3  # after 0, 30 and 60 s
+        with pytest.raises(BlockingIOError):
+            systemd.recv(100)

@@ -1,9 +1,8 @@
 import resource
-from pathlib import Path
 
 import pytest
 
-from shared.net.admission import Admission, memory_bytes
+from shared.net.admission import Admission
 from shared.net.settings import NetSettings
 
 
@@ -74,22 +73,3 @@ def test_the_soft_limit_is_raised_to_the_hard_one(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda which, new: limits.append(new))
     assert Admission(NetSettings(connections_max=10**9)).connections_max == 3500
-
-
-def test_memory_is_the_machines_unless_a_control_group_says_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = memory_bytes()
-    assert whole > 64 << 20
-    files = {
-        "/proc/self/cgroup": "0::/brokers/serve\n",
-        "/sys/fs/cgroup/brokers/serve/memory.max": "max\n",
-        "/sys/fs/cgroup/brokers/memory.max": "33554432\n",
-    }
-
-    def read_text(path: Path) -> str:
-        try:
-            return files[str(path)]
-        except KeyError:
-            raise FileNotFoundError(str(path)) from None
-
-    monkeypatch.setattr(Path, "read_text", read_text)
-    assert memory_bytes() == 32 << 20

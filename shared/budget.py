@@ -1,0 +1,152 @@
+"""One budget for the memory that grows because of what clients do.
+
+The process has one `Account`; each protocol opens accounts in it for what it keeps (subscriptions, sessions,
+bindings, unacknowledged deliveries), and a connection may have one in its protocol's. What is taken from an
+account counts in all that it is part of, and each of them may refuse it.
+
+`take` is for what can be refused; its caller answers in its protocol's words. `charge` always fits: it is for
+what is durable, which has to be there at the next start whatever else is, and for what gives memory back by
+itself, as outboxes do. The sizes are the callers' estimates, with the overhead of Python's objects.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from shared.errors import BrokerError
+from shared.metrics import Sample
+
+PERCENT = 75
+"""Of the memory that is there. The rest is for the interpreter, and for what no client makes grow."""
+
+
+@attrs.define(eq=False)
+class OverBudget(BrokerError):
+    """`account`, the one that is full, cannot take `size` bytes more."""
+
+    account: str
+    size: int
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.account} may hold {self.limit_bytes} bytes, and {self.size} more do not fit"
+
+
+class Account:
+    """`used_bytes` of `limit_bytes`, of which those of the accounts in it are a part.
+
+    `refused`: how often it was this one that had no room. An account without a name counts that in the one
+    that it is part of.
+    """
+
+    __slots__ = ("_accounts", "_within", "limit_bytes", "name", "refused", "used_bytes")
+
+    def __init__(self, name: str, limit_bytes: int, within: "Account | None" = None) -> None:
+        self.name = name
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.refused = 0
+        self._within = within
+        self._accounts: dict[str, Account] = {}
+
+    def account(self, name: str, limit_bytes: int | None = None) -> "Account":
+        """The account of this name in this one; opened, with its own limit, where there is none yet."""
+        found = self._accounts.get(name)
+        if found is None:
+            limit = self.limit_bytes if limit_bytes is None else min(limit_bytes, self.limit_bytes)
+            found = self._accounts[name] = Account(name, limit, self)
+        return found
+
+    def share(self, limit_bytes: int) -> "Account":
+        """An account for one client, without a name; `close` it when the client has gone."""
+        return Account("", limit_bytes, self)
+
+    def fits(self, size: int) -> bool:
+        """Whether `take` would."""
+        return self._full(size) is None
+
+    def take(self, size: int) -> None:
+        """Raises OverBudget, with nothing taken, where this or one that it is part of has no room."""
+        full = self._full(size)
+        if full is not None:
+            raise full._refusal(size)
+        self.charge(size)
+
+    def charge(self, size: int) -> None:
+        """Take it, whatever the limits say."""
+        account: Account | None = self
+        while account is not None:
+            account.used_bytes += size
+            account = account._within
+
+    def give(self, size: int) -> None:
+        """So many bytes are free again."""
+        self.charge(-size)
+
+    def close(self) -> None:
+        """Give back all that is left. What is given or taken from now on counts nowhere else."""
+        within, self._within = self._within, None
+        if within is not None:
+            within.give(self.used_bytes)
+            within._accounts.pop(self.name, None)
+
+    def samples(self) -> Iterator[Sample]:
+        """Metrics of this account and of those with a name in it."""
+        labels = (("account", self.name),)
+        yield Sample("budget_bytes", self.used_bytes, "Memory that clients made grow.", "gauge", labels)
+        yield Sample("budget_bytes_max", self.limit_bytes, "Its bound.", "gauge", labels)
+        yield Sample("budget_refused_total", self.refused, "Requests that it had no room for.", labels=labels)
+        for account in self._accounts.values():
+            yield from account.samples()
+
+    def _refusal(self, size: int) -> OverBudget:
+        if self.name or self._within is None:
+            self.refused += 1
+            return OverBudget(self.name, size, self.limit_bytes)
+        self._within.refused += 1
+        return OverBudget(f"one client of {self._within.name}", size, self.limit_bytes)
+
+    def _full(self, size: int) -> "Account | None":
+        account: Account | None = self
+        while account is not None:
+            if account.used_bytes + size > account.limit_bytes:
+                return account
+            account = account._within
+        return None
+
+
+def process_account() -> Account:
+    """The account of a process that serves: `PERCENT` of the memory that it may use."""
+    return Account("process", memory_bytes() * PERCENT // 100)
+
+
+def memory_bytes() -> int:
+    """What this process may use: the machine's memory, or less where a control group says so."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *_cgroup_limits()])
+
+
+def _cgroup_limits() -> Iterator[int]:
+    """The memory limits of our control group and of those above it (v2, then v1)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = Path("/sys/fs/cgroup"), "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            try:
+                yield int((place / name).read_text())
+            except (OSError, ValueError):  # not there (a namespace hides it), or "max"
+                pass
+            if place == root:
+                break
