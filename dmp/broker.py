@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from dmp.arguments import QueueLimits
+from dmp.background import Background
 from dmp.bodies import Bodies, Body
-from dmp.burials import Burials
-from dmp.chores import Chores
+from dmp.dead_letters import DeadLetters
+from dmp.declarations import QueueLimits
 from dmp.definitions import Definitions
 from dmp.exchanges import DEFAULT, Exchange, route
 from dmp.leases import LeaseBook
@@ -25,9 +25,9 @@ from dmp.queue_log import QueueLog
 from dmp.queues import Queue
 from dmp.refusals import not_found, shown
 from dmp.settings import DmpSettings
-from dmp.timers import Timers
-from dmp.wiring import Wiring
+from dmp.topology import Topology
 from shared.errors import StoreError
+from shared.queues.timers import Timers
 from shared.recording.recorder import Recorder
 from shared.storage.inventory import Namespace
 from shared.storage.log import Log, Lost
@@ -85,12 +85,12 @@ class Broker:
         self.sessions: set[Lifetime] = set()
         self.draining = False
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max)
-        self.chores = Chores(self.timers, self.crashed)
+        self.background = Background(self.timers, self.crashed)
         """What a deletion, or the end of a connection, leaves to do. Meanwhile nobody declares, binds, purges
         or deletes, so that nobody sees what is half done."""
-        self.wiring = Wiring(self)
+        self.topology = Topology(self)
         self._changed: dict[QueueLog, None] = {}
-        self._burials = Burials(self)
+        self._dead_letters = DeadLetters(self)
         self._disk_failed = False
 
     # -- publishing
@@ -228,10 +228,10 @@ class Broker:
         if queue.kind.arguments.dead_letter_exchange is None:
             queue.leave(messages)
             return
-        self._burials.add(queue, messages, reason)
+        self._dead_letters.add(queue, messages, reason)
 
     def queue_unused(self, queue: Queue) -> None:
-        self.wiring.delete_unused(queue)
+        self.topology.delete_unused(queue)
 
     def queue_damaged(self, name: bytes, error: StoreError) -> None:
         self.log.error("a queue cannot be read on", queue=shown(name), reason=str(error))
@@ -272,12 +272,12 @@ class Broker:
         return Owner(user, self._owner_ended)
 
     def _owner_ended(self, owner: Owner) -> None:
-        self.chores.add(self._queues_go([*owner.queues]))
+        self.background.add(self._queues_go([*owner.queues]))
 
     def _queues_go(self, queues: list[Queue]) -> Iterator[None]:
         while queues:
             for queue in queues[-QUEUES_AT_ONCE:]:
-                self.wiring.delete_unused(queue)
+                self.topology.delete_unused(queue)
             del queues[-QUEUES_AT_ONCE:]  # to be freed in turns, too
             if queues:
                 yield

@@ -1,24 +1,144 @@
-"""Dead letters: messages that leave a queue without being acknowledged, and where they go instead.
+"""Dead letters: messages that leave a queue without being acknowledged, and how they get elsewhere.
 
-A dead letter keeps its body and its properties, but for `expiration`, and says in the header `x-death` what
-has happened to it: a table for each queue and reason, the newest first, as RabbitMQ writes it.
+A dead letter keeps its body and its properties, except `expiration`. Its header `x-death` says what has
+happened to it: a table for each queue and reason, the newest first, as RabbitMQ writes it.
+
+Dead-lettering a message costs about thirty times what a publish costs, and very many may die at once: all
+that expires behind a message that lived longer, all that a consumer rejects in one word. So a few are
+delivered at once and the rest in slices. Queues take turns, one letter each, so that many of one queue do not
+delay the few of another. A letter that waits for its slice is in no queue and counts as memory. Its record
+stands, so a restart has it in its old queue again.
 """
 
 import datetime
+import math
 import struct
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dmp.copies import CC, KEYS_MAX, keys_in
 from dmp.message import Head, Message
 from dmp.properties import unpack
+from dmp.queues import Queue
 from dmp.refusals import Refusal
+from shared.errors import StoreError
 
 if TYPE_CHECKING:
-    from dmp.queues import Queue
+    from dmp.broker import Broker
 
+LETTERS_PER_TURN = 32
+"""A few milliseconds."""
+LETTER_BYTES = 64
+"""Properties of so many bytes cost as much as a letter: tables are decoded, and packed again."""
+LETTER_QUEUES = 16
+"""Putting it into so many queues costs as much, too."""
+LETTER_ROUTING = 32
+"""And so does so much routing work, in messages that could have been put into a queue meanwhile."""
 _DEATHS_MAX = 64
 """Entries that are kept: a header must fit one frame."""
+
+
+class DeadLetters:
+    """Those of one broker that wait for their slice. `deadline` and `heaped` are the timers'."""
+
+    __slots__ = ("_broker", "_busy", "_turns", "_waiting", "deadline", "heaped")
+
+    def __init__(self, broker: "Broker") -> None:
+        self.deadline = self.heaped = math.inf
+        self._broker = broker
+        self._waiting: dict[Queue, deque[tuple[deque[Message], str]]] = {}
+        self._turns: deque[Queue] = deque()
+        self._busy = False
+
+    def add(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
+        """They have left `queue` by `reason`."""
+        if not messages:
+            return
+        waited = bool(self._turns)
+        letters = self._waiting.get(queue)
+        if letters is None:
+            letters = self._waiting[queue] = deque()
+            self._turns.append(queue)
+        letters.append((deque(messages), reason))
+        if not waited and not self._busy:  # busy: it was pushed out by a letter that is being delivered
+            self._deliver_some()
+
+    def expire(self, now: float) -> None:
+        """The timers': it is our turn again."""
+        self._deliver_some()
+
+    def _deliver_some(self) -> None:
+        work = 0
+        self._busy = True
+        try:
+            while self._turns and work < LETTERS_PER_TURN:
+                queue = self._turns.popleft()
+                letters = self._waiting[queue]
+                messages, reason = letters[0]
+                message = messages.popleft()
+                if not messages:
+                    letters.popleft()
+                if letters:
+                    self._turns.append(queue)
+                else:
+                    del self._waiting[queue]
+                work += self._deliver(queue, message, reason)
+        finally:
+            self._busy = False
+            if self._turns:
+                timers = self._broker.timers
+                timers.set(self, timers.now())
+
+    def _deliver(self, queue: Queue, message: Message, reason: str) -> int:
+        """Put it where its exchange says, or lose it; how much work that was, in plain letters."""
+        broker = self._broker
+        work = 1 + len(message.head.properties) // LETTER_BYTES
+        try:
+            head, found, routing = addressed(broker, queue, message, reason)
+            work += len(found) // LETTER_QUEUES + routing // LETTER_ROUTING
+            targets = broker.with_room(head, found)
+            if targets:
+                self._move(queue, message, head, targets)
+                broker.counts.dead_lettered += 1
+                return work
+            queue.leave([message])
+        except Refusal:  # the exchange is not there
+            queue.leave([message])
+        except StoreError:  # its record stands: a restart brings it back
+            queue.lose([message])
+        broker.counts.dead_letters_lost += 1
+        return work
+
+    def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> None:
+        """Into the targets and out of the queue, in one batch where both are durable. Raises StoreError."""
+        broker = self._broker
+        logged = [(target, target.log) for target in targets if target.log is not None]
+        if message.offset < 0 or not logged or queue.log is None or queue.deleted:
+            broker.publish_to(head, targets, (message.body,))
+            queue.leave([message])
+            return
+        queue.log.take(message)
+        taken = queue.log.log, queue.log.taken_record(), 1
+        broker.publish_logged(head, logged, (message.body,), taken)
+        queue.lose([message])  # the record that it was taken went along
+        broker.log_changed(queue.log)
+        for target in targets:
+            if target.log is None:
+                target.publish(head, (message.body,))
+
+
+def addressed(broker: "Broker", queue: Queue, message: Message, reason: str) -> tuple[Head, list[Queue], int]:
+    """A message that dies in `queue`: its new head, the queues that its exchange finds for it, and the work
+    of routing it, in messages that could have been put into a queue meanwhile. Raises Refusal: no exchange.
+    """
+    arguments = queue.kind.arguments
+    exchange = arguments.dead_letter_exchange
+    assert exchange is not None
+    key = arguments.dead_letter_key
+    head = head_of(message, queue.name, reason, exchange, key, broker.wall_seconds())
+    queues, work = broker.route(exchange, head)
+    return head, without_circles(head, queues, reason), work
 
 
 def head_of(
@@ -60,10 +180,10 @@ def head_of(
         return old.sent_to(exchange, key, old.properties)
 
 
-def without_circles(head: Head, queues: "Sequence[Queue]", reason: str) -> "list[Queue]":
-    """Without queues that it has died in before, unless somebody has rejected it on the way.
+def without_circles(head: Head, queues: Sequence[Queue], reason: str) -> list[Queue]:
+    """Without the queues that it has died in before, unless somebody has rejected it on the way.
 
-    A rejection is a decision, and may be made again; a circle without one would go round for ever.
+    A circle that no client takes part in would go round for ever; one with a rejection is a client's choice.
     """
     deaths = [death for death in head.headers.get("x-death", ()) if isinstance(death, dict)]
     if reason == "rejected" or any(death.get("reason") == "rejected" for death in deaths):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from dmp.arguments import QueueArguments, QueueKind
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.exchanges import DEFAULT, Binding, ExchangeKind
 from dmp.field_tables import check_table, read_table
 from dmp.refusals import Refusal

@@ -92,7 +92,7 @@ class Exchange:
         self.name = name
         self.kind = kind
         self.deleted = False
-        """Its bindings are on their way out (`wiring`), and count for nothing."""
+        """Its bindings are on their way out (`topology`), and count for nothing."""
         self.bindings: dict[Binding, Destination] = {}
         self.bound_to: set[Binding] = set()
         words = TOPIC_WORDS if kind.type == "topic" else None

@@ -175,7 +175,7 @@ class Feed:
             self._end()
             queue.feed_lease = None
             queue.deal()
-            broker.wiring.consumer_left(queue)
+            broker.topology.consumer_left(queue)
         self._owner.release()
 
     def _drained(self) -> None:

@@ -20,7 +20,7 @@ from dmp.refusals import Code, Refusal
 
 if TYPE_CHECKING:
     from dmp.metrics import Counts
-    from dmp.timers import Timers
+    from shared.queues.timers import Timers
 
 LEASE_SECONDS = 60.0
 """To use it in (PROTOCOL.md)."""

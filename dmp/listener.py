@@ -46,7 +46,7 @@ async def open_broker(
         new_name=lambda: secrets.token_urlsafe(_NAME_BYTES),
         recorder=context.recorder,
     )
-    await broker.wiring.restore(definitions.load())
+    await broker.topology.restore(definitions.load())
     return broker
 
 

@@ -100,7 +100,7 @@ GAUGES = (
     Gauge(
         "bindings_waiting",
         "Bindings whose exchange or queue is not there.",
-        lambda broker: len(broker.wiring.waiting),
+        lambda broker: len(broker.topology.waiting),
     ),
     Gauge(
         "messages_ready",

@@ -16,7 +16,7 @@ import math
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 
-from dmp.arguments import QueueKind, QueueLimits
+from dmp.declarations import QueueKind, QueueLimits
 from dmp.exchanges import Binding
 from dmp.message import Head, Message
 from dmp.owners import Owner

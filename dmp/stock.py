@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
-from dmp.arguments import QueueKind
 from dmp.cold import Cold
+from dmp.declarations import QueueKind
 from dmp.message import Head, Message
 from dmp.queue_loading import Loaded
 from dmp.queue_log import QueueLog

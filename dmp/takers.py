@@ -8,8 +8,8 @@ from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
 from dmp.rows import Ready
-from dmp.timers import Timers
 from shared.errors import StoreError
+from shared.queues.timers import Timers
 from shared.storage.log import Lost
 
 if TYPE_CHECKING:

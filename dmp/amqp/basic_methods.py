@@ -13,7 +13,7 @@ from dmp.amqp.wiring_methods import name_meant, named, read_arguments
 from dmp.message import Message
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
-from dmp.wiring import REPLY_TO
+from dmp.topology import REPLY_TO
 
 CHANNELS_COUNTED = 16
 """So many are gone through in the time that it takes to put a message into a queue."""
@@ -66,7 +66,7 @@ def consume(channel: Channel, method: commands.Basic.Consume, table: bytes) -> N
 
 def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: bytes) -> Queue:
     """Raises Refusal."""
-    queue = channel.session.broker.wiring.queue(name, channel.session.owner)
+    queue = channel.session.broker.topology.queue(name, channel.session.owner)
     single = queue.kind.arguments.single_active
     if queue.exclusive_consumer or (method.exclusive and (queue.in_use or single)):
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
@@ -87,7 +87,7 @@ def _reply_queue(channel: Channel, method: commands.Basic.Consume) -> Queue:
         raise Refusal(Code.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
     if channel.reply_consumer is not None:
         raise Refusal(Code.PRECONDITION_FAILED, "reply consumer already set")
-    return channel.session.broker.wiring.make_reply_queue()
+    return channel.session.broker.topology.make_reply_queue()
 
 
 def cancel(channel: Channel, method: commands.Basic.Cancel, table: bytes) -> None:

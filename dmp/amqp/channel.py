@@ -26,7 +26,7 @@ from dmp.properties import note_untrusted
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from dmp.short_strings import short
-from dmp.wiring import REPLY_TO
+from dmp.topology import REPLY_TO
 from shared.errors import StoreError
 from shared.storage.store import Ticket
 
@@ -322,7 +322,7 @@ class Channel:
             self.session.publishing.forget()
         if not queue.deleted:
             queue.remove_consumer(consumer)
-            self.session.broker.wiring.consumer_left(queue)
+            self.session.broker.topology.consumer_left(queue)
 
     def let_go(self) -> None:
         """Its end: what is begun is forgotten or rolled back, nothing is dealt to it any more."""
@@ -363,9 +363,9 @@ def release(broker: "Broker", channels: Sequence[Channel]) -> None:
         broker.counts.consumers -= len(those)
         if not queue.deleted:
             queue.remove_consumers(those)
-            broker.wiring.consumer_left(queue)
+            broker.topology.consumer_left(queue)
     if queues:
-        broker.chores.add(_come_back(broker, unacked, queues))
+        broker.background.add(_come_back(broker, unacked, queues))
 
 
 def _come_back(

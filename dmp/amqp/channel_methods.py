@@ -70,7 +70,7 @@ def _transaction(channel: Channel) -> Transaction:
 def direct_put(channel: Channel, method: Direct.Put, table: bytes) -> None:
     """A lease of a sink: any exchange that one may publish to."""
     session = channel.session
-    exchange = session.broker.wiring.exchange(method.sink.encode())
+    exchange = session.broker.topology.exchange(method.sink.encode())
     if exchange.kind.internal:
         raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(exchange.name)} is internal")
     lease = session.broker.leases.put(session.owner, exchange, channel.return_from_sink)
@@ -80,7 +80,7 @@ def direct_put(channel: Channel, method: Direct.Put, table: bytes) -> None:
 def direct_get(channel: Channel, method: Direct.Get, table: bytes) -> None:
     """A lease of a feed: a queue that is this application's own, and leased to nobody."""
     session = channel.session
-    queue = session.broker.wiring.queue(method.feed.encode(), session.owner)
+    queue = session.broker.topology.queue(method.feed.encode(), session.owner)
     if queue.owner is None:
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} is not exclusive to this connection")
     if queue.feed is not None or queue.feed_lease is not None:

@@ -7,7 +7,7 @@ from pamqp import base, commands
 
 from dmp.amqp import basic_methods as basic
 from dmp.amqp import channel_methods as channels
-from dmp.amqp import wiring_methods as wiring
+from dmp.amqp import wiring_methods as topology
 from dmp.amqp.channel import Channel
 from dmp.amqp.methods import Direct
 
@@ -26,15 +26,15 @@ HANDLERS: Mapping[type[base.Frame], Handler] = {
     commands.Tx.Rollback: channels.tx_rollback,
     Direct.Put: channels.direct_put,
     Direct.Get: channels.direct_get,
-    commands.Exchange.Declare: wiring.exchange_declare,
-    commands.Exchange.Delete: wiring.exchange_delete,
-    commands.Exchange.Bind: wiring.exchange_bind,
-    commands.Exchange.Unbind: wiring.exchange_unbind,
-    commands.Queue.Declare: wiring.queue_declare,
-    commands.Queue.Bind: wiring.queue_bind,
-    commands.Queue.Unbind: wiring.queue_unbind,
-    commands.Queue.Purge: wiring.queue_purge,
-    commands.Queue.Delete: wiring.queue_delete,
+    commands.Exchange.Declare: topology.exchange_declare,
+    commands.Exchange.Delete: topology.exchange_delete,
+    commands.Exchange.Bind: topology.exchange_bind,
+    commands.Exchange.Unbind: topology.exchange_unbind,
+    commands.Queue.Declare: topology.queue_declare,
+    commands.Queue.Bind: topology.queue_bind,
+    commands.Queue.Unbind: topology.queue_unbind,
+    commands.Queue.Purge: topology.queue_purge,
+    commands.Queue.Delete: topology.queue_delete,
     commands.Basic.Qos: basic.qos,
     commands.Basic.Consume: basic.consume,
     commands.Basic.Cancel: basic.cancel,

@@ -263,8 +263,8 @@ class Session(Lifetime):
         if channel.state is not ChannelState.OPEN:
             raise Refusal(Code.UNEXPECTED_FRAME, f"{method.name} while {channel.state.value}")
         self.worked(self.settling.settle_now())
-        if self.broker.chores.busy and method.index >> 16 in _WIRING:
-            self.ask_again(self.broker.chores.when_idle)
+        if self.broker.background.busy and method.index >> 16 in _WIRING:
+            self.ask_again(self.broker.background.when_idle)
             return
         handler(channel, method, table)
 

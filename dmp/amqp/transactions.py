@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from pamqp import commands
 
 from dmp.amqp.settling import tags_of
-from dmp.burials import LETTERS_PER_TURN, addressed
 from dmp.changes import Change
+from dmp.dead_letters import LETTERS_PER_TURN, addressed
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH
 from dmp.queues import Queue

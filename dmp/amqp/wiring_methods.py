@@ -4,12 +4,12 @@ from pamqp import base, commands
 
 from dmp.amqp.channel import Channel
 from dmp.amqp.packing import declare_ok
-from dmp.arguments import QueueArguments, QueueKind
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.field_tables import read_table
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found
-from dmp.wiring import REPLY_TO
+from dmp.topology import REPLY_TO
 from shared.errors import StoreError
 from shared.storage.store import Ticket
 
@@ -18,10 +18,10 @@ ARGUMENTS_BYTES_MAX = 4 * 1024
 
 
 def exchange_declare(channel: Channel, method: commands.Exchange.Declare, table: bytes) -> None:
-    wiring = channel.session.broker.wiring
+    topology = channel.session.broker.topology
     name = method.exchange.encode()
     if method.passive:
-        wiring.exchange(name)
+        topology.exchange(name)
         ticket = None
     else:
         alternate = read_arguments(table).get("alternate-exchange")
@@ -33,26 +33,26 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare, table:
             alternate=str(alternate).encode()[:255] if alternate is not None else None,
         )
         with _stored():
-            ticket = wiring.declare_exchange(name, kind)
+            ticket = topology.declare_exchange(name, kind)
     _answer(channel, method.nowait, commands.Exchange.DeclareOk(), ticket)
 
 
 def exchange_delete(channel: Channel, method: commands.Exchange.Delete, table: bytes) -> None:
     with _stored():
-        ticket = channel.session.broker.wiring.delete_exchange(
+        ticket = channel.session.broker.topology.delete_exchange(
             method.exchange.encode(), if_unused=method.if_unused
         )
     _answer(channel, method.nowait, commands.Exchange.DeleteOk(), ticket)
 
 
 def exchange_bind(channel: Channel, method: commands.Exchange.Bind, table: bytes) -> None:
-    wiring = channel.session.broker.wiring
-    destination = wiring.exchange(method.destination.encode())
+    topology = channel.session.broker.topology
+    destination = topology.exchange(method.destination.encode())
     if not destination.name:
         raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
     key = method.routing_key.encode()
     with _stored():
-        ticket = wiring.bind(method.source.encode(), destination, key, table, read_arguments(table))
+        ticket = topology.bind(method.source.encode(), destination, key, table, read_arguments(table))
     _answer(channel, method.nowait, commands.Exchange.BindOk(), ticket)
 
 
@@ -60,13 +60,15 @@ def exchange_unbind(channel: Channel, method: commands.Exchange.Unbind, table: b
     broker = channel.session.broker
     destination = broker.exchanges.get(method.destination.encode())
     with _stored():
-        ticket = broker.wiring.unbind(method.source.encode(), destination, method.routing_key.encode(), table)
+        ticket = broker.topology.unbind(
+            method.source.encode(), destination, method.routing_key.encode(), table
+        )
     _answer(channel, method.nowait, commands.Exchange.UnbindOk(), ticket)
 
 
 def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes) -> None:
     session = channel.session
-    wiring = session.broker.wiring
+    topology = session.broker.topology
     name = method.queue.encode()
     ticket: Ticket | None = None
     if name.startswith(REPLY_TO):
@@ -75,7 +77,7 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes
         _answer_declared(channel, method.nowait, name, 0, 1, None)
         return
     if method.passive:
-        queue = wiring.queue(name, session.owner)
+        queue = topology.queue(name, session.owner)
         queue.redeclared()
     else:
         kind = QueueKind(
@@ -86,7 +88,7 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes
             arguments=QueueArguments.read(read_arguments(table)),
         )
         with _stored():
-            queue, ticket = wiring.declare_queue(name, kind, session.owner)
+            queue, ticket = topology.declare_queue(name, kind, session.owner)
     takers = len(queue.consumers) + (queue.feed is not None)
     _answer_declared(channel, method.nowait, queue.name, queue.depth, takers, ticket)
 
@@ -96,41 +98,41 @@ def queue_bind(channel: Channel, method: commands.Queue.Bind, table: bytes) -> N
     key = method.routing_key.encode()
     if not method.queue and not key:
         key = queue.name
-    wiring = channel.session.broker.wiring
+    topology = channel.session.broker.topology
     with _stored():
-        ticket = wiring.bind(method.exchange.encode(), queue, key, table, read_arguments(table))
+        ticket = topology.bind(method.exchange.encode(), queue, key, table, read_arguments(table))
     _answer(channel, method.nowait, commands.Queue.BindOk(), ticket)
 
 
 def queue_unbind(channel: Channel, method: commands.Queue.Unbind, table: bytes) -> None:
-    wiring = channel.session.broker.wiring
-    queue = wiring.find_queue(name_meant(channel, method.queue), channel.session.owner)
+    topology = channel.session.broker.topology
+    queue = topology.find_queue(name_meant(channel, method.queue), channel.session.owner)
     with _stored():
-        ticket = wiring.unbind(method.exchange.encode(), queue, method.routing_key.encode(), table)
+        ticket = topology.unbind(method.exchange.encode(), queue, method.routing_key.encode(), table)
     channel.reply(commands.Queue.UnbindOk(), ticket)
 
 
 def queue_purge(channel: Channel, method: commands.Queue.Purge, table: bytes) -> None:
     queue = named(channel, method.queue)
     with _stored():
-        count, ticket = channel.session.broker.wiring.purge_queue(queue)
+        count, ticket = channel.session.broker.topology.purge_queue(queue)
     _answer(channel, method.nowait, commands.Queue.PurgeOk(count), ticket)
 
 
 def queue_delete(channel: Channel, method: commands.Queue.Delete, table: bytes) -> None:
     """One that is not there is deleted already, as RabbitMQ has it: clients tear down more than once."""
-    wiring = channel.session.broker.wiring
-    queue = wiring.find_queue(name_meant(channel, method.queue), channel.session.owner)
+    topology = channel.session.broker.topology
+    queue = topology.find_queue(name_meant(channel, method.queue), channel.session.owner)
     count, ticket = 0, None
     if queue is not None:
         with _stored():
-            count, ticket = wiring.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+            count, ticket = topology.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
     _answer(channel, method.nowait, commands.Queue.DeleteOk(count), ticket)
 
 
 def named(channel: Channel, name: str) -> Queue:
     """The queue that a method means. Raises Refusal."""
-    return channel.session.broker.wiring.queue(name_meant(channel, name), channel.session.owner)
+    return channel.session.broker.topology.queue(name_meant(channel, name), channel.session.owner)
 
 
 def name_meant(channel: Channel, name: str) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dmp import wire
-from dmp.arguments import QueueKind
+from dmp.declarations import QueueKind
 from dmp.door import Door
 from dmp.exchanges import ExchangeKind
 from dmp.listener import DOORS
@@ -76,22 +76,22 @@ class Application:
         self.returned: list[tuple[Code, bytes, bytes]] = []
 
     def exchange(self, name: bytes, type_: str = "topic") -> None:
-        self.world.wiring.declare_exchange(name, ExchangeKind(type_))
+        self.world.topology.declare_exchange(name, ExchangeKind(type_))
 
     def queue(self, name: bytes, exchange: bytes | None = None, key: bytes = b"#", **kind: bool) -> Queue:
         """An exclusive queue, bound."""
-        declared = self.world.wiring.declare_queue(name, QueueKind(exclusive=True, **kind), self.owner)[0]
+        declared = self.world.topology.declare_queue(name, QueueKind(exclusive=True, **kind), self.owner)[0]
         if exchange is not None:
-            self.world.wiring.bind(exchange, declared, key, b"\0\0\0\0", {})
+            self.world.topology.bind(exchange, declared, key, b"\0\0\0\0", {})
         return declared
 
     def sink_lease(self, name: bytes) -> bytes:
         return self.world.broker.leases.put(
-            self.owner, self.world.wiring.exchange(name), self._send_return
+            self.owner, self.world.topology.exchange(name), self._send_return
         ).encode()
 
     def feed_lease(self, name: bytes) -> bytes:
-        return self.world.broker.leases.get(self.owner, self.world.wiring.queue(name, self.owner)).encode()
+        return self.world.broker.leases.get(self.owner, self.world.topology.queue(name, self.owner)).encode()
 
     def open(self, lease: bytes, *, bound: int = 1 << 20) -> Peer:
         """A connection by that lease, its dialog over."""

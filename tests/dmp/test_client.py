@@ -143,7 +143,7 @@ async def test_many_tasks_share_a_sink(server: Served) -> None:
 async def test_a_feed_whose_queue_is_deleted_is_disconnected(server: Served) -> None:
     broker = server.broker
     async with dmp.open_feed([("amq.topic", "#")], port=server.port, queue="doomed") as feed:
-        server.token.run_sync_soon(lambda: broker.wiring.delete_unused(broker.queues[b"doomed"]))
+        server.token.run_sync_soon(lambda: broker.topology.delete_unused(broker.queues[b"doomed"]))
         with pytest.raises(Disconnected), trio.fail_after(PATIENCE_SECONDS):
             await feed.batch()
 
@@ -156,7 +156,7 @@ async def test_a_feed_comes_back_declared_and_bound_as_it_was(server: Served) ->
         await sink.send("back.1", b"1")
         assert [m.body for m in await within(feed, 1)] == [b"1"]
         broker, first = server.broker, feed.queue
-        server.token.run_sync_soon(lambda: broker.wiring.delete_unused(broker.queues[first.encode()]))
+        server.token.run_sync_soon(lambda: broker.topology.delete_unused(broker.queues[first.encode()]))
         came = trio.Event()
 
         async def read() -> None:

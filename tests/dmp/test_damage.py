@@ -5,8 +5,8 @@ import attrs
 import pytest
 from pamqp import commands
 
-from dmp import wiring
-from dmp.arguments import QueueArguments, QueueKind
+from dmp import topology
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
@@ -22,10 +22,10 @@ DEFINITIONS = "dmp-tables/definitions"
 async def filled(count: int = 300, settings: DmpSettings | None = None) -> World:
     """Two durable queues bound to a durable exchange, with so many messages of a kilobyte."""
     world = await World.open(settings)
-    world.wiring.declare_exchange(b"e", ExchangeKind("fanout", durable=True))
+    world.topology.declare_exchange(b"e", ExchangeKind("fanout", durable=True))
     for name in (b"q", b"other"):
-        queue, _ = world.wiring.declare_queue(name, QueueKind(durable=True), world.owner)
-        world.wiring.bind(b"e", queue, b"", b"\0\0\0\0", {})
+        queue, _ = world.topology.declare_queue(name, QueueKind(durable=True), world.owner)
+        world.topology.bind(b"e", queue, b"", b"\0\0\0\0", {})
     for number in range(count):
         world.publish(b"e", b"", body(number), properties=PERSISTENT)
         if number % 50 == 49:
@@ -78,7 +78,7 @@ async def test_the_first_declaration_says_what_a_queue_without_a_definition_is()
     table = b"\0\0\0\x12" + b"\x0cx-max-lengthI\0\0\0\x0a"
     kind = QueueKind(durable=True, table=table, arguments=QueueArguments(messages_max=10))
     for _ in range(2):
-        queue, _ = world.wiring.declare_queue(b"q", kind, world.owner)
+        queue, _ = world.topology.declare_queue(b"q", kind, world.owner)
         assert not queue.adopted
         world.settle()
     queue = (await world.again()).broker.queues[b"q"]
@@ -156,13 +156,13 @@ async def test_bindings_wait_for_an_exchange_whose_definition_is_lost(
     world.settle()
     world = await world.again()
     assert "bindings name exchanges or queues that are not there" in capsys.readouterr().out
-    assert len(world.wiring.waiting) == 2
+    assert len(world.topology.waiting) == 2
     world = await world.again()
-    world.wiring.declare_exchange(b"e", ExchangeKind("fanout", durable=True))
+    world.topology.declare_exchange(b"e", ExchangeKind("fanout", durable=True))
     world.publish(b"e", b"", body(7), properties=PERSISTENT)
     world.settle()
     assert [numbers(queue) for queue in world.broker.queues.values()] == [[7], [7]]
-    assert not len(world.wiring.waiting)
+    assert not len(world.topology.waiting)
     world.settle()
     world = await world.again()
     assert world.broker.bindings == 2
@@ -173,35 +173,35 @@ async def test_bindings_that_wait_go_with_the_queue_that_they_lead_to() -> None:
     world.broker.definitions._table.delete(b"ee")
     world.settle()
     world = await world.again()
-    world.wiring.delete_queue(world.broker.queues[b"q"])
+    world.topology.delete_queue(world.broker.queues[b"q"])
     world.settle()
     world = await world.again()
-    assert [binding.destination for binding in world.wiring.waiting] == [b"other"]
+    assert [binding.destination for binding in world.topology.waiting] == [b"other"]
 
 
 @pytest.mark.parametrize("what", ["queue", "exchange"])
 async def test_a_delete_that_a_crash_cuts_short_is_finished_at_the_next_start(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(wiring, "UNBOUND_AT_ONCE", 1)
+    monkeypatch.setattr(topology, "UNBOUND_AT_ONCE", 1)
     world = await filled(0)
     queue = world.broker.queues[b"q"]
     for number in range(20):
-        world.wiring.bind(b"e", queue, b"%d" % number, b"\0\0\0\0", {})
+        world.topology.bind(b"e", queue, b"%d" % number, b"\0\0\0\0", {})
     if what == "queue":
-        world.wiring.delete_queue(queue)
+        world.topology.delete_queue(queue)
     else:
-        world.wiring.delete_exchange(b"e")
+        world.topology.delete_exchange(b"e")
     world.settle()
-    assert world.broker.chores.busy
+    assert world.broker.background.busy
     for _ in range(2):
         world = await world.again()
-        assert not len(world.wiring.waiting)
+        assert not len(world.topology.waiting)
         assert world.broker.bindings == (1 if what == "queue" else 0)
     if what == "exchange":
-        world.wiring.declare_exchange(b"e", ExchangeKind("fanout", durable=True))
+        world.topology.declare_exchange(b"e", ExchangeKind("fanout", durable=True))
     else:
-        world.wiring.declare_queue(b"q", QueueKind(durable=True), world.owner)
+        world.topology.declare_queue(b"q", QueueKind(durable=True), world.owner)
     assert world.broker.bindings == (1 if what == "queue" else 0)
 
 
@@ -210,11 +210,11 @@ async def test_no_crash_leaves_a_queue_without_its_log_or_a_log_without_its_queu
     world = await World.open(DmpSettings(durability=Durability.parse(mode)))
     table = world.broker.definitions._table.log
     batches = world.store.statistics().journal_batches
-    queue, _ = world.wiring.declare_queue(b"q", QueueKind(durable=True), world.owner)
+    queue, _ = world.topology.declare_queue(b"q", QueueKind(durable=True), world.owner)
     world.settle()
     assert world.store.statistics().journal_batches == batches + 1
     assert queue.log is not None
-    world.wiring.delete_queue(queue)
+    world.topology.delete_queue(queue)
     world.settle()
     assert world.store.statistics().journal_batches == batches + 2
     assert table.visible == table.end

@@ -5,8 +5,8 @@ from pamqp import base, commands, header
 
 from dmp.amqp.methods import encode
 from dmp.settings import DmpSettings
+from dmp.topology import REPLIES_WAITING_MAX
 from dmp.wire import AMQP_HEADER
-from dmp.wiring import REPLIES_WAITING_MAX
 from tests.dmp.amqp_peer import Frames, Peer, bodies, closed, opened, publish
 from tests.dmp.world import World
 

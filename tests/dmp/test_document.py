@@ -15,8 +15,8 @@ from dmp.copies import KEYS_MAX
 from dmp.field_tables import FIELDS_MAX
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
+from dmp.topology import REPLIES_WAITING_MAX
 from dmp.wire import AMQP_HEADER
-from dmp.wiring import REPLIES_WAITING_MAX
 from shared.states import diagram
 from tests.dmp.amqp_peer import Peer, content_header
 from tests.dmp.world import World

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pamqp import commands, encode
 
-from dmp.arguments import QueueArguments, QueueKind
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.header_match import HeaderMatch
 from dmp.message import Head
@@ -17,16 +17,16 @@ NO_TABLE = b"\0\0\0\0"
 
 
 def queue(world: World, name: bytes, **kind: Any) -> Any:
-    return world.wiring.declare_queue(name, QueueKind(**kind), world.owner)[0]
+    return world.topology.declare_queue(name, QueueKind(**kind), world.owner)[0]
 
 
 def exchange(world: World, name: bytes, type_: str, **kind: Any) -> Any:
-    world.wiring.declare_exchange(name, ExchangeKind(type_, **kind))
-    return world.wiring.exchange(name)
+    world.topology.declare_exchange(name, ExchangeKind(type_, **kind))
+    return world.topology.exchange(name)
 
 
 def bind(world: World, source: bytes, destination: Any, key: bytes = b"", **arguments: Any) -> None:
-    world.wiring.bind(source, destination, key, encode.field_table(arguments), arguments)
+    world.topology.bind(source, destination, key, encode.field_table(arguments), arguments)
 
 
 def routed(world: World, name: bytes, key: bytes = b"", headers: dict[str, Any] | None = None) -> set[bytes]:
@@ -83,10 +83,10 @@ async def test_bindings_that_differ_in_arguments_only_are_two() -> None:
     bound = queue(world, b"q")
     bind(world, b"amq.direct", bound, b"k", n=1)
     bind(world, b"amq.direct", bound, b"k", n=2)
-    world.wiring.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 1}))
+    world.topology.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 1}))
     assert routed(world, b"amq.direct", b"k") == {b"q"}
-    world.wiring.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 2}))
-    world.wiring.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 2}))
+    world.topology.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 2}))
+    world.topology.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 2}))
     assert routed(world, b"amq.direct", b"k") == set()
     assert world.broker.bindings == 0
 
@@ -148,8 +148,8 @@ async def test_what_is_deleted_takes_its_bindings_along() -> None:
     exchange(world, b"e", "fanout", auto_delete=True, durable=True)
     bound = queue(world, b"q", durable=True)
     bind(world, b"e", bound)
-    bind(world, b"amq.fanout", world.wiring.exchange(b"e"))
-    world.wiring.delete_queue(bound)
+    bind(world, b"amq.fanout", world.topology.exchange(b"e"))
+    world.topology.delete_queue(bound)
     assert b"e" not in world.broker.exchanges
     assert world.broker.bindings == 0
     world.settle()
@@ -161,8 +161,8 @@ async def test_what_is_deleted_takes_its_bindings_along() -> None:
 async def test_an_exchange_that_is_bound_to_itself_can_be_deleted() -> None:
     world = await World.open()
     exchange(world, b"e", "fanout", durable=True)
-    bind(world, b"e", world.wiring.exchange(b"e"))
-    ticket = world.wiring.delete_exchange(b"e")
+    bind(world, b"e", world.topology.exchange(b"e"))
+    ticket = world.topology.delete_exchange(b"e")
     world.settle()
     assert ticket is not None
     assert (ticket.done, ticket.error) == (True, None)
@@ -193,13 +193,13 @@ async def test_deletes_that_ask_first() -> None:
     bind(world, b"amq.fanout", bound)
     world.publish(b"", b"q", b"x")
     with pytest.raises(Refusal, match="not empty"):
-        world.wiring.delete_queue(bound, if_empty=True)
+        world.topology.delete_queue(bound, if_empty=True)
     exchange(world, b"e", "direct")
     bind(world, b"e", bound)
     with pytest.raises(Refusal, match="in use"):
-        world.wiring.delete_exchange(b"e", if_unused=True)
-    assert world.wiring.delete_queue(bound)[0] == 1
-    world.wiring.delete_exchange(b"e", if_unused=True)
+        world.topology.delete_exchange(b"e", if_unused=True)
+    assert world.topology.delete_queue(bound)[0] == 1
+    world.topology.delete_exchange(b"e", if_unused=True)
 
 
 async def test_there_is_a_bound_of_everything() -> None:
@@ -228,7 +228,7 @@ async def test_topic_bindings_of_many_wildcards_have_a_bound_and_durable_ones_co
     assert world.broker.wild_words == 12
     with pytest.raises(Refusal, match="wild_words_max"):
         bind(world, b"t", bound, b"*.*.*.*")
-    world.wiring.unbind(b"t", bound, b"*.*.*.#.x", NO_TABLE)
+    world.topology.unbind(b"t", bound, b"*.*.*.#.x", NO_TABLE)
     bind(world, b"t", bound, b"*.*.*.*")
     assert world.broker.wild_words == 11
     world.settle()
@@ -236,5 +236,5 @@ async def test_topic_bindings_of_many_wildcards_have_a_bound_and_durable_ones_co
     again = await World.open(DmpSettings(wild_words_max=0), world.disk.kill())
     assert again.broker.wild_words == 11
     assert routed(again, b"t", b"1.2.3.4") == {b"q"}
-    again.wiring.delete_exchange(b"t")
+    again.topology.delete_exchange(b"t")
     assert again.broker.wild_words == 0

@@ -3,7 +3,7 @@
 import pytest
 
 from dmp import wire
-from dmp.arguments import QueueArguments, QueueKind
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.feed import IDLE_SECONDS
 from dmp.settings import DmpSettings
@@ -163,7 +163,7 @@ async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not() 
     world, app = await opened()
     app.exchange(b"orders")
     queue = app.queue(b"mine", b"quotes")
-    world.wiring.bind(b"orders", queue, b"#", b"\0\0\0\0", {})
+    world.topology.bind(b"orders", queue, b"#", b"\0\0\0\0", {})
     feed = app.feed(b"mine")
     sinks = {name: app.sink(name) for name in (b"quotes", b"orders")}
     given = [b"quotes", b"quotes", b"orders", b"quotes", b"orders", b"orders"]
@@ -246,7 +246,7 @@ async def test_a_feed_ends_with_its_queue() -> None:
     queue = app.queue(b"mine", b"quotes")
     feed = app.feed(b"mine")
     world.publish(b"quotes", b"k", b"1")
-    world.wiring.delete_queue(queue)
+    world.topology.delete_queue(queue)
     assert bodies(feed.connection.taken()) == [b"1"]
     assert feed.connection.finished
     feed.close()
@@ -276,7 +276,7 @@ async def test_an_auto_delete_queue_goes_with_its_feed() -> None:
     queue.add_consumer(consumer)
     feed = app.feed(b"mine")
     queue.remove_consumer(consumer)
-    world.wiring.consumer_left(queue)
+    world.topology.consumer_left(queue)
     assert not queue.deleted, "a feed counts as a consumer"
     feed.close()
     assert queue.deleted
@@ -284,12 +284,12 @@ async def test_an_auto_delete_queue_goes_with_its_feed() -> None:
 
 async def test_dead_letters_reach_feeds_too() -> None:
     world, app = await opened()
-    world.wiring.declare_exchange(b"dead", ExchangeKind("fanout"))
+    world.topology.declare_exchange(b"dead", ExchangeKind("fanout"))
     app.queue(b"mine", b"dead")
     feed = app.feed(b"mine")
     short_lived = QueueKind(arguments=QueueArguments(ttl_ms=10, dead_letter_exchange=b"dead"))
-    queue = world.wiring.declare_queue(b"short", short_lived, app.owner)[0]
-    world.wiring.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+    queue = world.topology.declare_queue(b"short", short_lived, app.owner)[0]
+    world.topology.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
     app.sink(b"quotes").say(packed(b"x"))
     world.advance(0.01)
     (dead,), _ = wire.take_messages(feed.connection.taken())

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dmp.background import STEPS_PER_TURN
 from dmp.broker import QUEUES_AT_ONCE
-from dmp.chores import STEPS_PER_TURN
 from dmp.refusals import Code, Refusal
 from dmp.session import Session
 from dmp.settings import DmpSettings
@@ -147,11 +147,11 @@ async def test_a_lease_that_is_not_in_use_keeps_nothing_alive() -> None:
 async def test_a_sink_that_is_gone_is_not_found() -> None:
     world, app = await opened()
     lease = app.sink_lease(b"quotes")
-    world.wiring.delete_exchange(b"quotes")
+    world.topology.delete_exchange(b"quotes")
     assert answers(world, lease)[1][1] == "404 NOT-FOUND the exchange is gone"
     app.exchange(b"quotes")
     lease = app.sink_lease(b"quotes")
-    world.wiring.delete_exchange(b"quotes")
+    world.topology.delete_exchange(b"quotes")
     app.exchange(b"quotes")  # another one of that name
     assert answers(world, lease)[1][1] == "404 NOT-FOUND the exchange is gone"
 
@@ -160,7 +160,7 @@ async def test_a_feed_that_is_gone_is_not_found_nor_is_its_successor_taken_for_i
     world, app = await opened()
     queue = app.queue(b"mine")
     deleted = app.feed_lease(b"mine")
-    world.wiring.delete_queue(queue)
+    world.topology.delete_queue(queue)
     app.queue(b"mine")
     other = Application(world)
     other.queue(b"theirs")

@@ -7,7 +7,7 @@ import pytest
 from pamqp import commands, encode
 
 from dmp import cold, queue_log, stock
-from dmp.arguments import QueueArguments, QueueKind
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from shared.errors import CorruptRecord, StoreError
@@ -34,7 +34,7 @@ async def deep(count: int = 400, arguments: dict[str, Any] | None = None) -> tup
     world = await World.open(PAGING)
     table = encode.field_table(arguments or {})
     kind = QueueKind(durable=True, table=table, arguments=QueueArguments.read(arguments or {}))
-    queue = world.wiring.declare_queue(b"q", kind, world.owner)[0]
+    queue = world.topology.declare_queue(b"q", kind, world.owner)[0]
     fill(world, 0, count)
     return world, queue
 
@@ -242,7 +242,7 @@ async def test_a_get_that_waits_is_answered_when_the_queue_goes(slow: list[Calla
         peer.ask_get("q")
     peer.method(C.Basic.Get(0, "q", True))
     assert peer.frames() == []
-    world.wiring.delete_queue(queue)
+    world.topology.delete_queue(queue)
     assert peer.frames()[0][1].reply_code == 404
     slow.pop()()
 

@@ -3,7 +3,7 @@
 import pytest
 from pamqp import encode
 
-from dmp.arguments import QueueArguments, QueueKind
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
@@ -12,11 +12,11 @@ from tests.dmp.world import PERSISTENT, Taker, World, head
 
 def declared(world: World, name: bytes = b"q", **arguments: object) -> Queue:
     kind = QueueKind(arguments=QueueArguments(**arguments))  # type: ignore[arg-type]
-    return world.wiring.declare_queue(name, kind, world.owner)[0]
+    return world.topology.declare_queue(name, kind, world.owner)[0]
 
 
 def durable(world: World, name: bytes = b"q") -> Queue:
-    return world.wiring.declare_queue(name, QueueKind(durable=True), world.owner)[0]
+    return world.topology.declare_queue(name, QueueKind(durable=True), world.owner)[0]
 
 
 def bodies(queue: Queue) -> list[bytes]:
@@ -175,9 +175,9 @@ async def test_persistent_messages_are_seen_after_the_sync_and_again_after_a_res
 async def test_durable_exchanges_queues_and_bindings_come_back() -> None:
     world = await World.open()
     queue = durable(world)
-    world.wiring.declare_exchange(b"e", ExchangeKind("topic", durable=True))
-    world.wiring.declare_exchange(b"gone", ExchangeKind("topic"))
-    world.wiring.bind(b"e", queue, b"a.#", b"\0\0\0\0", {})
+    world.topology.declare_exchange(b"e", ExchangeKind("topic", durable=True))
+    world.topology.declare_exchange(b"gone", ExchangeKind("topic"))
+    world.topology.bind(b"e", queue, b"a.#", b"\0\0\0\0", {})
     world.settle()
     after = await world.again()
     assert b"gone" not in after.broker.exchanges
@@ -190,7 +190,7 @@ async def test_a_log_whose_messages_all_become_dead_letters_is_kept_small() -> N
     world = await World.open()
     arguments = QueueArguments(ttl_ms=1, dead_letter_exchange=b"", dead_letter_key=b"dead")
     kind = QueueKind(durable=True, arguments=arguments)
-    dying = world.wiring.declare_queue(b"dying", kind, world.owner)[0]
+    dying = world.topology.declare_queue(b"dying", kind, world.owner)[0]
     dead = durable(world, b"dead")
     for _ in range(4):
         for _ in range(40):
@@ -211,7 +211,7 @@ async def test_a_dead_letter_moves_from_log_to_log_as_one() -> None:
     kind = QueueKind(
         True, table=table, arguments=QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
     )
-    queue = world.wiring.declare_queue(b"q", kind, world.owner)[0]
+    queue = world.topology.declare_queue(b"q", kind, world.owner)[0]
     world.publish(b"", b"q", b"x", properties=PERSISTENT)
     world.settle()
     taker = Taker(no_ack=False)
@@ -229,7 +229,7 @@ async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart() -
     world = await World.open()
     durable(world, b"dead")
     arguments = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
-    queue = world.wiring.declare_queue(b"q", QueueKind(True, arguments=arguments), world.owner)[0]
+    queue = world.topology.declare_queue(b"q", QueueKind(True, arguments=arguments), world.owner)[0]
     world.publish(b"", b"q", b"x", properties=PERSISTENT)
     world.settle()
     taker = Taker(no_ack=False)
@@ -277,7 +277,7 @@ async def test_a_queue_that_is_drained_keeps_its_log_small() -> None:
 async def test_an_application_ends_with_the_last_that_holds_it(count: int) -> None:
     world = await World.open()
     kind = QueueKind(exclusive=True)
-    queue = world.wiring.declare_queue(b"mine", kind, world.owner)[0]
+    queue = world.topology.declare_queue(b"mine", kind, world.owner)[0]
     for _ in range(count - 1):
         world.owner.hold()
     for _ in range(count - 1):
@@ -317,7 +317,7 @@ async def test_a_queue_whose_takers_are_full_does_not_ask_them_at_every_message(
 
 async def test_what_has_expired_is_never_delivered_though_one_before_it_lives_on() -> None:
     world = await World.open()
-    queue = world.wiring.declare_queue(b"q", QueueKind(), world.owner)[0]
+    queue = world.topology.declare_queue(b"q", QueueKind(), world.owner)[0]
     for expiration, body in ((b"", b"1"), (b"1000", b"2"), (b"9000", b"3"), (b"1000", b"4")):
         properties = b"\x01\x00" + bytes((len(expiration),)) + expiration if expiration else b"\0\0"
         world.publish(b"", b"q", body, properties=properties)
@@ -337,7 +337,7 @@ async def test_priorities_hold_over_a_restart_and_for_what_comes_back() -> None:
     world = await World.open()
     table = encode.field_table({"x-max-priority": 9})
     kind = QueueKind(durable=True, table=table, arguments=QueueArguments.read({"x-max-priority": 9}))
-    world.wiring.declare_queue(b"q", kind, world.owner)
+    world.topology.declare_queue(b"q", kind, world.owner)
     for priority in (1, 9, 4, 9):
         world.publish(b"", b"q", b"%d" % priority, properties=b"\x18\x00\x02" + bytes((priority,)))
     world.settle()
@@ -352,7 +352,7 @@ async def test_priorities_hold_over_a_restart_and_for_what_comes_back() -> None:
 async def test_a_full_queue_that_rejects_has_room_for_what_a_consumer_takes() -> None:
     world = await World.open()
     arguments = QueueArguments(messages_max=2, rejects=True)
-    queue = world.wiring.declare_queue(b"q", QueueKind(arguments=arguments), world.owner)[0]
+    queue = world.topology.declare_queue(b"q", QueueKind(arguments=arguments), world.owner)[0]
     taker = Taker(room=3)
     queue.add_consumer(taker)
     world.broker.publish(head(b"q", 1), [queue], [b"%d" % number for number in range(9)])
@@ -364,9 +364,9 @@ async def test_a_full_queue_that_rejects_has_room_for_what_a_consumer_takes() ->
 async def test_a_full_queue_by_bytes_rejects_too_and_takes_no_dead_letters() -> None:
     world = await World.open()
     full = QueueArguments(bytes_max=10, rejects=True)
-    queue = world.wiring.declare_queue(b"full", QueueKind(arguments=full), world.owner)[0]
+    queue = world.topology.declare_queue(b"full", QueueKind(arguments=full), world.owner)[0]
     dying = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"full")
-    source = world.wiring.declare_queue(b"q", QueueKind(arguments=dying), world.owner)[0]
+    source = world.topology.declare_queue(b"q", QueueKind(arguments=dying), world.owner)[0]
     world.publish(b"", b"full", b"12345", b"123456", b"1234")
     assert bodies(queue) == [b"12345", b"1234"]
     world.publish(b"", b"q", b"12")

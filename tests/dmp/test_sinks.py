@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from dmp import wire
-from dmp.arguments import QueueKind
+from dmp.declarations import QueueKind
 from dmp.pacing import WORK_PER_STRETCH
 from dmp.queues import Queue
 from dmp.refusals import Code
@@ -76,8 +76,8 @@ async def test_any_messages_in_any_pieces_arrive_as_with_a_plain_reader(
     world, app = await opened()
     keys = {b"qa": b"a", b"qb": b"b", b"fa": b"a", b"fall": b"#" if overlapping else b"b"}
     queues = {name: app.queue(name, b"quotes", key) for name, key in keys.items()}
-    durable = world.wiring.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
-    world.wiring.bind(b"quotes", durable, b"a.#", b"\0\0\0\0", {})
+    durable = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
+    world.topology.bind(b"quotes", durable, b"a.#", b"\0\0\0\0", {})
     feeds = {name: app.feed(name) for name in (b"fa", b"fall")}
     sink = app.sink(b"quotes")
     data, model, number = b"", [], 0
@@ -131,7 +131,7 @@ async def test_bindings_that_change_count_at_once() -> None:
     sink.say(packed(b"1"))
     second = app.queue(b"second", b"quotes")
     sink.say(packed(b"2"))
-    world.wiring.unbind(b"quotes", first, b"#", b"\0\0\0\0")
+    world.topology.unbind(b"quotes", first, b"#", b"\0\0\0\0")
     sink.say(packed(b"3"))
     assert (ready(first), ready(second)) == ([b"1", b"2"], [b"2", b"3"])
 
@@ -269,7 +269,7 @@ async def test_a_sink_whose_exchange_goes_is_told_so() -> None:
     world, app = await opened()
     sink = app.sink(b"quotes")
     sink.say(packed(b"x"))
-    world.wiring.delete_exchange(b"quotes")
+    world.topology.delete_exchange(b"quotes")
     assert texts(sink.say(packed(b"y"))) == ["404 NOT-FOUND the exchange is gone"]
     assert sink.connection.finished
 
@@ -330,7 +330,7 @@ async def test_others_have_their_turn_between_messages_whose_routes_are_much_wor
     world, app = await opened(DmpSettings(wild_words_max=1_000_000))
     queue = app.queue(b"q")
     for pattern in laborious(1024):
-        world.wiring.bind(b"quotes", queue, pattern.encode(), b"\0\0\0\0", {})
+        world.topology.bind(b"quotes", queue, pattern.encode(), b"\0\0\0\0", {})
     sink = app.sink(b"quotes")
     sink.say(b"".join(packed(b"%d" % n, key=b".".join([b"a"] * (60 + n))) for n in range(5)))
     assert ready(queue) == [b"0"]
@@ -342,8 +342,8 @@ async def test_others_have_their_turn_between_messages_whose_routes_are_much_wor
 
 async def test_persistent_messages_of_a_sink_outlive_a_restart() -> None:
     world, app = await opened()
-    queue = world.wiring.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
-    world.wiring.bind(b"amq.topic", queue, b"#", b"\0\0\0\0", {})
+    queue = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
+    world.topology.bind(b"amq.topic", queue, b"#", b"\0\0\0\0", {})
     sink = app.sink(b"amq.topic")
     sink.say(packed(b"kept", b"kept too", properties=PERSISTENT) + packed(b"light"))
     world.settle()
@@ -353,8 +353,8 @@ async def test_persistent_messages_of_a_sink_outlive_a_restart() -> None:
 
 async def test_a_store_that_takes_no_writes_is_an_internal_error() -> None:
     world, app = await opened()
-    queue = world.wiring.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
-    world.wiring.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
+    queue = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
+    world.topology.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
     sink = app.sink(b"quotes")
     world.store.abandon()
     (said,) = texts(sink.say(packed(b"x", properties=PERSISTENT)))

@@ -9,16 +9,16 @@ from pamqp import base, commands
 from dmp.amqp.channel import RETURNED_AT_ONCE
 from dmp.amqp.methods import encode
 from dmp.amqp.packing import short
-from dmp.arguments import QueueArguments, QueueKind
+from dmp.background import STEPS_PER_TURN
 from dmp.broker import QUEUES_AT_ONCE
-from dmp.burials import LETTER_BYTES, LETTER_QUEUES, LETTERS_PER_TURN
-from dmp.chores import STEPS_PER_TURN
+from dmp.dead_letters import LETTER_BYTES, LETTER_QUEUES, LETTERS_PER_TURN
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.header_match import HeaderMatch
 from dmp.message import Message
 from dmp.queues import EXPIRED_AT_ONCE, LOOKED_AT_ONCE, Queue
 from dmp.rows import Row
+from dmp.topology import UNBOUND_AT_ONCE
 from dmp.wire import AMQP_HEADER
-from dmp.wiring import UNBOUND_AT_ONCE
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head
 from tests.support.commits import fail, journal_write
@@ -30,7 +30,7 @@ EXPIRES_LATER = struct.pack(">H", 0x0100) + short(b"60000")
 
 def declared(world: World, name: bytes, **arguments: object) -> Queue:
     kind = QueueKind(arguments=QueueArguments(**arguments))  # type: ignore[arg-type]
-    return world.wiring.declare_queue(name, kind, world.owner)[0]
+    return world.topology.declare_queue(name, kind, world.owner)[0]
 
 
 def dying(world: World, name: bytes, **arguments: object) -> Queue:
@@ -94,7 +94,7 @@ async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many() -> None:
     count = LETTERS_PER_TURN * LETTER_QUEUES
     targets = [declared(world, b"dead%d" % number) for number in range(count)]
     for target in targets:
-        world.wiring.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
+        world.topology.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
     rejected(world, declared(world, b"q", dead_letter_exchange=b"amq.fanout"), numbered(3))
     assert {len(ready(target)) for target in targets} == {1}
     world.advance(0)
@@ -103,9 +103,9 @@ async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many() -> None:
 
 async def test_dead_letters_outlive_their_queue() -> None:
     world = await World.open()
-    dead = world.wiring.declare_queue(b"dead", QueueKind(durable=True), world.owner)[0]
+    dead = world.topology.declare_queue(b"dead", QueueKind(durable=True), world.owner)[0]
     arguments = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
-    queue = world.wiring.declare_queue(b"q", QueueKind(durable=True, arguments=arguments), world.owner)[0]
+    queue = world.topology.declare_queue(b"q", QueueKind(durable=True, arguments=arguments), world.owner)[0]
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
     sent = numbered(2 * LETTERS_PER_TURN)
@@ -113,7 +113,7 @@ async def test_dead_letters_outlive_their_queue() -> None:
     world.settle()
     queue.remove_consumer(taker)
     queue.reject(taker.messages)
-    world.wiring.delete_queue(queue)
+    world.topology.delete_queue(queue)
     world.advance(0)
     world.settle()
     assert ready(dead) == sent
@@ -296,7 +296,7 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
     last.frames()
     last.session.receive(encode(C.Queue.Purge(0, "q"), 1))
     turns = 1
-    while world.broker.chores.busy:
+    while world.broker.background.busy:
         assert taker.bodies == [], "what stands before it is not back yet"
         assert not other.frames_now() + last.frames_now()
         before = queue.unacked
@@ -326,7 +326,7 @@ async def test_very_many_queues_of_one_owner_go_in_turns() -> None:
     peer.lose()
     other.session.receive(encode(C.Queue.Declare(0, "0"), 1))
     turns = 1
-    while world.broker.chores.busy:
+    while world.broker.background.busy:
         assert other.frames_now() == []
         before = len(world.broker.queues)
         world.broker.timers.run_due()
@@ -346,10 +346,10 @@ async def test_what_comes_back_to_a_queue_that_is_deleted_meanwhile_is_gone() ->
     owner.send(publish("", "q", *numbered(4 * STEPS_PER_TURN * RETURNED_AT_ONCE)))
     queue = world.broker.queues[b"q"]
     peer.lose()
-    world.wiring.delete_queue(queue)
-    assert world.broker.chores.busy
+    world.topology.delete_queue(queue)
+    assert world.broker.background.busy
     world.advance(0)
-    assert not world.broker.chores.busy
+    assert not world.broker.background.busy
     assert (world.broker.memory.held_bytes, queue.depth) == (0, 0)
 
 
@@ -382,7 +382,7 @@ def test_what_comes_back_among_what_others_gave_back_costs_no_more_the_more_that
 async def test_bytes_that_wait_for_the_disk_are_counted_until_it_has_them() -> None:
     world = await World.open()
     arguments = QueueArguments(bytes_max=10, rejects=True)
-    queue = world.wiring.declare_queue(b"q", QueueKind(durable=True, arguments=arguments), world.owner)[0]
+    queue = world.topology.declare_queue(b"q", QueueKind(durable=True, arguments=arguments), world.owner)[0]
     world.publish(b"", b"q", b"1234", properties=PERSISTENT)
     assert (queue.unsynced_bytes, queue.room_for(head(b"q", 4), 3)) == (4, 1)
     world.settle()
@@ -439,7 +439,7 @@ async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_h
         + publish("", "q", b"later")
     )
     turns = 1
-    while broker.chores.busy:
+    while broker.background.busy:
         assert other.frames_now() == []
         before = broker.bindings
         broker.timers.run_due()
@@ -469,7 +469,7 @@ async def test_a_deletion_of_which_a_part_did_not_reach_the_disk_is_not_said_to_
     peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
     fail(world.disk, errno.ENOSPC, journal_write, times=1)
     world.settle()
-    assert world.broker.chores.busy
+    assert world.broker.background.busy
     world.advance(0)
     world.settle()
     assert peer.names() == ["Connection.Close"]
@@ -482,7 +482,7 @@ async def test_bindings_of_what_is_deleted_go_where_nothing_can_be_written_any_m
     peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
     fail(world.disk, errno.EIO, journal_write)
     world.settle()
-    assert world.broker.chores.busy
+    assert world.broker.background.busy
     assert world.store.read_only
     world.advance(0)
     assert peer.names() == ["Connection.Close"]
@@ -499,7 +499,7 @@ async def test_a_crash_while_bindings_go_leaves_none_of_what_was_deleted(deletes
     world = await World.open()
     peer = await many_bindings(world, "x", 2 * STEPS_PER_TURN * UNBOUND_AT_ONCE)
     peer.session.receive(encode(deletes, 1))
-    assert world.broker.chores.busy
+    assert world.broker.background.busy
     world.settle()
     assert peer.frames_now() == []
     after = await world.again()

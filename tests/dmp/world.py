@@ -38,7 +38,7 @@ class World:
         self.store = store
         self.disk = disk
         self.broker = broker
-        self.wiring = broker.wiring
+        self.topology = broker.topology
         self.clock = clock
         self.owner = broker.new_owner("guest")
 

@@ -20,8 +20,8 @@ import dmp.listener
 import dms.opening
 import logmq.listener
 import pubsub.listener
-from dmp.arguments import QueueKind
 from dmp.broker import Broker as DmpBroker
+from dmp.declarations import QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.message import Head
 from dmp.queues import Queue as DmpQueue
@@ -165,13 +165,13 @@ class Everything:
 
     def _fill_dmp(self, part: int) -> None:
         broker, owner = self.dmp, self.dmp.new_owner("guest")
-        wiring = broker.wiring
-        wiring.declare_exchange(b"events", ExchangeKind("topic", durable=True))
-        wiring.declare_exchange(b"part%d" % part, ExchangeKind("fanout", durable=True))
+        topology = broker.topology
+        topology.declare_exchange(b"events", ExchangeKind("topic", durable=True))
+        topology.declare_exchange(b"part%d" % part, ExchangeKind("fanout", durable=True))
         for name in (b"audit", b"mail", b"part%d" % part):
-            queue, _ = wiring.declare_queue(name, QueueKind(durable=True), owner)
-            wiring.bind(b"events", queue, b"%s.#" % name, NO_TABLE, {})
-            wiring.bind(b"part%d" % part, queue, b"", NO_TABLE, {})
+            queue, _ = topology.declare_queue(name, QueueKind(durable=True), owner)
+            topology.bind(b"events", queue, b"%s.#" % name, NO_TABLE, {})
+            topology.bind(b"part%d" % part, queue, b"", NO_TABLE, {})
             for number in range(150 if name == b"audit" else 8):
                 body = _body(name.decode(), part, number)
                 of = Head(b"events", name + b".x", len(body), PERSISTENT)

@@ -1,16 +1,16 @@
-"""Long work in turns: what a deletion, or the end of a connection, leaves to do."""
+"""Long work in slices: what a deletion, or the end of a connection, leaves to do."""
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from dmp.timers import Timers
+from shared.queues.timers import Timers
 
 STEPS_PER_TURN = 4
 """A few milliseconds."""
 
 
-class Chores:
+class Background:
     """One after the other, as they were added. `deadline` and `heaped` are the timers', for the next turn."""
 
     __slots__ = ("_crashed", "_left", "_timers", "_when_idle", "deadline", "heaped")

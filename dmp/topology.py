@@ -5,10 +5,10 @@ What is durable is in the definitions too, and its ticket says when the answer m
 with `amq.` are the broker's; the default exchange has a binding for every queue that nobody can touch.
 
 *Deleting.* What is deleted is gone at once, for whoever names it and for every message. Its bindings, which
-may be hundreds of thousands, go in turns (`Broker.chores`), others have theirs in between. Until they have
-gone the answer waits, and so does whoever wants to declare, bind or delete. So nobody sees what is half done,
-and what is declared by the same name meanwhile gets none of them. A crash in between leaves bindings, and a
-record whose they are, by which the next start drops them.
+may be hundreds of thousands, go in slices (`Broker.background`), so that others are served in between. Until
+all are gone the answer waits, and so does whoever wants to declare, bind or delete: nobody sees what is half
+done, and what is declared by the same name meanwhile gets none of them. A crash in between leaves bindings,
+and a record that says whose they are, by which the next start drops them.
 
 *What a start misses.* Nothing is deleted because something else is not there: only a record of its deletion
 says so. A log without a definition is a queue again, durable and unbound, under its name; the first who
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dmp.arguments import QueueArguments, QueueKind
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.definitions import Saved, SavedQueue
 from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Binding, Destination, Exchange, ExchangeKind
 from dmp.owners import Owner
@@ -51,8 +51,8 @@ _SHOWN_MAX = 10
 """Names in one line of the log."""
 
 
-class Wiring:
-    """The verbs, over a broker."""
+class Topology:
+    """Declares, deletes and binds, for one broker."""
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
@@ -340,7 +340,7 @@ class Wiring:
         if not left:
             return ticket
         whole = Ticket()
-        self._broker.chores.add(self._bindings_go(gone, source, left, ticket, whole))
+        self._broker.background.add(self._bindings_go(gone, source, left, ticket, whole))
         return None if whole.done and whole.error is None else whole
 
     def _bindings_go(

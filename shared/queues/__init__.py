@@ -1,0 +1,1 @@
+"""What queues of different protocols have in common."""
