@@ -118,10 +118,10 @@ class DeadLetters:
             broker.publish_to(head, targets, (message.body,))
             queue.leave([message])
             return
-        queue.log.take(message)
-        taken = queue.log.log, queue.log.taken_record(), 1
+        taken = queue.log.log, queue.log.leaving([message]), 1
         broker.publish_logged(head, logged, (message.body,), taken)
-        queue.lose([message])  # the record that it was taken went along
+        queue.log.left([message])
+        queue.lose([message])
         broker.log_changed(queue.log)
         for target in targets:
             if target.log is None:

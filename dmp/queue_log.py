@@ -115,23 +115,14 @@ class QueueLog:
             self.take(message)
         del self._taken[before:]
 
-    def taken_record(self) -> bytes:
-        """What `flush` would write, for `Store.append_all`; b"" where there is nothing."""
-        numbers, self._taken = self._taken, []
-        return taken(numbers)
-
     def flush(self) -> Ticket | None:
         """Write down what was taken, and tidy. Raises StoreError; then it is tried again with the next."""
         if self.log.deleted:
             return None
-        numbers, ticket = self._taken, None
-        if numbers:
-            record = self.taken_record()
-            try:
-                _, ticket = self.log.append(record, 1, reserved=True)
-            except StoreError:
-                self._taken = numbers
-                raise
+        ticket = None
+        if self._taken:
+            _, ticket = self.log.append(taken(self._taken), 1, reserved=True)
+            self._taken = []
         with suppress(StoreError):  # tidying can wait; what was taken is written
             self._tidy()
         return ticket

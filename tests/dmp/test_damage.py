@@ -10,10 +10,11 @@ from dmp.declarations import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
+from shared.errors import StoreError
 from shared.storage import catalog
 from shared.storage.settings import Durability
 from tests.dmp.amqp_peer import Peer
-from tests.dmp.world import PERSISTENT, World
+from tests.dmp.world import PERSISTENT, Taker, World
 from tests.support.fake_disk import FakeDisk
 
 DEFINITIONS = "dmp-tables/definitions"
@@ -218,3 +219,29 @@ async def test_no_crash_leaves_a_queue_without_its_log_or_a_log_without_its_queu
     world.settle()
     assert world.store.statistics().journal_batches == batches + 2
     assert table.visible == table.end
+
+
+def fails(*_: object, **__: object) -> None:
+    raise StoreError("no room")
+
+
+async def test_a_dead_letter_that_cannot_be_written_keeps_what_others_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await World.open()
+    durable = QueueKind(durable=True)
+    world.topology.declare_queue(b"dead", durable, world.owner)
+    arguments = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
+    queue, _ = world.topology.declare_queue(b"q", QueueKind(durable=True, arguments=arguments), world.owner)
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", b"acknowledged", b"rejected", properties=PERSISTENT)
+    world.settle()
+    queue.settle(taker.messages[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "append_all", fails)
+        queue.reject(taker.messages[1:])
+    world.settle()
+    queue.remove_consumer(taker)
+    after = await world.again()
+    assert [message.body for message in after.broker.queues[b"q"].ready] == [b"rejected"]
