@@ -29,8 +29,19 @@ import attrs
 import trio
 from pamqp import base, commands
 
-from dmp.amqp.methods import FRAME_END, FRAME_HEAD, METHOD, decode_untrusted, encode
-from dmp.amqp.packing import BODY, FRAME_OVERHEAD, HEADER, HEARTBEAT, ack_frame, header_untrusted
+from dmp.amqp.wire import (
+    BODY,
+    FRAME_END,
+    FRAME_HEAD,
+    FRAME_OVERHEAD,
+    HEADER,
+    HEARTBEAT,
+    METHOD,
+    ack_frame,
+    decode_untrusted,
+    encode,
+    header_untrusted,
+)
 from dmp.principal import FRAME_BYTES_MAX, Refused, greeted, refused
 from dmp.properties import unpack
 from dmp.refusals import Refusal

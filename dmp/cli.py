@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from dmp.amqp_client import Client, open_amqp
 from dmp.client import Message, open_feed, open_sink
-from dmp.short_strings import SHORT_BYTES_MAX
+from dmp.data_types import SHORT_BYTES_MAX
 from shared.cli.commands import bodies_shown, keyed, lost_is_refused, send_given
 from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.errors import UsageError

@@ -26,9 +26,9 @@ import trio
 from pamqp import commands
 
 from dmp import wire
+from dmp.data_types import SHORT_BYTES_MAX, short, take_short
 from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
-from dmp.short_strings import SHORT_BYTES_MAX, short, take_short
 from dmp.wire import DMP_HEADER, Message, Options
 from shared.client.dial import Address, Disconnected, Unreachable, broken, keep_trying
 from shared.client.receiver import Receiver

@@ -7,7 +7,7 @@ gets it sees `CC` and not `BCC`, which leaves the headers before the message goe
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dmp.field_tables import read_table, without_field
+from dmp.data_types import read_table, without_field
 from dmp.properties import Noted
 from dmp.refusals import Code, Refusal
 

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
+from dmp.data_types import check_table, read_table, short
 from dmp.declarations import QueueArguments, QueueKind
 from dmp.exchanges import DEFAULT, Binding, ExchangeKind
-from dmp.field_tables import check_table, read_table
 from dmp.refusals import Refusal
-from dmp.short_strings import short
 from shared.storage.store import Log, Ticket
 from shared.storage.table import Table
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from dmp.field_tables import read_table
+from dmp.data_types import read_table
 from dmp.header_match import HeaderMatch
 from dmp.message import Head
 from dmp.refusals import Code, Refusal

@@ -12,8 +12,18 @@ import attrs
 import trio
 from pamqp import base, commands
 
-from dmp.amqp.methods import FRAME_HEAD, METHOD, Direct, decode_untrusted, encode
-from dmp.amqp.packing import BODY, FRAME_OVERHEAD, HEADER, HEARTBEAT, header_untrusted
+from dmp.amqp.wire import (
+    BODY,
+    FRAME_HEAD,
+    FRAME_OVERHEAD,
+    HEADER,
+    HEARTBEAT,
+    METHOD,
+    Direct,
+    decode_untrusted,
+    encode,
+    header_untrusted,
+)
 from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
 from shared.client.dial import Address, Disconnected, broken, check_plain

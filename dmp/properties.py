@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 from pamqp import commands
 
-from dmp.field_tables import check_table, read_table
+from dmp.data_types import check_table, read_table
 from dmp.refusals import Code, Refusal
 
 _U16 = struct.Struct(">H")

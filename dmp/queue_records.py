@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 from dmp.bodies import length_in
+from dmp.data_types import short
 from dmp.message import Head, Message
 from dmp.refusals import Refusal
-from dmp.short_strings import short
 from shared.errors import CorruptRecord
 from shared.storage.format import LENGTH_BYTES, length_at
 

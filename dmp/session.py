@@ -7,11 +7,11 @@ Source: PROTOCOL.md, "DMP". The states are those of `states`.
 """
 
 from dmp.broker import Broker
+from dmp.data_types import take_short
 from dmp.exchanges import Exchange
 from dmp.feed import Feed
 from dmp.leases import Lease
 from dmp.queues import Queue
-from dmp.short_strings import take_short
 from dmp.sink import Sink
 from dmp.states import TRANSITIONS, Event, State
 from dmp.wire import GREETING, Reply, WireError, ready, refusal, reply

@@ -14,8 +14,8 @@ from enum import IntEnum, IntFlag
 
 import attrs
 
+from dmp.data_types import SHORT_BYTES_MAX, short
 from dmp.properties import NO_PROPERTIES, end_of_properties
-from dmp.short_strings import SHORT_BYTES_MAX, short
 from shared.errors import RemoteProtocolError
 
 AMQP_HEADER = b"AMQP\x00\x00\x09\x01"

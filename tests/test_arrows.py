@@ -112,7 +112,7 @@ def knows_no_protocol_by_name(module: Module) -> Iterator[str]:
 
 SANS_IO = (
     *("*/wire.py", "*/session.py", "*/engine.py", "*/states.py", "*/runs.py", "*/fanout.py"),
-    *("dmp/amqp/methods.py", "dmp/amqp/packing.py", "dmp/field_tables.py", "dmp/properties.py"),
+    *("dmp/data_types.py", "dmp/properties.py"),
     *("shared/replies.py", "shared/routing/*.py", "shared/storage/format.py", "shared/recording/blocks.py"),
 )
 """Parsing and engines: bytes and events in, bytes and events out."""

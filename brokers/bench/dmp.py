@@ -34,11 +34,10 @@ from brokers.bench.servers import nats_server, redis_server, serving
 from brokers.errors import ExitCode, Refusal
 from brokers.render import progress
 from dmp import wire
-from dmp.amqp.methods import FRAME_END, FRAME_HEAD, encode
-from dmp.amqp.packing import BODY, HEADER
+from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
+from dmp.data_types import short
 from dmp.principal import Principal
 from dmp.properties import NO_PROPERTIES
-from dmp.short_strings import short
 from dmp.wire import DMP_HEADER
 from shared.cli.options import Json
 

@@ -7,8 +7,8 @@ from pamqp import commands
 
 from dmp.amqp.channel import Channel
 from dmp.amqp.consumers import Consumer
-from dmp.amqp.packing import get_ok
 from dmp.amqp.transactions import Outcome
+from dmp.amqp.wire import get_ok
 from dmp.amqp.wiring_methods import name_meant, named, read_arguments
 from dmp.message import Message
 from dmp.queues import Queue

@@ -15,17 +15,16 @@ from pamqp import base
 from dmp.amqp.confirms import Confirms
 from dmp.amqp.consumers import Consumer
 from dmp.amqp.large import BodyFrames
-from dmp.amqp.methods import encode
-from dmp.amqp.packing import FRAME_OVERHEAD, content_head, content_header, return_frame, split
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
 from dmp.amqp.transactions import Transaction
+from dmp.amqp.wire import FRAME_OVERHEAD, content_head, content_header, encode, return_frame, split
 from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving
 from dmp.copies import without_bcc
+from dmp.data_types import short
 from dmp.message import Head, Message
 from dmp.properties import note_untrusted
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
-from dmp.short_strings import short
 from dmp.topology import REPLY_TO
 from shared.errors import StoreError
 from shared.storage.store import Ticket

@@ -4,8 +4,8 @@ from pamqp import commands
 
 from dmp.amqp.channel import Channel
 from dmp.amqp.confirms import Confirms
-from dmp.amqp.methods import Direct
 from dmp.amqp.transactions import Transaction
+from dmp.amqp.wire import Direct
 from dmp.refusals import Code, Refusal, shown
 
 

@@ -8,7 +8,7 @@ behind it.
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dmp.amqp.packing import ack_frame, nack_frame
+from dmp.amqp.wire import ack_frame, nack_frame
 from shared.storage.store import Ticket
 
 if TYPE_CHECKING:

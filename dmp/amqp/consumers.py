@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dmp.amqp.methods import FRAME_END
-from dmp.amqp.packing import KEPT_BYTES_MAX, deliver_before, deliver_between, split, tag_bytes
+from dmp.amqp.wire import FRAME_END, KEPT_BYTES_MAX, deliver_before, deliver_between, split, tag_bytes
 from dmp.message import Head, Message
 from dmp.queues import Queue
 

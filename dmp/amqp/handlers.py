@@ -9,7 +9,7 @@ from dmp.amqp import basic_methods as basic
 from dmp.amqp import channel_methods as channels
 from dmp.amqp import wiring_methods as topology
 from dmp.amqp.channel import Channel
-from dmp.amqp.methods import Direct
+from dmp.amqp.wire import Direct
 
 Handler = Callable[[Channel, Any, bytes], None]
 """Called with the channel, the method, and the table among its arguments as it came. Raises Refusal."""

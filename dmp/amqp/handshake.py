@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from dmp.amqp.methods import encode
 from dmp.amqp.states import Event
+from dmp.amqp.wire import encode
 from dmp.refusals import Code, Refusal, shown
 
 if TYPE_CHECKING:

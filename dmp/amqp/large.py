@@ -6,8 +6,7 @@ it is in memory than a few hundred kilobytes.
 
 from collections.abc import Callable
 
-from dmp.amqp.methods import FRAME_END, FRAME_HEAD
-from dmp.amqp.packing import BODY, FRAME_OVERHEAD
+from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD
 from dmp.bodies import Body, part_bytes
 from dmp.queue_records import places
 from shared.errors import StoreError

@@ -12,11 +12,10 @@ from pamqp import commands
 from dmp.amqp.channel import Channel, release
 from dmp.amqp.consumers import Consumer
 from dmp.amqp.handshake import Handshake
-from dmp.amqp.methods import METHOD, decode_untrusted, encode
-from dmp.amqp.packing import HEARTBEAT_FRAME
 from dmp.amqp.publishing import Publishing
 from dmp.amqp.settling import Settling
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
+from dmp.amqp.wire import HEARTBEAT_FRAME, METHOD, decode_untrusted, encode
 from dmp.pacing import Due, Pacing, Stop
 from dmp.refusals import Code, Refusal
 from shared.errors import LocalProtocolError, StoreError

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 
 from dmp.amqp.channel import Channel, Content
 from dmp.amqp.confirms import Confirms
-from dmp.amqp.methods import FRAME_END, FRAME_HEAD, METHOD
-from dmp.amqp.packing import BODY, HEADER, PUBLISH
 from dmp.amqp.states import ChannelState
+from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
+from dmp.data_types import short
 from dmp.exchanges import DEFAULT
 from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
-from dmp.short_strings import short
 from shared.errors import StoreError
 from shared.storage.store import Ticket
 

@@ -24,19 +24,23 @@ from dmp.amqp.confirms import Confirms
 from dmp.amqp.handlers import HANDLERS
 from dmp.amqp.handshake import Handshake
 from dmp.amqp.lifetime import Lifetime
-from dmp.amqp.methods import FRAME_END, FRAME_HEAD, METHOD, decode_untrusted, encode
-from dmp.amqp.packing import (
+from dmp.amqp.publishing import Publishing
+from dmp.amqp.states import ChannelEvent, ChannelState, State
+from dmp.amqp.wire import (
     ACK,
     BODY,
+    FRAME_END,
+    FRAME_HEAD,
     FRAME_OVERHEAD,
     HEADER,
     HEARTBEAT,
+    METHOD,
     PUBLISH,
+    decode_untrusted,
+    encode,
     header_untrusted,
     publish_untrusted,
 )
-from dmp.amqp.publishing import Publishing
-from dmp.amqp.states import ChannelEvent, ChannelState, State
 from dmp.bodies import Arriving
 from dmp.message import Head
 from dmp.pacing import WORK_PER_STRETCH, Due, Stop

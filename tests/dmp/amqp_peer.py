@@ -4,7 +4,7 @@ from typing import Any
 
 from pamqp import base, body, commands, frame, header, heartbeat
 
-from dmp.amqp.methods import METHODS, encode
+from dmp.amqp.wire import METHODS, encode
 from dmp.door import Door
 from dmp.listener import DOORS
 from dmp.properties import NO_PROPERTIES

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dmp import wire
+from dmp.data_types import short, take_short
 from dmp.declarations import QueueKind
 from dmp.door import Door
 from dmp.exchanges import ExchangeKind
@@ -11,7 +12,6 @@ from dmp.message import Head
 from dmp.owners import Owner
 from dmp.queues import Queue
 from dmp.refusals import Code
-from dmp.short_strings import short, take_short
 from dmp.wire import DMP_HEADER
 from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError

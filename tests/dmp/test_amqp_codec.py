@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import body, commands, decode, encode, frame, header
 
-from dmp.amqp import methods, packing
-from dmp.amqp.methods import METHODS, Direct, decode_untrusted
-from dmp.field_tables import check_table, read_table
+from dmp.amqp import wire
+from dmp.amqp.wire import METHODS, Direct, decode_untrusted
+from dmp.data_types import check_table, read_table
 from dmp.message import Head
 from dmp.properties import NO_PROPERTIES, note_untrusted, unpack
 from dmp.refusals import Code, Refusal
@@ -60,9 +60,9 @@ def test_a_delivery_is_pamqps(
     head = head_of(*content)
     packed = b"".join(
         (
-            packing.deliver_before(channel, consumer.encode(), head),
-            packing.tag_bytes(tag),
-            packing.deliver_between(channel, head, redelivered, 1 << 17),
+            wire.deliver_before(channel, consumer.encode(), head),
+            wire.tag_bytes(tag),
+            wire.deliver_between(channel, head, redelivered, 1 << 17),
             data,
             b"\xce",
         )
@@ -82,23 +82,21 @@ def test_get_ok_and_return_are_pamqps(
     exchange, key, _, _ = content
     head = head_of(*content)
     got = commands.Basic.GetOk(tag, redelivered, exchange, key, left)
-    assert packing.get_ok(channel, tag, redelivered, head, left) == frame.marshal(got, channel)
+    assert wire.get_ok(channel, tag, redelivered, head, left) == frame.marshal(got, channel)
     returned = commands.Basic.Return(312, "NO_ROUTE", exchange, key)
-    assert packing.return_frame(channel, Code.NO_ROUTE, head) == frame.marshal(returned, channel)
+    assert wire.return_frame(channel, Code.NO_ROUTE, head) == frame.marshal(returned, channel)
 
 
 @given(channels, plain_names, st.integers(0, 1 << 31), st.integers(0, 1 << 31))
 def test_declare_ok_is_pamqps(channel: int, queue: str, ready: int, takers: int) -> None:
     declared = commands.Queue.DeclareOk(queue, ready, takers)
-    assert packing.declare_ok(channel, queue.encode(), ready, takers) == frame.marshal(declared, channel)
+    assert wire.declare_ok(channel, queue.encode(), ready, takers) == frame.marshal(declared, channel)
 
 
 @given(channels, tags, st.booleans())
 def test_acks_and_nacks_are_pamqps(channel: int, tag: int, multiple: bool) -> None:
-    assert packing.ack_frame(channel, tag, multiple) == frame.marshal(
-        commands.Basic.Ack(tag, multiple), channel
-    )
-    assert packing.nack_frame(channel, tag, multiple) == frame.marshal(
+    assert wire.ack_frame(channel, tag, multiple) == frame.marshal(commands.Basic.Ack(tag, multiple), channel)
+    assert wire.nack_frame(channel, tag, multiple) == frame.marshal(
         commands.Basic.Nack(tag, multiple, False), channel
     )
 
@@ -109,18 +107,18 @@ def test_a_publish_is_read_as_pamqp_writes_it(
 ) -> None:
     method = commands.Basic.Publish(0, exchange, key, mandatory, immediate)
     payload = frame.marshal(method, 1)[7:-1]
-    assert packing.publish_untrusted(payload) == (exchange.encode(), key.encode(), mandatory, immediate)
+    assert wire.publish_untrusted(payload) == (exchange.encode(), key.encode(), mandatory, immediate)
     for cut in range(len(payload)):
         with pytest.raises(Refusal):
-            packing.publish_untrusted(payload[:cut])
+            wire.publish_untrusted(payload[:cut])
     with pytest.raises(Refusal):
-        packing.publish_untrusted(payload + b"\0")
+        wire.publish_untrusted(payload + b"\0")
 
 
 @given(properties, st.integers(0, 1 << 40))
 def test_a_content_header_is_read_as_pamqp_writes_it(of: commands.Basic.Properties, size: int) -> None:
     payload = frame.marshal(header.ContentHeader(0, size, of), 1)[7:-1]
-    found_size, packed = packing.header_untrusted(payload)
+    found_size, packed = wire.header_untrusted(payload)
     assert (found_size, packed) == (size, of.marshal())
     noted = note_untrusted(packed)
     assert noted.persistent == (of.delivery_mode == 2)
@@ -206,13 +204,13 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("method", EXAMPLES, ids=lambda method: str(method.name))
 def test_methods_are_read_whole_or_refused(method: Any) -> None:
-    data = methods.encode(method, 7)
+    data = wire.encode(method, 7)
     if not method.name.startswith("Direct"):
         assert data == frame.marshal(method, 7)
     payload = data[7:-1]
     found, table = decode_untrusted(payload)
     assert dict(found) == dict(method)
-    assert table in payload or (table == methods.EMPTY_TABLE and "arguments" not in dict(method))
+    assert table in payload or (table == wire.EMPTY_TABLE and "arguments" not in dict(method))
     for cut in range(len(payload)):
         with pytest.raises(Refusal):
             decode_untrusted(payload[:cut])
@@ -240,13 +238,13 @@ def test_class_direct_has_the_published_numbers_and_pamqps_own_table_is_untouche
     numbers = [method.index for method in (Direct.Put, Direct.PutOk, Direct.Get, Direct.GetOk)]
     assert [(index >> 16, index & 0xFFFF) for index in numbers] == [(61500, n) for n in (10, 11, 20, 21)]
     assert not set(numbers) & set(commands.INDEX_MAPPING)
-    assert methods.encode(Direct.Put("s"), 1) == b"\x01\0\x01\0\0\0\x06\xf0\x3c\0\x0a\x01s\xce"
+    assert wire.encode(Direct.Put("s"), 1) == b"\x01\0\x01\0\0\0\x06\xf0\x3c\0\x0a\x01s\xce"
 
 
 @given(st.binary(max_size=500), st.integers(1, 90), channels)
 def test_a_split_body_is_frames(data: bytes, payload_max: int, channel: int) -> None:
     head = Head(b"", b"", len(data), NO_PROPERTIES)
-    packed = packing.content_head(channel, head, payload_max) + packing.split(channel, data, payload_max)
+    packed = wire.content_head(channel, head, payload_max) + wire.split(channel, data, payload_max)
     expected = frame.marshal(header.ContentHeader(0, len(data)), channel)
     for at in range(0, len(data), payload_max):
         expected += frame.marshal(body.ContentBody(data[at : at + payload_max]), channel)

@@ -2,7 +2,7 @@
 
 from pamqp import commands
 
-from dmp.amqp.methods import encode
+from dmp.amqp.wire import encode
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, closed, opened, publish
 from tests.dmp.world import PERSISTENT, World, laborious

@@ -6,7 +6,7 @@ import pytest
 from pamqp import commands
 from pamqp.encode import field_table
 
-from dmp.amqp.methods import Direct, encode
+from dmp.amqp.wire import Direct, encode
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.users import Users

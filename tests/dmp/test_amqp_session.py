@@ -4,8 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from dmp.amqp.methods import encode
-from dmp.amqp.packing import FRAME_OVERHEAD
 from dmp.amqp.states import (
     CHANNEL_TRANSITIONS,
     TRANSITIONS,
@@ -14,6 +12,7 @@ from dmp.amqp.states import (
     Event,
     State,
 )
+from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, bodies, closed, opened, publish, start_ok

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from brokers import cli
+from dmp.data_types import short
 from dmp.principal import open_principal
-from dmp.short_strings import short
 from dmp.wire import DMP_HEADER
 from shared.client.dial import Address
 from tests.support.server import Server, run, run_here, speak, until

@@ -6,7 +6,7 @@ import pytest
 from pamqp import commands, header
 
 from dmp.copies import KEYS_MAX
-from dmp.field_tables import check_table, without_field
+from dmp.data_types import check_table, without_field
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, closed, opened
 from tests.dmp.world import World, laborious

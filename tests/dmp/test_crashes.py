@@ -8,8 +8,8 @@ from pamqp import commands
 from dmp.amqp.channel import Channel
 from dmp.amqp.confirms import Confirms
 from dmp.amqp.consumers import Consumer
-from dmp.amqp.methods import Direct
 from dmp.amqp.session import Session
+from dmp.amqp.wire import Direct
 from dmp.feed import Feed
 from dmp.listener import DmpService
 from dmp.queue_log import QueueLog

@@ -3,7 +3,7 @@
 import pytest
 from pamqp import base, commands, header
 
-from dmp.amqp.methods import encode
+from dmp.amqp.wire import encode
 from dmp.settings import DmpSettings
 from dmp.topology import REPLIES_WAITING_MAX
 from dmp.wire import AMQP_HEADER

@@ -7,12 +7,12 @@ from typing import Any
 import attrs
 from pamqp import body, common, header
 
-from dmp.amqp import methods, wiring_methods
+from dmp.amqp import wire, wiring_methods
 from dmp.amqp.lifetime import CONNECTION_FIELDS_MAX, LOGIN_FRAME_BYTES_MAX
 from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State
 from dmp.bodies import PART_BYTES
 from dmp.copies import KEYS_MAX
-from dmp.field_tables import FIELDS_MAX
+from dmp.data_types import FIELDS_MAX
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.topology import REPLIES_WAITING_MAX
@@ -22,7 +22,7 @@ from tests.dmp.amqp_peer import Peer, content_header
 from tests.dmp.world import World
 
 DOCUMENT = (Path(__file__).parent.parent.parent / "dmp" / "PROTOCOL.md").read_text()
-BY_NAME = {method.name: method for method in methods.METHODS.values()}
+BY_NAME = {method.name: method for method in wire.METHODS.values()}
 UNSHOWN = ("server_properties", "client_properties", "arguments")
 
 
@@ -42,7 +42,7 @@ def spoken(line: str) -> bytes:
     for field in fields:
         slot, _, text = field.partition("=")
         setattr(method, slot, _value(method.amqp_type(slot), text))
-    return methods.encode(method, channel)
+    return wire.encode(method, channel)
 
 
 def _empty(kind: str) -> common.FieldValue:

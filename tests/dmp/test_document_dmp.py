@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from dmp import wire
+from dmp.data_types import short
 from dmp.feed import IDLE_SECONDS
 from dmp.leases import LEASE_SECONDS, RANDOM_BYTES
 from dmp.settings import DmpSettings
-from dmp.short_strings import short
 from dmp.states import TRANSITIONS, State
 from dmp.wire import DMP_HEADER
 from shared.states import diagram

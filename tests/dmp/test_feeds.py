@@ -3,11 +3,11 @@
 import pytest
 
 from dmp import wire
+from dmp.data_types import short
 from dmp.declarations import QueueArguments, QueueKind
 from dmp.exchanges import ExchangeKind
 from dmp.feed import IDLE_SECONDS
 from dmp.settings import DmpSettings
-from dmp.short_strings import short
 from dmp.wire import DMP_HEADER
 from tests.dmp.peers import Application, Peer, bodies, packed
 from tests.dmp.world import PERSISTENT, Taker, World

@@ -5,8 +5,7 @@ import random
 import pytest
 from pamqp import commands
 
-from dmp.amqp.methods import encode
-from dmp.amqp.packing import FRAME_OVERHEAD
+from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.bodies import PART_BYTES
 from dmp.queue_log import QueueLog
 from dmp.settings import DmpSettings

@@ -4,10 +4,10 @@ import pytest
 
 from dmp.background import STEPS_PER_TURN
 from dmp.broker import QUEUES_AT_ONCE
+from dmp.data_types import short
 from dmp.refusals import Code, Refusal
 from dmp.session import Session
 from dmp.settings import DmpSettings
-from dmp.short_strings import short
 from dmp.states import TRANSITIONS, Event, State
 from dmp.wire import DMP_HEADER
 from shared.checks import MemoryConnection

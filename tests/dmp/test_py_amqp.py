@@ -9,8 +9,7 @@ import amqp
 import pytest
 from pamqp import commands
 
-from dmp.amqp.methods import encode
-from dmp.amqp.packing import HEARTBEAT_FRAME
+from dmp.amqp.wire import HEARTBEAT_FRAME, encode
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import publish, start_ok
 from tests.dmp.served import Served, served

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from dmp import wire
+from dmp.data_types import short
 from dmp.declarations import QueueKind
 from dmp.pacing import WORK_PER_STRETCH
 from dmp.queues import Queue
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
-from dmp.short_strings import short
 from dmp.wire import DMP_HEADER
 from tests.dmp.peers import Application, Peer, bodies, packed, texts
 from tests.dmp.world import World, laborious

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from dmp.amqp.methods import encode
+from dmp.amqp.wire import encode
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Frames, Peer, bodies, closed, opened, publish
 from tests.dmp.world import PERSISTENT, World, laborious

@@ -7,10 +7,10 @@ import pytest
 from pamqp import base, commands
 
 from dmp.amqp.channel import RETURNED_AT_ONCE
-from dmp.amqp.methods import encode
-from dmp.amqp.packing import short
+from dmp.amqp.wire import encode
 from dmp.background import STEPS_PER_TURN
 from dmp.broker import QUEUES_AT_ONCE
+from dmp.data_types import short
 from dmp.dead_letters import LETTER_BYTES, LETTER_QUEUES, LETTERS_PER_TURN
 from dmp.declarations import QueueArguments, QueueKind
 from dmp.header_match import HeaderMatch

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from dmp import wire
+from dmp.data_types import short, take_short
 from dmp.properties import NO_PROPERTIES
-from dmp.short_strings import short, take_short
 from dmp.wire import Message, Options, Reply, WireError
 
 SPEC = bytes.fromhex(

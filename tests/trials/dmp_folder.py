@@ -12,7 +12,7 @@ import attrs
 from pamqp import body, commands
 from pamqp.header import ContentHeader
 
-from dmp.amqp.methods import encode
+from dmp.amqp.wire import encode
 from tests.support.server import until
 from tests.trials.dmp_judge import judge
 from tests.trials.dmp_ledger import QUEUES, DmpBook

@@ -16,7 +16,7 @@ import attrs
 from pamqp import base, body, commands
 from pamqp.header import ContentHeader
 
-from dmp.amqp.methods import encode
+from dmp.amqp.wire import encode
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import decoded, publish, start_ok
 from tests.dmp.world import PERSISTENT

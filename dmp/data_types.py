@@ -1,4 +1,4 @@
-"""Field tables from a peer, checked before they are decoded.
+"""AMQP's data types that the broker takes apart itself: short strings, and field tables from a peer.
 
 pamqp cuts a string that claims more bytes than there are, recurses as deep as tables are nested, and copies
 what is left of a table for each of its fields. So they are walked over first, every length of them. What
@@ -12,10 +12,11 @@ from pamqp import decode
 
 from dmp.refusals import Code, Refusal
 
+SHORT_BYTES_MAX = 255
+# Tables in tables. RabbitMQ sets none and grows its stack; dead-letter headers need three.
 DEPTH_MAX = 16
-"""Tables in tables. RabbitMQ sets none and grows its stack; dead-letter headers need three."""
+# In one table, with those of inner tables: decoding costs some microseconds a field.
 FIELDS_MAX = 4096
-"""In one table, those of inner tables included: decoding costs some microseconds a field."""
 
 _U32 = struct.Struct(">I")
 _FIXED = {
@@ -28,6 +29,18 @@ _FIXED = {
 }
 _STRINGS = frozenset(b"Sx")
 _TABLE, _ARRAY = b"FA"
+
+
+def short(data: bytes) -> bytes:
+    """`data`, at most SHORT_BYTES_MAX bytes, as a short string: a byte that counts, and so many bytes."""
+    return bytes((len(data),)) + data
+
+
+def take_short(data: bytes | bytearray, at: int = 0) -> bytes | None:
+    """The short string at `at`; None while it is not all there."""
+    if at >= len(data) or at + 1 + data[at] > len(data):
+        return None
+    return bytes(data[at + 1 : at + 1 + data[at]])
 
 
 def check_table(data: bytes, start: int, end: int, fields_max: int = FIELDS_MAX) -> None:

@@ -1,0 +1,284 @@
+"""AMQP's frames as bytes: methods through pamqp, checked first; frequent frames packed by hand.
+
+pamqp cuts a string that claims more bytes than there are, and does not look at what is left over. So the
+arguments of a method are walked over first, by pamqp's own list of their types, and must fill the frame.
+
+A delivery is `before`, the delivery tag, `between`, the body, and an end octet. What stands around tag and
+body is the same for all messages with one head to one consumer, and is made once. Tests compare every
+hand-packed frame with pamqp's.
+"""
+
+import struct
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+from pamqp import base, commands
+
+from dmp.data_types import FIELDS_MAX, check_table, read_table, short
+from dmp.message import Head
+from dmp.refusals import Code, Refusal
+
+METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
+FRAME_HEAD = struct.Struct(">BHI")
+FRAME_END = b"\xce"
+FRAME_OVERHEAD = 8
+HEARTBEAT_FRAME = b"\x08\0\0\0\0\0\0\xce"
+EMPTY_TABLE = b"\0\0\0\0"
+
+PUBLISH = b"\0\x3c\0\x28"
+ACK = b"\0\x3c\0\x50"
+_DELIVER = b"\0\x3c\0\x3c"
+_GET_OK = b"\0\x3c\0\x47"
+_DECLARE_OK = b"\0\x32\0\x0b"
+_RETURN = b"\0\x3c\0\x32"
+_ACK_INDEX = 60 << 16 | 80
+_NACK_INDEX = 60 << 16 | 120
+
+_U16 = struct.Struct(">H")
+_U32 = struct.Struct(">I")
+_HEADER_FRAME = struct.Struct(">BHIHHQ")
+_CONTENT = struct.Struct(">HHQ")
+_ACK_FRAME = struct.Struct(">BHIIQBB")
+tag_bytes = struct.Struct(">Q").pack
+_FIXED = {"octet": 1, "short": 2, "long": 4, "longlong": 8, "timestamp": 8}
+
+# Longer frames (of large headers) are packed each time: kept, they would cost memory for each message.
+KEPT_BYTES_MAX = 2048
+# One head keeps its frames for so many channels.
+_CHANNELS_KEPT = 64
+
+
+class _DirectMethod(base.Frame):
+    """A method of class Direct has one argument, a short string: pamqp reads name and type off its class."""
+
+    frame_id: ClassVar[int] = 61500
+
+    def __init__(self, argument: str = "") -> None:
+        setattr(self, self.__slots__[0], argument)
+
+
+class Direct:
+    """Class 61500, DMP's own: an application asks for leases."""
+
+    class Put(_DirectMethod):
+        """Ask for the lease of a sink."""
+
+        __slots__: ClassVar[list[str]] = ["sink"]
+        sink: str
+        index: ClassVar[int] = 61500 << 16 | 10
+        name: ClassVar[str] = "Direct.Put"
+        synchronous: ClassVar[bool] = True
+        valid_responses: ClassVar[list[str]] = ["Direct.PutOk"]
+        _sink: ClassVar[str] = "shortstr"
+
+    class PutOk(_DirectMethod):
+        """The lease of a sink."""
+
+        __slots__: ClassVar[list[str]] = ["lease"]
+        lease: str
+        index: ClassVar[int] = 61500 << 16 | 11
+        name: ClassVar[str] = "Direct.PutOk"
+        _lease: ClassVar[str] = "shortstr"
+
+    class Get(_DirectMethod):
+        """Ask for the lease of a feed."""
+
+        __slots__: ClassVar[list[str]] = ["feed"]
+        feed: str
+        index: ClassVar[int] = 61500 << 16 | 20
+        name: ClassVar[str] = "Direct.Get"
+        synchronous: ClassVar[bool] = True
+        valid_responses: ClassVar[list[str]] = ["Direct.GetOk"]
+        _feed: ClassVar[str] = "shortstr"
+
+    class GetOk(_DirectMethod):
+        """The lease of a feed."""
+
+        __slots__: ClassVar[list[str]] = ["lease"]
+        lease: str
+        index: ClassVar[int] = 61500 << 16 | 21
+        name: ClassVar[str] = "Direct.GetOk"
+        _lease: ClassVar[str] = "shortstr"
+
+
+# pamqp's own table, which others in the process may use, stays as it is.
+METHODS: Mapping[int, type[base.Frame]] = MappingProxyType(
+    commands.INDEX_MAPPING
+    | {method.index: method for method in (Direct.Put, Direct.PutOk, Direct.Get, Direct.GetOk)}
+)
+
+
+def decode_untrusted(payload: bytes, fields_max: int = FIELDS_MAX) -> tuple[base.Frame, bytes]:
+    """A method, and the table among its arguments as it came (empty where it has none).
+
+    `fields_max`: in that table.
+
+    Raises Refusal: NOT_IMPLEMENTED for a method nobody knows, SYNTAX_ERROR.
+    """
+    if len(payload) < 4:
+        raise Refusal(Code.SYNTAX_ERROR, "a method frame without a method")
+    (index,) = _U32.unpack_from(payload)
+    found = METHODS.get(index)
+    if found is None:
+        raise Refusal(Code.NOT_IMPLEMENTED, f"there is no method {index >> 16}.{index & 0xFFFF}")
+    name, start, end = _check(found, payload, fields_max)
+    method = found.__new__(found)  # every field comes from the wire; some constructors warn of old age
+    try:
+        method.unmarshal(payload[4:start] + EMPTY_TABLE + payload[end:] if name else payload[4:])
+    except (ValueError, ArithmeticError, OSError) as error:
+        raise Refusal(Code.SYNTAX_ERROR, f"{found.name}: not text, or a value out of range") from error
+    if not name:
+        return method, EMPTY_TABLE
+    table = payload[start:end]
+    setattr(method, name, read_table(table))
+    return method, table
+
+
+def encode(method: base.Frame, channel: int) -> bytes:
+    """The whole frame."""
+    payload = _U32.pack(method.index) + method.marshal()
+    return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
+
+
+def _check(method: type[base.Frame], payload: bytes, fields_max: int) -> tuple[str, int, int]:
+    """Raises Refusal unless the arguments fill the payload just so.
+
+    Returns the name of the table among them, and where it stands: no method has two, and most none ("").
+    """
+    at, end, bits = 4, len(payload), 0
+    table = "", 0, 0
+    for name in method.attributes():
+        kind = method.amqp_type(name)
+        if kind == "bit":
+            at += bits == 0
+            bits = (bits + 1) % 8
+            continue
+        bits = 0
+        if kind == "shortstr":
+            at += 1 + (payload[at] if at < end else end)
+        elif kind in ("longstr", "table"):
+            start = at
+            at += 4 + (_U32.unpack_from(payload, at)[0] if at + 4 <= end else end)
+            if kind == "table" and at <= end:
+                check_table(payload, start, at, fields_max)
+                table = name, start, at
+        else:
+            at += _FIXED[kind]
+        if at > end:
+            break
+    if at != end:
+        what = "reach past the end of" if at > end else "do not fill"
+        raise Refusal(Code.SYNTAX_ERROR, f"{method.name}: its arguments {what} its frame")
+    return table
+
+
+def publish_untrusted(payload: bytes) -> tuple[bytes, bytes, bool, bool]:
+    """Basic.Publish: exchange, routing key, mandatory, immediate. Raises Refusal (SYNTAX_ERROR)."""
+    end = len(payload)
+    exchange_end = 7 + payload[6] if end > 6 else end
+    key_end = exchange_end + 1 + payload[exchange_end] if exchange_end < end else end
+    if key_end + 1 != end:
+        raise Refusal(Code.SYNTAX_ERROR, "Basic.Publish: its arguments do not fill its frame")
+    bits = payload[key_end]
+    return payload[7:exchange_end], payload[exchange_end + 1 : key_end], bool(bits & 1), bool(bits & 2)
+
+
+def header_untrusted(payload: bytes) -> tuple[int, bytes]:
+    """A content header: the body's size, and the properties, flags first. Raises Refusal."""
+    if len(payload) < _CONTENT.size + 2:
+        raise Refusal(Code.SYNTAX_ERROR, "a content header that is too short")
+    class_id, weight, body_bytes = _CONTENT.unpack_from(payload)
+    if class_id != 60 or weight:
+        raise Refusal(Code.FRAME_ERROR, "a content header of another class than basic, or with a weight")
+    return body_bytes, payload[_CONTENT.size :]
+
+
+def deliver_before(channel: int, consumer_tag: bytes, head: Head) -> bytes:
+    """Basic.Deliver up to the delivery tag."""
+    size = 4 + 1 + len(consumer_tag) + 8 + 1 + 1 + len(head.exchange) + 1 + len(head.key)
+    return FRAME_HEAD.pack(METHOD, channel, size) + _DELIVER + short(consumer_tag)
+
+
+def deliver_between(channel: int, head: Head, redelivered: bool, payload_max: int) -> bytes:
+    """From behind the delivery tag to the body's first byte; of a large body, to the end of its header."""
+    method = b"".join((bytes((redelivered,)), short(head.exchange), short(head.key), FRAME_END))
+    if head.large:
+        return method + content_header(channel, head)
+    return method + content_head(channel, head, payload_max)
+
+
+def get_ok(channel: int, tag: int, redelivered: bool, head: Head, left: int) -> bytes:
+    """Basic.Get-Ok, whole; `left`: messages still ready."""
+    payload = b"".join(
+        (
+            _GET_OK,
+            tag_bytes(tag),
+            bytes((redelivered,)),
+            short(head.exchange),
+            short(head.key),
+            _U32.pack(min(left, 0xFFFFFFFF)),
+        )
+    )
+    return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
+
+
+def declare_ok(channel: int, queue: bytes, ready: int, takers: int) -> bytes:
+    """Queue.Declare-Ok, whole. By hand since pamqp knows fewer names than there are: it refuses `jobs*`."""
+    payload = b"".join((_DECLARE_OK, short(queue), _U32.pack(min(ready, 0xFFFFFFFF)), _U32.pack(takers)))
+    return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
+
+
+def return_frame(channel: int, code: Code, head: Head) -> bytes:
+    """Basic.Return, whole."""
+    text = code.name.encode()
+    payload = b"".join((_RETURN, _U16.pack(code), short(text), short(head.exchange), short(head.key)))
+    return FRAME_HEAD.pack(METHOD, channel, len(payload)) + payload + FRAME_END
+
+
+def content_header(channel: int, head: Head) -> bytes:
+    """The header frame alone, whole."""
+    size = _CONTENT.size + len(head.properties)
+    frame = _HEADER_FRAME.pack(HEADER, channel, size, 60, 0, head.body_bytes)
+    return frame + head.properties + FRAME_END
+
+
+def content_head(channel: int, head: Head, payload_max: int) -> bytes:
+    """The header frame, and the beginning of the first body frame: everything before the body's first byte.
+
+    Of an empty body there is no frame: then it is the header frame without its end octet, so that a body and
+    an end octet behind it are right for all.
+    """
+    kept = head.frames.get(channel)
+    if kept is not None and head.body_bytes <= payload_max:
+        return kept
+    properties = head.properties
+    size = _CONTENT.size + len(properties)
+    frame = _HEADER_FRAME.pack(HEADER, channel, size, 60, 0, head.body_bytes) + properties
+    if head.body_bytes:
+        frame += FRAME_END + FRAME_HEAD.pack(BODY, channel, min(head.body_bytes, payload_max))
+    kept_too = head.body_bytes <= payload_max and len(frame) <= KEPT_BYTES_MAX
+    if kept_too and len(head.frames) < _CHANNELS_KEPT:
+        head.frames[channel] = frame
+    return frame
+
+
+def split(channel: int, body: bytes, payload_max: int) -> bytes:
+    """A body as it stands between `content_head` and the last end octet: cut where frames end."""
+    if len(body) <= payload_max:
+        return body
+    parts = [body[:payload_max]]
+    for start in range(payload_max, len(body), payload_max):
+        part = body[start : start + payload_max]
+        parts += (FRAME_END + FRAME_HEAD.pack(BODY, channel, len(part)), part)
+    return b"".join(parts)
+
+
+def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
+    """Basic.Ack, whole."""
+    return _ACK_FRAME.pack(METHOD, channel, 13, _ACK_INDEX, tag, multiple, FRAME_END[0])
+
+
+def nack_frame(channel: int, tag: int, multiple: bool) -> bytes:
+    """Basic.Nack, whole."""
+    return _ACK_FRAME.pack(METHOD, channel, 13, _NACK_INDEX, tag, multiple, FRAME_END[0])
