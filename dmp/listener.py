@@ -7,25 +7,19 @@ from typing import Any
 
 import trio
 
-from dmp.amqp.session import Session as AmqpSession
 from dmp.broker import Broker
 from dmp.definitions import Definitions
-from dmp.door import Door, OpenSession
 from dmp.exchanges import Exchange
 from dmp.logs import BODIES, QUEUES, TABLES
 from dmp.metrics import GAUGES
-from dmp.session import Session as DmpSession
+from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
-from dmp.wire import AMQP_HEADER, DMP_HEADER
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection, Session
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
 from shared.storage.table import Table
 
 _NAME_BYTES = 16
-
-DOORS: Mapping[bytes, OpenSession] = {AMQP_HEADER: AmqpSession, DMP_HEADER: DmpSession}
-"""What a connection may speak, by its first eight bytes."""
 
 
 async def open_broker(
@@ -81,7 +75,7 @@ class DmpService:
         self._broker.store.settle()
 
     def _open_session(self, connection: Connection) -> Session:
-        return Door(connection, self._broker, DOORS)
+        return ProtocolHeader(connection, self._broker)
 
     async def _queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [

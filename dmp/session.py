@@ -1,11 +1,15 @@
-"""One DMP connection, behind its header: greeting, lease, and then a sink or a feed has it.
+"""The port's connections: the header says which protocol they speak; DMP's are served here.
 
-The greeting goes out at once. The lease is one short string; what follows it, in the same read or later, is
-the sink's or the feed's. Every refusal is a short string with a code, and then the connection closes.
+DMP greets at once. The lease is one short string; what follows it, in the same read or later, goes to a sink
+or a feed. Every refusal is a short string with a code, and then the connection closes.
 
-Source: PROTOCOL.md, "DMP". The states are those of `states`.
+Source: PROTOCOL.md, "DMP".
 """
 
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from dmp.amqp.session import AmqpSession
 from dmp.broker import Broker
 from dmp.data_types import take_short
 from dmp.exchanges import Exchange
@@ -13,14 +17,42 @@ from dmp.feed import Feed
 from dmp.leases import Lease
 from dmp.queues import Queue
 from dmp.sink import Sink
-from dmp.states import TRANSITIONS, Event, State
-from dmp.wire import GREETING, Reply, WireError, ready, refusal, reply
-from shared.errors import LocalProtocolError
+from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, WireError, ready, refusal, reply
+from shared.errors import LocalProtocolError, RemoteProtocolError
+from shared.net import connection as net
 from shared.net.connection import Connection
 
 
+class State(Enum):
+    LEASE = "the greeting is sent, a lease is expected"
+    SINK = "messages are read"
+    FEED = "messages are written"
+    ENDED = "what is owed is sent, then the connection closes"
+
+
+class Event(Enum):
+    SINK_LEASE = "lease of a sink"
+    FEED_LEASE = "lease of a feed"
+    REFUSED = "no lease, no target, malformed, deadline"
+    GONE = "the queue is gone"
+    END = "end of input, connection lost"
+
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    State.LEASE: {
+        Event.SINK_LEASE: State.SINK,
+        Event.FEED_LEASE: State.FEED,
+        Event.REFUSED: State.ENDED,
+        Event.END: State.ENDED,
+    },
+    State.SINK: {Event.REFUSED: State.ENDED, Event.END: State.ENDED},
+    State.FEED: {Event.REFUSED: State.ENDED, Event.GONE: State.ENDED, Event.END: State.ENDED},
+    State.ENDED: {},
+}
+
+
 class Session:
-    """What the driver serves (`shared.net.connection.Session`)."""
+    """A connection of DMP, behind its header."""
 
     __slots__ = ("_begun", "_broker", "_connection", "_role", "state")
 
@@ -119,3 +151,60 @@ class Session:
         if after is None:
             raise LocalProtocolError(f"{event.name} while {self.state.name}")
         self.state = after
+
+
+PROTOCOLS: Mapping[bytes, Callable[[Connection, Broker], net.Session]] = {
+    AMQP_HEADER: AmqpSession,
+    DMP_HEADER: Session,
+}
+HEADER_BYTES = len(AMQP_HEADER)
+
+
+class ProtocolHeader:
+    """Reads the first eight bytes of a connection, then hands everything to a session of their protocol.
+
+    Anything else is answered with AMQP 0-9-1's header, as that specification wants it, and the connection
+    closes.
+    """
+
+    __slots__ = ("_broker", "_connection", "_header", "_session")
+
+    def __init__(self, connection: Connection, broker: Broker) -> None:
+        self._connection = connection
+        self._broker = broker
+        self._header = b""
+        self._session: net.Session | None = None
+        connection.wake_at(connection.now + broker.settings.login_seconds)
+
+    def receive(self, data: bytes) -> None:
+        session = self._session
+        if session is None:
+            missing = HEADER_BYTES - len(self._header)
+            self._header += data[:missing]
+            data = data[missing:]
+            if not any(header.startswith(self._header) for header in PROTOCOLS):
+                raise RemoteProtocolError("not a protocol header", AMQP_HEADER)
+            if len(self._header) < HEADER_BYTES:
+                self._connection.await_rest()
+                return
+            session = self._session = PROTOCOLS[self._header](self._connection, self._broker)
+            if not data:
+                return
+        session.receive(data)
+
+    def receive_eof(self) -> None:
+        if self._session is None:
+            self._connection.finish()
+        else:
+            self._session.receive_eof()
+
+    def on_deadline(self, now: float) -> None:
+        if self._session is None:
+            self._broker.counts.too_late += 1
+            self._connection.finish()
+        else:
+            self._session.on_deadline(now)
+
+    def connection_lost(self) -> None:
+        if self._session is not None:
+            self._session.connection_lost()

@@ -30,7 +30,7 @@ from shared.errors import StoreError
 from shared.storage.store import Ticket
 
 if TYPE_CHECKING:
-    from dmp.amqp.session import Session
+    from dmp.amqp.session import AmqpSession
     from dmp.broker import Broker
 
 RETURNED_AT_ONCE = 512
@@ -100,7 +100,7 @@ class Channel:
         "unacked",
     )
 
-    def __init__(self, session: "Session", number: int) -> None:
+    def __init__(self, session: "AmqpSession", number: int) -> None:
         self.session = session
         self.number = number
         self.payload_max = session.frame_bytes_max - FRAME_OVERHEAD

@@ -11,7 +11,7 @@ from dmp.amqp.wire import encode
 from dmp.refusals import Code, Refusal, shown
 
 if TYPE_CHECKING:
-    from dmp.amqp.session import Session
+    from dmp.amqp.session import AmqpSession
 
 FRAME_BYTES_MIN = 4096
 VHOST = "/"
@@ -34,7 +34,7 @@ class Handshake:
 
     __slots__ = ("_session", "capabilities")
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: "AmqpSession") -> None:
         self._session = session
         self.capabilities: dict[str, Any] = {}
 

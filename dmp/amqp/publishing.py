@@ -28,7 +28,7 @@ from shared.errors import StoreError
 from shared.storage.store import Ticket
 
 if TYPE_CHECKING:
-    from dmp.amqp.session import Session
+    from dmp.amqp.session import AmqpSession
 
 _POSTS_MAX = 512
 """Kinds of messages that one connection's fast path knows; a producer whose properties change every time pays
@@ -62,7 +62,7 @@ class Publishing:
 
     __slots__ = ("_last", "_posts", "_session")
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: "AmqpSession") -> None:
         self._session = session
         self._posts: dict[bytes, Post] = {}
         self._last: Post | None = None

@@ -69,7 +69,7 @@ _END = FRAME_END[0]
 _ACK_BYTES = 13
 
 
-class Session(Lifetime):
+class AmqpSession(Lifetime):
     """The server's side of one connection. `at`: how far the stretch under way has come."""
 
     __slots__ = (

@@ -11,7 +11,7 @@ from dmp.refusals import Code, Refusal
 
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel
-    from dmp.amqp.session import Session
+    from dmp.amqp.session import AmqpSession
     from dmp.metrics import Counts
 
 ACK_FRAME_BYTES = 21
@@ -30,7 +30,7 @@ class Settling:
         self._settled: dict[Queue, list[Message]] = {}
         self._roomy: dict[Channel, None] = {}  # where something was settled that had kept others waiting
 
-    def take_run(self, session: "Session", channel: "Channel", data: bytes, at: int) -> int:
+    def take_run(self, session: "AmqpSession", channel: "Channel", data: bytes, at: int) -> int:
         """Acknowledgements that stand at `at`, one behind the other; where they end. Raises Refusal.
 
         `session.at` is behind the one that is refused. The first is known to begin as one does.

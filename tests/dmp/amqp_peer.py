@@ -5,9 +5,8 @@ from typing import Any
 from pamqp import base, body, commands, frame, header, heartbeat
 
 from dmp.amqp.wire import METHODS, encode
-from dmp.door import Door
-from dmp.listener import DOORS
 from dmp.properties import NO_PROPERTIES
+from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
 from shared.checks import MemoryConnection
@@ -23,7 +22,7 @@ class Peer:
     def __init__(self, world: World, **options: Any) -> None:
         self.world = world
         self.connection = MemoryConnection(now=world.clock.now, **options)
-        self.session = Door(self.connection, world.broker, DOORS)
+        self.session = ProtocolHeader(self.connection, world.broker)
         self.garbage: str | None = None
         self._unread = b""
 

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dmp import wire
 from dmp.data_types import short, take_short
 from dmp.declarations import QueueKind
-from dmp.door import Door
 from dmp.exchanges import ExchangeKind
-from dmp.listener import DOORS
 from dmp.message import Head
 from dmp.owners import Owner
 from dmp.queues import Queue
 from dmp.refusals import Code
+from dmp.session import ProtocolHeader
 from dmp.wire import DMP_HEADER
 from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError
@@ -26,7 +25,7 @@ class Peer:
     def __init__(self, world: World, *, bound: int = 1 << 20) -> None:
         self.world = world
         self.connection = MemoryConnection(now=world.clock.now, bound=bound)
-        self.session = Door(self.connection, world.broker, DOORS)
+        self.session = ProtocolHeader(self.connection, world.broker)
         self.error: RemoteProtocolError | None = None
         self.over = False
         self.read = b""

@@ -8,7 +8,7 @@ from pamqp import commands
 from dmp.amqp.channel import Channel
 from dmp.amqp.confirms import Confirms
 from dmp.amqp.consumers import Consumer
-from dmp.amqp.session import Session
+from dmp.amqp.session import AmqpSession
 from dmp.amqp.wire import Direct
 from dmp.feed import Feed
 from dmp.listener import DmpService
@@ -130,7 +130,7 @@ async def test_publishers_that_fail_when_there_is_room_again_do_not_keep_the_oth
     monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
     world = await World.open(DmpSettings(memory_bytes_max=1 << 20))
-    monkeypatch.setattr(Session, "_memory_is_free", failing_once(Session._memory_is_free))
+    monkeypatch.setattr(AmqpSession, "_memory_is_free", failing_once(AmqpSession._memory_is_free))
     application = Application(world)
     queue = application.queue(b"q", b"amq.topic")
     one, other = Peer(world).login(), Peer(world).login()
@@ -185,7 +185,7 @@ async def test_a_session_that_fails_as_the_server_stops_does_not_keep_the_others
 ) -> None:
     world = await World.open()
     peers = [Peer(world).login() for _ in range(2)]
-    monkeypatch.setattr(Session, "drain", failing_once(Session.drain))
+    monkeypatch.setattr(AmqpSession, "drain", failing_once(AmqpSession.drain))
     DmpService(world.broker).drain()
     assert len(crashed) == 1
     (left,) = [peer for peer in peers if peer.connection is not crashed[0]]

@@ -6,8 +6,8 @@ from dmp import wire
 from dmp.data_types import short
 from dmp.feed import IDLE_SECONDS
 from dmp.leases import LEASE_SECONDS, RANDOM_BYTES
+from dmp.session import TRANSITIONS, State
 from dmp.settings import DmpSettings
-from dmp.states import TRANSITIONS, State
 from dmp.wire import DMP_HEADER
 from shared.states import diagram
 from tests.dmp.peers import Application, Peer, texts

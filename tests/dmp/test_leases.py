@@ -6,9 +6,8 @@ from dmp.background import STEPS_PER_TURN
 from dmp.broker import QUEUES_AT_ONCE
 from dmp.data_types import short
 from dmp.refusals import Code, Refusal
-from dmp.session import Session
+from dmp.session import TRANSITIONS, Event, Session, State
 from dmp.settings import DmpSettings
-from dmp.states import TRANSITIONS, Event, State
 from dmp.wire import DMP_HEADER
 from shared.checks import MemoryConnection
 from shared.errors import LocalProtocolError
