@@ -5,10 +5,9 @@ from typing import Any
 
 from logmq.broker import Broker
 from logmq.groups import Groups
-from logmq.logs import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
 from logmq.metrics import GAUGES
 from logmq.session import Session
-from logmq.settings import LogmqSettings
+from logmq.settings import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS, LogmqSettings
 from logmq.topics import Topics
 from logmq.writers import Writers
 from shared.metrics import Sample, samples

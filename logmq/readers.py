@@ -1,17 +1,18 @@
-"""Readers that wait for records: TAIL, and a FETCH that waits.
+"""Readers that wait for records: TAIL, and a FETCH that waits; and what wakes them.
 
-A tail that has caught up is served by its topic's `Feed`. One whose peer reads slowly leaves the feed
-when its outbox is above its bound, and once that has drained reads the log by itself until it has caught up
-again: it costs its own outbox, loses nothing, and slows nobody.
+All readers of a topic wait in its `Feed`. What a commit makes visible is read once, encoded once, and the
+same bytes go to every tail that has caught up.
+
+A tail whose peer reads slowly leaves the feed when its outbox is above its bound. Once that has drained it
+reads the log by itself until it has caught up again. It costs its own outbox, loses nothing, slows nobody.
 
 Source: PROTOCOL.md, "Readers that wait".
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from logmq.feeds import READ_BYTES, Feed
 from logmq.metrics import Counts
 from logmq.runs import message_lines
 from logmq.wire import Refusal, chunk_line, refusal_for
@@ -20,6 +21,9 @@ from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.replies import Replies, ReplySlot
 from shared.storage.store import Log
+
+READ_BYTES = 256 * 1024
+"""Of one read for tails: about a millisecond's work, after which other connections have their turn."""
 
 
 class Owner(Protocol):
@@ -32,70 +36,194 @@ class Owner(Protocol):
     def soon(self, callback: Callable[[], None]) -> None:
         """Call in the driver's next round: other connections come first."""
 
-    def wake_by(self, deadline: float) -> None:
-        """Have a look at the deadlines then, or earlier."""
-
     def reader_ended(self, reader: "Tail | Fetch") -> None:
-        """It has said its last word, of its own accord."""
+        """It has answered, of its own accord."""
 
 
-class Waiting(Protocol):
-    """Who waits for a topic to be made."""
+class Feeds:
+    """Where readers wait: for the next records of a log, or for a topic to be made. `logs`: by name."""
 
-    @property
-    def replies(self) -> Replies: ...
+    def __init__(self, logs: Mapping[str, Log]) -> None:
+        self._logs = logs
+        self._by_log: dict[Log, Feed] = {}
+        self._awaited: dict[str, dict[_Reader, None]] = {}
 
-    def appeared(self, log: Log) -> None: ...
+    def __len__(self) -> int:
+        """Logs and topics for which somebody waits."""
+        return len(self._by_log) + len(self._awaited)
+
+    def enter(self, reader: "_Reader") -> None:
+        """`reader.found` is called with the log of its topic: now, or once that is made."""
+        log = self._logs.get(reader.topic)
+        if log is not None:
+            reader.found(log)
+        else:
+            self._awaited.setdefault(reader.topic, {})[reader] = None
+
+    def leave(self, reader: "_Reader") -> None:
+        """It does not wait for its topic any more; harmless where it does not."""
+        awaited = self._awaited.get(reader.topic)
+        if awaited is not None:
+            awaited.pop(reader, None)
+            if not awaited:
+                del self._awaited[reader.topic]
+
+    def topic_made(self, log: Log) -> None:
+        for reader in self._awaited.pop(log.name, ()):
+            reader.owner.replies.attempt(reader.found, log)
+
+    def of(self, log: Log) -> "Feed":
+        feed = self._by_log.get(log)
+        if feed is None:
+            feed = self._by_log[log] = Feed(log, self._by_log.pop)
+        return feed
 
 
-class Topics(Protocol):
-    """Where readers find logs and feeds."""
+class Feed:
+    """Who waits for news of one log. It watches the log for as long as anybody does."""
 
-    def find(self, name: str) -> Log | None: ...
+    __slots__ = ("_closed", "_fetches", "_on_idle", "_position", "_reading", "_tails", "log")
 
-    def feed(self, log: Log) -> Feed: ...
+    def __init__(self, log: Log, on_idle: Callable[[Log], object]) -> None:
+        self.log = log
+        self._on_idle = on_idle
+        self._tails: dict[Tail, None] = {}  # ordered, unlike a set: the first to come is served first
+        self._fetches: dict[Fetch, None] = {}
+        self._position = log.visible
+        """Up to here the tails have been served."""
+        self._reading = False
+        self._closed = False
+        log.watchers.add(self.moved)
 
-    def await_topic(self, name: str, waiting: Waiting) -> None: ...
+    def moved(self, log: Log) -> None:
+        """The log's visible end moved, or the log was deleted."""
+        if log.deleted:
+            self._refuse([*self._fetches, *self._tails], refusal_for(LogDeleted()))
+        else:
+            visible = log.visible
+            for fetch in tuple(self._fetches):
+                if visible > fetch.next:
+                    fetch.owner.replies.attempt(fetch.read)
+            self._push()
+        self._close_if_idle()
 
-    def forget_waiting(self, name: str, waiting: Waiting) -> None: ...
+    def join(self, reader: "_Reader") -> None:
+        """A fetch; or a tail that has had everything visible, or waits for an offset beyond that."""
+        if isinstance(reader, Fetch):
+            self._fetches[reader] = None
+        elif isinstance(reader, Tail):
+            if not self._tails and not self._reading:
+                self._position = self.log.visible
+            self._tails[reader] = None
+
+    def leave(self, reader: "_Reader") -> None:
+        if isinstance(reader, Fetch):
+            self._fetches.pop(reader, None)
+        elif isinstance(reader, Tail) and reader in self._tails:
+            del self._tails[reader]
+            if self._position < self.log.visible and not self._reading:
+                self._push_soon()  # it may have been the one whose turn would have gone on
+        self._close_if_idle()
+
+    def _push(self) -> None:
+        if not self._reading and self._tails and self._position < self.log.visible:
+            self._reading = True
+            self.log.read(self._position, READ_BYTES, self._pushed)
+
+    def _push_soon(self) -> None:
+        for tail in self._tails:
+            tail.owner.soon(self._push)
+            break
+
+    def _pushed(self, records: bytes | StoreError) -> None:
+        self._reading = False
+        if isinstance(records, StoreError):
+            self._refuse([*self._tails], refusal_for(records))
+            self._close_if_idle()
+            return
+        start = self._position
+        self._position = end = start + len(records)
+        lines = message_lines(records, start) if self._tails else b""
+        for tail in tuple(self._tails):
+            if tail.next == start:
+                tail.owner.replies.attempt(tail.push, lines, end)
+            elif tail.next < end:
+                # It joined ahead of a push under way, or waited for an offset that is not a record's start.
+                del self._tails[tail]
+                tail.owner.replies.attempt(tail.fell_out)
+        if end < self.log.visible:
+            self._push_soon()
+        self._close_if_idle()
+
+    def _refuse(self, readers: "Sequence[Tail | Fetch]", refusal: Refusal) -> None:
+        for reader in readers:
+            reader.owner.replies.attempt(reader.refuse, refusal)
+
+    def _close_if_idle(self) -> None:
+        if not self._closed and not self._tails and not self._fetches and not self._reading:
+            self._closed = True
+            self.log.watchers.discard(self.moved)
+            self._on_idle(self.log)
 
 
-class Tail:
-    """One TAIL, from its turn among the answers to its end."""
+class _Reader:
+    """What both kinds are: somebody who waits at a place of a topic that may not be there yet.
 
-    __slots__ = ("_feed", "_held", "_log", "_name", "_reading", "_topics", "ended", "next", "owner")
+    `next`: the offset of the next record to send.
+    """
 
-    def __init__(self, owner: Owner, topics: Topics, name: str, offset: int) -> None:
+    __slots__ = ("_feed", "_feeds", "_log", "ended", "next", "owner", "topic")
+
+    def __init__(self, owner: Owner, feeds: Feeds, topic: str, offset: int) -> None:
         self.owner = owner
+        self.topic = topic
         self.next = offset
-        """The offset of the next record to send."""
         self.ended = False
-        self._topics = topics
-        self._name = name
+        self._feeds = feeds
         self._log: Log | None = None
         self._feed: Feed | None = None
+
+    def found(self, log: Log) -> None:
+        """The topic is there."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """End without an answer: the connection is gone, or somebody else answers. Once is enough."""
+        if not self.ended:
+            self.ended = True
+            self._feeds.leave(self)
+            self._leave_feed()
+
+    def _join_feed(self, log: Log) -> None:
+        self._feed = self._feeds.of(log)
+        self._feed.join(self)
+
+    def _leave_feed(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.leave(self)
+
+
+class Tail(_Reader):
+    """One TAIL, from its turn among the answers to its end."""
+
+    __slots__ = ("_reading", "_slot")
+
+    def __init__(self, owner: Owner, feeds: Feeds, topic: str, offset: int) -> None:
+        super().__init__(owner, feeds, topic, offset)
         self._reading = False
-        self._held: ReplySlot | None = None
+        self._slot: ReplySlot | None = None
         owner.counts.tails += 1
 
-    @property
-    def replies(self) -> Replies:
-        """Of the connection that it serves."""
-        return self.owner.replies
-
-    def start(self, held: ReplySlot) -> None:
+    def start(self, slot: ReplySlot) -> None:
         """Everything before it is answered."""
-        self._held = held
+        self._slot = slot
         if self.ended:
-            held.resolve(self._last_line())
-            return
-        log = self._topics.find(self._name)
-        if log is None:
-            self._topics.await_topic(self._name, self)
+            slot.resolve(b"OK %d\n" % self.next)
         else:
-            self.appeared(log)
+            self._feeds.enter(self)
 
-    def appeared(self, log: Log) -> None:
+    def found(self, log: Log) -> None:
         self._log = log
         self.catch_up()
 
@@ -107,11 +235,10 @@ class Tail:
         if log.deleted:
             self.refuse(refusal_for(LogDeleted()))
         elif self.next >= log.visible:
-            self._feed = self._topics.feed(log)
-            self._feed.join(self)
+            self._join_feed(log)
         else:
             self._reading = True
-            log.read(self.next, READ_BYTES, self.replies.guarded(self._caught_up))
+            log.read(self.next, READ_BYTES, self.owner.replies.guarded(self._caught_up))
 
     def push(self, lines: bytes, end: int) -> None:
         """The records from `next` up to `end`."""
@@ -120,7 +247,7 @@ class Tail:
         self.next = end
         if self._feed is not None and self.crowded:
             self.owner.counts.tails_fallen_behind += 1
-            self._leave()
+            self._leave_feed()
 
     def fell_out(self) -> None:
         """The feed has moved past `next` without it."""
@@ -129,31 +256,27 @@ class Tail:
 
     @property
     def crowded(self) -> bool:
-        """More waits for the peer than its outbox should hold; `drained` will be called."""
+        """More waits for the peer than its outbox should hold; `catch_up` is called once it has drained."""
         outbox = self.owner.connection.outbox
         return outbox.size > outbox.bound
 
     def end(self) -> None:
         """A line came, or the end of input, or of the server."""
         if not self.ended:
-            self._finish()
-            if self._held is not None:
-                self._held.resolve(self._last_line())
+            self.abandon()
+            if self._slot is not None:
+                self._slot.resolve(b"OK %d\n" % self.next)
 
     def refuse(self, refusal: Refusal) -> None:
-        if not self.ended and self._held is not None:
-            self._finish()
+        if not self.ended and self._slot is not None:
+            self.abandon()
             self.owner.counts.refused(refusal)
-            self._held.resolve(refusal.line)
+            self._slot.resolve(refusal.line)
             self.owner.reader_ended(self)
 
     def abandon(self) -> None:
-        """The connection is gone."""
-        if not self.ended:
-            self._finish()
-
-    def _last_line(self) -> bytes:
-        return b"OK %d\n" % self.next
+        self.owner.counts.tails -= not self.ended
+        super().abandon()
 
     def _caught_up(self, records: bytes | StoreError) -> None:
         self._reading = False
@@ -171,85 +294,59 @@ class Tail:
         else:
             self.catch_up()
 
-    def _finish(self) -> None:
-        self.ended = True
-        self.owner.counts.tails -= 1
-        self._topics.forget_waiting(self._name, self)
-        self._leave()
 
-    def _leave(self) -> None:
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.leave(self)
+class Fetch(_Reader):
+    """One FETCH that waits: for records at or beyond the visible end, or for its topic.
 
+    `deadline`: in monotonic seconds; inf once it cannot be too late any more.
+    """
 
-class Fetch:
-    """One FETCH that waits: for records at or beyond the visible end, or for its topic."""
-
-    __slots__ = (
-        "_bytes_max",
-        "_feed",
-        "_held",
-        "_log",
-        "_name",
-        "_overdue",
-        "_owner",
-        "_topics",
-        "deadline",
-        "ended",
-        "offset",
-    )
+    __slots__ = ("_bytes_max", "_overdue", "_slot", "deadline")
 
     def __init__(
-        self, owner: Owner, topics: Topics, name: str, offset: int, bytes_max: int, deadline: float
+        self, owner: Owner, feeds: Feeds, topic: str, offset: int, bytes_max: int, deadline: float
     ) -> None:
-        self.offset = offset
+        super().__init__(owner, feeds, topic, offset)
         self.deadline = deadline
-        """Monotonic seconds."""
-        self.ended = False
-        self._owner = owner
-        self._topics = topics
-        self._name = name
         self._bytes_max = bytes_max
-        self._log: Log | None = None
-        self._feed: Feed | None = None
         self._overdue = False
-        self._held = owner.replies.slot(self._turn_has_come)
         owner.counts.fetches_waiting += 1
+        self._slot = owner.replies.slot(self._turn_has_come)
 
     def start(self) -> None:
-        log = self._topics.find(self._name)
-        if log is None:
-            self._topics.await_topic(self._name, self)
-        else:
-            self.appeared(log)
+        self._feeds.enter(self)
 
-    def appeared(self, log: Log) -> None:
+    def found(self, log: Log) -> None:
         self._log = log
-        if log.visible > self.offset:
-            self.go()
+        if log.visible > self.next:
+            self.read()
         else:
-            self._feed = self._topics.feed(log)
-            self._feed.add_fetch(self)
+            self._join_feed(log)
 
-    @property
-    def replies(self) -> Replies:
-        """Of the connection that it answers."""
-        return self._owner.replies
-
-    def go(self) -> None:
+    def read(self) -> None:
         """There is something to read."""
         assert self._log is not None
         self.deadline = math.inf  # it was in time, whatever the disk takes
         self._overdue = False
-        self._leave()
-        self._log.read_chunk(self.offset, self._bytes_max, self.replies.guarded(self._read))
+        self._leave_feed()
+        self._log.read_chunk(self.next, self._bytes_max, self.owner.replies.guarded(self.answer))
+
+    def answer(self, chunk: FileRange | StoreError) -> None:
+        """What was read."""
+        if self.ended:
+            if isinstance(chunk, FileRange):
+                chunk.release()
+        elif isinstance(chunk, StoreError):
+            self.refuse(refusal_for(chunk))
+        else:
+            self.owner.counts.bytes_fetched += chunk.length
+            self._end([chunk_line(self.next, chunk.length), chunk])
 
     def expire(self) -> None:
         """Its time is over, or the server's. A read under way is let finish."""
         if self.deadline == math.inf:
             return
-        if self._log is not None and self.offset < self._log.end and not self._held.in_turn:
+        if self._log is not None and self.next < self._log.end and not self._slot.in_turn:
             # Its own connection may have written that before it: it is to see it, once the disk has it.
             self.deadline = math.inf
             self._overdue = True
@@ -257,40 +354,18 @@ class Fetch:
             self._end(b"EOF\n")
 
     def refuse(self, refusal: Refusal) -> None:
-        self._owner.counts.refused(refusal)
+        self.owner.counts.refused(refusal)
         self._end(refusal.line)
 
     def abandon(self) -> None:
-        """The connection is gone."""
-        self._finish()
+        self.owner.counts.fetches_waiting -= not self.ended
+        super().abandon()
 
-    def _turn_has_come(self, held: ReplySlot) -> None:
+    def _turn_has_come(self, slot: ReplySlot) -> None:
         if self._overdue:
             self._end(b"EOF\n")
 
-    def _read(self, chunk: FileRange | StoreError) -> None:
-        if self.ended:
-            if isinstance(chunk, FileRange):
-                chunk.release()
-        elif isinstance(chunk, StoreError):
-            self.refuse(refusal_for(chunk))
-        else:
-            self._owner.counts.bytes_fetched += chunk.length
-            self._end([chunk_line(self.offset, chunk.length), chunk])
-
     def _end(self, answer: bytes | Sequence[bytes | FileRange]) -> None:
-        self._finish()
-        self._held.resolve(answer)
-        self._owner.reader_ended(self)
-
-    def _finish(self) -> None:
-        if not self.ended:
-            self.ended = True
-            self._owner.counts.fetches_waiting -= 1
-            self._topics.forget_waiting(self._name, self)
-            self._leave()
-
-    def _leave(self) -> None:
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.drop_fetch(self)
+        self.abandon()
+        self._slot.resolve(answer)
+        self.owner.reader_ended(self)

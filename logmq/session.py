@@ -1,65 +1,90 @@
 """One LogMQ connection: input to requests, in order, as fast as the answers can leave.
 
 Theory of operation. `receive` gets what one read brought: often hundreds of requests. A read that is all
-PRODUCE or all CONSUME lines of one topic, the usual case at speed, is taken as one run (`logmq.runs`). Else
-the lines are gone through one by one; neighbouring writes are still queued, and appended a topic at a time
-before anything else is done.
+PRODUCE, all APPEND or all CONSUME lines of one topic, the usual case at speed, is taken as one run
+(`logmq.runs`). Else the lines are gone through one by one. Neighbouring writes are queued, and appended a
+topic at a time before anything else is done.
 
-*Order.* Every answer takes its place in `Replies`. Writes are applied at once. Reads of records see what was
-written before them on the same connection: a CONSUME or FETCH at an offset that this connection has written
-but the disk has not confirmed is answered when the answers before it have left. The rarer requests
-(OFFSETS, DELETE, ...) are not even begun before that.
+*Order.* Answers leave in the order of their requests (`Replies`). Writes are applied at once, and answered
+when the commit that holds them is done. A read sees what its own connection wrote before it: a CONSUME or
+FETCH at an offset that the log has but the disk has not confirmed is answered when the answers before it have
+left. The rarer requests (OFFSETS, DELETE, ...) are not even begun before that.
 
-*Stops.* Input is held back, each for its own reason, and taken up again when the last reason goes: a request
-waits for its turn, a read waits for the disk, too much is owed, the outbox is above its bound, the store is
-congested, or it is simply others' turn. What was read but not applied stays in `_data` from `_at` on.
+*Stops.* Each reason to hold input back has a bit (`logmq.states`). Input is taken up again when the last
+reason goes. What was read but not applied stays in `_data` from `_at` on.
 
 Source: PROTOCOL.md. The states are those of `logmq.states`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, groupby
+from types import MappingProxyType
+from typing import Any
 
-from logmq.answering import Listing, NotYetError
+from logmq import runs
 from logmq.broker import Broker
-from logmq.consuming import consume_run
-from logmq.pacing import Pacing
 from logmq.readers import Fetch, Tail
-from logmq.requests import handlers
 from logmq.states import (
+    STOP_OTHERS,
     STOP_OUTBOX,
+    STOP_OWED,
+    STOP_READ,
+    STOP_STORE,
     STOP_TURN,
     TRANSITIONS,
     Event,
     State,
 )
+from logmq.windows import FIRST_READ_BYTES, NEXT_READ_BYTES, Window
 from logmq.wire import (
+    HELP_LINE,
     NAME_BYTES_MAX,
+    SKIPPED_BODY_BYTES_MAX,
     TLS_BEGINS,
     Code,
     Refusal,
     begins_http,
+    chunk_line,
     looks_like_http,
+    name_untrusted,
+    number_untrusted,
     refusal_for,
     split_request,
     too_large,
+    topic_untrusted,
 )
-from logmq.writing import Writing
 from shared.errors import LocalProtocolError, StoreError
+from shared.file_range import FileRange
 from shared.net.connection import Connection
+from shared.net.pacing import Pacing
 from shared.printable import printable
-from shared.storage.store import Ticket
+from shared.replies import Replies, ReplySlot
+from shared.storage.store import Log, Ticket
 
 LINES_PER_ROUND = 1024
 """Lines looked at one by one before others have their turn: about a millisecond."""
+READS_PER_ROUND = 32
+"""Reads of a log by one connection before others have their turn; a listing counts as all of them."""
+LISTED_ROWS = 512
+"""Rows of one piece of a listing: about half a millisecond."""
+MARKED_BYTES = 32 * 1024 * 1024
+"""Log bytes whose marks are one piece of a listing: 512 entries in the ordinary case."""
 
+_NEVER = b"\n\n"  # begins no line
+_EOF = b"EOF\n"
 _SAID_NOTHING = Refusal(Code.SYNTAX, "no whole line came in time; closing").line
+
+
+class _NotYetError(Exception):
+    """The request is to be tried again when every earlier one of its connection is answered."""
 
 
 class Session(Pacing):
     """The server's side of one connection."""
 
     __slots__ = (
+        "_applying",
         "_at",
         "_body_done",
         "_body_length",
@@ -69,44 +94,61 @@ class Session(Pacing):
         "_fetches",
         "_late",
         "_line_max",
+        "_listing",
         "_mixed",
         "_partial",
+        "_queued_logs",
+        "_queued_messages",
+        "_reads",
+        "_run_log",
+        "_run_separator",
+        "_run_word",
         "_size_max",
+        "_soon",
+        "_tail",
         "broker",
         "counts",
-        "listing",
+        "replies",
         "state",
-        "tail",
         "topics",
-        "writing",
     )
 
     def __init__(self, connection: Connection, broker: Broker) -> None:
-        super().__init__(connection, self._failed)
+        super().__init__(connection)
+        self.replies = Replies(connection, self._refused, on_room=lambda: self.go(STOP_OWED))
         self.broker = broker
         self.topics = broker.topics
         self.counts = broker.counts
         self.state = State.FIRST_LINE
-        self.tail: Tail | None = None
-        self.listing: Listing | None = None
         self._size_max = broker.settings.message_bytes_max
         self._line_max = len("PRODUCE  \r") + NAME_BYTES_MAX + self._size_max
-        self.writing = Writing(self, self._size_max)
+        # Input.
+        self._applying = False  # input is being applied just now: it will see by itself what stops it
         self._data = b""
         self._at = 0
-        self._late = b""
+        self._late = b""  # what came although reading was paused
         self._mixed = b""  # input that has been found not to be a run
         self._partial = bytearray()
         self._end_of_input = False
         self._body_length = 0
         self._body_done: Callable[[bytes], None] | None = None
+        self._due = math.inf  # by when the rest of what has begun must be there
+        # Writes: what the next run may begin with, and what is queued.
+        self._run_word = self._run_separator = _NEVER
+        self._run_log: Log | None = None
+        self._queued_logs: list[Log] = []
+        self._queued_messages: list[bytes] = []
+        # What waits.
+        self._reads = 0
+        self._soon: list[Callable[[], None]] | None = None
+        self._tail: Tail | None = None
         self._fetches: dict[Fetch, None] | None = None
-        self._due = math.inf
+        self._listing: _Listing | None = None
         connection.on_drained = self._drained
         broker.sessions.add(self)
         connection.await_first(_SAID_NOTHING)
 
-    # The driver's calls.
+    # -- the driver's calls
 
     def receive(self, data: bytes) -> None:
         if self._stops:  # it was on its way when reading was paused
@@ -114,9 +156,9 @@ class Session(Pacing):
             return
         self._reads = 0
         partial = self._partial
-        if not partial and data.startswith(self.writing.word) and self.state is State.REQUESTS:
+        if not partial and data.startswith(self._run_word) and self.state is State.REQUESTS:
             # Most reads of a producer are this and nothing else.
-            taken = self.writing.run(data)
+            taken = self._produce_run(data)
             if taken == len(data):
                 if self._stops:
                     self.connection.pause_reading()
@@ -129,13 +171,13 @@ class Session(Pacing):
             partial += data
             if not self._completes(data):
                 self.connection.await_rest()
-                self._count_partial()
+                self.connection.hold(len(partial))
                 return
             data = bytes(partial)
             self._partial = bytearray()
         self._apply(data, 0)
         if self.connection.held_bytes or self._partial:
-            self._count_partial()
+            self.connection.hold(len(self._partial))
 
     def receive_eof(self) -> None:
         self._end_of_input = True
@@ -144,10 +186,9 @@ class Session(Pacing):
 
     def on_deadline(self, now: float) -> None:
         self._wake = math.inf
-        if self._soon:
-            callbacks, self._soon = self._soon, None
-            for callback in callbacks:
-                callback()
+        callbacks, self._soon = self._soon, None
+        for callback in callbacks or ():
+            callback()
         for fetch in tuple(self._fetches or ()):
             if fetch.deadline <= now:
                 fetch.expire()
@@ -160,12 +201,11 @@ class Session(Pacing):
         self.replies.drop()
         self.broker.sessions.discard(self)
         self.broker.windows.drop(self)
-        if self.tail is not None:
-            self.tail.abandon()
-        for fetch in tuple(self._fetches or ()):
-            fetch.abandon()
+        for reader in (self._tail, *(self._fetches or ())):
+            if reader is not None:
+                reader.abandon()
         self._soon = None
-        self.listing = None
+        self._listing = None
 
     def drain(self) -> None:
         """The server stops: waits end as if timed out, what was received is answered, and that is all."""
@@ -174,71 +214,34 @@ class Session(Pacing):
         if self.state is not State.ENDING:
             self.receive_eof()
 
-    # What requests use.
+    # -- what readers use
 
-    def refuse(self, refusal: Refusal, count: int = 1) -> None:
-        self.writing.flush()
-        self.counts.refused(refusal, count)
-        self.replies.reply(refusal.line * count)
-
-    def owe(self, ticket: Ticket | None, reply: bytes) -> None:
-        """The answer to one request, once `ticket` is done; None: it is."""
-        if ticket is None:
-            self.replies.reply(reply)
-        else:
-            self.replies.reply_after(ticket, reply)
-
-    def begin_tail(self, tail: Tail) -> None:
-        self.tail = tail
-        self._step(Event.TAIL_BEGINS)
-        self.replies.slot(tail.start)
-        if self.broker.draining:
-            self._end(Event.INPUT_ENDS)
-
-    def add_fetch(self, fetch: Fetch) -> None:
-        if self._fetches is None:
-            self._fetches = {}
-        self._fetches[fetch] = None
-        self.wake_by(fetch.deadline)
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call in the driver's next round: other connections come first."""
+        if self._soon is None:
+            self._soon = []
+        self._soon.append(callback)
+        self.wake_by(self.connection.now)
 
     def reader_ended(self, reader: Tail | Fetch) -> None:
+        """It has answered, of its own accord."""
         if isinstance(reader, Fetch):
             if self._fetches is not None:
                 self._fetches.pop(reader, None)
             return
-        self.tail = None
+        self._tail = None
         if self.state is State.TAIL:
             # The line that would have ended it may have begun: the rest of that is not a request either.
             amid = self._due < math.inf
             self._step(Event.TAIL_REFUSED_IN_LINE if amid else Event.TAIL_REFUSED)
 
-    def quit(self) -> None:
-        self._end(Event.QUIT)
-
-    def await_body(self, length: int, done: Callable[[bytes], None]) -> None:
-        """So many bytes follow, for `done`."""
-        self._body_length, self._body_done = length, done
-        self._step(Event.BODY_ANNOUNCED)
-
-    def skip_body(self, length: int, *, too_much: bool) -> None:
-        """So many bytes follow for a request that was refused."""
-        self._body_length = length
-        if too_much:
-            self._end(Event.BODY_TOO_LARGE)
-        elif length:
-            self._step(Event.BODY_REFUSED)
-
-    # Input.
+    # -- input
 
     def _completes(self, data: bytes) -> bool:
         """Whether `data`, the end of `_partial`, makes something of it that can be applied."""
         if self.state is State.BODY:
             return len(self._partial) >= self._body_length
         return b"\n" in data or len(self._partial) > self._line_max
-
-    def _count_partial(self) -> None:
-        """What is not all there counts with what waits to be sent."""
-        self.connection.hold(len(self._partial))
 
     def _apply(self, data: bytes, at: int) -> None:
         """Apply everything whole in `data` from `at` on, as far as nothing stops it."""
@@ -296,7 +299,7 @@ class Session(Pacing):
                 return self._first_line(data, at)
             case State.REQUESTS:
                 at = self._lines(data, at)
-                self.writing.flush()
+                self._flush()
                 return at
             case State.BODY:
                 end = at + self._body_length
@@ -306,7 +309,7 @@ class Session(Pacing):
                 assert done is not None
                 self._step(Event.BODY_COMPLETE)
                 done(data[at:end])
-                self.writing.flush()
+                self._flush()
                 return end
             case State.SKIPPED_BODY:
                 skipped = min(self._body_length, len(data) - at)
@@ -344,12 +347,12 @@ class Session(Pacing):
             if self._stops:
                 return at
         line_max, size_max, known = self._line_max, self._size_max, self.topics.known
-        logs, messages = self.writing.logs, self.writing.messages
+        logs, messages = self._queued_logs, self._queued_messages
         for _ in range(LINES_PER_ROUND):
             end = data.find(b"\n", at)
             if end < 0:
                 if len(data) - at > line_max:
-                    self.refuse(too_large("a line", None, line_max))
+                    self._refuse(too_large("a line", None, line_max))
                     self._step(Event.LINE_TOO_LONG)
                     return len(data)
                 return at
@@ -374,7 +377,7 @@ class Session(Pacing):
                             at = stop
                             continue
             if end - at > line_max:
-                self.refuse(too_large("a line", end - at, line_max))
+                self._refuse(too_large("a line", end - at, line_max))
                 at = end + 1
             else:
                 after = self._line(data, at, end)
@@ -393,23 +396,23 @@ class Session(Pacing):
         line = _without_cr(data[at:end])
         try:
             if line.startswith(b"PRODUCE "):
-                self.writing.line(line)
+                self._produce(line)
                 return after
             word, fields = split_request(line)
             if word == b"APPEND" or word == b"BATCH":
-                return self.writing.announced(word, fields, data, after)
-            self.writing.flush()
-            handlers[word](self, fields)
-        except NotYetError:
+                return self._body_announced(word, fields, data, after)
+            self._flush()
+            _REQUESTS[word](self, fields)
+        except _NotYetError:
             self.stop(STOP_TURN)
-            self.replies.when_empty(self._turn_has_come)
+            self.replies.when_empty(lambda: self.go(STOP_TURN))
             return -1
         except Refusal as refusal:
             if refusal.code is Code.UNKNOWN_COMMAND and looks_like_http(line):
                 self._end_http(line)
                 return after
-            self.refuse(refusal)
-        self.stop_if_crowded()
+            self._refuse(refusal)
+        self._stop_if_crowded()
         return after
 
     def _whole_run(self, data: bytes) -> int:
@@ -418,15 +421,610 @@ class Session(Pacing):
             self._mixed = b""
             return 0
         if data.startswith(b"CONSUME "):
-            return consume_run(self, data)
-        writing = self.writing
+            return self._consume_run(data)
         if data.startswith(b"APPEND "):
-            return writing.append_run(data)
-        if data.startswith(writing.word) or (data.startswith(b"PRODUCE ") and writing.learn(data)):
-            return writing.run(data)
+            return self._append_run(data)
+        if data.startswith(self._run_word) or (data.startswith(b"PRODUCE ") and self._learn_run(data)):
+            return self._produce_run(data)
         return 0
 
-    # How it goes on, and ends.
+    # -- writes
+
+    def _produce_run(self, data: bytes) -> int:
+        """The lines of `data`, which begins with `_run_word`, if all of them do.
+
+        Returns how far that went: to the end of the last whole line, or nowhere.
+        """
+        log = self._run_log
+        last = data.rfind(b"\n") + 1
+        if not last or log is None:
+            return 0
+        lines = data if last == len(data) else data[:last]
+        run = runs.produced(lines, self._run_word, self._run_separator, self._size_max)
+        if run is None:
+            return 0
+        self._append(log, *run)
+        return last
+
+    def _learn_run(self, data: bytes) -> bool:
+        """Get ready for a run by its first line, a PRODUCE; False where that needs a closer look."""
+        end = data.find(b"\n")
+        space = data.find(b" ", len("PRODUCE "), end)
+        if end < 0 or space < 0 or end - space > self._size_max:
+            return False
+        try:
+            self._run_log = self._writable(data[len("PRODUCE ") : space])
+        except Refusal:
+            return False
+        self._run_word = data[: space + 1]
+        self._run_separator = b"\n" + self._run_word
+        return True
+
+    def _append_run(self, data: bytes) -> int:
+        """The APPEND requests at the front of `data`, if all that is whole are of one topic and one length.
+
+        Returns how far that went, maybe nowhere.
+        """
+        end = data.find(b"\n")
+        space = data.find(b" ", len("APPEND "), max(end, 0))
+        log = self.topics.known.get(data[len("APPEND ") : space])
+        field = data[space + 1 : end]
+        if space < 0 or log is None or not field.isdigit() or len(field) > 7 or int(field) > self._size_max:
+            return 0
+        size = int(field)
+        records, count = runs.appended(data, data[: end + 1], size)
+        if count:
+            self._append(log, records, count, runs.HEADER_BYTES + size)
+        return count * (end + 1 + size)
+
+    def _produce(self, line: bytes) -> None:
+        """One PRODUCE line. Raises Refusal."""
+        space = line.find(b" ", len("PRODUCE "))
+        if space < 0:
+            raise Refusal(
+                Code.SYNTAX, "expected PRODUCE <topic> <message>, also before an empty message a space"
+            )
+        message = line[space + 1 :]
+        if len(message) > self._size_max:
+            raise too_large("a message", len(message), self._size_max)
+        self._queue(self._writable(line[len("PRODUCE ") : space]), message)
+
+    def _body_announced(self, word: bytes, fields: Sequence[bytes], data: bytes, after: int) -> int:
+        """An APPEND or BATCH line; its bytes begin at `after`. Returns the position behind what was taken."""
+        length = number_untrusted(fields[-1], "length")  # where that is not said, nothing can be skipped
+        try:
+            # The largest message can be sent as a batch of one record, too.
+            what, more = ("a message", 0) if word == b"APPEND" else ("a batch", runs.HEADER_BYTES)
+            if length > self._size_max + more:
+                raise too_large(what, length, self._size_max + more)
+            topic = fields[0]
+            topic_untrusted(topic)
+            if word == b"BATCH":
+                writer, seq = name_untrusted(fields[1], "writer"), number_untrusted(fields[2], "seq")
+                if not length:
+                    raise Refusal(Code.SYNTAX, "a batch holds one record at least")
+        except Refusal as refusal:
+            self._refuse(refusal)
+            self._body_length = length
+            if length > SKIPPED_BODY_BYTES_MAX:
+                self._end(Event.BODY_TOO_LARGE)
+            elif length:
+                self._step(Event.BODY_REFUSED)
+            return after
+
+        def done(body: bytes) -> None:
+            try:
+                if word == b"APPEND":
+                    self._queue(self._writable(topic), body)
+                else:
+                    self._batch(topic, writer, seq, body)
+            except Refusal as refusal:
+                self._refuse(refusal)
+
+        if len(data) - after >= length:
+            done(data[after : after + length])
+            return after + length
+        self._body_length, self._body_done = length, done
+        self._step(Event.BODY_ANNOUNCED)
+        return after
+
+    def _batch(self, topic: bytes, writer: str, seq: int, records: bytes) -> None:
+        count = runs.record_count(records, self._size_max)
+        if count is None:
+            raise Refusal(Code.SYNTAX, "a batch is whole records: length in 4 bytes, payload")
+        log = self._writable(topic)
+        self._flush()
+        try:
+            first, ticket, written = self.broker.writers.write(log, writer, seq, records, count)
+        except StoreError as error:
+            raise refusal_for(error) from None
+        if written:
+            self.counts.messages_in += count
+            self.counts.bytes_in += len(records)
+        else:
+            self.counts.batches_repeated += 1
+        self._reply_after(ticket, b"OK %d\n" % first)
+
+    def _writable(self, topic: bytes) -> Log:
+        """The log of a topic, made if it is not there, which counts as a read does. Raises Refusal."""
+        before = len(self.topics)
+        log = self.topics.writable_untrusted(topic)
+        if len(self.topics) > before:
+            self._has_read()
+        return log
+
+    def _queue(self, log: Log, message: bytes) -> None:
+        """A write that is appended with its neighbours, by `_flush`."""
+        self._queued_logs.append(log)
+        self._queued_messages.append(message)
+
+    def _flush(self) -> None:
+        """Append what is queued, a topic at a time; the answers are in the order of the requests."""
+        if not self._queued_messages:
+            return
+        logs, messages = self._queued_logs.copy(), self._queued_messages.copy()
+        self._queued_logs.clear()
+        self._queued_messages.clear()
+        first, count = logs[0], len(logs)
+        if logs.count(first) == count:
+            records, lengths = runs.encode(messages)
+            self._append(first, records, count, lengths)
+        else:
+            self._append_by_topic(logs, messages)
+
+    def _append(self, log: Log, records: bytes, count: int, lengths: runs.Lengths) -> None:
+        """Append a run; its answers wait for the commit."""
+        try:
+            if log.deleted:
+                log = self._alive(log)
+            first, ticket = log.append(records, count)
+        except (StoreError, Refusal) as error:
+            self._refuse(error if isinstance(error, Refusal) else refusal_for(error), count)
+            return
+        counts = self.counts
+        counts.messages_in += count
+        counts.bytes_in += len(records)
+        self.replies.reply_after(ticket, runs.ok_lines(first, count, lengths), count)
+        if self.replies.full or self.broker.store.congested:
+            self._stop_writing()
+
+    def _append_by_topic(self, logs: Sequence[Log], messages: Sequence[bytes]) -> None:
+        """Of several topics: one append for each, and the answers in the order of the requests."""
+        places: dict[Log, list[int]] = {}
+        for place, log in enumerate(logs):
+            places.setdefault(log, []).append(place)
+        offsets = [0] * len(logs)
+        outcomes: dict[Log, Ticket | Refusal] = {}
+        for log, those in places.items():
+            records, lengths = runs.encode([messages[place] for place in those])
+            try:
+                offset, outcomes[log] = self._alive(log).append(records, len(those))
+            except (StoreError, Refusal) as error:
+                outcomes[log] = error if isinstance(error, Refusal) else refusal_for(error)
+                continue
+            for place, at in zip(those, accumulate(lengths, initial=offset), strict=False):
+                offsets[place] = at
+            self.counts.messages_in += len(those)
+            self.counts.bytes_in += len(records)
+        start = 0
+        for outcome, run in groupby(map(outcomes.__getitem__, logs)):
+            end = start + sum(1 for _ in run)
+            if isinstance(outcome, Refusal):
+                self._refuse(outcome, end - start)
+            else:
+                answers = (b"OK %d\n" * (end - start)) % tuple(offsets[start:end])
+                self.replies.reply_after(outcome, answers, end - start)
+            start = end
+        self._stop_writing()
+
+    def _alive(self, log: Log) -> Log:
+        """`log`, or the one that takes its place if it was deleted since it was looked up."""
+        if not log.deleted:
+            return log
+        self._run_word = self._run_separator = _NEVER
+        return self._writable(log.name.encode())
+
+    def _stop_writing(self) -> None:
+        """Hold input back where too many answers wait, or the disk is behind."""
+        if self.replies.full:
+            self.stop(STOP_OWED)
+        store = self.broker.store
+        if store.congested:
+            self.stop(STOP_STORE)
+            store.when_uncongested(self.replies.guarded(lambda: self.go(STOP_STORE)))
+
+    # -- CONSUME and FETCH
+
+    def _consume_run(self, data: bytes) -> int:
+        """The CONSUME lines at the front of `data`, if all its lines are that, of one topic.
+
+        Returns how far it went: 0 where the lines need a closer look, less than all where something stops
+        them.
+        """
+        last = data.rfind(b"\n")
+        topic_end = data.find(b" ", len("CONSUME "), max(last, 0))
+        if topic_end < 0:
+            return 0
+        word = data[: topic_end + 1]
+        fields = data[len(word) : last].split(b"\n" + word)
+        if not b"".join(fields).isdigit() or not 1 <= min(map(len, fields)) <= max(map(len, fields)) <= 18:
+            return 0
+        try:
+            log = self.topics.find_untrusted(word[len("CONSUME ") : -1])
+        except Refusal:
+            return 0
+        done = self._consume_all(log, list(map(int, fields)))
+        if done == len(fields):
+            return last + 1
+        return sum(map(len, fields[:done])) + done * (len(word) + 1)
+
+    def _consume(self, fields: Sequence[bytes]) -> None:
+        log = self.topics.find_untrusted(fields[0])
+        self._consume_all(log, (number_untrusted(fields[1], "offset"),))
+
+    def _consume_all(self, log: Log | None, offsets: Sequence[int]) -> int:
+        """Answer CONSUMEs of one topic, as many as nothing stops; returns how many."""
+        if log is None:
+            self.replies.reply(_EOF * len(offsets))
+            return len(offsets)
+        done = 0
+        while done < len(offsets):
+            offset = offsets[done]
+            window = self.broker.windows.get(self)
+            follows = window is not None and window.log is log and window.offset == offset
+            if window is None or not follows or not window.records or offset < log.first:
+                window = self._read_ahead(log, offset, NEXT_READ_BYTES if follows else FIRST_READ_BYTES)
+            if window is None:  # its request is answered, or will be
+                done += 1
+            else:
+                done += self._say_messages(window, offsets, done, None)
+            if self._stop_if_crowded():
+                break
+        return done
+
+    def _read_ahead(self, log: Log, offset: int, size: int) -> Window | None:
+        """A window that begins at `offset`; None where its request is answered here, or will be."""
+        window: Window | None = None
+
+        def finish(records: bytes | StoreError, slot: ReplySlot | None) -> None:
+            nonlocal window
+            if isinstance(records, StoreError):
+                self._answer(slot, self._refused(records))
+            elif not records:
+                self._answer(slot, _EOF)
+            elif not self.lost:
+                window = Window(log, offset, records)
+                self.broker.windows.put(self, window)
+                if slot is not None:  # the caller has gone
+                    self._say_messages(window, (offset,), 0, slot)
+
+        self._read(log, offset, lambda done: log.read(offset, size, done), finish)
+        return window
+
+    def _say_messages(
+        self, window: Window, offsets: Sequence[int], start: int, slot: ReplySlot | None
+    ) -> int:
+        """Answer those of `offsets[start:]` that ask for the window's records in turn; returns how many."""
+        count, at = runs.consumed(offsets, start, window.records, window.at, window.offset, window.length)
+        lines = runs.message_lines(window.records[window.at : at], window.offset)
+        window.advance(at)
+        self.counts.messages_consumed += count
+        self._answer(slot, lines)
+        return count
+
+    def _fetch(self, fields: Sequence[bytes]) -> None:
+        settings = self.broker.settings
+        log = self.topics.find_untrusted(fields[0])
+        offset = number_untrusted(fields[1], "offset")
+        size = min(number_untrusted(fields[2], "max-bytes"), settings.fetch_bytes_max)
+        wait_ms = number_untrusted(fields[3], "wait-ms") if len(fields) > 3 else 0
+        if wait_ms and not self.broker.draining and (log is None or offset >= log.visible):
+            deadline = self.connection.now + min(wait_ms, settings.fetch_wait_ms_max) / 1000
+            fetch = Fetch(self, self.topics.feeds, fields[0].decode(), offset, size, deadline)
+            if self._fetches is None:
+                self._fetches = {}
+            self._fetches[fetch] = None
+            self.wake_by(deadline)
+            fetch.start()
+            return
+        if log is None:
+            self.replies.reply(_EOF)
+            return
+        if offset >= log.visible:
+            size = min(
+                size, log.end - offset
+            )  # what is written behind this request is not part of its answer
+
+        def finish(chunk: FileRange | StoreError, slot: ReplySlot | None) -> None:
+            if isinstance(chunk, StoreError):
+                self._answer(slot, self._refused(chunk))
+            elif not chunk.length:
+                chunk.release()
+                self._answer(slot, _EOF)
+            else:
+                self.counts.bytes_fetched += chunk.length
+                self._answer(slot, chunk_line(offset, chunk.length), chunk)
+
+        self._read(log, offset, lambda done: log.read_chunk(offset, size, done), finish)
+
+    def _read(
+        self,
+        log: Log,
+        offset: int,
+        begin: Callable[[Callable[[Any], None]], None],
+        finish: Callable[[Any, ReplySlot | None], None],
+    ) -> None:
+        """Begin a read at `offset`; `finish` gets what was read, as `_await_read` has it.
+
+        Nothing visible is there: EOF, unless this connection may have just written it. Then the read waits
+        until all writes before it are answered, and so visible, if they ever will be.
+        """
+
+        def in_turn(slot: ReplySlot) -> None:
+            if offset < log.visible:
+                begin(self.replies.guarded(lambda result: finish(result, slot)))
+            else:
+                slot.resolve(_EOF)
+
+        if offset < log.visible:
+            self._await_read(begin, finish)
+        elif offset < log.end and self.replies.owed:
+            self.replies.slot(in_turn)
+        else:
+            self.replies.reply(_EOF)
+
+    def _await_read(
+        self,
+        begin: Callable[[Callable[[Any], None]], None],
+        finish: Callable[[Any, ReplySlot | None], None],
+    ) -> None:
+        """Begin a read. `finish` gets what was read: at once, or later with the slot of the answer.
+
+        Until then nothing more is taken from the peer: what it asks for next is probably in what is being
+        read.
+        """
+        slot: ReplySlot | None = None
+        finished = False
+
+        def done(result: Any) -> None:
+            nonlocal finished
+            finished = True
+            if slot is None:
+                finish(result, None)
+            else:
+                self.replies.attempt(finish_later, result)
+
+        def finish_later(result: Any) -> None:
+            finish(result, slot)
+            self.go(STOP_READ)
+
+        self._has_read()
+        begin(done)
+        if not finished:
+            slot = self.replies.slot()
+            self.stop(STOP_READ)
+
+    # -- the other requests
+
+    def _begin_tail(self, fields: Sequence[bytes]) -> None:
+        name, offset = topic_untrusted(fields[0]), number_untrusted(fields[1], "offset")
+        self._tail = tail = Tail(self, self.topics.feeds, name, offset)
+        self._step(Event.TAIL_BEGINS)
+        self.replies.slot(tail.start)
+        if self.broker.draining:
+            self._end(Event.INPUT_ENDS)
+
+    def _offsets(self, fields: Sequence[bytes]) -> None:
+        self._await_turn()
+        log = self.topics.existing_untrusted(fields[0])
+        self.replies.reply(b"OFFSETS %d %d\n" % (log.first, log.visible))
+
+    def _seek(self, fields: Sequence[bytes]) -> None:
+        self._await_turn()
+        log = self.topics.existing_untrusted(fields[0])
+        unix_ms = number_untrusted(fields[1], "unix-ms")
+        self._has_read()
+        try:
+            offset = log.seek(unix_ms)
+        except StoreError as error:
+            raise refusal_for(error) from None
+        self.replies.reply(b"OK %d\n" % offset)
+
+    def _commit(self, fields: Sequence[bytes]) -> None:
+        group = name_untrusted(fields[0], "group")
+        log = self.topics.existing_untrusted(fields[1])
+        offset = number_untrusted(fields[2], "offset")
+        if offset < log.first:
+            raise Refusal(Code.OUT_OF_RANGE, f"the first kept offset is {log.first}")
+        if offset > log.visible:
+            self._await_turn()  # it may be about to be the end
+            raise Refusal(Code.BAD_OFFSET, f"beyond the end; the nearest below is {log.visible}")
+
+        def finish(result: bool | StoreError, slot: ReplySlot | None) -> None:
+            try:
+                if isinstance(result, StoreError):
+                    raise result
+                ticket = self.broker.groups.commit(group, log, offset)
+            except StoreError as error:
+                self._answer(slot, self._refused(error))
+            except Refusal as refusal:
+                self.counts.refused(refusal)
+                self._answer(slot, refusal.line)
+            else:
+                reply = b"OK %d\n" % offset
+                if slot is None:
+                    self.replies.reply_after(ticket, reply)
+                    return
+
+                def written(done: Ticket) -> None:
+                    slot.resolve(reply if done.error is None else self._refused(done.error))
+
+                ticket.when_done(self.replies.guarded(written))
+
+        self._await_read(lambda done: log.is_record_start(offset, done), finish)
+
+    def _committed(self, fields: Sequence[bytes]) -> None:
+        group = name_untrusted(fields[0], "group")
+        log = self.topics.existing_untrusted(fields[1])
+        found = self.broker.groups.committed(group, log)
+        if found is None:
+            raise Refusal(Code.NO_COMMIT, f"group {group} has committed nothing of {log.name}")
+        offset, ticket = found
+        self._reply_after(ticket, b"OK %d\n" % offset)
+
+    def _delete(self, fields: Sequence[bytes]) -> None:
+        self._await_turn()
+        log = self.topics.existing_untrusted(fields[0])
+        try:
+            ticket = self.broker.delete(log)
+        except StoreError as error:
+            raise refusal_for(error) from None
+        self.replies.reply_after(ticket, b"OK\n")
+
+    def _topics(self, fields: Sequence[bytes]) -> None:
+        self._await_turn()
+        names = self.topics.names()
+
+        def pieces() -> Iterator[tuple[bytes, bool]]:
+            for start in range(0, len(names) or 1, LISTED_ROWS):
+                rows = []
+                for name in names[start : start + LISTED_ROWS]:
+                    log = self.topics.find(name)
+                    if log is not None:
+                        rows.append(b"TOPIC %b %d %d\n" % (name.encode(), log.first, log.visible))
+                yield b"".join(rows), start + LISTED_ROWS >= len(names)
+
+        self._list(pieces())
+
+    def _marks(self, fields: Sequence[bytes]) -> None:
+        self._await_turn()
+        log = self.topics.existing_untrusted(fields[0])
+        start = number_untrusted(fields[1], "from")
+        stop = min(number_untrusted(fields[2], "to"), log.visible)
+
+        def pieces() -> Iterator[tuple[bytes, bool]]:
+            at = listed = max(start, log.first)
+            while True:
+                end = min(stop, at + MARKED_BYTES)
+                rows = []
+                for mark in log.marks(at, end) if at < end else ():
+                    if mark.offset + mark.length > listed:  # else the piece before had it
+                        listed = mark.offset + mark.length
+                        row = (mark.offset, mark.length, mark.records, mark.crc32c, mark.first_ms)
+                        rows.append(b"MARK %d %d %d %d %d\n" % row)
+                at = max(end, listed)
+                yield b"".join(rows), at >= stop
+                if at >= stop:
+                    return
+
+        self._list(pieces())
+
+    def _ping(self, fields: Sequence[bytes]) -> None:
+        self.replies.reply(b"PONG\n")
+
+    def _help(self, fields: Sequence[bytes]) -> None:
+        self.replies.reply(HELP_LINE)
+
+    def _quit(self, fields: Sequence[bytes]) -> None:
+        self._end(Event.QUIT)
+
+    def _list(self, pieces: Iterator[tuple[bytes, bool]]) -> None:
+        """An answer of many lines, piece by piece as the peer takes them, others' turns between."""
+        self._listing = listing = _Listing(pieces)
+
+        def start(slot: ReplySlot) -> None:
+            listing.slot = slot
+            self._list_more()
+
+        self.replies.slot(start)
+
+    def _list_more(self) -> None:
+        """The next piece of the listing, and the ones behind it when it is their turn."""
+        listing = self._listing
+        if self.lost or listing is None or listing.slot is None:
+            return
+        try:
+            piece, last = next(listing.pieces)
+        except StoreError as error:
+            piece, last = self._refused(error), True
+        else:
+            if last:
+                piece += b"END\n"
+        if last:
+            self._listing = None
+            self._has_read(READS_PER_ROUND)
+            listing.slot.resolve(piece)
+            return
+        listing.slot.write(piece)
+        outbox = self.connection.outbox
+        if outbox.size <= outbox.bound:
+            self.soon(self._list_more)
+
+    # -- answers
+
+    def _await_turn(self) -> None:
+        """For requests that look at, or change, what earlier ones change."""
+        if self.replies.owed:
+            raise _NotYetError
+
+    def _answer(self, slot: ReplySlot | None, *parts: bytes | FileRange) -> None:
+        if slot is not None:
+            slot.resolve(parts)
+        else:
+            for part in parts:
+                self.replies.reply(part)
+
+    def _reply_after(self, ticket: Ticket | None, reply: bytes) -> None:
+        """The answer to one request, once `ticket` is done; None: it is."""
+        if ticket is None:
+            self.replies.reply(reply)
+        else:
+            self.replies.reply_after(ticket, reply)
+
+    def _refuse(self, refusal: Refusal, count: int = 1) -> None:
+        self._flush()
+        self.counts.refused(refusal, count)
+        self.replies.reply(refusal.line * count)
+
+    def _refused(self, error: StoreError) -> bytes:
+        """The line that says what the store says."""
+        refusal = refusal_for(error)
+        self.counts.refused(refusal)
+        return refusal.line
+
+    # -- pace
+
+    def _stop_if_crowded(self) -> bool:
+        """Stop where answers pile up; whether anything stops now."""
+        outbox = self.connection.outbox
+        if outbox.size > outbox.bound:
+            self._stops |= STOP_OUTBOX
+        if self.replies.full:
+            self._stops |= STOP_OWED
+        return self._stops != 0
+
+    def _has_read(self, reads: int = 1) -> None:
+        """Count what takes long: after so much in one round others have their turn."""
+        self._reads += reads
+        if self._reads >= READS_PER_ROUND:
+            self._let_others()
+
+    def _let_others(self) -> None:
+        if not self._stops & STOP_OTHERS:
+            self.stop(STOP_OTHERS)
+            self.soon(self._others_had_their_turn)
+
+    def _others_had_their_turn(self) -> None:
+        self._reads = 0
+        self.go(STOP_OTHERS)
+
+    def _drained(self) -> None:
+        if self._tail is not None:
+            self._tail.catch_up()
+        self._list_more()
+        self.go(STOP_OUTBOX)
+
+    # -- states, and the end
 
     def _step(self, event: Event) -> None:
         try:
@@ -439,7 +1037,7 @@ class Session(Pacing):
         if self.state is State.SKIPPED_LINE:
             self._step(Event.LINE_END)
             return
-        tail, self.tail = self.tail, None
+        tail, self._tail = self._tail, None
         assert tail is not None
         tail.end()
         self._step(Event.TAIL_STOPPED)
@@ -452,7 +1050,7 @@ class Session(Pacing):
             peer=self.connection.peer,
             line=printable(line),
         )
-        self.refuse(Refusal(Code.SYNTAX, "this is LogMQ, HTTP is not spoken here; closing"))
+        self._refuse(Refusal(Code.SYNTAX, "this is LogMQ, HTTP is not spoken here; closing"))
         self._end(Event.HTTP)
 
     def _end_tls(self) -> None:
@@ -462,38 +1060,58 @@ class Session(Pacing):
             "TLS came to the LogMQ port, which has none; it was closed, nothing of it was executed",
             peer=self.connection.peer,
         )
-        self.refuse(Refusal(Code.SYNTAX, "this is LogMQ without TLS; closing"))
+        self._refuse(Refusal(Code.SYNTAX, "this is LogMQ without TLS; closing"))
         self._end(Event.TLS)
 
     def _too_late(self) -> None:
         """What the peer began it has not finished in time."""
         what = "the line" if self.state is not State.BODY else "the bytes of the message"
         self.counts.too_late += 1
-        self.refuse(Refusal(Code.SYNTAX, f"{what} took too long to come; closing"))
+        self._refuse(Refusal(Code.SYNTAX, f"{what} took too long to come; closing"))
         self._end(Event.TOO_LATE)
 
     def _end(self, event: Event) -> None:
-        """Nothing more is taken from the peer; what it is owed is sent, then the connection ends."""
+        """Nothing more is taken from the peer; the answers that wait are sent, then the connection ends."""
         if self.state is State.ENDING:
             return
         self._partial.clear()
-        tail, self.tail = self.tail, None
+        tail, self._tail = self._tail, None
         if tail is not None:
             tail.end()
         self._step(event)
         self.replies.when_empty(self.connection.finish)
 
-    def _drained(self) -> None:
-        if self.tail is not None:
-            self.tail.catch_up()
-        if self.listing is not None:
-            self.listing.go_on()
-        self.go(STOP_OUTBOX)
 
-    def _failed(self, error: StoreError) -> bytes:
-        refusal = refusal_for(error)
-        self.counts.refused(refusal)
-        return refusal.line
+class _Listing:
+    """An answer of many lines, under way. `pieces`: each with whether it is the last; `slot`: in turn."""
+
+    __slots__ = ("pieces", "slot")
+
+    def __init__(self, pieces: Iterator[tuple[bytes, bool]]) -> None:
+        self.pieces = pieces
+        self.slot: ReplySlot | None = None
+
+
+_REQUESTS: MappingProxyType[bytes, Callable[[Session, Sequence[bytes]], None]] = MappingProxyType(
+    {
+        b"CONSUME": Session._consume,
+        b"FETCH": Session._fetch,
+        b"MARKS": Session._marks,
+        b"TAIL": Session._begin_tail,
+        b"OFFSETS": Session._offsets,
+        b"SEEK": Session._seek,
+        b"TOPICS": Session._topics,
+        b"COMMIT": Session._commit,
+        b"COMMITTED": Session._committed,
+        b"DELETE": Session._delete,
+        b"PING": Session._ping,
+        b"HELP": Session._help,
+        b"QUIT": Session._quit,
+    }
+)
+"""What each request does, but PRODUCE, APPEND and BATCH, which `_line` takes by itself for speed. A method
+gets the fields of a line that fits the grammar; it raises Refusal, and `_NotYetError` where it must wait for
+the outcome of those before it."""
 
 
 def _without_cr(line: bytes) -> bytes:

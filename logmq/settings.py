@@ -11,6 +11,13 @@ from shared.limits import MIB, limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability, Retention
 
+NAMESPACE = "logmq"
+"""Of the store, where the topics' logs stand."""
+TABLES_NAMESPACE = "logmq-tables"
+"""Apart from the topics, whose names are the users'."""
+GROUPS, WRITERS = "groups", "writers"
+"""The tables' names."""
+
 
 def _no_less(least: int) -> Any:
     return validators.optional(validators.ge(least))

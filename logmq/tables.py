@@ -1,18 +1,34 @@
-"""What LogMQ's records are as rows: the messages of topics, how much went to which when, and what it keeps of
-groups and writers. What is in a message, its users know."""
+"""LogMQ's records as rows: messages, how many went to which topic when, groups' commits, writers' batches.
 
-from collections.abc import Sequence
+What is in a message, its users know.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logmq.batches import writers, writers_schema
-from logmq.logs import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
-from logmq.places import places
+from logmq.settings import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
+from shared.storage.changes import Change, change
 from shared.tables.table import PLACES, RECORDS, VOLUMES, Table, places_schema, schema_of, volumes_schema
 from shared.tables.volumes import added_up, by_minute, per_minute
 
 RECORDS_SCHEMA = schema_of("log", "offset", "time", "protocol", "name", "payload", "fault")
+WRITERS_SCHEMA = schema_of(
+    *("log", "offset", "time", "protocol"),
+    ("writer", pa.string()),
+    ("log_id", pa.int64()),
+    ("seq", pa.int64()),
+    ("position", pa.int64()),
+    ("ended", pa.bool_()),
+    "fault",
+)
+"""`writer` wrote the batch `seq` to the log with the id `log_id`, at the offset `position`. `ended`: that is
+not remembered any more."""
+
+_NUMBER_BYTES = 8
+_SLOT_BYTES = 2
 
 
 def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -49,6 +65,71 @@ def records(batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+def places(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A row a commit, or end of one (`groups.py`)."""
+    return _changes(batch, places_schema(), "it is no commit", _place, topic_end_bytes=_NUMBER_BYTES)
+
+
+def _place(found: Change) -> Mapping[str, Any] | None:
+    value = found.value
+    if len(found.key) <= _NUMBER_BYTES or (value is not None and len(value) != _NUMBER_BYTES):
+        return None
+    return {
+        "reader": found.key[_NUMBER_BYTES:].decode(errors="backslashreplace"),
+        "read_namespace": NAMESPACE,
+        "log_id": _number(found.key[:_NUMBER_BYTES]),
+        "position": None if value is None else _number(value),
+        "ended": value is None,
+    }
+
+
+def writers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A row a batch, or end of what is remembered of one (`writers.py`)."""
+    return _changes(batch, WRITERS_SCHEMA, "it is no writer's batch", _batch)
+
+
+def _batch(found: Change) -> Mapping[str, Any] | None:
+    value = found.value
+    if len(found.key) <= _NUMBER_BYTES + _SLOT_BYTES:
+        return None
+    if value is not None and len(value) != 2 * _NUMBER_BYTES:
+        return None
+    return {
+        "writer": found.key[_NUMBER_BYTES:-_SLOT_BYTES].decode(errors="backslashreplace"),
+        "log_id": _number(found.key[:_NUMBER_BYTES]),
+        "seq": None if value is None else _number(value[:_NUMBER_BYTES]),
+        "position": None if value is None else _number(value[_NUMBER_BYTES:]),
+        "ended": value is None,
+    }
+
+
+def _changes(
+    batch: pa.RecordBatch,
+    schema: pa.Schema,
+    fault: str,
+    row_of: Callable[[Change], Mapping[str, Any] | None],
+    topic_end_bytes: int = -1,
+) -> pa.RecordBatch:
+    """A row for each change of a table; `fault` where `row_of` makes none of it. One by one: these are few.
+
+    `topic_end_bytes`: keys of this length say that a topic was deleted, and have no row.
+    """
+    rows: list[dict[str, Any]] = []
+    for record in batch.select(["topic", "offset", "timestamp", "value"]).to_pylist():
+        found = change(record["value"])
+        if found is not None and len(found.key) == topic_end_bytes:
+            continue
+        row = {"log": record["topic"], "offset": record["offset"], "time": record["timestamp"]}
+        columns = None if found is None else row_of(found)
+        rows.append({**row, "fault": fault} if columns is None else {**row, "protocol": NAMESPACE, **columns})
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def _number(data: bytes) -> int:
+    """Ids, seqs and offsets are below 2^63. What is not is a number all the same, and nobody's."""
+    return int.from_bytes(data, "big", signed=True)
+
+
 TABLES: Sequence[Table] = (
     Table(
         RECORDS,
@@ -82,7 +163,7 @@ TABLES: Sequence[Table] = (
         "what BATCH writers wrote: a row a batch",
         namespace=TABLES_NAMESPACE,
         logs=WRITERS,
-        schema=writers_schema(),
+        schema=WRITERS_SCHEMA,
         decode=writers,
     ),
 )

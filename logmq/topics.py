@@ -1,7 +1,6 @@
-"""Topics: logs of the namespace `logmq`, made at their first write, and who waits for them."""
+"""Topics: logs of the namespace `logmq`, made at their first write."""
 
-from logmq.feeds import Feed
-from logmq.readers import Waiting
+from logmq.readers import Feeds
 from logmq.settings import LogmqSettings
 from logmq.wire import Code, Refusal, no_topic, refusal_for, topic_untrusted
 from shared.errors import StoreError
@@ -16,8 +15,7 @@ class Topics:
         self._settings = settings
         self.known: dict[bytes, Log] = {}
         """Names as they come from the wire, once they have been checked; some of those may be deleted."""
-        self._feeds: dict[Log, Feed] = {}
-        self._waiting: dict[str, dict[Waiting, None]] = {}
+        self.feeds = Feeds(namespace.logs)
         for name, log in namespace.logs.items():
             log.retention = settings.retention(name)
 
@@ -68,25 +66,6 @@ class Topics:
         self.known.pop(log.name.encode(), None)
         return self._namespace.delete(log.name, [grave])
 
-    def feed(self, log: Log) -> Feed:
-        """Where readers of `log` wait for its news."""
-        feed = self._feeds.get(log)
-        if feed is None:
-            feed = self._feeds[log] = Feed(log, self._unwatched)
-        return feed
-
-    def await_topic(self, name: str, waiting: Waiting) -> None:
-        """Tell `waiting` once, when the topic is made."""
-        self._waiting.setdefault(name, {})[waiting] = None
-
-    def forget_waiting(self, name: str, waiting: Waiting) -> None:
-        """Harmless where it does not wait."""
-        those = self._waiting.get(name)
-        if those is not None:
-            those.pop(waiting, None)
-            if not those:
-                del self._waiting[name]
-
     def _create(self, name: str) -> Log:
         if len(self) >= self._settings.topics_max:
             raise Refusal(Code.LIMIT, f"there are topics_max = {self._settings.topics_max} topics already")
@@ -95,9 +74,5 @@ class Topics:
         except StoreError as error:
             raise refusal_for(error) from None
         log.retention = self._settings.retention(name)
-        for waiting in self._waiting.pop(name, ()):
-            waiting.replies.attempt(waiting.appeared, log)
+        self.feeds.topic_made(log)
         return log
-
-    def _unwatched(self, feed: Feed) -> None:
-        del self._feeds[feed.log]

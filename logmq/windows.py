@@ -49,6 +49,9 @@ class Windows:
     def __init__(self) -> None:
         self._by_owner: dict[Hashable, Window] = {}
 
+    def __len__(self) -> int:
+        return len(self._by_owner)
+
     def get(self, owner: Hashable) -> Window | None:
         return self._by_owner.get(owner)
 
