@@ -193,7 +193,7 @@ class SupervisedService:
         try:
             return self._network.group(
                 self.name,
-                after_round=self._context.store.settle,
+                after_round=self._context.store.commit_pending,
                 log=self._log,
                 tls=tls,
                 logs_in=self._config.logs_in(self.name),

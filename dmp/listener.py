@@ -72,7 +72,7 @@ class DmpService:
 
     def _after_timers(self) -> None:
         self._broker.flush()
-        self._broker.store.settle()
+        self._broker.store.commit_pending()
 
     def _open_session(self, connection: Connection) -> Session:
         return ProtocolHeader(connection, self._broker)

@@ -120,7 +120,7 @@ class Admin:
         target = Path(_text(arguments, "target"))
         store = self._broker.store
         try:
-            writer: Writer = await store.aside(Writer, target)
+            writer: Writer = await store.in_thread(Writer, target)
         except OSError as error:
             raise Refusal(Status.INTERNAL, f"{target}: {error.strerror}") from None
         try:
@@ -130,12 +130,12 @@ class Admin:
                 some.append(body)
                 size += len(body)
                 if size >= READ_BYTES:
-                    await store.aside(writer.add, some)
+                    await store.in_thread(writer.add, some)
                     some, size = [], 0
-            await store.aside(writer.add, some)
-            await store.aside(writer.finish)
+            await store.in_thread(writer.add, some)
+            await store.in_thread(writer.finish)
         except OSError as error:
-            await store.aside(writer.abandon)
+            await store.in_thread(writer.abandon)
             raise Refusal(Status.INTERNAL, f"{target}: {error.strerror}") from None
         except BaseException:
             writer.abandon()
@@ -151,7 +151,7 @@ class Admin:
         if not isinstance(name, str):
             raise malformed("queue is a name")
         try:
-            file = await self._broker.store.aside(read, source)
+            file = await self._broker.store.in_thread(read, source)
         except FileNotFoundError as error:
             raise FileMissing(f"{source}: {error.strerror}") from None
         except OSError as error:
@@ -241,7 +241,7 @@ class Admin:
             await self._pause()
 
     async def _pause(self) -> None:
-        await self._broker.store.aside(_nothing)
+        await self._broker.store.in_thread(_nothing)
 
     def _front(self, queue: Queue, end: int) -> list[int]:
         """Take messages out of what may be delivered and into `back`; their sequences."""

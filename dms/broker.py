@@ -92,7 +92,7 @@ class Broker:
     def settle(self) -> None:
         """Have what was changed outside of a round made durable."""
         if self._store is not None:
-            self._store.settle()
+            self._store.commit_pending()
 
     # -- queues
 

@@ -124,7 +124,7 @@ async def import_files(broker: Broker) -> None:
         return
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            file: Dmsq = await broker.store.aside(read, path)
+            file: Dmsq = await broker.store.in_thread(read, path)
             row = broker.table.get(_key(file.name))
             if row is not None and json.loads(row)["crc32"] == file.crc32:
                 continue

@@ -907,7 +907,7 @@ class Session(Pacing):
             while True:
                 end = min(stop, at + MARKED_BYTES)
                 rows = []
-                for mark in log.marks(at, end) if at < end else ():
+                for mark in log.index_entries(at, end) if at < end else ():
                     if mark.offset + mark.length > listed:  # else the piece before had it
                         listed = mark.offset + mark.length
                         row = (mark.offset, mark.length, mark.records, mark.crc32c, mark.first_ms)

@@ -1,7 +1,7 @@
 """The network of a process, and the group of listeners that one protocol has in it.
 
 network = Network(settings, log)
-group = network.group("logmq", after_round=store.settle, log=log)
+group = network.group("logmq", after_round=store.commit_pending, log=log)
 addresses = group.bind_tcp("logmq", "127.0.0.1", 8080, open_session)
 await nursery.start(group.serve)    # until cancelled
 ...

@@ -113,7 +113,7 @@ class Recording:
             await trio.sleep(HELD_SECONDS)
             self._holding = trio.Event()
             self.flush()
-            self._store.settle()
+            self._store.commit_pending()
 
     async def _retain(self) -> None:
         while True:

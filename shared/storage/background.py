@@ -22,7 +22,7 @@ class BackgroundReads:
 
     def __init__(self, in_thread: Callable[..., Any], threads: int) -> None:
         self.nursery: trio.Nursery | None = None
-        self.settle: Callable[[], None] = lambda: None
+        self.commit_pending: Callable[[], None] = lambda: None
         """Called after an answer: who got it may have appended, and no driver's round will commit that."""
         self._in_thread = in_thread
         self._limiter = trio.CapacityLimiter(threads)
@@ -45,7 +45,7 @@ class BackgroundReads:
             found = error
         finally:
             call(then, found)
-        self.settle()
+        self.commit_pending()
 
 
 class Threads:

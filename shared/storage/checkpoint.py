@@ -1,7 +1,7 @@
 """Checkpoints: making the logs' own files safe, so that the journal's segments become free.
 
 Between two commits stock is taken: where replay would start, which logs changed, how far each goes. Then,
-while commits go on, the marks up to there are written, the files and folders synced, the catalog replaced,
+while commits go on, the entries up to there are written, the files and folders synced, the catalog replaced,
 and the segments below freed. An error in a sync is final (PROMISES: poisoned); want of space is not, since
 all is safe in the journal: the checkpoint is tried again.
 
@@ -24,9 +24,9 @@ from shared.storage.clock import Clock
 from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import LogFile, OpenFiles, describe, out_of_space
+from shared.storage.index_writer import IndexWriter
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log
-from shared.storage.marking import Marking
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -64,7 +64,7 @@ class Checkpointer:
     def __init__(
         self,
         committer: Committer,
-        marking: Marking,
+        index_writer: IndexWriter,
         inventory: Inventory,
         disk: Disk,
         files: OpenFiles,
@@ -76,7 +76,7 @@ class Checkpointer:
         self.checkpoints = 0
         self._committer = committer
         self._journal: Journal = committer.journal
-        self._marking = marking
+        self._index_writer = index_writer
         self._inventory = inventory
         self._disk = disk
         self._files = files
@@ -135,15 +135,15 @@ class Checkpointer:
             return await self._checkpoint(clean)
 
     async def _checkpoint(self, clean: bool) -> bool:
-        """Marks are written before stock is taken, so that few are left to be written behind it."""
-        await self._marking.flush(0)
+        """Index entries are written before stock is taken, so that few are left to be written behind it."""
+        await self._index_writer.flush(0)
         stock = await self._take_stock(clean)
         if stock is None:
             return False
         pinned = [(file, self._files.pin(file)) for log in stock.logs for file in (log.file, log.index_file)]
         good = False
         try:
-            if await self._marking.flush():
+            if await self._index_writer.flush():
                 await self._sync_files(stock, pinned)
                 await self._in_thread(self._put_in_place, stock, clean, limiter=self._limiter)
                 good = True
@@ -191,7 +191,7 @@ class Checkpointer:
 
     def _stock(self, clean: bool) -> Stock | None:
         committer = self._committer
-        if committer.read_only is not None or any(log.unapplied for log in committer.marked):
+        if committer.read_only is not None or any(log.unapplied for log in committer.unindexed):
             return None  # the journal still holds what a log file does not
         # A log whose deletion still waits for a commit is there: that may fail, or a crash come first.
         logs = [log for log in committer.dirty if not log.gone]
@@ -199,9 +199,9 @@ class Checkpointer:
         committer.direct.bytes = 0
         self._batches = self._journal.batches
         for log in logs:
-            if log.open_mark is not None:
-                log.closed_marks.append(log.open_mark)
-                log.open_mark = None
+            if log.open_entry is not None:
+                log.closed_entries.append(log.open_entry)
+                log.open_entry = None
         packed, folders = self._inventory.stock(self._journal.position, logs, clean)
         return Stock(self._journal.position, packed, logs, folders)
 

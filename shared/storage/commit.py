@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from shared.storage import index, marks
+from shared.storage import index
 from shared.storage.clock import Clock
 from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles
@@ -99,7 +99,7 @@ class Commit:
                     self.direct_synced.add(log)
 
     def _sync_by_name(self, work: Work) -> None:
-        """Recovery finds these bytes by the files' names, and trusts them by their marks."""
+        """Recovery finds these bytes by the files' names, and trusts them by their entries."""
         self.disk.sync_data(work.fd)
         index_fd = self.files.open(work.log.index_file)
         try:
@@ -171,7 +171,7 @@ class Commit:
             except OSError as error:
                 self.direct_error = error
             else:
-                self._write_direct_marks()
+                self._write_direct_entries()
 
     def _remove(self, log: Log) -> None:
         for file in (log.index_file, log.file):
@@ -198,7 +198,7 @@ class Commit:
                 self._keep_in_memory(work, run, data)
             if not work.kept:
                 self._let_go(work)
-        self._mark(work, run)
+        self._index(work, run)
 
     def _apply_many(self, runs: Sequence[Run]) -> None:
         """In one call, which spares this thread a wait for the interpreter at each file."""
@@ -218,7 +218,7 @@ class Commit:
                 self._apply_journaled(run)  # writes it again, whole, or knows what to do about the error
             else:
                 run.written = None
-                self._mark(work, run)
+                self._index(work, run)
 
     def _is_plain(self, log: Log, work: Work) -> bool:
         """Whether its file is open, and stays so, has all that came before, and stays in memory."""
@@ -247,38 +247,40 @@ class Commit:
             if not work.kept:
                 self._let_go(work)
         work.direct = True
-        self._mark(work, run)
+        self._index(work, run)
 
-    def _mark(self, work: Work, run: Run) -> None:
-        if work.marks_written == UNKNOWN:
+    def _index(self, work: Work, run: Run) -> None:
+        if work.entries_written == UNKNOWN:
             try:
-                found = marks.load_end(self.disk, self.files, work.log, work.marks_start)
-                work.marks_written, work.last_ms = found[0], max(work.last_ms, found[1])
+                found = index.load_end(self.disk, self.files, work.log, work.entries_start)
+                work.entries_written, work.last_ms = found[0], max(work.last_ms, found[1])
             except FileGone:
                 return
             except OSError:
                 if not run.journaled:
                     raise
-                # The marks wait in memory; reading the index again is tried when they are written.
-        closed, work.open_mark = index.extend(
-            work.open_mark, work.last_ms, run.offset, run.chunks, run.counts, self.now_ms
+                # The entries wait in memory; reading the index again is tried when they are written.
+        closed, work.open_entry = index.extend(
+            work.open_entry, work.last_ms, run.offset, run.chunks, run.counts, self.now_ms
         )
         if closed:
             work.closed = [*work.closed, *closed]
         if self.now_ms > work.last_ms:
             work.last_ms = self.now_ms
 
-    def _write_direct_marks(self) -> None:
-        """Bytes around the journal are found again by their marks, so those go with them, open or not."""
+    def _write_direct_entries(self) -> None:
+        """Bytes around the journal are found again by their entries, so those go with them, open or not."""
         for work in self.works.values():
             if work.direct:
-                all_marks = [*work.waiting_marks, *work.closed]
-                if work.open_mark is not None:
-                    all_marks.append(work.open_mark)
+                all_entries = [*work.waiting_entries, *work.closed]
+                if work.open_entry is not None:
+                    all_entries.append(work.open_entry)
                 try:
                     if work.index_fd < 0:
-                        work.index_fd = marks.open_for_writing(self.disk, self.files, work.log)
-                    index.write_marks(self.disk, work.index_fd, work.log.id, work.marks_written, all_marks)
+                        work.index_fd = index.open_for_writing(self.disk, self.files, work.log)
+                    index.write_entries(
+                        self.disk, work.index_fd, work.log.id, work.entries_written, all_entries
+                    )
                 except FileGone:
                     pass
                 except OSError as error:
@@ -288,21 +290,23 @@ class Commit:
                     if not work.kept:
                         self._let_go(work)
         if self.direct_error is not None:
-            self._take_back_direct_marks()
+            self._take_back_direct_entries()
 
-    def _take_back_direct_marks(self) -> None:
-        """A mark that covers what is not acknowledged would not match once other bytes are written there."""
+    def _take_back_direct_entries(self) -> None:
+        """Else entries of refused bytes stay, and do not match what is written there next."""
         for work in self.works.values():
             if work.direct:
                 log = work.log
-                before = work.waiting_marks
-                if log.open_mark is not None:
-                    before = [*before, log.open_mark]
+                before = work.waiting_entries
+                if log.open_entry is not None:
+                    before = [*before, log.open_entry]
                 try:
                     if work.index_fd < 0:
-                        work.index_fd = marks.open_for_writing(self.disk, self.files, log)
-                    index.write_marks(self.disk, work.index_fd, log.id, work.marks_written, before)
-                    self.disk.truncate(work.index_fd, index.mark_position(work.marks_written + len(before)))
+                        work.index_fd = index.open_for_writing(self.disk, self.files, log)
+                    index.write_entries(self.disk, work.index_fd, log.id, work.entries_written, before)
+                    self.disk.truncate(
+                        work.index_fd, index.entry_position(work.entries_written + len(before))
+                    )
                 except OSError as error:
                     self.poison = PoisonError(f"{log.index_file.path} could not be written")
                     self.poison.__cause__ = error

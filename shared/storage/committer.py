@@ -1,8 +1,9 @@
 """The committer: takes what piled up to the disk, and shows the outcome to everybody who waits.
 
-`begin` gives appenders a place in the round that is being filled. `settle`, called at the end of a driver's
-round of work, commits it: here and now where that is quick, else by the committer's task, in a thread. What
-is appended meanwhile goes into the next one; so the disk's speed sets a batch's size, and no timer is needed.
+`begin` gives appenders a place in the round that is being filled. `commit_pending`, called at the end of a
+driver's round of work, commits it: here and now where that is quick, else by the committer's task, in a
+thread. What is appended meanwhile goes into the next one; so the disk's speed sets a batch's size, and no
+timer is needed.
 
 On success, in this order: bytes stand in the log files, `visible` advances, watchers are called, tickets
 resolve. On failure everything that was appended and is not durable is taken back, whether it was in the
@@ -57,8 +58,8 @@ class Committer:
         """Publishing is refused for want of space; see `set_full`."""
         self.closed = False
         self.congested = False
-        self.marked: dict[Log, None] = {}
-        """Logs with marks that are not in their index files."""
+        self.unindexed: dict[Log, None] = {}
+        """Logs with entries that are not in their index files."""
         self.dirty: dict[Log, None] = {}
         """Logs whose files changed since the last checkpoint took stock."""
         self.make_room: Callable[[], Awaitable[None]] | None = None
@@ -104,8 +105,9 @@ class Committer:
         mode = min(mode_of(log) for log, _, _ in parts)
         several = journaled or len({log for log, _, _ in parts}) > 1
         if several and any(log.direct for log, _, _ in parts):
-            # After a power cut a log of mode `none` counts as far as its marks go, and the batch may be lost:
-            # half of the change would be there. So it is in the journal and synced before any of it is shown.
+            # After a power cut a log of mode `none` counts as far as its index goes, and the batch may be
+            # lost: half of the change would be there. So it is in the journal and synced before any of it is
+            # shown.
             mode = Mode.SYNCED
         round_ = self._round(Round.size_of(parts))
         offsets = []
@@ -205,7 +207,7 @@ class Committer:
 
     # -- committing
 
-    def settle(self) -> None:
+    def commit_pending(self) -> None:
         """Have everything that was appended committed: at once if that is quick, else soon."""
         if not self._rounds or self._busy:
             return
@@ -452,7 +454,7 @@ class Committer:
         for log in moved:
             work = commit.works[log]
             work.show(now)
-            self.marked[log] = None
+            self.unindexed[log] = None
             self.dirty[log] = None
         return moved
 

@@ -123,7 +123,7 @@ def _files(log: Log) -> tuple[LogFile, LogFile]:
 def _closed(log: Log) -> int:
     """Where what is synced now will end. Its newest index entry ends there too: if later bytes went into that
     and were lost, nothing would vouch for those before them."""
-    if log.open_mark is not None:
-        log.closed_marks.append(log.open_mark)
-        log.open_mark = None
+    if log.open_entry is not None:
+        log.closed_entries.append(log.open_entry)
+        log.open_entry = None
     return log.visible

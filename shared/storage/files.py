@@ -91,7 +91,7 @@ class OpenFiles:
         """How many handles a thread may leave open for `adopt`; those beyond it closes itself."""
         return max(_ROOM_LEAST, self._files_max - len(self._open))
 
-    def make_way(self, connections: int) -> None:
+    def reserve_descriptors(self, connections: int) -> None:
         """So many connections are open: keep the handles that the process's limit leaves beside them."""
         if not self._is_fixed:
             self._files_max = log_files_beside(connections)

@@ -29,13 +29,13 @@ BATCH_PAYLOAD_MAX = 8 << 20
 
 INDEX_MAGIC = b"BRKIDX01"
 INDEX_HEADER_BYTES = 64
-MARK_BYTES = 64
+INDEX_ENTRY_BYTES = 64
 
 _LENGTH = struct.Struct(">I")
 _BATCH = struct.Struct(">4sIQQQQQIQI")
 _ENTRY = struct.Struct(">B3xIQQQ")
 _INDEX_HEADER = struct.Struct(">8sQQ36x")
-_MARK = struct.Struct(">QQQIIIIQ12x")
+_INDEX_ENTRY = struct.Struct(">QQQIIIIQ12x")
 _CRC = struct.Struct(">I")
 
 _NO_HEADER = bytes(BATCH_HEADER_BYTES)
@@ -241,13 +241,13 @@ def unpack_entries(payload: bytes | memoryview, entries: int) -> list[Entry] | N
 
 
 class Flag(IntEnum):
-    """Bits of a mark's `flags`."""
+    """Bits of an entry's `flags`."""
 
     UNVERIFIED = 1
     DAMAGED = 2
 
 
-class Mark(NamedTuple):
+class IndexEntry(NamedTuple):
     """One entry of an index: what is known of `length` bytes of whole records from `offset` on."""
 
     offset: int
@@ -289,21 +289,29 @@ def unpack_index_header(data: bytes) -> tuple[int, int] | None:
     return log_id, created_ms
 
 
-def pack_mark(mark: Mark, log_id: int) -> bytes:
-    body = _MARK.pack(*mark, log_id)
+def pack_index_entry(entry: IndexEntry, log_id: int) -> bytes:
+    body = _INDEX_ENTRY.pack(*entry, log_id)
     return body + _CRC.pack(crc32c(body))
 
 
-def unpack_mark(data: bytes | bytearray, log_id: int, at: int = 0) -> Mark | None:
+def unpack_index_entry(data: bytes | bytearray, log_id: int, at: int = 0) -> IndexEntry | None:
     """The entry at `data[at:]`, or None where it is not a good one of this log (all zero: retention)."""
-    body = data[at : at + MARK_BYTES - 4]
-    if len(data) < at + MARK_BYTES or _CRC.unpack_from(data, at + MARK_BYTES - 4)[0] != crc32c(body):
+    body = data[at : at + INDEX_ENTRY_BYTES - 4]
+    if len(data) < at + INDEX_ENTRY_BYTES or _CRC.unpack_from(data, at + INDEX_ENTRY_BYTES - 4)[0] != crc32c(
+        body
+    ):
         return None
-    *fields, owner = _MARK.unpack(body)
-    return Mark(*fields) if owner == log_id else None
+    *fields, owner = _INDEX_ENTRY.unpack(body)
+    return IndexEntry(*fields) if owner == log_id else None
 
 
-def unpack_flipped_mark(data: bytes, log_id: int) -> Mark | None:
+def unpack_index_entries(data: bytes, log_id: int) -> list[IndexEntry | None]:
+    """All entries that stand in `data`, one behind the other; None for one that is not good."""
+    stop = len(data) - INDEX_ENTRY_BYTES + 1
+    return [unpack_index_entry(data, log_id, at) for at in range(0, stop, INDEX_ENTRY_BYTES)]
+
+
+def unpack_flipped_entry(data: bytes, log_id: int) -> IndexEntry | None:
     """The entry that `data` becomes by turning one bit over, if it is a good one.
 
     There is at most one: of this length, two blocks that CRC-32C takes for good differ in more than two bits.
@@ -311,8 +319,8 @@ def unpack_flipped_mark(data: bytes, log_id: int) -> Mark | None:
     flipped = bytearray(data)
     for bit in range(len(data) * 8):
         flipped[bit // 8] ^= 1 << bit % 8
-        if (mark := unpack_mark(flipped, log_id)) is not None:
-            return mark
+        if (entry := unpack_index_entry(flipped, log_id)) is not None:
+            return entry
         flipped[bit // 8] ^= 1 << bit % 8
     return None
 

@@ -1,96 +1,107 @@
-"""Index files: how marks come to be, and reading, writing and rebuilding whole files of them.
+"""Index files: how entries come to be, and reading, writing and rebuilding whole files of them.
 
-A mark (STORAGE.md calls it an index entry) covers whole records of a log. What a running store keeps of an
-index in memory is in `marks.py`; this module is what it shares with the tools that work on files.
+An entry (STORAGE.md calls it an index entry) covers whole records of a log. What a running store keeps of an
+index in memory is in `entries.py`; this module is what it shares with the tools that work on files.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import cast
+from functools import partial
+from typing import NamedTuple, cast
 
 import attrs
 from crc32c import crc32c
 
+from shared.errors import CorruptRecord
 from shared.storage import format
 from shared.storage.disk import Disk
-from shared.storage.format import INDEX_HEADER_BYTES, MARK_BYTES, Flag, Mark
+from shared.storage.files import OpenFiles
+from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, Flag, IndexEntry
 from shared.storage.journal import write_all
+from shared.storage.log import Log
 
-MARK_COVERS_BYTES = 64 << 10
-"""A mark is closed once it covers so much: small enough to check before a first byte is served, large enough
-that the index of 10 GiB is 10 MiB."""
+ENTRY_COVERS_BYTES = 64 << 10
+"""An entry is closed once it covers so much: small enough to check before a byte is served, large enough that
+the index of 10 GiB is 10 MiB."""
 
-MARK_COVERS_SECONDS = 0.2
+ENTRY_COVERS_SECONDS = 0.2
 """Or once it is so old: the grain of times."""
 
-_READ_MARKS = 16 << 10
+_READ_ENTRIES = 16 << 10
+_PROBE_BYTES = 16 << 10
+"""Of a damaged range: so much is summed up, to see later whether it changed."""
+_DAMAGED_BYTES_MAX = 1 << 30
+"""An entry's length has 4 bytes: a longer range gets several."""
+_BLOCK_BYTES = 4096  # of the file system: what a hole is made of
 _CRC_BYTES_QUICK = 1 << 20
 """The interpreter's lock is given up for longer sums alone."""
 
 
-def checked_from(marks: Iterable[Mark | None], first: int) -> int:
-    """Where the bytes begin that it takes to check what is kept from `first` on: a mark that is kept in part
-    is checked as a whole."""
-    kept_in_part = (mark.offset for mark in marks if mark is not None and mark.offset < first < mark.end)
+def checked_from(entries: Iterable[IndexEntry | None], first: int) -> int:
+    """Where reading must begin to check what is kept from `first` on: an entry kept in part is checked
+    whole."""
+    kept_in_part = (
+        entry.offset for entry in entries if entry is not None and entry.offset < first < entry.end
+    )
     return next(kept_in_part, first)
 
 
 def extend(
-    open_mark: Mark | None,
+    open_entry: IndexEntry | None,
     last_ms: int,
     offset: int,
     chunks: Sequence[bytes | memoryview],
     counts: Sequence[int],
     now_ms: int,
-) -> tuple[list[Mark], Mark | None]:
-    """Records were added at `offset`: returns the marks that this closes, and the one left open.
+) -> tuple[list[IndexEntry], IndexEntry | None]:
+    """Records were added at `offset`: returns the entries that this closes, and the one left open.
 
-    `chunks` and `counts`: as a `Run` has them. Marks end where chunks of whole records end, so nothing is
-    parsed unless one is longer than a mark should be. `last_ms`: time of the newest record before; times
+    `chunks` and `counts`: as a `Run` has them. Entries end where chunks of whole records end, so nothing is
+    parsed unless one is longer than an entry should be. `last_ms`: time of the newest record before; times
     never go down.
     """
     now = max(now_ms, last_ms)
-    closed: list[Mark] = []
-    mark = open_mark
+    closed: list[IndexEntry] = []
+    entry = open_entry
     begun: bytes | memoryview = b""  # of a record in two pieces
     for chunk, count in zip(chunks, counts, strict=True):
         if not count:
             begun = chunk
             continue
         size = len(begun) + len(chunk)
-        if size > MARK_COVERS_BYTES and not begun:
+        if size > ENTRY_COVERS_BYTES and not begun:
             # Whole records are bytes, or as good as such; only a record in two pieces may be something else.
-            mark = _extend_by_long(closed, mark, now, offset, cast(bytes, chunk))
+            entry = _extend_by_long(closed, entry, now, offset, cast(bytes, chunk))
         else:
-            if mark is not None and size > MARK_COVERS_BYTES:  # one long record: a mark of its own
-                closed.append(mark)
-                mark = None
-            crc = 0 if mark is None else mark.crc32c
+            if entry is not None and size > ENTRY_COVERS_BYTES:  # one long record: an entry of its own
+                closed.append(entry)
+                entry = None
+            crc = 0 if entry is None else entry.crc32c
             crc = _crc(chunk, _crc(begun, crc) if begun else crc)
             begun = b""
-            mark = _add(mark, now, offset, size, count, crc)
-            if mark.length >= MARK_COVERS_BYTES:
-                closed.append(mark)
-                mark = None
+            entry = _add(entry, now, offset, size, count, crc)
+            if entry.length >= ENTRY_COVERS_BYTES:
+                closed.append(entry)
+                entry = None
         offset += size
-    return closed, mark
+    return closed, entry
 
 
 def _extend_by_long(
-    closed: list[Mark], mark: Mark | None, now_ms: int, offset: int, chunk: bytes
-) -> Mark | None:
-    """The same for whole records that are too many for one mark; what they close is added to `closed`."""
+    closed: list[IndexEntry], entry: IndexEntry | None, now_ms: int, offset: int, chunk: bytes
+) -> IndexEntry | None:
+    """The same for whole records that are too many for one entry; what they close is added to `closed`."""
     view = memoryview(chunk)
-    for start, end, records in format.split_records(chunk, MARK_COVERS_BYTES):
+    for start, end, records in format.split_records(chunk, ENTRY_COVERS_BYTES):
         size = end - start
-        if mark is not None and size > MARK_COVERS_BYTES:  # one long record: a mark of its own
-            closed.append(mark)
-            mark = None
-        crc = _crc(view[start:end], 0 if mark is None else mark.crc32c)
-        mark = _add(mark, now_ms, offset + start, size, records, crc)
-        if mark.length >= MARK_COVERS_BYTES:
-            closed.append(mark)
-            mark = None
-    return mark
+        if entry is not None and size > ENTRY_COVERS_BYTES:  # one long record: an entry of its own
+            closed.append(entry)
+            entry = None
+        crc = _crc(view[start:end], 0 if entry is None else entry.crc32c)
+        entry = _add(entry, now_ms, offset + start, size, records, crc)
+        if entry.length >= ENTRY_COVERS_BYTES:
+            closed.append(entry)
+            entry = None
+    return entry
 
 
 def _crc(data: bytes | memoryview, before: int) -> int:
@@ -99,34 +110,34 @@ def _crc(data: bytes | memoryview, before: int) -> int:
     return crc32c(data, before, 0 if len(data) <= _CRC_BYTES_QUICK else -1)
 
 
-def _add(mark: Mark | None, now_ms: int, offset: int, size: int, records: int, crc: int) -> Mark:
-    if mark is None:
-        return Mark(offset, now_ms, now_ms, size, records, crc)
-    return Mark(mark.offset, mark.first_ms, now_ms, mark.length + size, mark.records + records, crc)
+def _add(entry: IndexEntry | None, now_ms: int, offset: int, size: int, records: int, crc: int) -> IndexEntry:
+    if entry is None:
+        return IndexEntry(offset, now_ms, now_ms, size, records, crc)
+    return IndexEntry(entry.offset, entry.first_ms, now_ms, entry.length + size, entry.records + records, crc)
 
 
 # -- whole files
 
 
-def mark_position(number: int) -> int:
+def entry_position(number: int) -> int:
     """Where the index's entry `number` stands in its file."""
-    return INDEX_HEADER_BYTES + number * MARK_BYTES
+    return INDEX_HEADER_BYTES + number * INDEX_ENTRY_BYTES
 
 
 @attrs.frozen
 class IndexFile:
-    """An index file as found. `marks`: None for an entry that is not good; zeroed ones at the front are
+    """An index file as found. `entries`: None for an entry that is not good; zeroed ones at the front are
     counted in `dropped`."""
 
     log_id: int
     created_ms: int
     dropped: int
-    marks: list[Mark | None]
+    entries: list[IndexEntry | None]
 
     @property
     def end(self) -> int | None:
         """The offset behind the last good entry; None without any."""
-        return next((mark.end for mark in reversed(self.marks) if mark is not None), None)
+        return next((entry.end for entry in reversed(self.entries) if entry is not None), None)
 
 
 def read_index(disk: Disk, fd: int, number: int = 0) -> IndexFile | None:
@@ -135,15 +146,15 @@ def read_index(disk: Disk, fd: int, number: int = 0) -> IndexFile | None:
     if header is None:
         return None
     log_id, created_ms = header
-    marks: list[Mark | None] = []
+    entries: list[IndexEntry | None] = []
     dropped = 0
-    for block in _blocks(disk, fd, mark_position(number)):
-        for at in range(0, len(block) - MARK_BYTES + 1, MARK_BYTES):
-            if not marks and not any(block[at : at + MARK_BYTES]):
+    for block in _blocks(disk, fd, entry_position(number)):
+        for at in range(0, len(block) - INDEX_ENTRY_BYTES + 1, INDEX_ENTRY_BYTES):
+            if not entries and not any(block[at : at + INDEX_ENTRY_BYTES]):
                 dropped += 1
             else:
-                marks.append(format.unpack_mark(block, log_id, at))
-    return IndexFile(log_id, created_ms, dropped, marks)
+                entries.append(format.unpack_index_entry(block, log_id, at))
+    return IndexFile(log_id, created_ms, dropped, entries)
 
 
 def owner(disk: Disk, path: str) -> int | None:
@@ -165,53 +176,53 @@ def belongs_to(disk: Disk, fd: int, log_id: int) -> bool:
     if header is not None:
         return header[0] == log_id
     return any(
-        format.unpack_mark(block, log_id, at) is not None
-        for block in _blocks(disk, fd, mark_position(0))
-        for at in range(0, len(block) - MARK_BYTES + 1, MARK_BYTES)
+        format.unpack_index_entry(block, log_id, at) is not None
+        for block in _blocks(disk, fd, entry_position(0))
+        for at in range(0, len(block) - INDEX_ENTRY_BYTES + 1, INDEX_ENTRY_BYTES)
     )
 
 
-def dropped_marks(disk: Disk, fd: int) -> int:
+def dropped_entries(disk: Disk, fd: int) -> int:
     """How many entries at the front are all zero: retention gave their space back."""
     dropped = 0
-    for block in _blocks(disk, fd, mark_position(0)):
+    for block in _blocks(disk, fd, entry_position(0)):
         zeros = len(block) - len(block.lstrip(b"\0"))
-        dropped += zeros // MARK_BYTES
+        dropped += zeros // INDEX_ENTRY_BYTES
         if zeros < len(block):
             break
     return dropped
 
 
-def stored_marks(disk: Disk, fd: int, log_id: int, number: int, count: int) -> Iterator[Mark | None]:
+def stored_entries(disk: Disk, fd: int, log_id: int, number: int, count: int) -> Iterator[IndexEntry | None]:
     """The entries from `number` up to `count`; None for one that is not good."""
-    for block in _blocks(disk, fd, mark_position(number)):
-        stop = min(len(block), (count - number) * MARK_BYTES)
-        for at in range(0, stop - MARK_BYTES + 1, MARK_BYTES):
-            yield format.unpack_mark(block, log_id, at)
-        number += len(block) // MARK_BYTES
+    for block in _blocks(disk, fd, entry_position(number)):
+        stop = min(len(block), (count - number) * INDEX_ENTRY_BYTES)
+        for at in range(0, stop - INDEX_ENTRY_BYTES + 1, INDEX_ENTRY_BYTES):
+            yield format.unpack_index_entry(block, log_id, at)
+        number += len(block) // INDEX_ENTRY_BYTES
         if number >= count:
             return
 
 
 def _blocks(disk: Disk, fd: int, position: int) -> Iterator[bytes]:
     while True:
-        block = disk.read(fd, _READ_MARKS * MARK_BYTES, position)
+        block = disk.read(fd, _READ_ENTRIES * INDEX_ENTRY_BYTES, position)
         yield block
-        if len(block) < _READ_MARKS * MARK_BYTES:
+        if len(block) < _READ_ENTRIES * INDEX_ENTRY_BYTES:
             return
         position += len(block)
 
 
-def write_marks(disk: Disk, fd: int, log_id: int, number: int, marks: Sequence[Mark]) -> None:
+def write_entries(disk: Disk, fd: int, log_id: int, number: int, entries: Sequence[IndexEntry]) -> None:
     """Write entries from `number` on. Raises OSError; writing the same again is always right."""
-    data, position = packed_marks(log_id, number, marks)
+    data, position = packed_entries(log_id, number, entries)
     write_all(disk, fd, data, position)
 
 
-def packed_marks(log_id: int, number: int, marks: Sequence[Mark]) -> tuple[memoryview, int]:
+def packed_entries(log_id: int, number: int, entries: Sequence[IndexEntry]) -> tuple[memoryview, int]:
     """Entries from `number` on as bytes, in a buffer of their own, and where in the file they go."""
-    data = bytearray().join(format.pack_mark(mark, log_id) for mark in marks)
-    return memoryview(data), mark_position(number)
+    data = bytearray().join(format.pack_index_entry(entry, log_id) for entry in entries)
+    return memoryview(data), entry_position(number)
 
 
 def write_header(disk: Disk, fd: int, log_id: int, created_ms: int) -> None:
@@ -223,15 +234,15 @@ Read = Callable[[int, int], bytes]
 
 
 def rebuild(
-    read: Read, start: int, end: int, now_ms: int, piece_bytes: int = MARK_COVERS_BYTES
-) -> tuple[list[Mark], int]:
-    """Make marks for the records found from `start` (a record's start) to at most `end`.
+    read: Read, start: int, end: int, now_ms: int, piece_bytes: int = ENTRY_COVERS_BYTES
+) -> tuple[list[IndexEntry], int]:
+    """Make entries for the records found from `start` (a record's start) to at most `end`.
 
     Each covers as many records as fit `piece_bytes`, or one longer record. They are flagged unverified: their
     CRC says what was found. Returns them and where whole records ended, which is below `end` where the length
     fields lead beyond it.
     """
-    marks: list[Mark] = []
+    entries: list[IndexEntry] = []
     position = start
     while position < end:
         data = read(min(piece_bytes, end - position), position)
@@ -246,12 +257,250 @@ def rebuild(
             if len(data) < stop:
                 break
         crc = crc32c(memoryview(data)[:stop])
-        marks.append(Mark(position, now_ms, now_ms, stop, records, crc, Flag.UNVERIFIED))
+        entries.append(IndexEntry(position, now_ms, now_ms, stop, records, crc, Flag.UNVERIFIED))
         position += stop
-    return marks, position
+    return entries, position
 
 
-def check_mark(disk: Disk, log_fd: int, mark: Mark) -> bool:
-    """Whether the log holds what the mark says."""
-    data = disk.read(log_fd, mark.length, mark.offset)
-    return len(data) == mark.length and crc32c(data) == mark.crc32c
+def entry_matches(disk: Disk, log_fd: int, entry: IndexEntry) -> bool:
+    """Whether the log holds what the entry says."""
+    data = disk.read(log_fd, entry.length, entry.offset)
+    return len(data) == entry.length and crc32c(data) == entry.crc32c
+
+
+# -- a running store's index files, from any thread
+
+
+def open_for_writing(disk: Disk, files: OpenFiles, log: Log) -> int:
+    """The index file's descriptor, its header written if it is new or bad. Raises FileGone and OSError."""
+    fd = files.open(log.index_file, create=True)
+    try:
+        if disk.size(fd) < INDEX_HEADER_BYTES or not _is_of(log, disk.read(fd, INDEX_HEADER_BYTES, 0)):
+            if not belongs_to(disk, fd, log.id):
+                disk.truncate(fd, 0)
+            write_header(disk, fd, log.id, log.created_ms)
+    except BaseException:
+        disk.close(fd)
+        raise
+    return fd
+
+
+def _is_of(log: Log, header: bytes) -> bool:
+    found = format.unpack_index_header(header)
+    return found is not None and found[0] == log.id
+
+
+def load_end(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]:
+    """How many entries the index file has, and the newest record's time; they reach to `end`.
+
+    An index that does not (it is missing, damaged or short) is rebuilt from there on, flagged unverified, and
+    reported. Raises FileGone and OSError.
+    """
+    with files.repairs:
+        try:
+            fd = files.open(log.index_file)
+        except FileNotFoundError:
+            return _repair(disk, files, log, end)
+        try:
+            if _is_of(log, disk.read(fd, INDEX_HEADER_BYTES, 0)):
+                number = count = max((disk.size(fd) - INDEX_HEADER_BYTES) // INDEX_ENTRY_BYTES, 0)
+                if end <= log.first_kept:
+                    return count, 0
+                while number:  # a commit under way may have added some behind `end`
+                    entry = _entry_at(disk, fd, log, number - 1)
+                    if entry is None or entry.end < end:
+                        break
+                    if entry.end == end:
+                        return number, entry.last_ms
+                    number -= 1
+        finally:
+            disk.close(fd)
+        return _repair(disk, files, log, end)
+
+
+def _entry_at(disk: Disk, fd: int, log: Log, number: int) -> IndexEntry | None:
+    return format.unpack_index_entry(disk.read(fd, INDEX_ENTRY_BYTES, entry_position(number)), log.id)
+
+
+def _repair(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]:
+    """Keep what is good of an index, and make entries, of the bytes as they are, from there to `end`."""
+    fd = open_for_writing(disk, files, log)
+    try:
+        number = (disk.size(fd) - INDEX_HEADER_BYTES) // INDEX_ENTRY_BYTES
+        start, last_ms = log.first_kept, log.created_ms
+        while number:
+            entry = _entry_at(disk, fd, log, number - 1)
+            if entry is not None and entry.end <= end:
+                start, last_ms = entry.end, entry.last_ms
+                break
+            number -= 1
+        log_fd = files.open(log.file, create=True)  # a file that is missing is damage, like a short one
+        try:
+            found = fill(disk, log_fd, start, end, last_ms)
+        finally:
+            disk.close(log_fd)
+        write_entries(disk, fd, log.id, number, found)
+        disk.truncate(fd, entry_position(number + len(found)))
+    finally:
+        disk.close(fd)
+    place = entry_position(number) if found else 0  # else it was the header
+    files.damage.in_index(log.id, log.index_file.path, place, end - start)
+    return number + len(found), last_ms
+
+
+class _Gap(NamedTuple):
+    """Entries from `low` to `high` that are not good, and what they covered, [start, stop).
+
+    `time_ms`: no record there is newer, as far as is known.
+    """
+
+    low: int
+    high: int
+    start: int
+    stop: int
+    time_ms: int
+
+
+def mend(disk: Disk, files: OpenFiles, log: Log, number: int, offset: int, count: int, end: int) -> None:
+    """Make index entries that are not good anew, in their places: those from entry `number` on, up to the
+    first that reaches beyond `offset`. The index has `count` entries, which reach to `end`.
+
+    Raises CorruptRecord where there is nothing to mend, FileGone and OSError.
+    """
+    mended = False
+    with files.repairs:
+        fd = open_for_writing(disk, files, log)
+        try:
+            for gap in _gaps(disk, fd, log, number, count, end):
+                log_fd = files.open(
+                    log.file, create=True
+                )  # a file that is missing is damage, like a short one
+                try:
+                    made = _made_anew(disk, log_fd, gap)
+                finally:
+                    disk.close(log_fd)
+                write_entries(disk, fd, log.id, gap.low, made)
+                place = entry_position(gap.low)
+                files.damage.in_index(log.id, log.index_file.path, place, gap.stop - gap.start)
+                mended = True
+                if gap.stop > offset:
+                    break
+        finally:
+            disk.close(fd)
+    if not mended:
+        raise CorruptRecord(log.file.path, offset)
+
+
+def _gaps(disk: Disk, fd: int, log: Log, number: int, count: int, end: int) -> Iterator[_Gap]:
+    """Where the index is not good, from entry `number` on, without what retention has dropped."""
+    before: IndexEntry | None = None
+    low = number
+    while low:
+        before = _entry_at(disk, fd, log, low - 1)
+        if before is not None:
+            break
+        low -= 1
+    for at, entry in enumerate(stored_entries(disk, fd, log.id, low, count), low):
+        if entry is not None:
+            yield from _gap(disk, fd, log, low, at, before, entry.offset, entry.first_ms)
+            before, low = entry, at + 1
+    yield from _gap(
+        disk, fd, log, low, count, before, end, log.created_ms if before is None else before.last_ms
+    )
+
+
+def _gap(
+    disk: Disk, fd: int, log: Log, low: int, high: int, before: IndexEntry | None, stop: int, time_ms: int
+) -> Iterator[_Gap]:
+    """The gap between two good entries, if there is one."""
+    start = log.first_kept if before is None else max(before.end, log.first_kept)
+    if low == high and before is not None and start < stop:
+        low, start = (
+            low - 1,
+            max(before.offset, log.first_kept),
+        )  # no entry is left for it: the last is made longer
+    if low == high or start > stop:
+        return
+    if before is None and log.first_kept:
+        dropped = dropped_entries(disk, fd)
+        low = dropped if dropped < high else max(high - 1 - (stop - start) // ENTRY_COVERS_BYTES, 0)
+    yield _Gap(low, high, start, stop, time_ms)
+
+
+def _made_anew(disk: Disk, log_fd: int, gap: _Gap) -> list[IndexEntry]:
+    """An entry for each of the gap's entries; where fewer are enough the last ones cover nothing."""
+    entries = gap.high - gap.low
+    # Two that follow each other cover more than one piece may: so they are not more than there are entries.
+    piece_bytes = max(ENTRY_COVERS_BYTES, -(-2 * (gap.stop - gap.start) // entries))
+    made = fill(disk, log_fd, gap.start, gap.stop, gap.time_ms, piece_bytes)[:entries]
+    empty = IndexEntry(gap.stop, gap.time_ms, gap.time_ms, 0, 0, 0, Flag.UNVERIFIED)
+    return made + [empty] * (entries - len(made))
+
+
+def fill(
+    disk: Disk,
+    log_fd: int,
+    start: int,
+    end: int,
+    time_ms: int,
+    piece_bytes: int = ENTRY_COVERS_BYTES,
+    *,
+    torn: bool = False,
+) -> list[IndexEntry]:
+    """Index entries for all of [start, end) as it is found: unverified where it parses, damaged behind that.
+
+    A record ends at `end`, unless the log may be `torn` there. So where the length fields lead elsewhere a
+    record before is damaged, and the walk went astray: the last piece counts as damaged, too.
+    """
+    found, position = rebuild(partial(disk.read, log_fd), start, end, time_ms, piece_bytes)
+    if found and position < end <= disk.size(log_fd) and not torn:
+        position = found.pop().offset
+    while position < end:
+        length = min(end - position, _DAMAGED_BYTES_MAX)
+        data = disk.read(log_fd, min(length, _PROBE_BYTES), position)
+        found.append(
+            IndexEntry(position, time_ms, time_ms, length, 0, crc32c(data), Flag.UNVERIFIED | Flag.DAMAGED)
+        )
+        position += length
+    return found
+
+
+def whole(
+    disk: Disk, log_fd: int, good: Iterable[IndexEntry], first: int, end: int, time_ms: int
+) -> tuple[list[IndexEntry], int]:
+    """Entries for all of [first, end): good ones, in order, and new ones where there is none (see `fill`).
+
+    `time_ms`: when the log was made. Returns them, and how many bytes the new ones cover.
+    """
+    found: list[IndexEntry] = []
+    position, filled = first, 0
+
+    def fill_to(stop: int) -> None:
+        nonlocal filled
+        found.extend(fill(disk, log_fd, position, stop, time_ms))
+        filled += stop - position
+
+    for entry in good:
+        if entry.end <= position or entry.end > end or (entry.offset < position and found):
+            continue
+        if entry.offset > position:
+            fill_to(entry.offset)
+        found.append(entry)
+        position, time_ms = entry.end, entry.last_ms
+    if position < end:
+        fill_to(end)
+    return found, filled
+
+
+def drop_entries(disk: Disk, files: OpenFiles, log: Log, number: int) -> None:
+    """Zero the index entries below `number`, whole disk blocks by a hole. Raises FileGone, OSError."""
+    with files.repairs:
+        fd = files.open(log.index_file)
+        try:
+            # The block that holds the header is not given back, so its entries are overwritten.
+            stop = entry_position(number) // _BLOCK_BYTES * _BLOCK_BYTES
+            if stop > _BLOCK_BYTES:
+                write_all(disk, fd, bytes(_BLOCK_BYTES - INDEX_HEADER_BYTES), INDEX_HEADER_BYTES)
+                disk.punch(fd, _BLOCK_BYTES, stop - _BLOCK_BYTES)
+        finally:
+            disk.close(fd)

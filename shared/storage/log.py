@@ -9,7 +9,7 @@ import trio
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.storage.files import LogFile
-from shared.storage.format import Mark
+from shared.storage.format import IndexEntry
 from shared.storage.settings import Durability, Retention
 
 if TYPE_CHECKING:
@@ -49,11 +49,12 @@ class Log:
         "advanced",
         "background",
         "busy",
-        "closed_marks",
+        "closed_entries",
         "created_ms",
         "deleted",
         "direct_dirty",
         "end",
+        "entries_written",
         "file",
         "first",
         "first_kept",
@@ -62,12 +63,11 @@ class Log:
         "id",
         "index_file",
         "last_ms",
-        "marks_written",
         "mode",
         "mode_kept",
         "name",
         "namespace",
-        "open_mark",
+        "open_entry",
         "open_since",
         "retention",
         "rolled_back",
@@ -126,9 +126,9 @@ class Log:
         self.first_kept = first  # `first` as it is known to be durable: what lies below may become a hole
         self.mode_kept = mode  # `mode` as it is known to be durable
         self.direct_dirty = False  # bytes went around the journal since the file's last sync
-        self.marks_written = UNKNOWN if end else 0  # entries in the index file
-        self.closed_marks: list[Mark] = []  # not in the index file yet
-        self.open_mark: Mark | None = None
+        self.entries_written = UNKNOWN if end else 0  # entries in the index file
+        self.closed_entries: list[IndexEntry] = []  # not in the index file yet
+        self.open_entry: IndexEntry | None = None
         self.open_since = 0.0
         self.last_ms = 0
         self.unapplied: list[tuple[int, bytes]] = []  # durable in the journal; the log file would not take it
@@ -138,18 +138,18 @@ class Log:
         return f"<Log {self.id} {self.namespace}/{self.name} {self.first}..{self.visible}..{self.end}>"
 
     @property
-    def marks_start(self) -> int:
-        """Where the marks in memory begin; all below is in the index file."""
-        if self.closed_marks:
-            return self.closed_marks[0].offset
-        return self.visible if self.open_mark is None else self.open_mark.offset
+    def entries_start(self) -> int:
+        """Where the entries in memory begin; all below is in the index file."""
+        if self.closed_entries:
+            return self.closed_entries[0].offset
+        return self.visible if self.open_entry is None else self.open_entry.offset
 
-    def marks_reached(self, number: int) -> None:
-        """The index file has all marks below that number."""
-        new = number - self.marks_written
+    def entries_reached(self, number: int) -> None:
+        """The index file has all entries below that number."""
+        new = number - self.entries_written
         if new > 0:
-            self.marks_written = number
-            del self.closed_marks[:new]
+            self.entries_written = number
+            del self.closed_entries[:new]
 
     @property
     def gone(self) -> bool:
@@ -164,8 +164,8 @@ class Log:
     def append(self, records: bytes, count: int, reserved: bool = False) -> "tuple[int, Ticket]":
         """Add `count` whole encoded records; returns the offset of the first, and what says when they count.
 
-        Synchronous, does no IO: somebody must call `Store.settle` or `Store.wait` afterwards. `reserved`: may
-        use the space kept back for acknowledgements and administration. Raises StoreReadOnly, StoreFull,
+        Synchronous, does no IO: call `Store.commit_pending` or `Store.wait` afterwards. `reserved`: may use
+        the space kept back for acknowledgements and administration. Raises StoreReadOnly, StoreFull,
         LogDeleted, StoreClosed.
         """
         run = self.run
@@ -233,29 +233,31 @@ class Log:
         """True if `offset` is a record's start, or the visible end; else an error as `read` has it."""
         self._reader.is_record_start(self, offset, done)
 
-    def marks(self, start: int, stop: int) -> list[Mark]:
-        """The marks that touch [start, stop), as far as visible. May read the index file. Raises LogDeleted,
-        CorruptRecord."""
+    def index_entries(self, start: int, stop: int) -> list[IndexEntry]:
+        """The index entries that touch [start, stop), as far as visible. May read the index file.
+
+        Raises LogDeleted, CorruptRecord.
+        """
         if self.deleted:
             raise LogDeleted
-        return self._reader.marks(self, start, stop)
+        return self._reader.index_entries(self, start, stop)
 
     def lost_at(self, offset: int) -> Lost:
         """The range that a read at `offset`, where it was refused with CorruptRecord, cannot get past but by
         going on behind it. May read the index file. Raises LogDeleted."""
         try:
-            (mark,) = self.marks(offset, offset + 1)
+            (entry,) = self.index_entries(offset, offset + 1)
         except CorruptRecord:
             return Lost(offset, self.visible - offset, 0)
-        return Lost(offset, min(mark.end, self.visible) - offset, mark.records)
+        return Lost(offset, min(entry.end, self.visible) - offset, entry.records)
 
     def was_written(self, offset: int) -> bool:
         """Whether what can be read at `offset` is known to be what was written there; else it is only what
-        was found. Raises as `marks` does."""
-        return not any(mark.unverified for mark in self.marks(offset, offset + 1))
+        was found. Raises as `entries` does."""
+        return not any(entry.unverified for entry in self.index_entries(offset, offset + 1))
 
     def seek(self, unix_ms: int) -> int:
-        """The start of the first mark whose last record is of `unix_ms` or later; the visible end if none is.
+        """Where the first index entry begins that ends at `unix_ms` or later; the visible end without one.
 
         May read the index file. Raises LogDeleted, CorruptRecord.
         """

@@ -5,12 +5,12 @@ from typing import NamedTuple
 import attrs
 from crc32c import crc32c
 
-from shared.storage import format, index, marks
+from shared.storage import format, index
 from shared.storage.catalog import LogLine
 from shared.storage.damage import Damage
 from shared.storage.disk import Disk
 from shared.storage.files import out_of_space
-from shared.storage.format import INDEX_HEADER_BYTES, MARK_BYTES, Flag, Mark
+from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, Flag, IndexEntry
 from shared.storage.journal import segment_path, write_all
 from shared.storage.log import Lost
 from shared.storage.replay import SegmentFile
@@ -18,8 +18,8 @@ from shared.storage.replay import SegmentFile
 _WRITE_BYTES = 4 << 20
 """Pieces that follow each other are one write up to this."""
 _DAMAGED_BYTES_MAX = 1 << 30
-"""A mark's length has 4 bytes, and what it covers is read in one piece: a longer range gets several."""
-_SHARED_MARK_BYTES = 2 * index.MARK_COVERS_BYTES  # of a mark that is more than one record
+"""An entry's length has 4 bytes, and what it covers is read in one piece: a longer range gets several."""
+_SHARED_ENTRY_BYTES = 2 * index.ENTRY_COVERS_BYTES  # of an entry that is more than one record
 
 
 class Piece(NamedTuple):
@@ -89,7 +89,7 @@ def recover_log(
     """Bring one log in line with the journal.
 
     `new`: it was created in the replayed part. `direct`: bytes may have gone around the journal; they count
-    as far as marks match them. `damaged`: the journal has a hole, which may have held some of this log.
+    as far as entries match them. `damaged`: the journal has a hole, which may have held some of this log.
     `adopted`: its CREATE was in there, and its files say what they are.
     """
     path = f"{line.namespace}/{line.file}"
@@ -166,7 +166,7 @@ def holds(disk: Disk, fd: int, segments: Segments, piece: Piece) -> bool:
 
 
 class _LogRecovery:
-    """`position`: up to where the log is known, and marked."""
+    """`position`: up to where the log is known and indexed."""
 
     def __init__(self, disk: Disk, line: LogLine, fd: int, index_fd: int, in_files: Damage) -> None:
         self._disk = disk
@@ -174,11 +174,11 @@ class _LogRecovery:
         self._fd = fd
         self._index_fd = index_fd
         self._in_files = in_files
-        self._number = 0  # of the first mark that is written anew
+        self._number = 0  # of the first entry that is written anew
         self._last_ms = line.created_ms
-        self._marks: list[Mark] = []
-        self._open: Mark | None = None
-        self._later: list[Mark] = []  # marks found behind what the catalog vouches for
+        self._entries: list[IndexEntry] = []
+        self._open: IndexEntry | None = None
+        self._later: list[IndexEntry] = []  # entries found behind what the catalog vouches for
         self._rewrite = line.end  # what went around the journal since is read and written again
         self.position = 0
         self.kept_bytes = 0
@@ -225,47 +225,47 @@ class _LogRecovery:
                 self.position = min(line.first, line.end)
                 return -1
         known = max(line.end, line.first)  # below the first offset nothing is promised
-        number = max(size - INDEX_HEADER_BYTES, 0) // MARK_BYTES
-        later: list[Mark | None] = []
+        number = max(size - INDEX_HEADER_BYTES, 0) // INDEX_ENTRY_BYTES
+        later: list[IndexEntry | None] = []
         self.position = min(line.first, line.end)
         while number:
-            data = disk.read(self._index_fd, MARK_BYTES, index.mark_position(number - 1))
-            mark = format.unpack_mark(data, line.id)
-            if mark is not None and mark.end <= known:
-                self.position, self._last_ms = mark.end, mark.last_ms
+            data = disk.read(self._index_fd, INDEX_ENTRY_BYTES, index.entry_position(number - 1))
+            entry = format.unpack_index_entry(data, line.id)
+            if entry is not None and entry.end <= known:
+                self.position, self._last_ms = entry.end, entry.last_ms
                 break
-            later.append(mark)
+            later.append(entry)
             number -= 1
         later.reverse()
         if not number:
             number = self._pass_dropped(later)
         self._number = number
         position = self.position
-        for at, mark in enumerate(later, number):
-            mark = mark or self._flipped(at)
-            if mark is None or mark.offset != position:
+        for at, entry in enumerate(later, number):
+            entry = entry or self._flipped(at)
+            if entry is None or entry.offset != position:
                 break
-            self._later.append(mark)
-            position = mark.end
+            self._later.append(entry)
+            position = entry.end
         return size
 
-    def _flipped(self, number: int) -> Mark | None:
+    def _flipped(self, number: int) -> IndexEntry | None:
         """An entry of which one bit was turned over. Else it would look like what a power cut leaves, and all
         that follows would be cut."""
-        data = self._disk.read(self._index_fd, MARK_BYTES, index.mark_position(number))
-        mark = format.unpack_flipped_mark(data, self._line.id)
-        if mark is not None:
-            self._report(number, mark.length)
-        return mark
+        data = self._disk.read(self._index_fd, INDEX_ENTRY_BYTES, index.entry_position(number))
+        entry = format.unpack_flipped_entry(data, self._line.id)
+        if entry is not None:
+            self._report(number, entry.length)
+        return entry
 
     def _report(self, number: int, covered_bytes: int) -> None:
         """The index was not good from its entry `number` on."""
-        path, place = f"{self._line.namespace}/{self._line.file}.idx", index.mark_position(number)
+        path, place = f"{self._line.namespace}/{self._line.file}.idx", index.entry_position(number)
         self._in_files.in_index(self._line.id, path, place, covered_bytes)
 
-    def _pass_dropped(self, later: list[Mark | None]) -> int:
+    def _pass_dropped(self, later: list[IndexEntry | None]) -> int:
         """Retention left zeros, and what is kept begins behind them: remove them from `later`; how many."""
-        dropped = next((number for number, mark in enumerate(later) if mark is not None), 0)
+        dropped = next((number for number, entry in enumerate(later) if entry is not None), 0)
         first = later[dropped] if dropped else None
         if first is None or not self.position < first.offset <= self._line.first:
             return 0
@@ -274,31 +274,31 @@ class _LogRecovery:
         return dropped
 
     def _follow(self, limit: int | None) -> None:
-        """Go on along marks found behind, as long as the log's bytes match them (up to `limit`)."""
-        for mark in self._later:
-            if mark.end <= self.position:
+        """Go on along entries found behind, as long as the log's bytes match them (up to `limit`)."""
+        for entry in self._later:
+            if entry.end <= self.position:
                 continue
-            if mark.offset > self.position or (limit is not None and self.position >= limit):
+            if entry.offset > self.position or (limit is not None and self.position >= limit):
                 return
-            if not index.check_mark(self._disk, self._fd, mark):
+            if not index.entry_matches(self._disk, self._fd, entry):
                 return
-            self._write_again(mark)
-            if mark.offset < self.position:
-                self._follow_rest(mark)
+            self._write_again(entry)
+            if entry.offset < self.position:
+                self._follow_rest(entry)
             else:
                 self._close_open()
-                self._marks.append(mark)
-            self._last_ms = max(self._last_ms, mark.last_ms)
-            self.position = mark.end
+                self._entries.append(entry)
+            self._last_ms = max(self._last_ms, entry.last_ms)
+            self.position = entry.end
 
-    def _follow_rest(self, mark: Mark) -> None:
-        """The mark matches, and the journal put its first records in place: mark those behind them."""
-        data = self._disk.read(self._fd, mark.end - self.position, self.position)
+    def _follow_rest(self, entry: IndexEntry) -> None:
+        """The entry matches, and the journal put its first records in place: entry those behind them."""
+        data = self._disk.read(self._fd, entry.end - self.position, self.position)
         records = format.count_records(data) or 0
         closed, self._open = index.extend(
-            self._open, self._last_ms, self.position, [data], [records], mark.last_ms
+            self._open, self._last_ms, self.position, [data], [records], entry.last_ms
         )
-        self._marks += closed
+        self._entries += closed
 
     def _rest_is_whole(self) -> bool:
         """What lies behind looks like records, to its last byte: no page of it is missing."""
@@ -320,19 +320,19 @@ class _LogRecovery:
             self._fill(size, torn=True)
             self.kept_bytes = size - start
 
-    def _write_again(self, mark: Mark) -> None:
+    def _write_again(self, entry: IndexEntry) -> None:
         """It may be in the page cache only, left clean by a sync that failed."""
-        start = max(mark.offset, self.position, self._rewrite)
-        if start < mark.end:
-            write_all(self._disk, self._fd, self._disk.read(self._fd, mark.end - start, start), start)
+        start = max(entry.offset, self.position, self._rewrite)
+        if start < entry.end:
+            write_all(self._disk, self._fd, self._disk.read(self._fd, entry.end - start, start), start)
 
     def _fill(self, end: int, *, torn: bool = False) -> None:
-        """The index falls short of what is known to be in the file: mark what is found."""
+        """The index falls short of what is known to be in the file: entry what is found."""
         if self.position < end:
             self._close_open()
             if not torn:
-                self._report(self._number + len(self._marks), end - self.position)
-            self._marks += marks.fill(self._disk, self._fd, self.position, end, self._last_ms, torn=torn)
+                self._report(self._number + len(self._entries), end - self.position)
+            self._entries += index.fill(self._disk, self._fd, self.position, end, self._last_ms, torn=torn)
             self.position = end
 
     def _bridge(self, offset: int, trusted: bool, damaged: bool) -> None:
@@ -349,14 +349,16 @@ class _LogRecovery:
             length = min(offset - self.position, _DAMAGED_BYTES_MAX)
             crc = crc32c(self._disk.read(self._fd, length, self.position))
             flags = Flag.UNVERIFIED | Flag.DAMAGED
-            self._marks.append(Mark(self.position, self._last_ms, self._last_ms, length, 0, crc, flags))
+            self._entries.append(
+                IndexEntry(self.position, self._last_ms, self._last_ms, length, 0, crc, flags)
+            )
             self.position += length
 
     def _apply(self, group: Pieces, data: bytes) -> None:
-        """Write journaled bytes without comparing, and mark what is new of them."""
+        """Write journaled bytes without comparing, and entry what is new of them."""
         start = group[0].offset
-        # What was dropped is left out, but for what may share a mark with what is kept, and so its CRC.
-        skipped = max(self._line.first - _SHARED_MARK_BYTES - start, 0)
+        # What was dropped is left out, but for what may share an entry with what is kept, and so its CRC.
+        skipped = max(self._line.first - _SHARED_ENTRY_BYTES - start, 0)
         if skipped < len(data):
             write_all(self._disk, self._fd, data[skipped:], start + skipped)
         for piece in group:
@@ -369,28 +371,28 @@ class _LogRecovery:
                 closed, self._open = index.extend(
                     self._open, self._last_ms, offset, [chunk], [records], piece.time_ms
                 )
-                self._marks += closed
+                self._entries += closed
                 self._last_ms = max(self._last_ms, piece.time_ms)
                 self.position = stop
 
     def _close_open(self) -> None:
         if self._open is not None:
-            self._marks.append(self._open)
+            self._entries.append(self._open)
             self._open = None
 
     def _finish(self, found_size: int) -> bool:
-        """Write the marks, and cut what nothing vouches for."""
+        """Write the entries, and cut what nothing vouches for."""
         disk = self._disk
-        size = index.mark_position(self._number + len(self._marks))
-        changed = bool(self._marks) or size != found_size
-        if self._marks:
-            index.write_marks(disk, self._index_fd, self._line.id, self._number, self._marks)
+        size = index.entry_position(self._number + len(self._entries))
+        changed = bool(self._entries) or size != found_size
+        if self._entries:
+            index.write_entries(disk, self._index_fd, self._line.id, self._number, self._entries)
         if size != found_size:
             disk.truncate(self._index_fd, size)
         size = disk.size(self._fd)
-        end = max([size, *(mark.end for mark in self._later)])
+        end = max([size, *(entry.end for entry in self._later)])
         if end > self.position:
-            records = sum(mark.records for mark in self._later if mark.end > self.position)
+            records = sum(entry.records for entry in self._later if entry.end > self.position)
             self.cut = Lost(self.position, end - self.position, records)
         if size > self.position:
             if self._rest_is_whole():

@@ -1,9 +1,9 @@
-"""Reading logs: whole records from an offset, each byte checked against its mark once before it is served.
+"""Reading logs: whole records from an offset, each byte checked against its entry once before it is served.
 
 What is in the page cache is read and answered at once; what is not is read by a thread, and answered from the
-trio thread later. A mark's CRC is checked the first time that this process serves bytes of it. An offset is
-taken only if it is a record's start: it is known to be one where a mark begins or an earlier answer ended,
-else the records are walked from the mark's start.
+trio thread later. An entry's CRC is checked the first time that this process serves bytes of it. An offset is
+taken only if it is a record's start: it is known to be one where an entry begins or an earlier answer ended,
+else the records are walked from the entry's start.
 """
 
 from collections import OrderedDict
@@ -21,10 +21,10 @@ from shared.storage.background import Background
 from shared.storage.cache import Cache
 from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles, describe
-from shared.storage.format import Mark
-from shared.storage.index import MARK_COVERS_BYTES
+from shared.storage.format import IndexEntry
+from shared.storage.index import ENTRY_COVERS_BYTES
+from shared.storage.index_reader import IndexTable, NotInMemory
 from shared.storage.log import Log
-from shared.storage.marks import MarkTable, NotInMemory
 from shared.storage.memory_range import MemoryRange, spooled
 from shared.storage.verified import Verified
 
@@ -34,11 +34,11 @@ _UNVERIFIED_BYTES_MAX = 1 << 20
 _PROBE_BYTES = 128 << 10
 """The page cache is asked for a byte in each so many, whether a range can be sent without the disk."""
 _BLOCK_BYTES_MAX = 256 << 10
-"""A mark's bytes are kept in memory up to this: only a mark of one large record has more."""
+"""An entry's bytes are kept in memory up to this: only an entry of one large record has more."""
 _STARTS = 16384
 """Offsets that are known to be records' starts."""
 _NEAR = 4096
-"""Logs of which the mark that was found last is kept."""
+"""Logs of which the entry that was found last is kept."""
 
 
 class Want(Enum):
@@ -65,7 +65,7 @@ class _Request:
 _LATER = object()
 """Instead of an answer: a thread reads, and the request is answered when it has."""
 
-# Instead of a mark's number:
+# Instead of an entry's number:
 _OPEN = -1  # it is still growing, so that it was checked says nothing of what it becomes
 _IN_MEMORY = -2  # its CRC covers bytes that the file does not have yet
 
@@ -76,7 +76,7 @@ class Reader:
     def __init__(
         self, disk: Disk, files: OpenFiles, background: Background, cache_bytes: int, zero_copy: bool
     ) -> None:
-        self.table = MarkTable(disk, files)
+        self.table = IndexTable(disk, files)
         self.cold_reads = 0
         self._disk = disk
         self._files = files
@@ -84,9 +84,11 @@ class Reader:
         self._zero_copy = zero_copy
         self._verified = Verified()
         self._starts: OrderedDict[tuple[int, int], None] = OrderedDict()  # (log id, offset)
-        self._blocks = Cache(cache_bytes // 2)  # by log id and offset: bytes of a mark, checked
+        self._blocks = Cache(cache_bytes // 2)  # by log id and offset: bytes of an entry, checked
         self._recent = Cache(cache_bytes // 2)  # by log: what has just become visible
-        self._near: dict[Log, tuple[int, Mark]] = {}  # the mark found last: most readers go on from there
+        self._near: dict[
+            Log, tuple[int, IndexEntry]
+        ] = {}  # the entry found last: most readers go on from there
 
     # -- what logs ask for
 
@@ -106,25 +108,25 @@ class Reader:
         else:
             self._step(_Request(log, offset, 1, Want.START, done))
 
-    def marks(self, log: Log, start: int, stop: int) -> list[Mark]:
+    def index_entries(self, log: Log, start: int, stop: int) -> list[IndexEntry]:
         start = max(start, log.first)
         stop = min(stop, log.visible)
-        found: list[Mark] = []
+        found: list[IndexEntry] = []
         if start >= stop:
             return found
-        number, mark = self._blocking(lambda: self.table.find(log, start))
-        while mark.offset < stop:
-            found.append(mark)
+        number, entry = self._blocking(lambda: self.table.find(log, start))
+        while entry.offset < stop:
+            found.append(entry)
             number += 1
             following = self._blocking(lambda n=number: self.table.at(log, n))  # type: ignore[misc]
             if following is None:
                 break
-            mark = following
+            entry = following
         return found
 
     def seek(self, log: Log, unix_ms: int) -> int:
-        mark = self._blocking(lambda: self.table.find_time(log, unix_ms))
-        return log.visible if mark is None else max(mark.offset, log.first)
+        entry = self._blocking(lambda: self.table.find_time(log, unix_ms))
+        return log.visible if entry is None else max(entry.offset, log.first)
 
     def _blocking(self, look: Callable[[], Any]) -> Any:
         while True:
@@ -192,26 +194,26 @@ class Reader:
                 return self._answer_memory(request, self._trim(request, start, data))
         if log.unapplied and offset >= log.unapplied[0][0]:
             return self._answer_memory(request, self._unapplied(request))
-        number, mark = self._find(log, offset)
-        if mark.damaged:
-            raise self._corrupt(log, mark)
-        if request.want is not Want.START and request.max_bytes >= MARK_COVERS_BYTES:
-            spans = self._spans(log, number, mark, offset + request.max_bytes)
+        number, entry = self._find(log, offset)
+        if entry.damaged:
+            raise self._corrupt(log, entry)
+        if request.want is not Want.START and request.max_bytes >= ENTRY_COVERS_BYTES:
+            spans = self._spans(log, number, entry, offset + request.max_bytes)
             if spans:
                 return self._serve_spans(request, spans)
-        return self._serve_block(request, number, mark)
+        return self._serve_block(request, number, entry)
 
-    def _find(self, log: Log, offset: int) -> tuple[int, Mark]:
+    def _find(self, log: Log, offset: int) -> tuple[int, IndexEntry]:
         near = self._near.get(log)
         if near is not None and near[1].offset <= offset < near[1].end:
             return near
-        number, mark = self.table.find(log, offset)
-        if mark is log.open_mark:
-            return _OPEN, mark
+        number, entry = self.table.find(log, offset)
+        if entry is log.open_entry:
+            return _OPEN, entry
         if len(self._near) >= _NEAR and log not in self._near:
             del self._near[next(iter(self._near))]
-        self._near[log] = number, mark
-        return number, mark
+        self._near[log] = number, entry
+        return number, entry
 
     def _answer_memory(self, request: _Request, data: bytes) -> Any:
         """The answer from records that no file is needed for; b"" at the visible end."""
@@ -257,51 +259,51 @@ class Reader:
         if len(self._starts) > _STARTS:
             self._starts.popitem(last=False)
 
-    # -- single records: a mark's bytes, kept in memory
+    # -- single records: an entry's bytes, kept in memory
 
-    def _serve_block(self, request: _Request, number: int, mark: Mark) -> Any:
-        """Of the mark that covers the offset: all its bytes are read, checked, and kept for the next."""
+    def _serve_block(self, request: _Request, number: int, entry: IndexEntry) -> Any:
+        """Of the entry that covers the offset: all its bytes are read, checked, and kept for the next."""
         log = request.log
-        if log.unapplied and mark.end > log.unapplied[0][0]:
-            # The mark's newest bytes are in memory only; those in the file were written by this process.
-            mark = mark._replace(length=log.unapplied[0][0] - mark.offset)
+        if log.unapplied and entry.end > log.unapplied[0][0]:
+            # The entry's newest bytes are in memory only; those in the file were written by this process.
+            entry = entry._replace(length=log.unapplied[0][0] - entry.offset)
             number = _IN_MEMORY
-        block = self._blocks.get((log.id, mark.offset))
-        if block is not None and len(block[1]) == mark.length:
-            return self._answer_block(request, mark, block[1])
+        block = self._blocks.get((log.id, entry.offset))
+        if block is not None and len(block[1]) == entry.length:
+            return self._answer_block(request, entry, block[1])
 
         def checked(data: bytes) -> Any:
-            if number != _IN_MEMORY and (len(data) != mark.length or crc32c(data) != mark.crc32c):
-                raise self._corrupt(log, mark)
+            if number != _IN_MEMORY and (len(data) != entry.length or crc32c(data) != entry.crc32c):
+                raise self._corrupt(log, entry)
             self._verified.add(log.id, number)
             if len(data) <= _BLOCK_BYTES_MAX:
-                self._blocks.put((log.id, mark.offset), mark.offset, data)
-            return self._answer_block(request, mark, data)
+                self._blocks.put((log.id, entry.offset), entry.offset, data)
+            return self._answer_block(request, entry, data)
 
-        return self._fetch(request, mark.offset, mark.length, checked)
+        return self._fetch(request, entry.offset, entry.length, checked)
 
-    def _answer_block(self, request: _Request, mark: Mark, data: bytes) -> Any:
-        self._check_start(request, mark.offset, data)
+    def _answer_block(self, request: _Request, entry: IndexEntry, data: bytes) -> Any:
+        self._check_start(request, entry.offset, data)
         if request.want is Want.START:
             return True
-        part = self._trim(request, mark.offset, data)
+        part = self._trim(request, entry.offset, data)
         if not part:
-            raise self._corrupt(request.log, mark)
+            raise self._corrupt(request.log, entry)
         if request.want is Want.BYTES:
             return part
         return self._range(request.log, request.offset, len(part), part)
 
-    # -- many records: whole marks
+    # -- many records: whole entries
 
-    def _spans(self, log: Log, number: int, mark: Mark, stop: int) -> list[tuple[int, Mark]]:
-        """The marks from `mark` on that end at or below `stop`: as many as one answer should check."""
+    def _spans(self, log: Log, number: int, entry: IndexEntry, stop: int) -> list[tuple[int, IndexEntry]]:
+        """The entries from `entry` on that end at or below `stop`: as many as one answer should check."""
         if log.unapplied:
             stop = min(stop, log.unapplied[0][0])
-        spans: list[tuple[int, Mark]] = []
+        spans: list[tuple[int, IndexEntry]] = []
         unverified = 0
-        following: Mark | None = mark
+        following: IndexEntry | None = entry
         while following is not None and following.end <= stop and not following.damaged:
-            if following is log.open_mark:
+            if following is log.open_entry:
                 number = _OPEN
             if not self._verified.has(log.id, number):
                 if spans and unverified + following.length > _UNVERIFIED_BYTES_MAX:
@@ -314,10 +316,10 @@ class Reader:
             following = self.table.at(log, number)
         return spans
 
-    def _serve_spans(self, request: _Request, spans: list[tuple[int, Mark]]) -> Any:
-        """These marks from the request's offset on. For a range, what was checked before is not read again.
+    def _serve_spans(self, request: _Request, spans: list[tuple[int, IndexEntry]]) -> Any:
+        """These entries from the request's offset on. For a range, what was checked before is not read again.
 
-        Where a later mark is damaged the answer ends before it; where the first is, CorruptRecord is raised.
+        Where a later entry is damaged the answer ends before it; where the first is, CorruptRecord is raised.
         """
         log, offset = request.log, request.offset
         first = spans[0][1]
@@ -337,13 +339,13 @@ class Reader:
         def checked(data: bytes) -> Any:
             end = stop
             view = memoryview(data)
-            for number, mark in unverified:
-                part = view[mark.offset - base : mark.end - base]
-                if len(part) != mark.length or crc32c(part) != mark.crc32c:
-                    if mark is first:
-                        raise self._corrupt(log, mark)
-                    self.report(log, mark)
-                    end = mark.offset  # what is good before it is served; the next request meets it
+            for number, entry in unverified:
+                part = view[entry.offset - base : entry.end - base]
+                if len(part) != entry.length or crc32c(part) != entry.crc32c:
+                    if entry is first:
+                        raise self._corrupt(log, entry)
+                    self.report(log, entry)
+                    end = entry.offset  # what is good before it is served; the next request meets it
                     break
                 self._verified.add(log.id, number)
             if not start_known:
@@ -356,16 +358,16 @@ class Reader:
 
         return self._fetch(request, base, stop - base, checked)
 
-    def _check_resident(self, log: Log, unverified: list[tuple[int, Mark]]) -> int | None:
-        """Check marks one by one (small buffers are much cheaper than one large one) without waiting.
+    def _check_resident(self, log: Log, unverified: list[tuple[int, IndexEntry]]) -> int | None:
+        """Check entries one by one (small buffers are much cheaper than one large one) without waiting.
 
         None where all are good, else the offset of the first that is not in memory, or not good.
         """
         fd = log.file.fd
-        for number, mark in unverified:
-            data = self._disk.read_nowait(fd, mark.length, mark.offset) if fd >= 0 else None
-            if data is None or len(data) != mark.length or crc32c(data) != mark.crc32c:
-                return mark.offset
+        for number, entry in unverified:
+            data = self._disk.read_nowait(fd, entry.length, entry.offset) if fd >= 0 else None
+            if data is None or len(data) != entry.length or crc32c(data) != entry.crc32c:
+                return entry.offset
             self._verified.add(log.id, number)
         return None
 
@@ -466,13 +468,13 @@ class Reader:
 
     # -- damage
 
-    def report(self, log: Log, mark: Mark) -> None:
-        """What the mark covers is not what was written: count it, and say so once."""
-        self._files.damage.in_log(log.id, log.file.path, mark.offset, mark.length)
+    def report(self, log: Log, entry: IndexEntry) -> None:
+        """What the entry covers is not what was written: count it, and say so once."""
+        self._files.damage.in_log(log.id, log.file.path, entry.offset, entry.length)
 
-    def _corrupt(self, log: Log, mark: Mark) -> CorruptRecord:
-        self.report(log, mark)
-        return CorruptRecord(log.file.path, mark.offset)
+    def _corrupt(self, log: Log, entry: IndexEntry) -> CorruptRecord:
+        self.report(log, entry)
+        return CorruptRecord(log.file.path, entry.offset)
 
     def _refusal(self, log: Log, offset: int, error: BaseException) -> StoreError:
         if isinstance(error, StoreError):

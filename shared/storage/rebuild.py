@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog, LogLine, unpack_create
 from shared.storage.disk import Disk
-from shared.storage.format import MARK_BYTES, SECTOR, Kind, Mark
+from shared.storage.format import INDEX_ENTRY_BYTES, SECTOR, IndexEntry, Kind
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 
@@ -106,16 +106,20 @@ def line_of(disk: Disk, namespace: str, file: str) -> LogLine | None:
         return None
     try:
         owner = format.unpack_index_header(disk.read(fd, format.INDEX_HEADER_BYTES, 0))
-        data = disk.read(fd, disk.size(fd), index.mark_position(0))
+        data = disk.read(fd, disk.size(fd), index.entry_position(0))
     finally:
         disk.close(fd)
     log_id = owner[0] if owner is not None else _owner(data)
     if log_id is None:
         return None
-    marks = [m for at in range(0, len(data), MARK_BYTES) if (m := format.unpack_mark(data, log_id, at))]
-    created_ms = owner[1] if owner is not None else marks[0].first_ms
-    first = _first(disk, f"{namespace}/{file}.log", marks)
-    end = max((mark.end for mark in marks), default=first)
+    entries = [
+        m
+        for at in range(0, len(data), INDEX_ENTRY_BYTES)
+        if (m := format.unpack_index_entry(data, log_id, at))
+    ]
+    created_ms = owner[1] if owner is not None else entries[0].first_ms
+    first = _first(disk, f"{namespace}/{file}.log", entries)
+    end = max((entry.end for entry in entries), default=first)
     return LogLine(log_id, namespace, name_of(file), file, "always", created_ms, first, end)
 
 
@@ -126,24 +130,24 @@ def name_of(file: str) -> str:
 
 def _owner(data: bytes) -> int | None:
     """The log id that the first good entry of an index names."""
-    for at in range(0, len(data) - MARK_BYTES + 1, MARK_BYTES):
+    for at in range(0, len(data) - INDEX_ENTRY_BYTES + 1, INDEX_ENTRY_BYTES):
         log_id = int.from_bytes(data[at + _LOG_ID_AT : at + _LOG_ID_AT + 8], "big")
-        if format.unpack_mark(data, log_id, at) is not None:
+        if format.unpack_index_entry(data, log_id, at) is not None:
             return log_id
     return None
 
 
-def _first(disk: Disk, path: str, marks: list[Mark]) -> int:
+def _first(disk: Disk, path: str, entries: list[IndexEntry]) -> int:
     """Where the bytes begin that retention has not punched out: those read as zeros, and match no CRC."""
     fd = disk.open(path)
     try:
-        for mark in marks:
-            head = disk.read(fd, format.LENGTH_BYTES, mark.offset)
-            if any(head) or index.check_mark(disk, fd, mark):
-                return mark.offset
+        for entry in entries:
+            head = disk.read(fd, format.LENGTH_BYTES, entry.offset)
+            if any(head) or index.entry_matches(disk, fd, entry):
+                return entry.offset
     finally:
         disk.close(fd)
-    return marks[-1].end if marks else 0
+    return entries[-1].end if entries else 0
 
 
 def _size(disk: Disk, path: str) -> int:

@@ -444,14 +444,14 @@ def _set_aside(disk: Disk, path: str, log_id: int) -> None:
     logger.warning("files of a log that nothing else tells of are set aside", path=path, id=log_id)
     folder = path.partition("/")[0]
     names = {f"{folder}/{name}" for name in disk.names(folder)}
-    mark = f"stray-{log_id}"
+    entry = f"stray-{log_id}"
     number = 0
-    while {f"{path}.idx.{mark}", f"{path}.log.{mark}"} & names:
+    while {f"{path}.idx.{entry}", f"{path}.log.{entry}"} & names:
         number += 1
-        mark = f"stray-{log_id}-{number}"
+        entry = f"stray-{log_id}-{number}"
     for suffix in (".idx", ".log"):
         try:
-            disk.rename(path + suffix, f"{path}{suffix}.{mark}")
+            disk.rename(path + suffix, f"{path}{suffix}.{entry}")
         except FileNotFoundError:
             pass
 

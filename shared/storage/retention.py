@@ -1,6 +1,6 @@
 """Retention: old records go, offsets stay.
 
-What is too much or too old is dropped in whole marks: the new first offset goes into the journal, and once
+What is too much or too old is dropped in whole entries: the new first offset goes into the journal, and once
 that is durable and nobody reads below it any more, the file gets a hole at its head. A wall clock that jumps
 must not delete anything: after a step of more than an hour, retention by age pauses until a restart.
 """
@@ -16,9 +16,10 @@ from shared.storage.clock import Clock
 from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles, describe
+from shared.storage.index import drop_entries
+from shared.storage.index_reader import NotInMemory
 from shared.storage.inventory import Inventory
 from shared.storage.log import Log
-from shared.storage.marks import NotInMemory, drop_marks
 from shared.storage.reading import Reader
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -87,7 +88,7 @@ class RetentionKeeper:
             except (StoreError, OSError, FileGone) as error:
                 if not log.deleted:
                     logger.warning("retention left a log alone", log=log.name, reason=describe(error))
-        self._committer.settle()
+        self._committer.commit_pending()
         for gone in [log for log in self._punched if log.deleted]:
             del self._punched[gone]
         for gone in [log for log in self._due_ms if log.deleted]:
@@ -114,14 +115,14 @@ class RetentionKeeper:
             if limit == log.visible:
                 first = limit
             else:
-                mark = await self._look(lambda: self._reader.table.find(log, limit - 1)[1])
-                first = max(first, mark.offset if mark.end >= log.visible else mark.end)
+                entry = await self._look(lambda: self._reader.table.find(log, limit - 1)[1])
+                first = max(first, entry.offset if entry.end >= log.visible else entry.end)
         if policy.ms_max is not None and self.paused is None and log.visible > first:
             oldest_ms = now_ms - policy.ms_max
             if self._due_ms.get(log, 0) <= now_ms:
-                mark = await self._look(lambda: self._reader.table.find_time(log, oldest_ms))
-                first = max(first, log.visible if mark is None else mark.offset)
-                due = now_ms if mark is None else mark.last_ms
+                entry = await self._look(lambda: self._reader.table.find_time(log, oldest_ms))
+                first = max(first, log.visible if entry is None else entry.offset)
+                due = now_ms if entry is None else entry.last_ms
                 self._due_ms[log] = due + policy.ms_max + 1
         return min(first, log.visible)
 
@@ -137,9 +138,9 @@ class RetentionKeeper:
         first = log.first_kept
         if not self._can_punch or (log.users is not None and min(log.users) < first):
             return
-        if first < log.visible:  # a mark that is kept in part is checked as a whole
-            number, mark = await self._look(lambda: self._reader.table.find(log, first))
-            number, limit = min(number, log.marks_written), mark.offset
+        if first < log.visible:  # an entry that is kept in part is checked as a whole
+            number, entry = await self._look(lambda: self._reader.table.find(log, first))
+            number, limit = min(number, log.entries_written), entry.offset
         else:
             number, limit = await self._look(lambda: self._reader.table.count(log)), first
         start = self._punched.get(log, 0) // _BLOCK_BYTES * _BLOCK_BYTES
@@ -149,14 +150,14 @@ class RetentionKeeper:
         self._punched[log] = first
 
     def _make_hole(self, log: Log, start: int, stop: int, number: int) -> None:
-        """`number`: of the first mark that is kept."""
+        """`number`: of the first entry that is kept."""
         fd = self._files.open(log.file)
         try:
             punched = self._disk.punch(fd, start, stop - start)
         finally:
             self._disk.close(fd)
         if punched:
-            drop_marks(self._disk, self._files, log, number)
+            drop_entries(self._disk, self._files, log, number)
         else:
             self._can_punch = False
             logger.warning(

@@ -9,11 +9,11 @@ import trio
 from shared.errors import StoreError
 from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles, describe
-from shared.storage.format import Mark
-from shared.storage.index import check_mark
+from shared.storage.format import IndexEntry
+from shared.storage.index import entry_matches
+from shared.storage.index_reader import NotInMemory
 from shared.storage.inventory import Inventory
 from shared.storage.log import Log
-from shared.storage.marks import NotInMemory
 from shared.storage.reading import Reader
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -59,35 +59,35 @@ class Scrub:
     async def _scrub(self, log: Log) -> None:
         offset = log.first
         while not log.deleted and max(offset, log.first) < log.visible:
-            mark = await self._next(log, max(offset, log.first))
-            if mark is None:
+            entry = await self._next(log, max(offset, log.first))
+            if entry is None:
                 return
-            if not mark.damaged and not await self._check(log, mark):
-                self._reader.report(log, mark)
-            offset = mark.end
-            self.bytes += mark.length
-            await trio.sleep(mark.length / self._bytes_per_second)
+            if not entry.damaged and not await self._check(log, entry):
+                self._reader.report(log, entry)
+            offset = entry.end
+            self.bytes += entry.length
+            await trio.sleep(entry.length / self._bytes_per_second)
 
-    async def _next(self, log: Log, offset: int) -> Mark | None:
-        """The closed mark that covers `offset`."""
+    async def _next(self, log: Log, offset: int) -> IndexEntry | None:
+        """The closed entry that covers `offset`."""
         while True:
             try:
-                _, mark = self._reader.table.find(log, offset)
+                _, entry = self._reader.table.find(log, offset)
             except NotInMemory as missing:
                 missing.loaded(await self._in_thread(missing.load, limiter=self._limiter))
             else:
-                in_file = not log.unapplied or mark.end <= log.unapplied[0][0]
-                return mark if mark is not log.open_mark and in_file else None
+                in_file = not log.unapplied or entry.end <= log.unapplied[0][0]
+                return entry if entry is not log.open_entry and in_file else None
 
-    async def _check(self, log: Log, mark: Mark) -> bool:
+    async def _check(self, log: Log, entry: IndexEntry) -> bool:
         def check() -> bool:
             fd = self._files.open(log.file)
             try:
-                return check_mark(self._disk, fd, mark)
+                return entry_matches(self._disk, fd, entry)
             finally:
                 self._disk.close(fd)
 
-        with self._reader.using(log, mark.offset):
+        with self._reader.using(log, entry.offset):
             good: bool = await self._in_thread(check, limiter=self._limiter)
         # What retention dropped meanwhile, or before, may be a hole.
-        return good or log.deleted or mark.offset < log.first_kept
+        return good or log.deleted or entry.offset < log.first_kept

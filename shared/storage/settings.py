@@ -70,7 +70,7 @@ class Durability:
 
 @attrs.frozen
 class Retention:
-    """What a log keeps at most; None: everything. Whole marks (about 64 KiB) go, the oldest first."""
+    """What a log keeps at most; None: everything. Whole entries (about 64 KiB) go, the oldest first."""
 
     bytes_max: int | None = None
     ms_max: int | None = None

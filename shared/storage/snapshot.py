@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import attrs
 
 from shared.storage.catalog import LogLine
-from shared.storage.format import Mark
+from shared.storage.format import IndexEntry
 from shared.storage.inventory import line_of
 from shared.storage.log import Log
 
@@ -14,21 +14,21 @@ from shared.storage.log import Log
 class LogSnapshot:
     """A log up to what was visible. Its bytes up to `line.end` never change, but for retention and deletion.
 
-    `marks`: those that are not in the index file yet. `unapplied`: bytes that are not in the log file yet, as
-    (offset, bytes). `log`: ask it afterwards whether it is deleted, and for its first offset.
+    `entries`: those not in the index file yet. `unapplied`: bytes not in the log file yet, as (offset,
+    bytes). `log`: ask it afterwards whether it is deleted, and for its first offset.
     """
 
     log: Log
     line: LogLine
-    marks: tuple[Mark, ...]
+    entries: tuple[IndexEntry, ...]
     unapplied: tuple[tuple[int, bytes], ...]
 
 
 def take(logs: Iterable[Log]) -> list[LogSnapshot]:
-    """In the trio thread, between two commits: then what is visible is in the log files and marked."""
+    """In the trio thread, between two commits: then what is visible is in the log files and indexed."""
     return [_take(log) for log in logs]
 
 
 def _take(log: Log) -> LogSnapshot:
-    marks = [*log.closed_marks, log.open_mark] if log.open_mark is not None else log.closed_marks
-    return LogSnapshot(log, line_of(log), tuple(marks), tuple(log.unapplied or ()))
+    entries = [*log.closed_entries, log.open_entry] if log.open_entry is not None else log.closed_entries
+    return LogSnapshot(log, line_of(log), tuple(entries), tuple(log.unapplied or ()))

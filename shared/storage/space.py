@@ -47,7 +47,7 @@ class SpaceWatch:
                 self._failing = True
                 logger.error("the file system does not tell its free space", reason=describe(error))
         free = self.free_bytes
-        unapplied = sum(len(data) for log in committer.marked for _, data in log.unapplied)
+        unapplied = sum(len(data) for log in committer.unindexed for _, data in log.unapplied)
         reserve = max(
             settings.reserve_bytes_min,
             min(int(self._total_bytes * settings.reserve_fraction), settings.reserve_bytes_max),

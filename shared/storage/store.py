@@ -1,12 +1,12 @@
 """The storage core: logs in a folder, made durable by one journal that all of them share.
 
-Theory of operation (ARCHITECTURE.md, STORAGE.md for the bytes). `Log.append` only notes what is to be
-written and gives an offset and a ticket; the `Committer` takes what piled up, from every log, writes it to
-the journal as one batch, syncs once, writes it to the logs' own files without a sync, and resolves tickets.
-`Marking` keeps the indexes, the `Checkpointer` makes logs and indexes safe so that journal segments become
-free, `recovery` replays the journal after an unclean end. All state belongs to the trio thread; threads are
-handed work that touches none of it. Disk, clock and threads come in from outside, so that a simulation can
-stand in for each.
+Theory of operation (ARCHITECTURE.md, STORAGE.md for the bytes). `Log.append` only notes what is to be written
+and gives an offset and a ticket; the `Committer` takes what piled up, from every log, writes it to the
+journal as one batch, syncs once, writes it to the logs' own files without a sync, and resolves tickets.
+`IndexWriter` keeps the indexes, the `Checkpointer` makes logs and indexes safe so that journal segments
+become free, `recovery` replays the journal after an unclean end. All state belongs to the trio thread;
+threads are handed work that touches none of it. Disk, clock and threads come in from outside, so that a
+simulation can stand in for each.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,11 +26,11 @@ from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import OpenFiles
 from shared.storage.format import SECTOR
+from shared.storage.index_writer import IndexWriter
 from shared.storage.inventory import Inventory, Namespace
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.lock import FolderLock
 from shared.storage.log import Log
-from shared.storage.marking import Marking
 from shared.storage.os_disk import OsDisk
 from shared.storage.reading import Reader
 from shared.storage.recovery import Recovered, recover
@@ -112,13 +112,13 @@ class Store:
         self._reader = Reader(disk, files, self._background, settings.cache_bytes, zero_copy)
         self._inventory = Inventory(disk, files, clock, recovered.journal_id, recovered.next_log_id)
         self._committer = Committer(journal, disk, files, clock, settings, self._inventory, in_thread)
-        self._background.settle = self._committer.settle
+        self._background.commit_pending = self._committer.commit_pending
         self._inventory.attach(self._committer, self._reader, recovered.logs)
         self._inventory.folds_case = _folds_case(disk)
-        self._marking = Marking(self._committer, disk, files, clock, in_thread)
+        self._index_writer = IndexWriter(self._committer, disk, files, clock, in_thread)
         self._checkpointer = Checkpointer(
             self._committer,
-            self._marking,
+            self._index_writer,
             self._inventory,
             disk,
             files,
@@ -204,20 +204,20 @@ class Store:
         """Append to several logs, all or nothing, in the strictest of their modes. Raises as `Log.append`."""
         return self._committer.append_all(parts, reserved)
 
-    def settle(self) -> None:
+    def commit_pending(self) -> None:
         """The end of a driver's round: have what was appended committed, at once where that is quick."""
-        self._committer.settle()
+        self._committer.commit_pending()
 
-    def make_way(self, connections: int) -> None:
+    def reserve_descriptors(self, connections: int) -> None:
         """So many connections are open in this process: keep fewer files open, or more, beside them."""
-        self._files.make_way(connections)
+        self._files.reserve_descriptors(connections)
 
     async def wait(self, ticket: Ticket) -> None:
         """Settle, and wait until the ticket is done. Raises its error."""
         if not ticket.done:
             event = trio.Event()
             ticket.when_done(lambda _: event.set())
-            self._committer.settle()
+            self._committer.commit_pending()
             await event.wait()
         if ticket.error is not None:
             raise type(ticket.error)(str(ticket.error)) from ticket.error
@@ -251,7 +251,7 @@ class Store:
             await nursery.start(self._committer.run)
             nursery.start_soon(self._checkpointer.run)
             nursery.start_soon(self._committer.direct.run)
-            nursery.start_soon(self._marking.run)
+            nursery.start_soon(self._index_writer.run)
             nursery.start_soon(self._space.run)
             nursery.start_soon(self._retention.run)
             nursery.start_soon(self._scrub.run)
@@ -281,7 +281,11 @@ class Store:
         await ready.wait()
         return taken
 
-    async def aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def flush_index(self) -> bool:
+        """Write the index entries that are only in memory; False where some could not be written."""
+        return await self._index_writer.flush()
+
+    async def in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do long work that touches nothing of ours in a thread; it is left to itself when cancelled."""
         return await self._in_thread(work, *arguments, abandon_on_cancel=True)
 
@@ -298,7 +302,7 @@ class Store:
         if committer.closed:
             return
         try:
-            committer.settle()
+            committer.commit_pending()
             committer.closed = True  # what came after the last checkpoint's stock, no start would look for
             committer.sync_written()
             clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
@@ -337,7 +341,7 @@ class Store:
             journal_bytes=self._journal.disk_bytes,
             checkpoints=self._checkpointer.checkpoints,
             pending_bytes=committer.pending_bytes,
-            unapplied_logs=sum(1 for log in committer.marked if log.unapplied),
+            unapplied_logs=sum(1 for log in committer.unindexed if log.unapplied),
             open_files=len(self._files),
             free_bytes=self._space.free_bytes,
             full=committer.full,

@@ -1,8 +1,8 @@
-"""Which marks this process has checked: a bit each, so that bytes are held against their CRC once."""
+"""Which entries this process has checked: a bit each, so that bytes are held against their CRC once."""
 
 
 class Verified:
-    """By log id and a mark's number. A number below 0 is no mark's of its own, and is never verified."""
+    """By log id and an entry's number. A number below 0 is no entry's of its own, and is never verified."""
 
     __slots__ = ("_bits",)
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from shared.storage.files import OpenFiles
-from shared.storage.format import Mark
-from shared.storage.index import MARK_COVERS_SECONDS
+from shared.storage.format import IndexEntry
+from shared.storage.index import ENTRY_COVERS_SECONDS
 from shared.storage.log import UNKNOWN, Log
 
 
@@ -15,6 +15,8 @@ class Work:
         "closed",
         "direct",
         "direct_meant",
+        "entries_start",
+        "entries_written",
         "fd",
         "index_fd",
         "index_pinned",
@@ -22,12 +24,10 @@ class Work:
         "last_ms",
         "log",
         "made",
-        "marks_start",
-        "marks_written",
-        "open_mark",
+        "open_entry",
         "pinned_index_fd",
         "unapplied",
-        "waiting_marks",
+        "waiting_entries",
     )
 
     def __init__(self, log: Log, fd: int) -> None:
@@ -37,13 +37,13 @@ class Work:
         self.made = False  # the log's own file is there
         self.index_fd = self.pinned_index_fd = UNKNOWN
         self.index_pinned = False
-        self.open_mark = log.open_mark
+        self.open_entry = log.open_entry
         self.last_ms = log.last_ms
-        self.marks_written = log.marks_written
-        self.marks_start = log.marks_start if log.marks_written == UNKNOWN else 0
-        self.closed: Sequence[Mark] = ()
+        self.entries_written = log.entries_written
+        self.entries_start = log.entries_start if log.entries_written == UNKNOWN else 0
+        self.closed: Sequence[IndexEntry] = ()
         self.unapplied: list[tuple[int, bytes]] | None = None
-        self.waiting_marks: Sequence[Mark] = ()
+        self.waiting_entries: Sequence[IndexEntry] = ()
         self.direct_meant = False
         self.direct = False  # some of it went around the journal
 
@@ -51,7 +51,7 @@ class Work:
         """Some of it will go around the journal, and so needs its index too, which is pinned."""
         self.direct_meant = self.index_pinned = True
         self.index_fd = self.pinned_index_fd = index_fd
-        self.waiting_marks = self.log.closed_marks[:]  # closed before; others may write them meanwhile
+        self.waiting_entries = self.log.closed_entries[:]  # closed before; others may write them meanwhile
 
     def give_back(self, files: OpenFiles) -> None:
         """The log may be looked at again; files that the commit opened stay open, as far as there is room."""
@@ -70,20 +70,20 @@ class Work:
     def show(self, now: float) -> None:
         """Let the log have what came of it. In the trio thread; `now`: monotonic seconds."""
         log = self.log
-        if self.open_mark is not None and (
-            log.open_mark is None or self.open_mark.offset != log.open_mark.offset
+        if self.open_entry is not None and (
+            log.open_entry is None or self.open_entry.offset != log.open_entry.offset
         ):
             log.open_since = now
-        log.open_mark = self.open_mark
+        log.open_entry = self.open_entry
         if self.closed:
-            log.closed_marks += self.closed
-        if log.marks_written == UNKNOWN:
-            log.marks_written = self.marks_written
+            log.closed_entries += self.closed
+        if log.entries_written == UNKNOWN:
+            log.entries_written = self.entries_written
         if self.direct:
-            log.marks_reached(self.marks_written + len(self.waiting_marks) + len(self.closed))
-        if log.open_mark is not None and now - log.open_since >= MARK_COVERS_SECONDS:
-            log.closed_marks.append(log.open_mark)
-            log.open_mark = None
+            log.entries_reached(self.entries_written + len(self.waiting_entries) + len(self.closed))
+        if log.open_entry is not None and now - log.open_since >= ENTRY_COVERS_SECONDS:
+            log.closed_entries.append(log.open_entry)
+            log.open_entry = None
         log.last_ms = self.last_ms
         if self.unapplied is not None:
             log.unapplied += self.unapplied

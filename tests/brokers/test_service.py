@@ -23,7 +23,7 @@ from tests.support.installed import Idle, plugin, quiet_log
 
 
 class NoStore:
-    def settle(self) -> None: ...
+    def commit_pending(self) -> None: ...
 
 
 @attrs.define(eq=False)

@@ -366,7 +366,7 @@ async def test_a_power_cut_at_any_time_keeps_what_was_confirmed_whole_and_nothin
         for at in range(0, len(data), 30_000):
             peer.send(data[at : at + 30_000])
             await check(world, seed, sure, contents, gone)
-            world.store.settle()
+            world.store.commit_pending()
         world.settle()
         assert peer.names() == ["Basic.Ack"]
         sure.append(content)

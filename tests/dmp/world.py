@@ -98,7 +98,7 @@ class World:
 
     def settle(self) -> None:
         self.broker.flush()
-        self.store.settle()
+        self.store.commit_pending()
 
 
 class Clock:

@@ -65,7 +65,7 @@ class World:
 
     def settle(self) -> None:
         """The end of a round of the driver."""
-        self.store.settle()
+        self.store.commit_pending()
         for peer in self.peers:
             peer.pump()
 
@@ -149,7 +149,7 @@ class Peer:
             elif self._unread and self.connection.reading and not self.connection.finished:
                 data, self._unread = self._unread, b""
                 self.session.receive(data)
-                self.world.store.settle()
+                self.world.store.commit_pending()
             else:
                 break
 

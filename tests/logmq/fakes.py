@@ -15,11 +15,11 @@ from logmq.writers import Writers
 from shared.checks import MemoryConnection
 from shared.errors import LogDeleted, NotARecord, OutOfRange, StoreError
 from shared.file_range import FileRange
-from shared.storage.format import Mark
+from shared.storage.format import IndexEntry
 from shared.storage.settings import Durability
 
 LOG = structlog.stdlib.get_logger("test")
-MARK_BYTES = 64
+INDEX_ENTRY_BYTES = 64
 
 
 class FakeTicket:
@@ -86,19 +86,20 @@ class FakeLog:
 
         self._later(answer)
 
-    def marks(self, start: int, stop: int) -> list[Mark]:
-        marks: list[Mark] = []
+    def index_entries(self, start: int, stop: int) -> list[IndexEntry]:
+        marks: list[IndexEntry] = []
         begin = count = 0
         for _, end in record_starts(bytes(self.data[: self.visible])):
             count += 1
-            if end - begin >= MARK_BYTES or end == self.visible:
-                marks.append(Mark(begin, 1000 + begin, 2000 + begin, end - begin, count, begin * 7))
+            if end - begin >= INDEX_ENTRY_BYTES or end == self.visible:
+                marks.append(IndexEntry(begin, 1000 + begin, 2000 + begin, end - begin, count, begin * 7))
                 begin, count = end, 0
         return [mark for mark in marks if mark.offset < stop and mark.offset + mark.length > start]
 
     def seek(self, unix_ms: int) -> int:
         return next(
-            (mark.offset for mark in self.marks(0, self.visible) if mark.last_ms >= unix_ms), self.visible
+            (mark.offset for mark in self.index_entries(0, self.visible) if mark.last_ms >= unix_ms),
+            self.visible,
         )
 
     def drop_below(self, offset: int) -> None:
@@ -205,7 +206,7 @@ class FakeTable:
 
 
 class FakeStore:
-    """`settle` makes durable what was appended; `auto` does so at each append's end of round."""
+    """`commit_pending` makes durable what was appended; `auto` does so at each append's end of round."""
 
     def __init__(self) -> None:
         self.read_only: StoreError | None = None
@@ -229,7 +230,7 @@ class FakeStore:
         offsets = [log.append(records, count)[0] for log, records, count in parts]
         return offsets, self.ticket(parts[0][0])
 
-    def settle(self, error: StoreError | None = None) -> None:
+    def commit_pending(self, error: StoreError | None = None) -> None:
         """One commit of everything; with an error nothing of it counts, and the store is read-only."""
         tickets, self._tickets = self._tickets, {}
         touched, self._touched = self._touched, {}
@@ -340,7 +341,7 @@ class Peer:
         moved = True
         while moved:
             commits = self.world.store.commits
-            self.world.store.settle()
+            self.world.store.commit_pending()
             moved = self._pump() or self.world.store.commits > commits
             if self.connection.deadline <= self.connection.now:
                 self._wake()

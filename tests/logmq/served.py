@@ -98,7 +98,9 @@ async def served(
         service = LogmqService(broker)
         (endpoint,) = service.endpoints
         assert isinstance(endpoint, TcpEndpoint)
-        group = Network(net or NetSettings()).group("logmq", after_round=store.settle, log=LOG, tls=tls)
+        group = Network(net or NetSettings()).group(
+            "logmq", after_round=store.commit_pending, log=LOG, tls=tls
+        )
         ((_, bound),) = group.bind_tcp("logmq", "127.0.0.1", port, endpoint.open_session, pushes=True)
         await nursery.start(group.serve)
         server = Served(store, broker, service, group, int(bound))

@@ -72,7 +72,7 @@ def test_a_peer_is_not_late_while_we_hold_its_input_back() -> None:
     peer.send(b"ne\nPRODUCE t tw")
     peer.advance(1000)
     world.store.relieve()
-    world.store.settle()
+    world.store.commit_pending()
     assert peer.take() == b"OK 0\n"
     assert not peer.connection.finished
     assert peer.ask(b"o\n") == b"OK 7\n"

@@ -49,7 +49,7 @@ def test_a_lost_connection_leaves_nothing_behind() -> None:
     peers[4].send(b"PRODUCE t two\nFETCH t 0 100\n")
     for peer in peers:
         peer.lose()
-    world.store.settle()
+    world.store.commit_pending()
     world.store.thaw()
     assert world.broker.sessions == set()
     assert log.watchers == set()
@@ -75,7 +75,7 @@ def test_a_drain_answers_what_is_owed_ends_waits_and_closes() -> None:
         True,
         True,
     ]
-    world.store.settle()
+    world.store.commit_pending()
     assert writer.connection.finished
     assert writer.take() == b"OK 7\n"
     assert tail.take() == b"MESSAGE 0 3 one\nOK 7\n"

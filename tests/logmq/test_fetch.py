@@ -55,7 +55,7 @@ def test_a_fetch_behind_a_write_that_fails_is_at_the_end() -> None:
     peer = world.connect(now=50.0)
     peer.send(b"PRODUCE t one\nFETCH t 0 100 10\n")
     peer.advance(0.02)
-    world.store.settle(StoreReadOnly("the disk failed"))
+    world.store.commit_pending(StoreReadOnly("the disk failed"))
     assert peer.take().splitlines()[1] == b"EOF"
     assert world.broker.counts.fetches_waiting == 0
 

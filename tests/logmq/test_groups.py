@@ -62,7 +62,7 @@ def test_a_start_brings_back_commits_past_the_end_of_a_log_that_lost_a_suffix() 
     groups = reopened(world)
     assert groups.repair(world.broker.topics.by_id().get) == (0, [Committed("h", "t", 14, 7)])
     assert groups.committed("h", cast(Any, log)) is not None
-    world.store.settle()
+    world.store.commit_pending()
     assert groups.committed("h", cast(Any, log)) == (7, None)
     assert groups.committed("g", cast(Any, log)) == (7, None)
 

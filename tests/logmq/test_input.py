@@ -76,7 +76,7 @@ def test_pipelined_requests_are_answered_as_by_a_plain_model(
         peer.send(stream[before:cut])
         before = max(before, cut)
         if settled >> (number % 3) & 1:
-            world.store.settle()
+            world.store.commit_pending()
             answers += peer.take()
     while more := peer.ask(b""):
         answers += more

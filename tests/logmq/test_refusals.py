@@ -161,7 +161,7 @@ def test_a_failed_commit_is_told_to_everyone_who_wrote_and_to_nobody_else() -> N
     peer = World().connect()
     peer.ask(b"PRODUCE t one\n")
     peer.send(b"PRODUCE t two\nPING\nPRODUCE t three\nCONSUME t 7\nPRODUCE u x\n")
-    peer.world.store.settle(StoreReadOnly("the disk failed"))
+    peer.world.store.commit_pending(StoreReadOnly("the disk failed"))
     peer.settle()
     refused = b"ERR STORAGE the disk failed\n"
     assert peer.take() == refused + b"PONG\n" + refused + b"EOF\n" + refused

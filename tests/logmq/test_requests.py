@@ -107,7 +107,7 @@ def test_a_reader_sees_a_record_before_its_producer_is_answered() -> None:
     seen: list[bytes] = []
     writer.send(b"PRODUCE t one\n")
     writer.session.replies.when_empty(lambda: seen.append(reader.take()))
-    world.store.settle()
+    world.store.commit_pending()
     assert seen == [b"MESSAGE 0 3 one\n"]
 
 
@@ -198,7 +198,7 @@ def test_a_commit_is_not_told_to_others_before_it_is_durable() -> None:
     peer.send(b"COMMIT g t 7\n")
     other.send(b"COMMITTED g t\n")
     assert other.take() == b""
-    world.store.settle()
+    world.store.commit_pending()
     assert (peer.take(), other.take()) == (b"OK 7\n", b"OK 7\n")
 
 

@@ -44,7 +44,7 @@ async def test_a_writers_batch_is_a_row_and_so_is_its_end() -> None:
         assert ticket is not None
         await store.wait(ticket)
     kept.forget(log.id)
-    store.settle()
+    store.commit_pending()
     payloads = [*await read_all(table.log), b"", b"\1\0\2ab", b"\1\0\x0b12345678w01short"]
     batch = writers(as_read("writers", payloads))
     assert batch.schema == WRITERS_SCHEMA

@@ -198,7 +198,7 @@ def test_the_tail_whose_turn_it_was_may_leave_and_the_others_go_on() -> None:
     writer.ask(b"PRODUCE t 0\n")
     readers = tails(world, 3, offset=5)
     writer.send(b"APPEND t 300000\n" + b"x" * 300_000 + b"APPEND t 300000\n" + b"y" * 300_000)
-    world.store.settle()  # the second push waits for the next round of the first reader
+    world.store.commit_pending()  # the second push waits for the next round of the first reader
     readers[0].lose()
     for reader in readers[1:]:
         reader.settle()
@@ -265,7 +265,7 @@ def test_every_tail_gets_every_record_once_whatever_happens(steps: list[tuple[st
             written += 1
             writer.send(b"".join(b"PRODUCE t %d-%d\n" % (written, which) for which in range(number)))
         elif what == "settle":
-            world.store.settle()
+            world.store.commit_pending()
         elif what == "thaw":
             world.store.thaw()
         elif what == "cold":
@@ -287,7 +287,7 @@ def test_every_tail_gets_every_record_once_whatever_happens(steps: list[tuple[st
             else:
                 peer.settle()
     log.cold = False
-    world.store.settle()
+    world.store.commit_pending()
     for _ in range(200):
         world.store.thaw()
         for peer, _ in readers:

@@ -40,7 +40,7 @@ def test_a_repetition_is_answered_only_once_the_first_is_durable() -> None:
     peer.send(batch(1))
     again.send(batch(1))
     assert again.take() == b""
-    world.store.settle()
+    world.store.commit_pending()
     assert (peer.take(), again.take()) == (b"OK 0\n", b"OK 0\n")
 
 

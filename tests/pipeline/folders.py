@@ -13,8 +13,8 @@ from brokers.pipeline.source.options import Options, Topics, parse
 from brokers.pipeline.source.origin import LogSpot
 from brokers.pipeline.source.spans import Span
 from shared.storage import format
-from shared.storage.format import MARK_BYTES
-from shared.storage.index import mark_position
+from shared.storage.format import INDEX_ENTRY_BYTES
+from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
 from tests.support.folders import ALWAYS, add, open_folder
 
@@ -49,9 +49,9 @@ def offset_of(number: int) -> int:
 def rewrite_mark(folder: Path, number: int, change: Callable[[bytes], bytes]) -> None:
     path = folder / "logmq" / "orders.idx"
     with path.open("r+b") as file:
-        file.seek(mark_position(number))
-        changed = change(file.read(MARK_BYTES))
-        file.seek(mark_position(number))
+        file.seek(entry_position(number))
+        changed = change(file.read(INDEX_ENTRY_BYTES))
+        file.seek(entry_position(number))
         file.write(changed)
 
 
@@ -60,10 +60,10 @@ def drop_front(folder: Path, entries: int) -> None:
     with OsDisk(folder, create=False) as disk:
         log_fd, index_fd = disk.open("logmq/orders.log"), disk.open("logmq/orders.idx")
         disk.punch(log_fd, 0, marks(folder)[entries].offset)
-        disk.write(index_fd, bytes(entries * MARK_BYTES), mark_position(0))
+        disk.write(index_fd, bytes(entries * INDEX_ENTRY_BYTES), entry_position(0))
 
 
-def marks(folder: Path) -> list[format.Mark]:
+def marks(folder: Path) -> list[format.IndexEntry]:
     found = spot(folder)
     with closing(Folder(str(folder), "logmq")) as place, place._index("orders") as index:
         return list(index.marks(found.first, found.end))
@@ -80,7 +80,7 @@ def remake(folder: Path, payloads: list[bytes], *, clean: bool = True) -> None:
         if clean:
             await store.close()
             return
-        await store._marking.flush()
+        await store.flush_index()
         store.abandon()
 
     trio.run(run)

@@ -18,7 +18,7 @@ from brokers.pipeline.source.stretch import Stretch
 from shared.errors import ConfigError, StoreFormat
 from shared.storage import format
 from shared.storage.disk import Disk
-from shared.storage.format import MARK_BYTES
+from shared.storage.format import INDEX_ENTRY_BYTES
 from shared.storage.settings import Retention
 from shared.storage.tools.view import FolderView, look
 from tests.pipeline.folders import (
@@ -90,7 +90,7 @@ def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> No
             long = "ü" * 60  # as a file's name too long, so only the journal knows it
             for name in ("Neu!", long):
                 add(store, "dms", name, [b"a", b"b"])
-            await store._marking.flush()
+            await store.flush_index()
             for name in ("Neu!", long):
                 assert values(options(data, namespace="dms"), whole(data, name, "dms")) == [b"a", b"b"]
         finally:
@@ -106,7 +106,7 @@ def test_a_log_is_found_by_its_file_whatever_its_name_is(tmp_path: Path) -> None
         store = await open_folder(data)
         try:
             add(store, "dms", name, [b"job"])
-            await store._marking.flush()
+            await store.flush_index()
             assert values(options(data, namespace="dms"), whole(data, name, "dms")) == [b"job"]
         finally:
             store.abandon()
@@ -122,7 +122,7 @@ def test_names_that_only_the_journal_has_are_their_namespaces_own(tmp_path: Path
         try:
             for namespace in ("dms", "other"):
                 add(store, namespace, long + namespace, [b"a"])
-            await store._marking.flush()
+            await store.flush_index()
             with closing(Folder(str(data), "dms")) as opened:
                 assert list(opened.spots(Topics(pattern=".*"))) == [long + "dms"]
         finally:
@@ -143,7 +143,7 @@ def dropped(folder: Path, below: int | None, *, clean: bool) -> int:
         log = store.namespace("logmq", ALWAYS).logs["orders"]
         index = path.read_bytes()
         log.drop_below(log.end if below is None else below)
-        store.settle()
+        store.commit_pending()
         if clean:
             await store.close()
         else:
@@ -189,7 +189,7 @@ def test_a_log_that_is_deleted_while_its_files_are_looked_at_is_gone(folder: Pat
 
     trio.run(run)
     (space / "orders.log").write_bytes(kept["orders.log"])
-    (space / "orders.idx").write_bytes(kept["orders.idx"][:-MARK_BYTES])
+    (space / "orders.idx").write_bytes(kept["orders.idx"][:-INDEX_ENTRY_BYTES])
     with closing(Folder(str(folder), "logmq")) as opened:
         assert opened.spots(Topics(("orders",))) == {}
 
@@ -233,7 +233,7 @@ def test_the_journal_is_read_once_for_many_topics_that_retention_was_at(
             for name in names:
                 for start in range(0, 3000, 100):
                     add(store, "logmq", name, RECORDS[start : start + 100])
-            await store._marking.flush()
+            await store.flush_index()
             logs = store.namespace("logmq", ALWAYS).logs
             indexes = {name: (data / "logmq" / f"{name}.idx").read_bytes() for name in names}
             for name in names:
@@ -356,7 +356,7 @@ def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: 
     ]
     log_id = whole(folder).log_id
     for number, entry in enumerate(every):
-        rewrite_mark(folder, number, lambda _, entry=entry: format.pack_mark(entry, log_id))  # type: ignore[misc]
+        rewrite_mark(folder, number, lambda _, entry=entry: format.pack_index_entry(entry, log_id))  # type: ignore[misc]
     first, second, *_ = every
     for time, there in ((1000, first), (1500, first), (1501, second), (1999, second), (2500, second)):
         assert place(folder, "starting", startingTimestamp=str(time)) == there.offset

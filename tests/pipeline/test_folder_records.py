@@ -12,8 +12,8 @@ from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
 from shared.storage import format
-from shared.storage.format import MARK_BYTES, Flag
-from shared.storage.index import mark_position
+from shared.storage.format import INDEX_ENTRY_BYTES, Flag
+from shared.storage.index import entry_position
 from shared.storage.settings import Retention
 from tests.pipeline.folders import (
     ORDERS,
@@ -52,7 +52,7 @@ def test_columns_that_the_index_has_need_no_bytes(folder: Path) -> None:
 
     span, entries = whole(folder), marks(folder)
     for number, entry in enumerate(entries):
-        packed = format.pack_mark(entry._replace(first_ms=entry.first_ms - 1000 + number), span.log_id)
+        packed = format.pack_index_entry(entry._replace(first_ms=entry.first_ms - 1000 + number), span.log_id)
         rewrite_mark(folder, number, lambda _, packed=packed: packed)  # type: ignore[misc]
     all_of_it = read(span, "topic", "timestamp", "value")
     wanted = [{name: row[name] for name in ("topic", "timestamp")} for row in all_of_it]
@@ -79,7 +79,7 @@ def test_what_the_index_does_not_vouch_for_is_not_read(tmp_path: Path) -> None:
     async def run() -> None:
         store = await open_folder(folder)
         add(store, *ORDERS, RECORDS)
-        await store._marking.flush()
+        await store.flush_index()
         store.abandon()  # before the catalog has it
 
     trio.run(run)
@@ -145,7 +145,7 @@ def test_a_damaged_range_is_one_loss_however_long_it_is(
     assert capfd.readouterr().err.count("are lost") == 1
 
 
-@pytest.mark.parametrize("left", [0, 10, mark_position(0), mark_position(1) + 7])
+@pytest.mark.parametrize("left", [0, 10, entry_position(0), entry_position(1) + 7])
 def test_what_an_index_that_lost_its_end_covered_is_read_from_the_log(folder: Path, left: int) -> None:
     span = whole(folder)
     os.truncate(folder / "logmq" / "orders.idx", left)
@@ -202,7 +202,7 @@ def test_records_whose_index_entries_are_zeros_are_read_from_the_log(
     folder: Path, zeroed: tuple[int, ...]
 ) -> None:
     for number in zeroed:
-        rewrite_mark(folder, number, lambda mark: bytes(MARK_BYTES))
+        rewrite_mark(folder, number, lambda mark: bytes(INDEX_ENTRY_BYTES))
     assert values(options(folder), whole(folder)) == RECORDS
 
 
@@ -215,7 +215,7 @@ def test_a_front_that_retention_made_a_hole_of_is_no_damage(folder: Path) -> Non
 
 def test_where_index_and_log_are_damaged_only_that_is_lost(folder: Path) -> None:
     first, second = marks(folder)[:2]
-    rewrite_mark(folder, 1, lambda mark: bytes(MARK_BYTES))
+    rewrite_mark(folder, 1, lambda mark: bytes(INDEX_ENTRY_BYTES))
     flip(
         folder / "logmq" / "orders.log", (second.offset + 2) * 8
     )  # of a length: nobody can tell what follows
@@ -229,7 +229,7 @@ def test_where_index_and_log_are_damaged_only_that_is_lost(folder: Path) -> None
 def test_what_the_journal_lost_is_told(folder: Path) -> None:
     second = marks(folder)[1]
     changed = second._replace(flags=Flag.DAMAGED, records=0)
-    rewrite_mark(folder, 1, lambda _: format.pack_mark(changed, spot(folder).id))
+    rewrite_mark(folder, 1, lambda _: format.pack_index_entry(changed, spot(folder).id))
     with pytest.raises(DataLoss, match="the journal lost what stood here"):
         values(options(folder), whole(folder))
 
@@ -238,7 +238,7 @@ def test_what_the_journal_lost_is_told(folder: Path) -> None:
 def test_unverified_ranges_are_read_passed_over_or_refused(folder: Path, unverified: str) -> None:
     first, second = marks(folder)[:2]
     changed = second._replace(flags=Flag.UNVERIFIED)
-    rewrite_mark(folder, 1, lambda _: format.pack_mark(changed, spot(folder).id))
+    rewrite_mark(folder, 1, lambda _: format.pack_index_entry(changed, spot(folder).id))
     chosen = options(folder, unverified=unverified)
     if unverified == "fail":
         with pytest.raises(DataLoss, match="unverified"):
@@ -275,7 +275,7 @@ def test_retention_that_overtakes_a_read_is_told_from_damage(tmp_path: Path, ver
         try:
             for start in range(0, 3000, 100):
                 add(store, *ORDERS, RECORDS[start : start + 100])
-            await store._marking.flush()
+            await store.flush_index()
             planned = whole(data)
             log = store.namespace("logmq", ALWAYS).logs["orders"]
             log.retention = Retention(bytes_max=200_000)

@@ -11,7 +11,7 @@ from brokers.pipeline.source.framing import NotRecords
 from brokers.pipeline.source.origin import Chunk
 from brokers.pipeline.source.spans import Span
 from shared.storage import format
-from shared.storage.format import Mark
+from shared.storage.format import IndexEntry
 
 PAYLOADS = st.lists(st.one_of(st.binary(max_size=20), st.just(b"same"), st.binary(max_size=300)), min_size=1)
 ALIKE = st.integers(0, 40).flatmap(
@@ -25,7 +25,7 @@ def laid(parts: list[list[bytes]], offset: int = 0) -> Chunk:
     marks, data = [], b""
     for number, payloads in enumerate(parts):
         part = b"".join(map(format.record, payloads))
-        marks.append(Mark(offset + len(data), 1000 + number, 0, len(part), len(payloads), 0))
+        marks.append(IndexEntry(offset + len(data), 1000 + number, 0, len(part), len(payloads), 0))
         data += part
     return Chunk(offset, data, marks)
 

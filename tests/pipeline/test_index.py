@@ -8,35 +8,35 @@ from hypothesis import strategies as st
 
 from brokers.pipeline.source import index
 from brokers.pipeline.source.index import LogIndex
-from shared.storage.format import MARK_BYTES, Mark, pack_mark
-from shared.storage.index import mark_position
+from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry, pack_index_entry
+from shared.storage.index import entry_position
 from tests.support.fake_disk import FakeDisk
 
 LOG_ID = 7
 GOOD, TORN, ANOTHERS, ZERO = "good", "torn", "another's", "zero"
 
 
-def entry(mark: Mark, state: str) -> bytes:
-    data = pack_mark(mark, LOG_ID + (state == ANOTHERS))
+def entry(mark: IndexEntry, state: str) -> bytes:
+    data = pack_index_entry(mark, LOG_ID + (state == ANOTHERS))
     if state == ZERO:
-        return bytes(MARK_BYTES)
+        return bytes(INDEX_ENTRY_BYTES)
     return data[:40] + b"torn" + data[44:] if state == TORN else data
 
 
-def laid(lengths: Sequence[int], gaps: Sequence[int]) -> list[Mark]:
+def laid(lengths: Sequence[int], gaps: Sequence[int]) -> list[IndexEntry]:
     """Entries behind each other, each `gap` behind the one before; times go up by two."""
     found, at = [], 0
     for number, (length, gap) in enumerate(zip(lengths, gaps, strict=True)):
         at += gap
-        found.append(Mark(at, 2 * number, 2 * number + 1, length, 1, 0))
+        found.append(IndexEntry(at, 2 * number, 2 * number + 1, length, 1, 0))
         at += length
     return found
 
 
-def opened(marks: Sequence[Mark], states: Sequence[str], more: bytes = b"") -> LogIndex:
+def opened(marks: Sequence[IndexEntry], states: Sequence[str], more: bytes = b"") -> LogIndex:
     disk = FakeDisk()
     fd = disk.open("orders.idx", create=True)
-    data = bytes(mark_position(0)) + b"".join(map(entry, marks, states)) + more
+    data = bytes(entry_position(0)) + b"".join(map(entry, marks, states)) + more
     disk.write(fd, data, 0)
     return LogIndex(disk, fd, LOG_ID)
 
@@ -58,7 +58,7 @@ def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index, "_NEAR_MARKS", near)
         patch.setattr(index, "_BLOCK_MARKS", block)
-        found = opened(marks, states, bytes(data.draw(st.integers(0, MARK_BYTES - 1))))
+        found = opened(marks, states, bytes(data.draw(st.integers(0, INDEX_ENTRY_BYTES - 1))))
         good = [mark for mark, state in zip(marks, states, strict=True) if state == GOOD]
         assert found.count == count
         assert found.first() == (good[0] if good else None)

@@ -34,7 +34,7 @@ TOPIC, OFFSET, TIME = ("topic",), ("offset",), ("timestamp",)
 Place = Callable[[Path], dict[str, str]]
 
 
-def retimed(folder: Path) -> list[format.Mark]:
+def retimed(folder: Path) -> list[format.IndexEntry]:
     """Give each entry of `orders` a second of its own; they are as they are then."""
     log_id = spot(folder).id
     every = [
@@ -42,7 +42,7 @@ def retimed(folder: Path) -> list[format.Mark]:
         for number, mark in enumerate(marks(folder), 1)
     ]
     for number, mark in enumerate(every):
-        rewrite_mark(folder, number, lambda _, mark=mark: format.pack_mark(mark, log_id))  # type: ignore[misc]
+        rewrite_mark(folder, number, lambda _, mark=mark: format.pack_index_entry(mark, log_id))  # type: ignore[misc]
     return every
 
 

@@ -12,7 +12,7 @@ from brokers.pipeline.source.options import Unverified
 from brokers.pipeline.source.origin import Policy
 from brokers.pipeline.source.reading import SpanReader
 from brokers.pipeline.source.spans import Span
-from shared.storage.format import Flag, Mark
+from shared.storage.format import Flag, IndexEntry
 
 GOOD, FLIPPED, LOST, UNVERIFIED, UNTOLD = "good", "flipped", "lost", "unverified", "untold"
 SAYS = {
@@ -51,7 +51,7 @@ def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> Non
 
     marks, good, why, at, stored = [], [], {}, 0, bytearray(log)
     for length, state in zip(lengths, states, strict=True):
-        mark = Mark(at, 0, 0, length, 1, crc32c(log[at : at + length]), FLAGS.get(state, 0))
+        mark = IndexEntry(at, 0, 0, length, 1, crc32c(log[at : at + length]), FLAGS.get(state, 0))
         at += length
         if state != UNTOLD and start < mark.end and mark.offset < stop:
             marks.append(mark)

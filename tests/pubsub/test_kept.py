@@ -147,7 +147,7 @@ async def test_what_is_kept_for_a_client_whose_session_is_lost_waits_for_it() ->
     log, _ = context.store.namespace(NAMESPACE, ALWAYS).create(KEPT)
     frame = datagram(b"news", Kind.STRING, b"hello").rstrip(b"\0")
     log.append(records(b"A\0" + frame), 1)
-    context.store.settle()
+    context.store.commit_pending()
     service = await open_pubsub(context, PubsubSettings())
     connection = MemoryConnection()
     service.sessions.join(b"A", connection)
@@ -162,7 +162,7 @@ async def test_a_damaged_log_of_what_is_kept_costs_what_stood_there_and_is_told(
     log, _ = context.store.namespace(NAMESPACE, ALWAYS).create(KEPT)
     for number in range(100):
         log.append(records(b"A\0%04d" % number + b"x" * 1400), 1)
-    context.store.settle()
+    context.store.commit_pending()
     await context.store.close()
     disk = disk.kill()
     disk.flip(f"{NAMESPACE}/{KEPT}.log", 8 * 1000)

@@ -96,7 +96,7 @@ class Everything:
 
     def settle(self) -> None:
         self.dmp.flush()
-        self.store.settle()
+        self.store.commit_pending()
         for peer in self.peers:
             peer.pump()
 

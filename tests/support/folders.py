@@ -26,7 +26,7 @@ def add(
     space = store.namespace(namespace, ALWAYS)
     log = space.logs.get(name) or space.create(name, mode)[0]
     log.append(b"".join(map(format.record, payloads)), len(payloads))
-    store.settle()
+    store.commit_pending()
 
 
 def fill(folder: Path, contents: Mapping[tuple[str, str], Sequence[bytes]], *, clean: bool = True) -> None:

@@ -37,7 +37,7 @@ class Worker:
         return found or self.witness.create(self.namespace, name, MODES[name[0]])
 
     def settle(self) -> None:
-        self.witness.store.settle()
+        self.witness.store.commit_pending()
 
     async def append(self, name: str, *sizes: int) -> None:
         self.witness.append(self.log(name), [self.payload(size) for size in sizes] or [self.payload()])

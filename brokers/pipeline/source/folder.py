@@ -22,7 +22,7 @@ from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Asked, Entries, Found, Records, Stretch, advance_all
 from shared.storage import catalog, format
 from shared.storage.catalog import LogLine
-from shared.storage.format import INDEX_HEADER_BYTES, Mark
+from shared.storage.format import INDEX_HEADER_BYTES, IndexEntry
 from shared.storage.os_disk import OsDisk
 from shared.storage.tools.view import LogView, check_format, look
 
@@ -209,7 +209,7 @@ class Folder:
             return offset  # a gap: whoever reads there meets it
         return mark.offset + self._skip(spot.file, mark, offset)[0]
 
-    def _skip(self, file: str, mark: Mark, stop: int) -> tuple[int, int]:
+    def _skip(self, file: str, mark: IndexEntry, stop: int) -> tuple[int, int]:
         """Walk a mark's records while they end at or below `stop`: how many bytes and records that is."""
         with self._log(file) as fd:
             data = self.disk.read(fd, mark.length, mark.offset)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from shared.storage import format
 from shared.storage.disk import Disk
-from shared.storage.format import MARK_BYTES, Mark
-from shared.storage.index import mark_position
+from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
+from shared.storage.index import entry_position
 
 _BLOCK_MARKS = 1024
 _NEAR_MARKS = 256
@@ -26,21 +26,23 @@ class LogIndex:
         self._fd = fd
         self.log_id = log_id
         size = 0 if fd is None else disk.size(fd)
-        self.count = max(size - mark_position(0), 0) // MARK_BYTES
+        self.count = max(size - entry_position(0), 0) // INDEX_ENTRY_BYTES
 
-    def last(self) -> Mark | None:
+    def last(self) -> IndexEntry | None:
         """The last good entry: what is durable ends with it."""
         stop = self.count
         while stop > 0:
             start = max(stop - _NEAR_MARKS, 0)
             block = self._block(start, stop - start)
-            for at in range(len(block) // MARK_BYTES - 1, -1, -1):
-                if (mark := format.unpack_mark(block, self.log_id, at * MARK_BYTES)) is not None:
+            for at in range(len(block) // INDEX_ENTRY_BYTES - 1, -1, -1):
+                if (
+                    mark := format.unpack_index_entry(block, self.log_id, at * INDEX_ENTRY_BYTES)
+                ) is not None:
                     return mark
             stop = start
         return None
 
-    def first(self) -> Mark | None:
+    def first(self) -> IndexEntry | None:
         """The first good entry: those that retention gave back are zeros at the front."""
         for _, mark in self._good(self._bisect(lambda mark: False), _NEAR_MARKS):
             return mark
@@ -49,9 +51,9 @@ class LogIndex:
     def begins_damaged(self) -> bool:
         """Whether the entry is bad from which on retention has left them."""
         block = self._block(self._bisect(lambda mark: False), 1)
-        return bool(block) and format.unpack_mark(block, self.log_id) is None
+        return bool(block) and format.unpack_index_entry(block, self.log_id) is None
 
-    def marks(self, start: int, stop: int) -> Iterator[Mark]:
+    def marks(self, start: int, stop: int) -> Iterator[IndexEntry]:
         """The good entries that touch the offsets [start, stop), in order."""
         number = max(self._bisect(lambda mark: mark.end <= start), 0)
         for _, mark in self._good(number, _BLOCK_MARKS):
@@ -60,17 +62,17 @@ class LogIndex:
             if mark.end > start:
                 yield mark
 
-    def at_or_before(self, offset: int) -> Mark | None:
+    def at_or_before(self, offset: int) -> IndexEntry | None:
         """The last good entry that begins at or below an offset."""
         return self._at(self._bisect(lambda mark: mark.offset <= offset) - 1)
 
-    def at_time(self, unix_ms: int) -> Mark | None:
+    def at_time(self, unix_ms: int) -> IndexEntry | None:
         """The first good entry whose last record is of that time or later."""
         return next(
             (m for _, m in self._good(self._bisect(lambda mark: mark.last_ms < unix_ms), _NEAR_MARKS)), None
         )
 
-    def _bisect(self, below: Callable[[Mark], bool]) -> int:
+    def _bisect(self, below: Callable[[IndexEntry], bool]) -> int:
         """The number of the first entry for which `below` does not hold; it holds for those before it.
 
         Zeroed entries are below everything where the file begins with such; other bad ones are passed over.
@@ -89,23 +91,23 @@ class LogIndex:
                 high = middle
         return low
 
-    def _good(self, number: int, ahead: int, stop: int | None = None) -> Iterator[tuple[int, Mark]]:
+    def _good(self, number: int, ahead: int, stop: int | None = None) -> Iterator[tuple[int, IndexEntry]]:
         """Good entries from `number` on, read `ahead` at a time (more where they turn out to be bad)."""
         stop = self.count if stop is None else stop
         while number < stop:
             block = self._block(number, min(ahead, stop - number))
             if not block:
                 return
-            for at in range(0, len(block), MARK_BYTES):
-                if (mark := format.unpack_mark(block, self.log_id, at)) is not None:
-                    yield number + at // MARK_BYTES, mark
-            number += len(block) // MARK_BYTES
+            for at in range(0, len(block), INDEX_ENTRY_BYTES):
+                if (mark := format.unpack_index_entry(block, self.log_id, at)) is not None:
+                    yield number + at // INDEX_ENTRY_BYTES, mark
+            number += len(block) // INDEX_ENTRY_BYTES
             ahead = max(ahead, _NEAR_MARKS)
 
-    def _at(self, number: int) -> Mark | None:
+    def _at(self, number: int) -> IndexEntry | None:
         """The good entry `number`, or the nearest good one before it."""
         while number >= 0:
-            if (mark := format.unpack_mark(self._block(number, 1), self.log_id)) is not None:
+            if (mark := format.unpack_index_entry(self._block(number, 1), self.log_id)) is not None:
                 return mark
             number -= 1
         return None
@@ -118,5 +120,5 @@ class LogIndex:
         """Whole entries: fewer at the file's end."""
         if self._fd is None:
             return b""
-        data = self._disk.read(self._fd, count * MARK_BYTES, mark_position(number))
-        return data[: len(data) // MARK_BYTES * MARK_BYTES]
+        data = self._disk.read(self._fd, count * INDEX_ENTRY_BYTES, entry_position(number))
+        return data[: len(data) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES]

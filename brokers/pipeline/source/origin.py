@@ -8,7 +8,7 @@ import attrs
 from brokers.pipeline.source.options import Options, Topics, Unverified
 from brokers.pipeline.source.spans import Span
 from shared.errors import BrokerError
-from shared.storage.format import Mark
+from shared.storage.format import IndexEntry
 
 if TYPE_CHECKING:
     from brokers.pipeline.source.stretch import Stretch
@@ -42,13 +42,13 @@ class Chunk:
 
     offset: int
     data: bytes = attrs.field(repr=lambda data: f"<{len(data)} bytes>")
-    marks: Sequence[Mark]
+    marks: Sequence[IndexEntry]
 
     @property
     def end(self) -> int:
         return self.marks[-1].end
 
-    def part(self, mark: Mark) -> "Chunk":
+    def part(self, mark: IndexEntry) -> "Chunk":
         """What one of its entries covers."""
         start = mark.offset - self.offset
         return Chunk(mark.offset, self.data[start : start + mark.length], [mark])

@@ -16,7 +16,7 @@ from brokers.pipeline.source.options import Unverified
 from brokers.pipeline.source.origin import Chunk, Policy
 from brokers.pipeline.source.spans import Span
 from shared.storage import format, index
-from shared.storage.format import Mark
+from shared.storage.format import IndexEntry
 
 FirstKept = Callable[[], int | None]
 """A log's first offset as of now, the journal asked too; None where the log is gone."""
@@ -45,10 +45,10 @@ class SpanReader:
         self._lost: tuple[int, int, str] | None = None
         """From where to where, and why: told when it is known how far it goes."""
 
-    def chunks(self, marks: Iterator[Mark]) -> Iterator[Chunk]:
+    def chunks(self, marks: Iterator[IndexEntry]) -> Iterator[Chunk]:
         """`marks`: the index's entries that touch the span, in order."""
         position = self._span.start
-        taken: list[Mark] = []
+        taken: list[IndexEntry] = []
         length = 0
         for mark in self._whole(marks):
             if taken and (mark.offset != taken[-1].end or length + mark.length > CHUNK_BYTES):
@@ -66,7 +66,7 @@ class SpanReader:
             self._gap(position, self._span.stop)
         self._tell()
 
-    def _whole(self, marks: Iterator[Mark]) -> Iterator[Mark]:
+    def _whole(self, marks: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
         """The entries, and new ones where one is not good."""
         position, time_ms = self._span.start, 0
         for mark in marks:
@@ -77,7 +77,7 @@ class SpanReader:
         if position < self._span.stop:
             yield from self._made_anew(position, self._span.stop, time_ms)
 
-    def _made_anew(self, start: int, stop: int, time_ms: int) -> list[Mark]:
+    def _made_anew(self, start: int, stop: int, time_ms: int) -> list[IndexEntry]:
         """Entries for the records from `start` to `stop`; none where the length fields do not lead there."""
         first = self._first_kept()
         while first is not None and first < stop:
@@ -88,7 +88,7 @@ class SpanReader:
                 return found if end == stop else []
         return []
 
-    def _wanted(self, mark: Mark) -> bool:
+    def _wanted(self, mark: IndexEntry) -> bool:
         if mark.damaged:
             self._lose(mark.offset, mark.end, "the journal lost what stood here")
             return False
@@ -98,14 +98,14 @@ class SpanReader:
             self._lose(mark.offset, mark.end, "unverified: nothing says that these are the bytes written")
         return False
 
-    def _read(self, marks: list[Mark]) -> Iterator[Chunk]:
+    def _read(self, marks: list[IndexEntry]) -> Iterator[Chunk]:
         base = marks[0].offset
         if self._bare and self._span.start <= base and marks[-1].end <= self._span.stop:
             self._tell()
             yield Chunk(base, b"", marks)
             return
         data = self._bytes(marks[-1].end - base, base)
-        good: list[Mark] = []
+        good: list[IndexEntry] = []
         for mark in marks:
             text = self._fault(data, mark, base)
             if text is None:
@@ -119,7 +119,7 @@ class SpanReader:
         if good:
             yield _part(base, data, good)
 
-    def _fault(self, data: bytes, mark: Mark, base: int) -> str | None:
+    def _fault(self, data: bytes, mark: IndexEntry, base: int) -> str | None:
         part = memoryview(data)[mark.offset - base : mark.end - base]
         if len(part) < mark.length:
             return "the file is too short"
@@ -164,7 +164,7 @@ class SpanReader:
         self._policy.lose(f"{span.topic} in {span.source}: offsets {start} to {stop} are lost: {text}")
 
 
-def _part(base: int, data: bytes, marks: list[Mark]) -> Chunk:
+def _part(base: int, data: bytes, marks: list[IndexEntry]) -> Chunk:
     start, stop = marks[0].offset, marks[-1].end
     if start == base and stop - start == len(data):
         return Chunk(base, data, marks)

@@ -26,7 +26,7 @@ from logmq.answers import ChunkAnswer, LineAnswer, LogmqError, RowsAnswer, Topic
 from logmq.wire import topic_untrusted
 from shared.errors import BrokerError
 from shared.storage import format
-from shared.storage.format import Flag, Mark
+from shared.storage.format import Flag, IndexEntry
 
 CHUNK_BYTES = 8 << 20
 SAME_MS = 1000
@@ -124,10 +124,10 @@ class Served:
                 offset, data = (-1, b"") if isinstance(answer, LogmqError) else answer
                 yield data if offset == need.start else b""
 
-    def _marks(self, topic: str, start: int, stop: int) -> list[Mark]:
-        return cast(list[Mark], self._link.ask(_line("MARKS", topic, start, stop), _marks))
+    def _marks(self, topic: str, start: int, stop: int) -> list[IndexEntry]:
+        return cast(list[IndexEntry], self._link.ask(_line("MARKS", topic, start, stop), _marks))
 
-    def _marks_if_any(self, topic: str, start: int, stop: int) -> list[Mark]:
+    def _marks_if_any(self, topic: str, start: int, stop: int) -> list[IndexEntry]:
         try:
             return self._marks(topic, start, stop)
         except LogmqError:  # damaged, or gone meanwhile
@@ -164,7 +164,7 @@ class Served:
             else:
                 yield from self._read(span, policy, [marks])
 
-    def _covered(self, span: Span, policy: Policy) -> Iterator[Mark]:
+    def _covered(self, span: Span, policy: Policy) -> Iterator[IndexEntry]:
         """Marks for all of the span that is there; what is not is told."""
         ends, marks = self._link.ask_all(
             [
@@ -184,7 +184,7 @@ class Served:
             self._lose(policy, span, span.start, min(first, span.stop), _dropped(first))
         yield from _covering(marks, first, span)
 
-    def _read(self, span: Span, policy: Policy, groups: Sequence[list[Mark]]) -> Iterator[Chunk]:
+    def _read(self, span: Span, policy: Policy, groups: Sequence[list[IndexEntry]]) -> Iterator[Chunk]:
         fetched = self._fetched(span.topic, [(marks[0].offset, marks[-1].end) for marks in groups])
         try:
             for marks, data in zip(groups, fetched, strict=True):
@@ -195,7 +195,9 @@ class Served:
         finally:
             fetched.close()
 
-    def _refused(self, span: Span, policy: Policy, marks: list[Mark], error: LogmqError) -> Iterator[Chunk]:
+    def _refused(
+        self, span: Span, policy: Policy, marks: list[IndexEntry], error: LogmqError
+    ) -> Iterator[Chunk]:
         """The server did not give the bytes of these marks: find out which of them it has."""
         if len(marks) > 1 and error.code in (_DAMAGE, "OUT_OF_RANGE"):
             yield from self._read(span, policy, [[mark] for mark in marks])
@@ -206,9 +208,9 @@ class Served:
             text = _dropped(first)
         self._lose(policy, span, marks[0].offset, marks[-1].end, text)
 
-    def _checked(self, span: Span, policy: Policy, marks: list[Mark], data: bytes) -> Iterator[Chunk]:
+    def _checked(self, span: Span, policy: Policy, marks: list[IndexEntry], data: bytes) -> Iterator[Chunk]:
         base = marks[0].offset
-        good: list[Mark] = []
+        good: list[IndexEntry] = []
         for mark in marks:
             part = memoryview(data)[mark.offset - base : mark.end - base]
             if mark.unverified:  # ours: see _covering
@@ -275,7 +277,7 @@ class Served:
         policy.lose(f"{span.topic} on {span.source}: offsets {start} to {stop} are lost: {why}")
 
 
-def _covering(marks: Sequence[Mark], first: int, span: Span) -> Iterator[Mark]:
+def _covering(marks: Sequence[IndexEntry], first: int, span: Span) -> Iterator[IndexEntry]:
     """Marks for every byte of the span that is there, each wholly there.
 
     Where there is none, or retention has taken a part of one, one is made up, flagged unverified: how many
@@ -289,16 +291,16 @@ def _covering(marks: Sequence[Mark], first: int, span: Span) -> Iterator[Mark]:
         if mark.offset < first:
             mark = mark._replace(offset=first, length=mark.end - first, flags=Flag.UNVERIFIED)
         elif mark.offset > at:
-            yield Mark(at, time, time, mark.offset - at, 0, 0, Flag.UNVERIFIED)
+            yield IndexEntry(at, time, time, mark.offset - at, 0, 0, Flag.UNVERIFIED)
         yield mark
         at = mark.end
     if at < span.stop:
-        yield Mark(at, time, time, span.stop - at, 0, 0, Flag.UNVERIFIED)
+        yield IndexEntry(at, time, time, span.stop - at, 0, 0, Flag.UNVERIFIED)
 
 
-def _groups(marks: Iterator[Mark]) -> Iterator[list[Mark]]:
+def _groups(marks: Iterator[IndexEntry]) -> Iterator[list[IndexEntry]]:
     """What is fetched at once."""
-    taken: list[Mark] = []
+    taken: list[IndexEntry] = []
     for mark in marks:
         if taken and (mark.end - taken[0].offset > CHUNK_BYTES or mark.offset != taken[-1].end):
             yield taken
@@ -308,7 +310,7 @@ def _groups(marks: Iterator[Mark]) -> Iterator[list[Mark]]:
         yield taken
 
 
-def _part(base: int, data: bytes, marks: list[Mark]) -> Chunk:
+def _part(base: int, data: bytes, marks: list[IndexEntry]) -> Chunk:
     start, stop = marks[0].offset, marks[-1].end
     whole = stop - start == len(data)
     return Chunk(start, data if whole else data[start - base : stop - base], marks)
@@ -336,9 +338,9 @@ def _marks() -> RowsAnswer:
     return RowsAnswer(_mark)
 
 
-def _mark(line: bytes) -> Mark:
+def _mark(line: bytes) -> IndexEntry:
     mark = mark_row(line)
-    return Mark(mark.offset, mark.unix_ms, mark.unix_ms, mark.length, mark.records, mark.crc32c)
+    return IndexEntry(mark.offset, mark.unix_ms, mark.unix_ms, mark.length, mark.records, mark.crc32c)
 
 
 def _dropped(first: int) -> str:

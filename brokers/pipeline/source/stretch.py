@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from brokers.pipeline.source.origin import LogSpot
-from shared.storage.format import LENGTH_BYTES, Mark, length_at
+from shared.storage.format import LENGTH_BYTES, IndexEntry, length_at
 
 LOOK_BYTES = 1 << 20
 """Whose index entries are asked for first: most batches of many logs end there."""
@@ -37,7 +37,7 @@ class Records(NamedTuple):
 class Found(NamedTuple):
     """Entries in order, all there are from where they were asked for up to `stop`."""
 
-    marks: Iterable[Mark]
+    marks: Iterable[IndexEntry]
     stop: int
 
 
@@ -85,7 +85,7 @@ class Stretch:
             look = min(4 * look, LOOK_BYTES_MAX)
         self.stop = max(self.stop, end)
 
-    def _take_part(self, mark: Mark, low: int) -> Generator[Need, Any, bool]:
+    def _take_part(self, mark: IndexEntry, low: int) -> Generator[Need, Any, bool]:
         """Of a mark the records from `low` on that fit. Whether there is one that does not."""
         while low < mark.end:
             if self.records and not self._fits(low + LENGTH_BYTES, 1):
@@ -100,7 +100,7 @@ class Stretch:
             low = self.stop
         return False
 
-    def _take_unseen(self, mark: Mark, low: int) -> bool:
+    def _take_unseen(self, mark: IndexEntry, low: int) -> bool:
         """What is left of a mark whose records cannot be had. Whether it does not fit."""
         is_whole = low == mark.offset
         count = mark.records if is_whole else 0
@@ -110,7 +110,7 @@ class Stretch:
         self.is_exact = self.is_exact and is_whole
         return False
 
-    def _wanted(self, mark: Mark, low: int) -> int:
+    def _wanted(self, mark: IndexEntry, low: int) -> int:
         """How many bytes from `low` on are worth looking at."""
         size = mark.end - low
         if self.records_max is not None:

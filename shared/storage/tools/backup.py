@@ -86,7 +86,7 @@ def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
 
 def _start(view: FolderView, log: LogView) -> int:
     found = view.read_index(log)
-    return log.first if found is None else checked_from(found.marks, log.first)
+    return log.first if found is None else checked_from(found.entries, log.first)
 
 
 def restore(source: Path, target: Path) -> BackupReport:

@@ -11,8 +11,8 @@ import attrs
 
 from shared.storage import catalog
 from shared.storage.disk import Disk
-from shared.storage.format import FORMAT_PATH, INDEX_HEADER_BYTES, MARK_BYTES
-from shared.storage.index import mark_position
+from shared.storage.format import FORMAT_PATH, INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES
+from shared.storage.index import entry_position
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
@@ -176,22 +176,24 @@ def _index(view: FolderView, log: LogView) -> Iterator[Finding]:
         yield Finding(Severity.DAMAGE, Kind.INDEX, log.index_path, text, 0, INDEX_HEADER_BYTES)
     last_end = None
     last_ms = 0
-    for number, mark in enumerate(found.marks):
-        place = mark_position(found.dropped + number)
-        if mark is None:
+    for number, entry in enumerate(found.entries):
+        place = entry_position(found.dropped + number)
+        if entry is None:
             # Behind the last good one a torn entry is what a crash leaves; before it, it was once good.
-            torn = all(later is None for later in found.marks[number:]) and not view.catalog.clean
+            torn = all(later is None for later in found.entries[number:]) and not view.catalog.clean
             severity = Severity.NOTE if torn else Severity.DAMAGE
-            yield Finding(severity, Kind.INDEX, log.index_path, "an entry is not good", place, MARK_BYTES)
+            yield Finding(
+                severity, Kind.INDEX, log.index_path, "an entry is not good", place, INDEX_ENTRY_BYTES
+            )
             last_end = None
             continue
-        if last_end is not None and mark.offset != last_end and mark.offset > log.first:
-            text = f"an entry begins at {mark.offset}, and the one before ends at {last_end}"
-            yield Finding(Severity.DAMAGE, Kind.INDEX, log.index_path, text, place, MARK_BYTES)
-        if mark.first_ms < last_ms or mark.last_ms < mark.first_ms:
+        if last_end is not None and entry.offset != last_end and entry.offset > log.first:
+            text = f"an entry begins at {entry.offset}, and the one before ends at {last_end}"
+            yield Finding(Severity.DAMAGE, Kind.INDEX, log.index_path, text, place, INDEX_ENTRY_BYTES)
+        if entry.first_ms < last_ms or entry.last_ms < entry.first_ms:
             text = "times go down"
-            yield Finding(Severity.WARNING, Kind.INDEX, log.index_path, text, place, MARK_BYTES)
-        last_end, last_ms = mark.end, mark.last_ms
+            yield Finding(Severity.WARNING, Kind.INDEX, log.index_path, text, place, INDEX_ENTRY_BYTES)
+        last_end, last_ms = entry.end, entry.last_ms
 
 
 def orphans(view: FolderView) -> Iterator[Finding]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from crc32c import crc32c
 
 from shared.storage import catalog as catalog_file
-from shared.storage import format, index, marks, syscalls
+from shared.storage import format, index, syscalls
 from shared.storage.catalog import Catalog, LogLine
-from shared.storage.format import Mark
+from shared.storage.format import IndexEntry
 from shared.storage.os_disk import OsDisk
 from shared.storage.snapshot import LogSnapshot
 from shared.storage.store import Store
@@ -32,7 +32,7 @@ async def backup_files(store: Store, source: Path, target: Path, *, now_ms: int)
     it: what is damaged is copied as it is, and named in the report.
     """
     snapshots = await store.snapshot()
-    report: BackupReport = await store.aside(_copy_all, snapshots, source, target, now_ms)
+    report: BackupReport = await store.in_thread(_copy_all, snapshots, source, target, now_ms)
     return report
 
 
@@ -69,7 +69,7 @@ def _copy_log(
         raise
     try:
         # In this order: if the index is still this log's, so is the file that was opened before it.
-        stored = _stored_marks(disk, paths[1], line.id)
+        stored = _stored_entries(disk, paths[1], line.id)
         if stored is None or snapshot.log.gone:
             return None
         first, files = _copy_opened(disk, snapshot, fd, stored, target, paths)
@@ -78,7 +78,7 @@ def _copy_log(
     return line._replace(first=first), files
 
 
-def _stored_marks(disk: OsDisk, path: str, log_id: int) -> list[Mark] | None:
+def _stored_entries(disk: OsDisk, path: str, log_id: int) -> list[IndexEntry] | None:
     """The good entries of an index file; None where it is another log's."""
     try:
         fd = disk.open(path)
@@ -89,22 +89,24 @@ def _stored_marks(disk: OsDisk, path: str, log_id: int) -> list[Mark] | None:
         if found is not None and found.log_id != log_id:
             return None
         if found is not None:
-            return [mark for mark in found.marks if mark is not None]
+            return [entry for entry in found.entries if entry is not None]
         data = disk.read(fd, disk.size(fd), format.INDEX_HEADER_BYTES)  # its header is damaged
     finally:
         disk.close(fd)
-    found_marks = (format.unpack_mark(data, log_id, at) for at in range(0, len(data), format.MARK_BYTES))
-    return [mark for mark in found_marks if mark is not None]
+    found_entries = (
+        format.unpack_index_entry(data, log_id, at) for at in range(0, len(data), format.INDEX_ENTRY_BYTES)
+    )
+    return [entry for entry in found_entries if entry is not None]
 
 
 def _copy_opened(
-    disk: OsDisk, snapshot: LogSnapshot, fd: int, stored: list[Mark], target: Path, paths: list[str]
+    disk: OsDisk, snapshot: LogSnapshot, fd: int, stored: list[IndexEntry], target: Path, paths: list[str]
 ) -> tuple[int, list[FileLine]]:
     """Returns the first offset of the copy, and its files. Entries that are not good are made anew there."""
     line = snapshot.line
-    behind = snapshot.marks[0].offset if snapshot.marks else line.end
-    good = [mark for mark in stored if mark.offset < behind and mark.end <= line.end]
-    good += snapshot.marks
+    behind = snapshot.entries[0].offset if snapshot.entries else line.end
+    good = [entry for entry in stored if entry.offset < behind and entry.end <= line.end]
+    good += snapshot.entries
     (target / paths[0]).parent.mkdir(mode=0o700, exist_ok=True)
     out = copying.create_target(target / paths[0])
     try:
@@ -118,11 +120,11 @@ def _copy_opened(
         first = min(max(line.first, snapshot.log.first_kept), line.end)
         start = index.checked_from(good, first)
         copied = FileLine(paths[0], start, line.end, copying.crc_of_range(out, start, line.end))
-        wanted, _ = marks.whole(disk, out, good, first, line.end, line.created_ms)
+        wanted, _ = index.whole(disk, out, good, first, line.end, line.created_ms)
     finally:
         os.close(out)
     header = format.pack_index_header(line.id, line.created_ms)
-    packed = header + b"".join(format.pack_mark(mark, line.id) for mark in wanted)
+    packed = header + b"".join(format.pack_index_entry(entry, line.id) for entry in wanted)
     return first, [copied, _write(target, paths[1], packed)]
 
 

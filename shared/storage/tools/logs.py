@@ -69,11 +69,13 @@ def log_ls(folder: Path) -> list[LogRow]:
 def _row(folder: Path, view: FolderView, log: LogView) -> LogRow:
     found = view.read_index(log)
     records: int | None = 0 if log.first == log.end else None
-    if found is not None and None not in found.marks:
-        marks = [mark for mark in found.marks if mark is not None and mark.offset >= log.first]
-        covered = marks[-1].end if marks else log.first
+    if found is not None and None not in found.entries:
+        entries = [entry for entry in found.entries if entry is not None and entry.offset >= log.first]
+        covered = entries[-1].end if entries else log.first
         with view.reader(log) as reader:
-            records = sum(mark.records for mark in marks) + sum(1 for _ in reader.records(covered, log.end))
+            records = sum(entry.records for entry in entries) + sum(
+                1 for _ in reader.records(covered, log.end)
+            )
     return LogRow(
         namespace=log.namespace,
         name=log.name,

@@ -7,7 +7,7 @@ import attrs
 from crc32c import crc32c
 
 from shared.storage import format
-from shared.storage.format import Mark
+from shared.storage.format import IndexEntry
 from shared.storage.tools.view import FolderView, LogReader, LogView
 
 
@@ -46,52 +46,52 @@ def ranges(view: FolderView, log: LogView, reader: LogReader, start: int, stop: 
     """
     position = log.first
     found = view.read_index(log)
-    for mark in found.marks if found is not None else []:
-        if mark is None or mark.end <= position:
+    for entry in found.entries if found is not None else []:
+        if entry is None or entry.end <= position:
             continue
-        if mark.offset >= stop or mark.offset >= log.end:
+        if entry.offset >= stop or entry.offset >= log.end:
             break
-        if mark.offset < position > log.first:
+        if entry.offset < position > log.first:
             continue  # it overlaps its neighbour: its CRC cannot be asked
-        if mark.offset > position:
-            yield from _gap(log, reader, position, mark.offset, start)
-        if mark.end > start:
-            checked = _marked(reader, mark)
-            if view.live and mark.offset < position and checked.state is State.DAMAGED:
+        if entry.offset > position:
+            yield from _gap(log, reader, position, entry.offset, start)
+        if entry.end > start:
+            checked = _of_entry(reader, entry)
+            if view.live and entry.offset < position and checked.state is State.DAMAGED:
                 continue  # more may be dropped by now than we know of, and be a hole
-            yield checked if mark.offset >= position else _kept(checked, reader, position)
-        position = mark.end
+            yield checked if entry.offset >= position else _kept(checked, reader, position)
+        position = entry.end
     if position < min(stop, log.end):
         yield from _gap(log, reader, position, log.end, start)
 
 
-def _marked(reader: LogReader, mark: Mark) -> Range:
-    if mark.damaged:
-        return _damaged(mark, "the journal lost what stood here")
-    data = reader.read(mark.offset, mark.length)
-    if len(data) < mark.length:
-        return _damaged(mark, f"the file ends {mark.length - len(data)} bytes too early")
-    if crc32c(data) != mark.crc32c:
-        return _damaged(mark, "these are not the bytes that were written (CRC)")
-    if format.count_records(data) != mark.records:
-        return _damaged(mark, "the length fields do not lead to the range's end")
-    state = State.UNVERIFIED if mark.unverified else State.GOOD
-    return Range(mark.offset, mark.length, mark.records, state, "", mark.last_ms)
+def _of_entry(reader: LogReader, entry: IndexEntry) -> Range:
+    if entry.damaged:
+        return _damaged(entry, "the journal lost what stood here")
+    data = reader.read(entry.offset, entry.length)
+    if len(data) < entry.length:
+        return _damaged(entry, f"the file ends {entry.length - len(data)} bytes too early")
+    if crc32c(data) != entry.crc32c:
+        return _damaged(entry, "these are not the bytes that were written (CRC)")
+    if format.count_records(data) != entry.records:
+        return _damaged(entry, "the length fields do not lead to the range's end")
+    state = State.UNVERIFIED if entry.unverified else State.GOOD
+    return Range(entry.offset, entry.length, entry.records, state, "", entry.last_ms)
 
 
 def _kept(whole: Range, reader: LogReader, first: int) -> Range:
-    """What is kept of a mark's range: the records before `first`, a record's start, are dropped."""
+    """What is kept of an entry's range: the records before `first`, a record's start, are dropped."""
     dropped = format.count_records(reader.read(whole.offset, first - whole.offset)) or 0
     records = max(whole.records - dropped, 0)
     return attrs.evolve(whole, offset=first, length=whole.end - first, records=records)
 
 
-def _damaged(mark: Mark, text: str) -> Range:
-    return Range(mark.offset, mark.length, mark.records, State.DAMAGED, text, mark.last_ms)
+def _damaged(entry: IndexEntry, text: str) -> Range:
+    return Range(entry.offset, entry.length, entry.records, State.DAMAGED, text, entry.last_ms)
 
 
 def _gap(log: LogView, reader: LogReader, position: int, stop: int, wanted: int) -> Iterator[Range]:
-    """A range that no mark covers: some of it may stand in the journal, whose batches have CRCs."""
+    """A range that no entry covers: some of it may stand in the journal, whose batches have CRCs."""
     while position < stop:
         end, state = stop, State.UNCOVERED
         for patch in log.patches_in(position, stop):

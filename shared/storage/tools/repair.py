@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 
 from shared.storage import catalog as catalog_file
-from shared.storage import format, index, marks, recovery, replay
+from shared.storage import format, index, recovery, replay
 from shared.storage.catalog import Catalog
 from shared.storage.clock import SystemClock
 from shared.storage.disk import Disk
@@ -100,22 +100,22 @@ class _Mender:
         return any(owner is not None and owner >= found.next_log_id for owner in owners)
 
     def index(self, view: FolderView, log: LogView) -> None:
-        """Make an index whole: what no good entry covers is marked as it is found, unverified."""
+        """Make an index whole: what no good entry covers is indexed as it is found, unverified."""
         found = view.read_index(log)
-        kept = [mark for mark in found.marks if mark is not None] if found is not None else []
+        kept = [entry for entry in found.entries if entry is not None] if found is not None else []
         try:
             fd = self._disk.open(log.log_path)
         except FileNotFoundError:
             return
         try:
-            whole, filled = marks.whole(self._disk, fd, kept, log.first, log.end, log.created_ms)
+            whole, filled = index.whole(self._disk, fd, kept, log.first, log.end, log.created_ms)
         finally:
             self._disk.close(fd)
         if found is None and not whole:
             return  # an empty log need not have one
-        if found is None or filled or None in found.marks or not view.header_is_good(log):
+        if found is None or filled or None in found.entries or not view.header_is_good(log):
             header = format.pack_index_header(log.id, log.created_ms)
-            packed = b"".join(format.pack_mark(mark, log.id) for mark in whole)
+            packed = b"".join(format.pack_index_entry(entry, log.id) for entry in whole)
             self._replace(log.index_path, header + packed)
             self.done.append(f"{log.index_path}: made whole, {filled} bytes unverified")
 

@@ -23,7 +23,7 @@ from shared.storage import catalog as catalog_file
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog
 from shared.storage.disk import Disk
-from shared.storage.format import FORMAT_PATH, INDEX_HEADER_BYTES, MARK_BYTES, Kind
+from shared.storage.format import FORMAT_PATH, INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, Kind
 from shared.storage.index import IndexFile
 from shared.storage.journal import segment_path
 from shared.storage.lock import FolderLock
@@ -112,11 +112,13 @@ class FolderView:
             data = self.disk.read(fd, self.disk.size(fd), INDEX_HEADER_BYTES)
         finally:
             self.disk.close(fd)
-        marks = [format.unpack_mark(data, log.id, at) for at in range(0, len(data), MARK_BYTES)]
-        while marks and marks[0] is None:  # given back by retention, or damaged: nobody can tell
-            del marks[0]
-        dropped = len(data) // MARK_BYTES - len(marks)
-        return IndexFile(log.id, log.created_ms, dropped, marks) if marks else None
+        entries = [
+            format.unpack_index_entry(data, log.id, at) for at in range(0, len(data), INDEX_ENTRY_BYTES)
+        ]
+        while entries and entries[0] is None:  # given back by retention, or damaged: nobody can tell
+            del entries[0]
+        dropped = len(data) // INDEX_ENTRY_BYTES - len(entries)
+        return IndexFile(log.id, log.created_ms, dropped, entries) if entries else None
 
     def header_is_good(self, log: LogView) -> bool:
         """Whether the index says in front whose it is."""
@@ -189,7 +191,7 @@ class LogReader:
         """Whole records from `start`, a record's start, as (offset, payload), up to `stop` or a tear."""
         position = start
         while position < stop:
-            data = self.read(position, min(index.MARK_COVERS_BYTES, stop - position))
+            data = self.read(position, min(index.ENTRY_COVERS_BYTES, stop - position))
             if len(data) < format.LENGTH_BYTES:
                 return
             size = format.LENGTH_BYTES + format.length_at(data, 0)[0]
@@ -388,9 +390,9 @@ def _end_with_index(view: FolderView, log: LogView) -> None:
         log.end = max(found.end or 0, log.first)
         return
     with view.reader(log) as reader:
-        for mark in reversed(found.marks):
-            if mark is None or mark.end <= log.end:
+        for entry in reversed(found.entries):
+            if entry is None or entry.end <= log.end:
                 continue
-            if crc32c(reader.read(mark.offset, mark.length)) == mark.crc32c:
-                log.end = mark.end
+            if crc32c(reader.read(entry.offset, entry.length)) == entry.crc32c:
+                log.end = entry.end
                 return

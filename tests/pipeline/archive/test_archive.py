@@ -87,7 +87,7 @@ def changed(data: Path, change: Callable[[Log], object], topic: str) -> None:
     async def run() -> None:
         store = await open_folder(data)
         change(store.namespace("logmq", ALWAYS).logs[topic])
-        store.settle()
+        store.commit_pending()
         await store.close()
 
     trio.run(run)
@@ -97,7 +97,7 @@ def deleted(data: Path, topic: str) -> None:
     async def run() -> None:
         store = await open_folder(data)
         store.namespace("logmq", ALWAYS).delete(topic)
-        store.settle()
+        store.commit_pending()
         await store.close()
 
     trio.run(run)

@@ -44,7 +44,7 @@ class World:
 
     def settle(self) -> None:
         self.recording.flush()
-        self.store.settle()
+        self.store.commit_pending()
 
     async def blocks(self) -> list[tuple[Block, bytes]]:
         """What stands in the log."""
@@ -278,10 +278,10 @@ async def test_a_batch_that_fails_behind_one_that_did_not_is_told_by_itself() ->
         thread_is_free = trio.Event()
         fail(disk, errno.EIO, lambda operation: log_write(operation) and next(writes) == 1)
         track.record(2, bytes(HELD_BYTES))
-        store.settle()
+        store.commit_pending()
         await trio.testing.wait_all_tasks_blocked()  # it is under way
         track.record(4, bytes(HELD_BYTES))
-        store.settle()
+        store.commit_pending()
         thread_is_free.set()
         await trio.testing.wait_all_tasks_blocked()
     assert (here.value("messages"), here.value("left_out_messages", reason="store")) == (3, 4)
@@ -323,7 +323,7 @@ async def test_what_an_earlier_run_recorded_goes_in_its_time(tmp_path: Path) -> 
     for _ in range(40):
         found.track(1).record(1, bytes(100_000))
         recording.flush()
-        store.settle()
+        store.commit_pending()
     await store.close()
     store = await open_store(folder=tmp_path)
     Recording(store, RecordSettings(retention_bytes=MIB), LOG)
@@ -386,7 +386,7 @@ async def test_small_blocks_wait_for_each_other_and_not_for_long(autojump_clock:
         commits = here.store.statistics().commits
         for _ in range(10):
             track.record(1, b"small")
-            here.store.settle()
+            here.store.commit_pending()
         await trio.sleep(2 * HELD_SECONDS)
         assert here.value("messages") == 11
         assert here.store.statistics().commits == commits + 1

@@ -142,7 +142,7 @@ async def test_a_live_backup_holds_what_was_visible_and_no_more(tmp_path: Path) 
     store.namespace("logmq", Durability("always")).create("empty")
     add(store, "logmq", "gone", [b"x"])
     store.namespace("logmq", Durability("always")).delete("gone")
-    store.settle()
+    store.commit_pending()
     log = store.namespace("logmq", Durability("always")).logs["orders"]
     snapshot = store.snapshot
 
@@ -207,7 +207,7 @@ async def test_what_retention_dropped_stays_a_hole_and_offsets_stay(tmp_path: Pa
     log = store.namespace("logmq", Durability("always")).logs["long"]
     first = (40 - kept) * (32768 + 4)
     log.drop_below(first)
-    store.settle()
+    store.commit_pending()
     await store.checkpoint()
     await store.retain()
     punched = (tmp_path / "data/logmq/long.log").stat().st_blocks * 512 < first

@@ -54,7 +54,7 @@ def append(store: Store, name: str, payloads: Sequence[bytes], truth: Truth) -> 
     for payload in payloads:
         truth.setdefault(name, {})[offset] = payload
         offset += format.LENGTH_BYTES + len(payload)
-    store.settle()
+    store.commit_pending()
 
 
 async def closed_in_order() -> tuple[FakeDisk, Truth]:

@@ -46,7 +46,7 @@ async def test_checkpoints_free_segments_while_commits_go_on(autojump_clock: Moc
         for n in range(300):
             for log in logs:
                 log.append(records(b"%d" % n, bytes(1000)), 2)
-            store.settle()
+            store.commit_pending()
             if n % 10 == 0:
                 await trio.sleep(0.05)
         await trio.sleep(5)
@@ -56,7 +56,7 @@ async def test_checkpoints_free_segments_while_commits_go_on(autojump_clock: Moc
     store, _ = await reopen(store, disk)
     for log in store.namespace("logmq", ALWAYS).logs.values():
         assert (await read_all(log))[::2] == [b"%d" % n for n in range(300)]
-        assert not any(mark.unverified for mark in log.marks(0, log.end))
+        assert not any(entry.unverified for entry in log.index_entries(0, log.end))
 
 
 async def test_many_changed_logs_are_synced_in_one_call() -> None:

@@ -67,7 +67,7 @@ async def test_a_log_whose_deletion_was_refused_is_in_the_next_checkpoint(mode: 
         raise OSError(errno.ENOSPC, "no space")
 
     disk.before = refuse
-    store.settle()
+    store.commit_pending()
     assert deleted.error is not None
     assert things.logs["a"] is log
     assert await store.checkpoint()
@@ -76,26 +76,26 @@ async def test_a_log_whose_deletion_was_refused_is_in_the_next_checkpoint(mode: 
     store.abandon()
 
 
-async def test_marks_of_a_log_whose_deletion_was_refused_still_reach_its_index() -> None:
+async def test_index_entries_of_a_log_whose_deletion_was_refused_still_reach_its_index() -> None:
     disk = FakeDisk()
     store = await open_store(disk)
     things = store.namespace("things", ALWAYS)
     log, _ = things.create("a")
     await append(store, log, b"first")
     deleted = things.delete("a")
-    assert await store.checkpoint()  # it writes what marks there are
+    assert await store.checkpoint()  # it writes what entries there are
 
     def refuse(operation: Operation) -> None:
         disk.before = None
         raise OSError(errno.ENOSPC, "no space")
 
     disk.before = refuse
-    store.settle()
+    store.commit_pending()
     assert deleted.error is not None
     await store.close()
     again = await open_store(disk)
-    (mark,) = again.namespace("things", ALWAYS).logs["a"].marks(0, log.end)
-    assert not mark.flags, "verified since it was written, not rebuilt from what was found"
+    (entry,) = again.namespace("things", ALWAYS).logs["a"].index_entries(0, log.end)
+    assert not entry.flags, "verified since it was written, not rebuilt from what was found"
     again.abandon()
 
 
@@ -114,7 +114,7 @@ async def test_a_mode_is_in_the_catalog_once_its_change_is_durable(
     killed = await open_store(disk.kill())
     assert killed.namespace("things", ALWAYS).logs["a"].mode == before
     killed.abandon()
-    store.settle()
+    store.commit_pending()
     assert second.done
     await require(disk.kill(), b"first", b"second")
     assert await store.checkpoint()

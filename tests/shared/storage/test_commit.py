@@ -53,7 +53,7 @@ async def test_what_is_acknowledged_is_visible_and_watchers_know_first() -> None
     _, ticket = one.append(records(b"x"), 1)
     ticket.when_done(lambda _: told.append("ticket"))
     two.append(records(b"yy"), 1)
-    store.settle()
+    store.commit_pending()
     assert told == ["watcher of t0, 6 visible in the other", "ticket"]
     ticket.when_done(lambda _: told.append("late"))
     assert told[-1] == "late"
@@ -66,12 +66,12 @@ async def test_who_keeps_what_a_log_holds_is_told_too_and_nothing_is_kept_in_mem
     log.advanced = lambda log: told.append(f"{log.visible} visible")
     _, ticket = log.append(records(b"x"), 1)
     ticket.when_done(lambda _: told.append("ticket"))
-    store.settle()
+    store.commit_pending()
     assert told == ["5 visible", "ticket"]
     assert store._reader._recent.size == 0
     log.watchers.add(lambda log: None)
     log.append(records(b"x"), 1)
-    store.settle()
+    store.commit_pending()
     assert store._reader._recent.size > 0
 
 
@@ -86,12 +86,12 @@ async def test_what_is_appended_while_a_commit_is_under_way_goes_into_the_next()
     batches = store.statistics().journal_batches
     async with running(store):
         _, first = log.append(records(b"1"), 1)
-        store.settle()
+        store.commit_pending()
         await wait_all_tasks_blocked()
         later = set()
         for n in range(50):
             later.add(log.append(records(b"%d" % n), 1)[1])
-            store.settle()
+            store.commit_pending()
         assert len(later) == 1
         assert first not in later
         assert not first.done
@@ -113,7 +113,7 @@ async def test_the_loop_does_not_write_much_that_nobody_waits_for(
     async with running(store):
         before = store.statistics().inline_commits
         _, ticket = log.append(records(bytes(size)), 1)
-        store.settle()
+        store.commit_pending()
         assert store.statistics().inline_commits == before + inline
         assert ticket.done is bool(inline)
         await store.wait(ticket)
@@ -143,7 +143,7 @@ async def test_syncs_that_are_short_beside_a_rounds_work_need_no_thread(
         clock.advance(1)  # nobody waits meanwhile
         _, ticket = log.append(records(b"x"), 1)
         clock.advance(filling_ms / 1000)
-        store.settle()
+        store.commit_pending()
         assert ticket.done is inline
 
 
@@ -155,12 +155,12 @@ async def test_what_had_to_wait_for_a_commit_does_not_count_as_work(mock_clock: 
     (log, *_) = await logs_of(store, *[ALWAYS] * 40)  # until that is what syncs take, as far as it knows
     async with running(store):
         first = log.append(records(b"x"), 1)[1]
-        store.settle()
+        store.commit_pending()
         await wait_all_tasks_blocked()
         waited = log.append(records(b"x"), 1)[1]
         clock.advance(2e-3)
         before = store.statistics().inline_commits
-        store._committer.when_idle(store.settle)  # before anything else can be done
+        store._committer.when_idle(store.commit_pending)  # before anything else can be done
         gate.set()
         await store.wait(waited)
         assert first.done
@@ -194,11 +194,11 @@ async def test_a_waiter_may_append_and_settle() -> None:
         done += 1
         if done < 50:
             log.append(records(b"%d" % done), 1)[1].when_done(again)
-            store.settle()
+            store.commit_pending()
         depth -= 1
 
     log.append(records(b"0"), 1)[1].when_done(again)
-    store.settle()
+    store.commit_pending()
     assert done == 50
     assert len(await read_all(log)) == 50
 
@@ -214,7 +214,7 @@ async def test_interval_is_acknowledged_after_the_write_and_synced_in_time(
         await trio.sleep(0.01)
         syncs.clear()
         _, ticket = log.append(records(b"x"), 1)
-        store.settle()
+        store.commit_pending()
         assert ticket.done
         assert await read_all(log) == [b"x"]
         assert syncs == []
@@ -243,7 +243,7 @@ async def test_an_interval_may_end_between_two_looks_at_the_clock(
         for _ in range(5):
             syncs.clear()
             log.append(records(b"x"), 1)
-            store.settle()
+            store.commit_pending()
             await trio.sleep(1)
             assert [path for path in syncs if path.startswith("journal/")]
 
@@ -255,7 +255,7 @@ async def test_none_goes_around_the_journal_and_syncs_nothing() -> None:
     syncs, writes = watch(disk, "sync", "write")
     for n in range(30):
         _, ticket = log.append(records(bytes(n * 100)), 1)
-        store.settle()
+        store.commit_pending()
         assert ticket.done
     assert syncs == []
     assert not any(path.startswith("journal/") for path in writes)
@@ -287,13 +287,13 @@ async def test_an_append_to_several_logs_of_mode_none_is_one_synced_batch() -> N
     batches = store.statistics().journal_batches
     syncs, writes = watch(disk, "sync", "write")
     _, ticket = store.append_all([(log, records(b"together"), 1) for log in logs])
-    store.settle()
+    store.commit_pending()
     assert ticket.done
     assert store.statistics().journal_batches == batches + 1
     assert [path for path in syncs if path.startswith("journal/")]
     assert writes[0].startswith("journal/"), "nothing of it is in a log before it is all in the journal"
     _, ticket = store.append_all([(logs[0], records(b"one"), 1), (logs[0], records(b"two"), 1)])
-    store.settle()
+    store.commit_pending()
     assert ticket.done
     assert store.statistics().journal_batches == batches + 1, "one log by itself goes around it as ever"
 
@@ -360,7 +360,7 @@ async def test_the_shortest_interval_of_a_round_counts(autojump_clock: MockClock
         syncs.clear()
         for log in logs:
             log.append(records(b"x"), 1)
-        store.settle()
+        store.commit_pending()
         await trio.sleep(0.06)
         assert len(syncs) == 1
 
@@ -381,7 +381,7 @@ async def test_congestion_ends_once_less_than_half_of_the_bound_waits() -> None:
     large = records(bytes(5 << 20))
     async with running(store):
         log.append(large, 1)
-        store.settle()
+        store.commit_pending()
         await wait_all_tasks_blocked()
         found = []
         for more in (5, 3, 1):  # what comes while a commit is under way
@@ -406,7 +406,7 @@ async def test_congestion_is_said_and_its_end_too() -> None:
     assert 10 << 20 < store.statistics().pending_bytes < 30 << 20
     store.when_uncongested(lambda: told.append("later"))
     assert told == ["at once"]
-    store.settle()
+    store.commit_pending()
     assert not store.congested
     assert told == ["at once", "later"]
 

@@ -60,7 +60,7 @@ async def test_a_failed_round_takes_those_behind_it_along() -> None:
     assert len(set(tickets)) == 3
     fail(disk, errno.EIO, journal_write, times=1)
     found = [outcome(ticket) for ticket in tickets]
-    store.settle()
+    store.commit_pending()
     assert all(isinstance(errors[0], StoreError) for errors in found)
     assert made.deleted
     assert not log.deleted, "its deletion was taken back"
@@ -129,7 +129,7 @@ async def test_a_failed_interval_sync_poisons(autojump_clock: MockClock) -> None
     async with running(store):
         await trio.sleep(0.01)
         _, ticket = log.append(records(b"acknowledged"), 1)
-        store.settle()
+        store.commit_pending()
         assert ticket.error is None
         fail(disk, errno.EIO, lambda operation: operation.kind == "sync")
         await trio.sleep(0.1)
@@ -249,7 +249,7 @@ async def test_a_poison_from_elsewhere_leaves_the_commit_under_way_to_end_by_its
     (log,) = await logs_of(store, ALWAYS)
     async with running(store):
         _, first = log.append(records(b"on its way"), 1)
-        store.settle()
+        store.commit_pending()
         await wait_all_tasks_blocked()
         _, second = log.append(records(b"behind it"), 1)
         found = outcome(second)

@@ -22,7 +22,7 @@ async def test_every_flipped_bit_of_a_log_is_found_and_the_rest_is_served() -> N
     store = await open_store(disk)
     log = await filled(store, count=200)
     whole = await read_all(log)
-    marks = log.marks(0, log.end)
+    entries = log.index_entries(0, log.end)
     await store.close()
     for position in range(0, log.end, 8111):
         damaged = disk.kill()
@@ -31,7 +31,7 @@ async def test_every_flipped_bit_of_a_log_is_found_and_the_rest_is_served() -> N
         damaged.write(fd, bytes([byte ^ 1 << position % 8]), position)
         store = await open_store(damaged)
         log = store.namespace("logmq", ALWAYS).logs["orders"]
-        bad = next(mark for mark in marks if mark.offset <= position < mark.end)
+        bad = next(entry for entry in entries if entry.offset <= position < entry.end)
         error = await ask(log.read, bad.offset, 10)
         assert isinstance(error, CorruptRecord)
         assert error.offset == bad.offset
@@ -69,10 +69,10 @@ async def test_a_broken_index_is_rebuilt_and_says_so(how: str) -> None:
     store = await open_store(disk)
     log = store.namespace("logmq", ALWAYS).logs["orders"]
     assert await read_all(log) == whole
-    marks = log.marks(0, log.end)
-    assert marks[-1].unverified == (how != "header")
-    assert marks[0].unverified == (how == "missing")
-    assert marks[-1].end == log.end
+    entries = log.index_entries(0, log.end)
+    assert entries[-1].unverified == (how != "header")
+    assert entries[0].unverified == (how == "missing")
+    assert entries[-1].end == log.end
     _, ticket = log.append(records(b"more"), 1)
     await store.wait(ticket)
     assert (await read_all(log))[-1] == b"more"

@@ -51,7 +51,7 @@ async def test_it_is_acknowledged_after_the_write_and_its_own_files_are_synced_i
             for seen in (syncs, folders, writes):
                 seen.clear()
             _, ticket = log.append(records(b"x"), 1)
-            store.settle()
+            store.commit_pending()
             assert outcome(ticket) == [None]
             assert (syncs, sorted(set(writes))) == ([], sorted(own))
             await trio.sleep(0.04)
@@ -136,10 +136,10 @@ async def test_records_in_two_pieces_are_written_uncopied_however_short_the_writ
             log.append_framed(record[:9], memoryview(record)[9:])
         else:
             log.append(record, 1)
-    store.settle()
+    store.commit_pending()
     disk.before = None
     assert await read_all(log) == made
-    assert sum(mark.records for mark in log.marks(0, log.end)) == len(made)
+    assert sum(entry.records for entry in log.index_entries(0, log.end)) == len(made)
     store, disk = await reopen(store, disk)
     assert await read_all(store.namespace("logmq", INTERVAL).logs["t0"]) == made
 
@@ -155,5 +155,5 @@ async def test_what_nobody_waits_for_does_not_congest_the_store() -> None:
     while not store.congested:
         log.append(records(bytes(3 << 20)), 1)
     assert 10 << 20 < log.end < 30 << 20
-    store.settle()
+    store.commit_pending()
     assert not store.congested

@@ -35,8 +35,8 @@ async def test_records_around_the_journal_survive_a_kill_beside_those_in_it(step
         store, disk = await reopen(store, disk)
         log = store.namespace("logmq", ALWAYS, plain_names=True).logs["direct"]
         assert await read_all(log) == made
-        assert not any(mark.unverified for mark in log.marks(0, log.end))
-        assert sum(mark.records for mark in log.marks(0, log.end)) == len(made)
+        assert not any(entry.unverified for entry in log.index_entries(0, log.end))
+        assert sum(entry.records for entry in log.index_entries(0, log.end)) == len(made)
 
 
 async def test_behind_bytes_that_the_file_would_not_take_nothing_goes_around_the_journal() -> None:

@@ -52,12 +52,12 @@ def test_connections_are_made_way_for_and_what_is_pinned_stays(monkeypatch: pyte
     for log in logs[5:]:
         files.unpin(log)
     assert len(files) == 650
-    files.make_way(300)
+    files.reserve_descriptors(300)
     assert len(files) == 500
     assert all(log.fd >= 0 for log in logs[:5])
-    files.make_way(800)
+    files.reserve_descriptors(800)
     assert len(files) == 400, "never fewer"
-    files.make_way(0)
+    files.reserve_descriptors(0)
     for log in logs:
         files.pin_open(log)
         files.unpin(log)
@@ -76,7 +76,7 @@ def test_at_any_limit_some_are_left_beside_all_connections_and_all_files(
 def test_a_number_that_was_set_is_kept_to() -> None:
     disk = FakeDisk()
     files = OpenFiles(disk, 2)
-    files.make_way(0)
+    files.reserve_descriptors(0)
     for log in made(disk, "a", "b", "c"):
         files.pin_open(log)
         files.unpin(log)

@@ -55,7 +55,7 @@ async def test_a_commit_of_more_logs_than_handles_leaves_few_open(mode: Durabili
     for n in range(3):
         tickets = [log.append(records(b"%d" % n), 1)[1] for log in logs]
         await store.wait(tickets[0])
-        assert await store._marking.flush()
+        assert await store.flush_index()
     assert most <= 2 * 10 + 2 * 16 + 5
     assert len(disk.open_paths) <= 10 + 3, "handles, and the journal's segments"
     for log in logs:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.storage import catalog, format
 from shared.storage.catalog import Catalog, LogLine
-from shared.storage.format import Flag, Mark
+from shared.storage.format import Flag, IndexEntry
 
 payloads = st.lists(st.binary(max_size=40) | st.sampled_from([b"", b"same size", b"x" * 300]), max_size=120)
 
@@ -133,17 +133,17 @@ def test_every_flipped_bit_of_a_batch_is_found() -> None:
 def test_every_flipped_bit_of_an_index_is_found() -> None:
     header = bytearray(format.pack_index_header(5, 123))
     assert format.unpack_index_header(header) == (5, 123)
-    mark = Mark(1, 2, 3, 4, 5, 6, Flag.UNVERIFIED)
-    data = bytearray(format.pack_mark(mark, 5))
+    entry = IndexEntry(1, 2, 3, 4, 5, 6, Flag.UNVERIFIED)
+    data = bytearray(format.pack_index_entry(entry, 5))
     assert len(header) == len(data) == 64
-    assert format.unpack_mark(data, 5) == mark
-    assert format.unpack_mark(data, 6) is None, "another log's entry"
-    assert format.unpack_mark(bytes(64), 0) is None
+    assert format.unpack_index_entry(data, 5) == entry
+    assert format.unpack_index_entry(data, 6) is None, "another log's entry"
+    assert format.unpack_index_entry(bytes(64), 0) is None
     for bit in range(64 * 8):
         for block in (header, data):
             block[bit // 8] ^= 1 << bit % 8
         assert format.unpack_index_header(header) is None
-        assert format.unpack_mark(data, 5) is None
+        assert format.unpack_index_entry(data, 5) is None
         for block in (header, data):
             block[bit // 8] ^= 1 << bit % 8
 
@@ -152,7 +152,7 @@ def test_every_flipped_bit_of_an_index_is_found() -> None:
 def test_garbage_is_none_and_never_an_exception(data: bytes) -> None:
     assert format.unpack_batch(data) is None
     assert format.unpack_index_header(data) is None
-    assert format.unpack_mark(data, 0) is None
+    assert format.unpack_index_entry(data, 0) is None
     assert format.unpack_lines(data) is None
     assert catalog.unpack(data) is None
     format.unpack_entries(data, 3)

@@ -11,7 +11,7 @@ import trio
 
 from shared.errors import LogMissing, StoreFormat, StoreInUse
 from shared.storage import catalog, format, replay
-from shared.storage.index import mark_position
+from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
 from shared.storage.settings import Durability
 from shared.storage.store import Store
@@ -85,7 +85,7 @@ def test_logs_that_the_journal_deletes_are_gone(folder: Path) -> None:
         store = await open_folder(folder)
         store.namespace("logmq", ALWAYS).delete("few")
         store.namespace("logmq", ALWAYS).logs["orders"].drop_below(5 * 5004)
-        store.settle()
+        store.commit_pending()
         store.abandon()
 
     trio.run(run)
@@ -147,9 +147,9 @@ async def test_a_served_folder_shows_the_logs_made_since_the_last_checkpoint(tmp
     assert await store.checkpoint()
     add(store, "logmq", "new", [b"x", b"y"])
     store.namespace("logmq", ALWAYS).delete("gone")
-    store.settle()
+    store.commit_pending()
     assert [(row.name, row.records) for row in log_ls(tmp_path)] == [("new", 0), ("old", 1)]
-    assert await store._marking.flush()
+    assert await store.flush_index()
     assert [(row.name, row.records) for row in log_ls(tmp_path)] == [("new", 2), ("old", 1)]
     store.abandon()
 
@@ -232,8 +232,8 @@ def test_a_flipped_bit_in_a_log_is_found_and_the_rest_is_read(folder: Path) -> N
 def test_a_damaged_index_entry_is_made_anew_unverified(folder: Path) -> None:
     path = folder / "logmq/orders.idx"
     original = path.read_bytes()
-    assert len(original) > mark_position(2)
-    flip(path, 8 * mark_position(1) + 70)
+    assert len(original) > entry_position(2)
+    flip(path, 8 * entry_position(1) + 70)
     broken = path.read_bytes()
     assert damage(check(folder)) == [(Kind.INDEX, "logmq/orders.idx")]
     report = repair(folder)
@@ -330,9 +330,9 @@ def test_a_rebuilt_catalog_finds_where_retention_stopped(tmp_path: Path) -> None
     async def run() -> None:
         store = await open_folder(folder)
         for number in range(12):
-            add(store, "logmq", "long", [b"%4d" % number * 16384])  # 64 KiB each: a mark of its own
+            add(store, "logmq", "long", [b"%4d" % number * 16384])  # 64 KiB each: an entry of its own
         store.namespace("logmq", ALWAYS).logs["long"].drop_below(9 * (65536 + 4))
-        store.settle()
+        store.commit_pending()
         await store.checkpoint()
         await store.retain()
         await store.close()

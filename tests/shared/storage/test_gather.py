@@ -48,7 +48,7 @@ async def test_what_is_gathered_is_written_once_behind_what_was_appended(mode: D
     tickets.add(log.append(records(b"appended"), 1)[1])
     (ticket,) = tickets
     outcomes = outcome(ticket)
-    store.settle()
+    store.commit_pending()
     assert outcomes == [None]
     assert gatherer.written == 1
     expected = [b"appended", b"0", b"1", b"2"]
@@ -66,7 +66,7 @@ async def test_a_round_that_is_full_has_what_was_gathered_for_it(monkeypatch: py
     rounds = {id(run.round): run.round for run in map(gatherer.take, bodies)}
     assert 2 < len(rounds) < 10
     assert all(round_.bytes <= 1000 for round_ in rounds.values())
-    store.settle()
+    store.commit_pending()
     assert gatherer.written == len(rounds)
     store, _ = await reopen(store, disk)
     assert await read_all(store.namespace("logmq", ALWAYS).logs[log.name]) == bodies
@@ -82,7 +82,7 @@ async def test_a_promise_that_is_not_kept_acknowledges_nothing() -> None:
     ticket = log.gather(10, broken).ticket
     outcomes = outcome(ticket)
     assert other.append(records(b"x"), 1)[1] is ticket
-    store.settle()
+    store.commit_pending()
     assert [type(error) for error in outcomes] == [StoreReadOnly]
     assert isinstance(store.read_only, StoreReadOnly)
     assert other.end == other.visible == 0

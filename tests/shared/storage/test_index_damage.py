@@ -7,8 +7,8 @@ from structlog.testing import capture_logs
 
 from shared.errors import CorruptRecord
 from shared.limits import KIB
-from shared.storage.format import MARK_BYTES, Mark
-from shared.storage.index import mark_position, read_index
+from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
+from shared.storage.index import entry_position, read_index
 from shared.storage.log import Log
 from shared.storage.settings import Retention
 from shared.storage.store import Store
@@ -24,8 +24,8 @@ SAID = "damaged index: made anew from its log, which is served, unverified; look
 RECORD_BYTES = 1004
 
 
-async def closed(disk: FakeDisk, count: int, size: int = 1000, pause_every: int = 0) -> list[Mark]:
-    """A log `orders` of so many records, and the marks of its index. `pause_every`: a mark ends so often."""
+async def closed(disk: FakeDisk, count: int, size: int = 1000, pause_every: int = 0) -> list[IndexEntry]:
+    """A log `orders` of so many records; its index entries. `pause_every`: an entry ends so often."""
     store = await open_store(disk)
     if pause_every:
         log, _ = store.namespace("logmq", ALWAYS, plain_names=True).create("orders", ALWAYS)
@@ -35,18 +35,18 @@ async def closed(disk: FakeDisk, count: int, size: int = 1000, pause_every: int 
                 await store.checkpoint()
     else:
         log = await filled(store, count=count, size=size)
-    marks = log.marks(0, log.end)
+    entries = log.index_entries(0, log.end)
     await store.close()
-    return marks
+    return entries
 
 
 def break_entries(disk: FakeDisk, low: int, high: int, *, zeros: bool = False) -> None:
     """Flip a bit in each of these entries, or have them zeroed."""
     fd = disk.open("logmq/orders.idx")
     for number in range(low, high):
-        position = mark_position(number)
+        position = entry_position(number)
         (byte,) = disk.read(fd, 1, position + 33)
-        disk.write(fd, bytes(MARK_BYTES) if zeros else bytes([byte ^ 4]), position + 33 * (not zeros))
+        disk.write(fd, bytes(INDEX_ENTRY_BYTES) if zeros else bytes([byte ^ 4]), position + 33 * (not zeros))
 
 
 async def opened(disk: FakeDisk) -> tuple[Store, Log]:
@@ -54,10 +54,10 @@ async def opened(disk: FakeDisk) -> tuple[Store, Log]:
     return store, store.namespace("logmq", ALWAYS).logs["orders"]
 
 
-def stored(disk: FakeDisk) -> list[Mark | None]:
+def stored(disk: FakeDisk) -> list[IndexEntry | None]:
     found = read_index(disk, disk.open("logmq/orders.idx"))
     assert found is not None
-    return found.marks
+    return found.entries
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (1, 2), (-1, None), (1, 4), (0, None), (-3, None)])
@@ -73,19 +73,19 @@ async def test_what_damaged_entries_cover_is_served_counted_and_told_once(
     with capture_logs() as events:
         store, log = await opened(disk)
         async with running(store):
-            for mark in bad:
-                assert isinstance(await ask(log.read, mark.offset, 10), bytes)
+            for entry in bad:
+                assert isinstance(await ask(log.read, entry.offset, 10), bytes)
             assert [payload[:6] for payload in await read_all(log)] == [b"%06d" % n for n in range(400)]
             assert len(taken(await ask(log.read_chunk, bad[0].offset, covered))) == covered
-            found = log.marks(0, log.end)
+            found = log.index_entries(0, log.end)
             await store.close()
-    assert [mark.offset for mark in found[1:]] == [mark.end for mark in found[:-1]]
-    assert [mark for mark in found if not mark.unverified] == every[:low] + every[high:]
-    assert sum(mark.records for mark in found) == 400
+    assert [entry.offset for entry in found[1:]] == [entry.end for entry in found[:-1]]
+    assert [entry for entry in found if not entry.unverified] == every[:low] + every[high:]
+    assert sum(entry.records for entry in found) == 400
     assert store.statistics().damaged_ranges == 1
     (told,) = [event for event in events if event["log_level"] == "error"]
     assert (told["event"], told["path"]) == (SAID, "logmq/orders.idx")
-    assert (told["offset"], told["covered_bytes"]) == (mark_position(low), covered)
+    assert (told["offset"], told["covered_bytes"]) == (entry_position(low), covered)
 
     assert None not in stored(disk), "it is made anew once, not at every start"
     store, log = await opened(disk)
@@ -123,9 +123,9 @@ async def test_damage_of_many_small_entries_leaves_none_that_cannot_be_found(
         store, log = await opened(disk.kill())
         offset = every[min(start, 599)].offset
         assert len(await ask(log.read, offset, 1)) == 24
-        assert log.marks(offset, offset + 1)
+        assert log.index_entries(offset, offset + 1)
         assert len(await read_all(log)) == 600
-        assert sum(mark.records for mark in log.marks(0, log.end)) == 600
+        assert sum(entry.records for entry in log.index_entries(0, log.end)) == 600
         assert store.statistics().damaged_ranges >= 1
 
 
@@ -152,9 +152,9 @@ async def test_a_gap_for_which_the_index_has_no_entry_is_served() -> None:
     disk = FakeDisk()
     every = await closed(disk, 400)
     fd = disk.open("logmq/orders.idx")
-    rest = disk.read(fd, 1 << 20, mark_position(3))
-    disk.write(fd, rest, mark_position(2))
-    disk.truncate(fd, disk.size(fd) - MARK_BYTES)
+    rest = disk.read(fd, 1 << 20, entry_position(3))
+    disk.write(fd, rest, entry_position(2))
+    disk.truncate(fd, disk.size(fd) - INDEX_ENTRY_BYTES)
     store, log = await opened(disk)
     assert len(await ask(log.read, every[2].offset, 1)) == RECORD_BYTES
     assert len(await read_all(log)) == 400
@@ -190,7 +190,7 @@ async def test_damage_of_an_index_that_recovery_meets_is_counted_and_told() -> N
     with capture_logs() as events:
         store, log = await opened(disk)
     (told,) = [event for event in events if event["event"] == SAID]
-    assert (told["path"], told["offset"]) == ("logmq/orders.idx", mark_position(entries - 1))
+    assert (told["path"], told["offset"]) == ("logmq/orders.idx", entry_position(entries - 1))
     assert store.statistics().damaged_ranges == 1
     assert (await read_all(log))[-1] == b"journaled"
 
@@ -200,14 +200,14 @@ async def test_a_flipped_bit_in_an_index_entry_cuts_nothing_off_a_log_around_the
     disk = FakeDisk()
     store = await open_store(disk)
     log = await filled(store, NONE)
-    every = log.marks(0, log.end)
+    every = log.index_entries(0, log.end)
     store.abandon()
     disk = disk.kill()
     number %= len(every)
     break_entries(disk, number, number + 1)
     store, log = await opened(disk)
     assert len(await read_all(log)) == 300
-    assert log.marks(0, log.end) == every, "it is as it was: nothing needs to be rebuilt"
+    assert log.index_entries(0, log.end) == every, "it is as it was: nothing needs to be rebuilt"
     assert store.statistics().damaged_ranges == 1
 
 
@@ -220,8 +220,8 @@ async def test_a_backup_of_a_served_folder_has_a_whole_index(
     await store.checkpoint()
     path = tmp_path / "data" / "logmq" / "orders.idx"
     data = bytearray(path.read_bytes())
-    for number in range(low, len(data) // MARK_BYTES - 1 if high is None else high):
-        data[mark_position(number) + 20] ^= 1
+    for number in range(low, len(data) // INDEX_ENTRY_BYTES - 1 if high is None else high):
+        data[entry_position(number) + 20] ^= 1
     path.write_bytes(data)
     report = await backup_files(store, tmp_path / "data", tmp_path / "copy", now_ms=1)
     assert report.check.ok

@@ -13,8 +13,8 @@ from shared.errors import (
     LogDeleted,
     StoreError,
 )
+from shared.storage.index_writer import IndexWriter
 from shared.storage.log import Log
-from shared.storage.marking import Marking
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
@@ -69,7 +69,7 @@ async def test_a_deleted_log_leaves_no_files_and_no_handles(
     store = await open_store(disk)
     await filled(store)
     async with running(store):
-        await trio.sleep(1)  # the marks are written
+        await trio.sleep(1)  # the entries are written
         assert disk.names("logmq") == ["orders.idx", "orders.log"]
         await store.wait(store.namespace("logmq", ALWAYS).delete("orders"))
         assert disk.names("logmq") == []
@@ -82,7 +82,7 @@ async def test_a_thread_late_with_an_old_logs_work_does_not_touch_the_new_ones_f
     gate, reached = trio.Event(), trio.Event()
 
     async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        if getattr(work, "__name__", "") == late and isinstance(getattr(work, "__self__", None), Marking):
+        if getattr(work, "__name__", "") == late and isinstance(getattr(work, "__self__", None), IndexWriter):
             reached.set()
             await gate.wait()
         return work(*args)
@@ -101,18 +101,18 @@ async def test_a_thread_late_with_an_old_logs_work_does_not_touch_the_new_ones_f
     await store.wait(old.append(records(b"old"), 1)[1])
     disk.before = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store._marking.flush)
+        nursery.start_soon(store._index_writer.flush)
         await reached.wait()
         namespace.delete("orders")
         new, _ = namespace.create("orders")
         await store.wait(new.append(records(b"new one"), 1)[1])
         gate.set()
-    await store._marking.flush()
+    await store.flush_index()
     assert await read_all(new) == [b"new one"]
     store, disk = await reopen(store, disk)
     new = store.namespace("logmq", ALWAYS).logs["orders"]
     assert await read_all(new) == [b"new one"]
-    assert not any(mark.unverified for mark in new.marks(0, new.end))
+    assert not any(entry.unverified for entry in new.index_entries(0, new.end))
 
 
 async def test_names_become_file_names_that_any_file_system_takes() -> None:

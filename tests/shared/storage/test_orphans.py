@@ -28,7 +28,7 @@ async def killed(*, indexes: bool, mode: Durability = ALWAYS) -> FakeDisk:
         for number in range(6):
             await store.wait(log.append(records(b"%s %d" % (name.encode(), number)), 1)[1])
     if indexes:
-        await store._marking.flush(0)
+        await store._index_writer.flush(0)
     store.abandon()
     return disk.kill()
 
@@ -137,13 +137,13 @@ async def test_a_file_that_nobody_owns_is_never_removed_by_a_log_of_its_name() -
     disk = FakeDisk()
     store = await open_store(disk)
     store.namespace("logmq", ALWAYS).create("first")
-    store.settle()
+    store.commit_pending()
     await store.close()
     fd = disk.open("logmq/orders.log", create=True)
     disk.write(fd, b"somebody's", 0)
     store = await open_store(disk)
     store.namespace("logmq", ALWAYS).create("orders")
-    store.settle()
+    store.commit_pending()
     store.abandon()
     disk = disk.kill()
     await open_store(disk)

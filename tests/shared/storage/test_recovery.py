@@ -66,8 +66,10 @@ async def test_a_torn_tail_is_cut_and_counted_and_the_rest_is_there() -> None:
     assert len(await read_all(log)) == 10
 
 
-@pytest.mark.parametrize("marked", [True, False])
-async def test_what_a_log_file_has_is_kept_where_the_journals_newest_batch_is_not_good(marked: bool) -> None:
+@pytest.mark.parametrize("has_index_entry", [True, False])
+async def test_what_a_log_file_has_is_kept_where_the_journals_newest_batch_is_not_good(
+    has_index_entry: bool,
+) -> None:
     """In mode `always` it was synced there before it came into the file."""
     disk = FakeDisk()
     store = await open_store(disk, ROOMY)
@@ -76,8 +78,8 @@ async def test_what_a_log_file_has_is_kept_where_the_journals_newest_batch_is_no
     await store.checkpoint()
     await append_each(store, "orders", 3)
     whole, size = await read_all(log), log.end
-    if marked:
-        await store._marking.flush()
+    if has_index_entry:
+        await store.flush_index()
     store.abandon()
     disk = disk.kill()
     last = batches(disk).batches[-1]
@@ -132,7 +134,7 @@ async def test_damage_is_kept_aside_and_hides_only_what_it_held() -> None:
             good += payloads(data)
             offset += len(data)
     assert good == whole[:3] + whole[4:]
-    assert [mark.damaged for mark in log.marks(0, log.end)] == [False, True, False]
+    assert [entry.damaged for entry in log.index_entries(0, log.end)] == [False, True, False]
     store, disk = await reopen(store, disk, ROOMY)
     log = store.namespace("logmq", ALWAYS).logs["hit"]
     assert isinstance(await ask(log.read, 3 * size, 1), CorruptRecord), "a second start does not bless it"
@@ -145,7 +147,7 @@ async def test_bytes_that_indexes_vouch_for_survive_damage_of_the_journal() -> N
     await append_each(store, "orders", 20, size=30_000)
     log = store.namespace("logmq", ALWAYS).logs["orders"]
     whole = await read_all(log)
-    await store._marking.flush()
+    await store.flush_index()
     store.abandon()
     disk = disk.kill()
     found = batches(disk)
@@ -156,7 +158,7 @@ async def test_bytes_that_indexes_vouch_for_survive_damage_of_the_journal() -> N
     log = store.namespace("logmq", ALWAYS).logs["orders"]
     assert store.statistics().journal_damages == 2
     assert await read_all(log) == whole
-    assert not any(mark.unverified for mark in log.marks(0, log.end))
+    assert not any(entry.unverified for entry in log.index_entries(0, log.end))
 
 
 async def test_a_log_deleted_in_the_journal_stays_deleted_and_its_name_is_free() -> None:
@@ -209,8 +211,8 @@ async def test_a_log_whose_create_is_lost_comes_back_by_its_files_and_no_id_is_u
     store = await open_store(disk, ROOMY)
     lost, _ = store.namespace("logmq", INTERVAL).create("lost")
     lost.append(records(b"lost"), 1)
-    store.settle()
-    await store._marking.flush()
+    store.commit_pending()
+    await store.flush_index()
     store.abandon()
     machine = disk.kill()
     create = batches(machine).batches[0]  # the files made it to the disk, the journal did not
@@ -231,12 +233,12 @@ async def test_interval_loses_a_suffix_and_never_a_hole() -> None:
         log, _ = store.namespace("logmq", INTERVAL).create("orders")
         for n in range(8):
             log.append(records(b"%d" % n + bytes(300)), 1)
-            store.settle()
+            store.commit_pending()
             if n == 1 and attempt % 2:
                 assert await store.checkpoint()
             if n == 3:
                 store._committer.sync_written()
-        await store._marking.flush()
+        await store.flush_index()
         machine = disk.power_cut().boot(lambda n, what: random_.randrange(n))
         store = await open_store(machine, ROOMY)
         log = store.namespace("logmq", INTERVAL).logs["orders"]
@@ -244,7 +246,7 @@ async def test_interval_loses_a_suffix_and_never_a_hole() -> None:
         assert found == [b"%d" % n for n in range(len(found))]
         assert len(found) >= 4
         lengths.add(len(found))
-        assert log.marks(0, log.end)[-1].end == log.end
+        assert log.index_entries(0, log.end)[-1].end == log.end
         assert machine.size(machine.open("logmq/orders.log")) == log.end, "what is lost is cut from the file"
         await store.wait(log.append(records(b"on"), 1)[1])
         assert (await read_all(log))[-1] == b"on"
@@ -261,7 +263,7 @@ async def test_none_loses_a_suffix_and_never_serves_what_does_not_match() -> Non
         await store.wait(store.namespace("logmq", ALWAYS).create("other", ALWAYS)[1])
         for n in range(12):
             log.append(records(b"%d" % n + bytes([n]) * 20_000), 1)
-            store.settle()
+            store.commit_pending()
             if n == 3:
                 assert await store.checkpoint()
         machine = disk.power_cut().boot(

@@ -70,14 +70,14 @@ async def test_bytes_above_the_bound_go_and_offsets_stay() -> None:
         log = store.namespace("logmq", ALWAYS).logs["orders"]
         assert (log.first, log.end) == (first, end)
         assert await read_all(log) == kept
-        assert [m for m in log.marks(0, end) if m.end <= first] == []
+        assert [m for m in log.index_entries(0, end) if m.end <= first] == []
 
 
 @pytest.mark.parametrize(("bytes_max", "kept"), [(300_000, 300_000), (299_999, 280_000), (319_999, 300_000)])
-async def test_what_stays_is_whole_marks_and_as_many_as_the_bound_has_room_for(
+async def test_what_stays_is_whole_index_entries_and_as_many_as_the_bound_has_room_for(
     bytes_max: int, kept: int
 ) -> None:
-    """A mark is closed with every second record here."""
+    """An entry is closed with every second record here."""
     clock = HandClock()
     store = await open_store(FakeDisk(), clock=clock)
     log = await filled(store, clock, Retention(bytes_max=bytes_max))
@@ -85,7 +85,7 @@ async def test_what_stays_is_whole_marks_and_as_many_as_the_bound_has_room_for(
     assert log.end - log.first == kept
 
 
-async def test_the_newest_mark_stays_however_small_the_bound_is() -> None:
+async def test_the_newest_index_entry_stays_however_small_the_bound_is() -> None:
     clock = HandClock()
     store = await open_store(FakeDisk(), clock=clock)
     log = await filled(store, clock, Retention(bytes_max=5_000), count=9)
@@ -99,9 +99,9 @@ async def test_records_older_than_the_bound_go() -> None:
     log = await filled(store, clock, Retention(ms_max=40_000))
     await store.retain()
     now = clock.wall_ms()
-    marks = log.marks(0, log.end)
-    assert 0 < log.first == marks[0].offset
-    assert marks[0].last_ms >= now - 40_000
+    entries = log.index_entries(0, log.end)
+    assert 0 < log.first == entries[0].offset
+    assert entries[0].last_ms >= now - 40_000
     assert log.first >= 50 * RECORD
     clock.advance(3000)
     await store.retain()
@@ -169,12 +169,12 @@ async def test_a_hole_waits_for_readers_below_it_and_for_no_others(below: int) -
     assert holes
 
 
-async def test_a_mark_that_is_kept_in_part_stays_whole_on_the_disk() -> None:
+async def test_an_index_entry_that_is_kept_in_part_stays_whole_on_the_disk() -> None:
     disk, clock = FakeDisk(), HandClock()
     store = await open_store(disk, clock=clock)
     log = await filled(store, clock, Retention(), count=30)
     await store.checkpoint()
-    await store.wait(log.drop_below(17 * RECORD))  # the second record of a mark
+    await store.wait(log.drop_below(17 * RECORD))  # the second record of an entry
     holes = punches(disk)
     await store.retain()
     assert [(offset, length) for path, offset, length in holes if path.endswith(".log")] == [
@@ -256,11 +256,11 @@ async def test_an_index_gives_space_back_too_and_still_finds_everything() -> Non
         if machine is not disk:
             store = await open_store(machine)
             log = store.namespace("logmq", ALWAYS).logs["orders"]
-        marks = log.marks(0, log.end)
-        assert marks[0].offset == log.first
-        assert len(marks) == (log.end - log.first) // 70_004
-        for mark in marks:
-            assert len(await ask(log.read, mark.offset, 10)) == 70_004
+        entries = log.index_entries(0, log.end)
+        assert entries[0].offset == log.first
+        assert len(entries) == (log.end - log.first) // 70_004
+        for entry in entries:
+            assert len(await ask(log.read, entry.offset, 10)) == 70_004
         assert log.seek(0) == log.first
 
 

@@ -56,7 +56,7 @@ async def changed(logs: int, mode: Durability) -> tuple[SlowDisk, Store]:
     for number in range(logs):
         log, _ = store.namespace("things", ALWAYS).create(f"log{number}", mode)
         log.append(records(b"x"), 1)
-    store.settle()
+    store.commit_pending()
     return disk, store
 
 

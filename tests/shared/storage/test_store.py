@@ -61,7 +61,7 @@ async def test_everything_acknowledged_is_there_after_a_start(mode: Durability, 
     store = await open_store(disk)
     log = await filled(store, mode)
     before = await read_all(log)
-    marks = [(mark.offset, mark.crc32c) for mark in log.marks(0, log.end)]
+    entries = [(entry.offset, entry.crc32c) for entry in log.index_entries(0, log.end)]
     with capture_logs() as told:
         if end == "clean":
             await store.close()
@@ -77,9 +77,9 @@ async def test_everything_acknowledged_is_there_after_a_start(mode: Durability, 
     again = store.namespace("logmq", ALWAYS, plain_names=True).logs["orders"]
     assert (again.id, again.mode, again.first, again.end) == (log.id, mode, 0, log.end)
     assert await read_all(again) == before
-    assert not any(mark.unverified for mark in again.marks(0, again.end))
+    assert not any(entry.unverified for entry in again.index_entries(0, again.end))
     if end == "clean":
-        assert [(mark.offset, mark.crc32c) for mark in again.marks(0, again.end)] == marks
+        assert [(entry.offset, entry.crc32c) for entry in again.index_entries(0, again.end)] == entries
     offset, ticket = again.append(records(b"more"), 1)
     await store.wait(ticket)
     assert offset == log.end
@@ -153,7 +153,7 @@ async def test_chunks_are_ranges_of_the_file_that_hold_whole_records(tmp_path: P
     await store.close()
 
 
-async def test_time_seeks_find_the_mark_that_reaches_it() -> None:
+async def test_time_seeks_find_the_index_entry_that_reaches_it() -> None:
     clock = HandClock(1_000_000)
     store = await open_store(FakeDisk(), clock=clock)
     log, _ = store.namespace("logmq", ALWAYS).create("orders")
@@ -170,15 +170,15 @@ async def test_time_seeks_find_the_mark_that_reaches_it() -> None:
     assert log.seek(2_000_000) == log.visible
 
 
-async def test_marks_that_touch_a_range_are_listed() -> None:
+async def test_index_entries_that_touch_a_range_are_listed() -> None:
     store = await open_store(FakeDisk())
     log = await filled(store)
-    marks = log.marks(0, log.end)
-    assert len(marks) > 3
-    assert log.marks(marks[1].offset, marks[1].offset + 1) == [marks[1]]
-    assert log.marks(marks[1].offset + 5, marks[2].offset + 1) == marks[1:3]
-    assert log.marks(5, 5) == []
-    assert log.marks(log.end, log.end + 5) == []
+    entries = log.index_entries(0, log.end)
+    assert len(entries) > 3
+    assert log.index_entries(entries[1].offset, entries[1].offset + 1) == [entries[1]]
+    assert log.index_entries(entries[1].offset + 5, entries[2].offset + 1) == entries[1:3]
+    assert log.index_entries(5, 5) == []
+    assert log.index_entries(log.end, log.end + 5) == []
 
 
 async def test_a_closed_store_takes_nothing() -> None:

@@ -54,11 +54,11 @@ async def test_a_table_keeps_itself_small_and_loses_nothing(mode: Durability) ->
             model[key] = b"%d" % n + bytes(random_.randrange(60))
             table.put(key, model[key])
         if n % 50 == 0:
-            store.settle()
+            store.commit_pending()
         if n % 5000 == 4999:
             await store.checkpoint()
             assert dict(table.items()) == model
-    store.settle()
+    store.commit_pending()
     live = sum(7 + len(key) + len(value) for key, value in model.items())
     assert table.log.end > 1_000_000
     assert table.log.end - table.log.first <= 2 * live + 3 * (64 << 10)
@@ -117,7 +117,7 @@ async def test_a_failed_append_leaves_an_older_change_of_the_same_round_undone_t
         table.delete(b"a")
         table.put(b"b", b"back")
         table.put(b"a", b"%d" % n)
-    store.settle()
+    store.commit_pending()
     assert dict(table.items()) == before == {b"a": b"2"}
 
 
@@ -194,7 +194,7 @@ async def test_many_keys_are_removed_with_few_appends(mode: Durability) -> None:
     for key in keys:
         table.put(key, b"value")
     table.put(b"stays", b"1")
-    store.settle()
+    store.commit_pending()
     before = table.log.end
     await store.wait(table.delete_all([*keys, b"not there"]))
     assert dict(table.items()) == {b"stays": b"1"}
@@ -215,7 +215,7 @@ async def test_keys_that_nobody_wants_any_more_go_some_in_each_commit() -> None:
     left = [len(table)]
     table.log.advanced = lambda log: left.append(len(table))
     table.discard([*keys])
-    store.settle()
+    store.commit_pending()
     assert dict(table.items()) == {b"stays": b"1"}
     assert max(before - after for before, after in pairwise(left)) <= 1024, left
     store, _ = await reopen(store, disk)
@@ -228,7 +228,7 @@ async def test_a_failed_commit_ends_the_removal_of_what_nobody_wants() -> None:
     table = await table_of(store)
     for number in range(3000):
         table.put(b"%d" % number, b"value")
-    store.settle()
+    store.commit_pending()
 
     def refuse(operation: Operation) -> None:
         if operation.kind == "write" and operation.path.startswith("journal"):
@@ -236,5 +236,5 @@ async def test_a_failed_commit_ends_the_removal_of_what_nobody_wants() -> None:
 
     disk.before = refuse
     table.discard([b"%d" % number for number in range(3000)])
-    store.settle()
+    store.commit_pending()
     assert len(table) == 3000

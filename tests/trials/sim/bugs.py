@@ -95,7 +95,7 @@ def _show_before_the_sync() -> list[Change]:
             for log, run in round_.runs.items():
                 work = self.works[log]
                 if not work.closed:
-                    log.open_mark = work.open_mark
+                    log.open_entry = work.open_entry
                     log.visible = run.end
         sync(self)
 

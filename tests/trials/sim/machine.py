@@ -221,7 +221,7 @@ def _rounds(store: Store, log: structlog.stdlib.BoundLogger) -> Rounds:
         admission=_OpenDoor(settings),
         budget=OutboxBudget(1 << 30),
         counters=NetCounters(),
-        after_round=store.settle,
+        after_round=store.commit_pending,
         log=log,
     )
 

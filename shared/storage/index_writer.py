@@ -1,5 +1,4 @@
-"""Keeping the files beside the journal up to date: marks go to the index files, and what a log file would not
-take is tried again."""
+"""Writes index entries to the index files, and tries again what a log file would not take."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -8,14 +7,14 @@ from typing import Any
 import structlog
 import trio
 
-from shared.storage import index, marks
+from shared.storage import index
 from shared.storage.clock import Clock
 from shared.storage.commit import open_log
 from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles, describe
-from shared.storage.format import Mark
-from shared.storage.index import MARK_COVERS_SECONDS
+from shared.storage.format import IndexEntry
+from shared.storage.index import ENTRY_COVERS_SECONDS
 from shared.storage.journal import write_all
 from shared.storage.log import UNKNOWN, Log
 
@@ -25,21 +24,21 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 class _Writing:
     """One log's share of a flush, and what came of it."""
 
-    __slots__ = ("end", "error", "fd", "last_ms", "log", "marks", "number", "pinned_fd", "written")
+    __slots__ = ("end", "entries", "error", "fd", "last_ms", "log", "number", "pinned_fd", "written")
 
     def __init__(self, log: Log, fd: int) -> None:
         self.log = log
         self.fd = self.pinned_fd = fd
-        self.number = log.marks_written
-        self.end = log.marks_start
+        self.number = log.entries_written
+        self.end = log.entries_start
         self.last_ms = 0
-        self.marks: list[Mark] = log.closed_marks[:]
+        self.entries: list[IndexEntry] = log.closed_entries[:]
         self.written = False
         self.error: OSError | None = None
 
 
-class Marking:
-    """Closes marks by age, writes them, retries what log files would not take."""
+class IndexWriter:
+    """Closes entries by age, writes them, retries what log files would not take."""
 
     def __init__(
         self,
@@ -55,20 +54,20 @@ class Marking:
         self._clock = clock
         self._in_thread = in_thread
         self._limiter = trio.CapacityLimiter(1)
-        self._lock = trio.Lock()  # one flush at a time: two would write the same marks and count them twice
+        self._lock = trio.Lock()  # one flush at a time: two would write the same entries and count them twice
         self._failing = False
         self._unappliable = False
 
     async def run(self) -> None:
         while True:
-            await trio.sleep(MARK_COVERS_SECONDS)
-            if self._committer.marked:
-                await self.flush(MARK_COVERS_SECONDS)
+            await trio.sleep(ENTRY_COVERS_SECONDS)
+            if self._committer.unindexed:
+                await self.flush(ENTRY_COVERS_SECONDS)
 
     async def flush(self, age_seconds: float = -math.inf) -> bool:
-        """Close the open marks that are so old, and write all closed ones. False where some could not be.
+        """Close the open entries that are so old, and write all closed ones. False where some could not be.
 
-        The marks are not synced. Commits may go on meanwhile.
+        The entries are not synced. Commits may go on meanwhile.
         """
         async with self._lock:
             return await self._flush(age_seconds)
@@ -77,19 +76,19 @@ class Marking:
         writings = []
         unapplied = []
         now = self._clock.monotonic()
-        for log in list(self._committer.marked):
+        for log in list(self._committer.unindexed):
             if log.gone:
-                self._committer.marked.pop(log, None)
+                self._committer.unindexed.pop(log, None)
             elif log.unapplied:
                 unapplied.append((log, log.unapplied[:]))
             else:
-                if log.open_mark is not None and not log.busy and now - log.open_since >= age_seconds:
-                    log.closed_marks.append(log.open_mark)
-                    log.open_mark = None
-                if log.closed_marks:
+                if log.open_entry is not None and not log.busy and now - log.open_since >= age_seconds:
+                    log.closed_entries.append(log.open_entry)
+                    log.open_entry = None
+                if log.closed_entries:
                     writings.append(_Writing(log, self._files.pin(log.index_file)))
-                elif log.open_mark is None:
-                    self._committer.marked.pop(log, None)
+                elif log.open_entry is None:
+                    self._committer.unindexed.pop(log, None)
         await self._retry(unapplied)
         if writings:
             try:
@@ -104,7 +103,7 @@ class Marking:
         return error is None and not unapplied
 
     def _write(self, writings: list[_Writing], room: int) -> None:
-        """In a thread: the new marks of all indexes at once; beyond the room for handles one by one."""
+        """In a thread: the new entries of all indexes at once; beyond the room for handles one by one."""
         together: list[_Writing] = []
         for writing in writings:
             try:
@@ -122,7 +121,7 @@ class Marking:
                 writing.error = error
         # In one call: between two, this thread would wait for the interpreter.
         parts = [
-            (writing.fd, *index.packed_marks(writing.log.id, writing.number, writing.marks))
+            (writing.fd, *index.packed_entries(writing.log.id, writing.number, writing.entries))
             for writing in together
         ]
         for writing, (_, data, _), taken in zip(together, parts, self._disk.write_many(parts), strict=True):
@@ -137,15 +136,15 @@ class Marking:
     def _open(self, writing: _Writing) -> bool:
         """Make it ready to be written to; whether its file had to be opened. Raises FileGone, OSError."""
         if writing.number == UNKNOWN:
-            found = marks.load_end(self._disk, self._files, writing.log, writing.end)
+            found = index.load_end(self._disk, self._files, writing.log, writing.end)
             writing.number, writing.last_ms = found
         if writing.fd >= 0:
             return False
-        writing.fd = marks.open_for_writing(self._disk, self._files, writing.log)
+        writing.fd = index.open_for_writing(self._disk, self._files, writing.log)
         return True
 
     def _write_one(self, writing: _Writing) -> None:
-        index.write_marks(self._disk, writing.fd, writing.log.id, writing.number, writing.marks)
+        index.write_entries(self._disk, writing.fd, writing.log.id, writing.number, writing.entries)
         writing.written = True
 
     def _done(self, writing: _Writing) -> None:
@@ -154,12 +153,12 @@ class Marking:
             self._files.adopt(log.index_file, writing.fd)
         self._files.unpin(log.index_file)
         if writing.written:
-            if log.marks_written == UNKNOWN:
-                log.marks_written = writing.number
-            log.marks_reached(writing.number + len(writing.marks))  # a commit may have been faster
+            if log.entries_written == UNKNOWN:
+                log.entries_written = writing.number
+            log.entries_reached(writing.number + len(writing.entries))  # a commit may have been faster
             self._committer.dirty[log] = None
-            if log.open_mark is None and not log.closed_marks:
-                self._committer.marked.pop(log, None)
+            if log.open_entry is None and not log.closed_entries:
+                self._committer.unindexed.pop(log, None)
 
     async def _retry(self, unapplied: list[tuple[Log, list[tuple[int, bytes]]]]) -> None:
         failed: dict[str, OSError] = {}
