@@ -6,8 +6,9 @@ the ticket says when they count. What is taken from durable queues is written do
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+import attrs
 import structlog
 
 from dmp.background import Background
@@ -20,24 +21,30 @@ from dmp.leases import LeaseBook
 from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
-from dmp.owners import Owner
 from dmp.queue_log import QueueLog
-from dmp.queues import Queue
+from dmp.queue_records import put
+from dmp.queues import Owner, Queue
 from dmp.refusals import not_found, shown
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
 from shared.errors import StoreError
+from shared.net.connection import Connection
 from shared.queues.timers import Timers
 from shared.recording.recorder import Recorder
 from shared.storage.inventory import Namespace
 from shared.storage.log import Log, Lost
 from shared.storage.store import Store, Ticket
 
-if TYPE_CHECKING:
-    from dmp.amqp.lifetime import Lifetime
-
 QUEUES_AT_ONCE = 64
 """Exclusive queues that go with their owner: half a millisecond."""
+
+
+class Drained(Protocol):
+    """A session that ends in its own way when the server stops."""
+
+    connection: Connection
+
+    def drain(self) -> None: ...
 
 
 class Broker:
@@ -82,7 +89,7 @@ class Broker:
         self.wild_words = 0
         """What of these counts against `wild_words_max`."""
         self.generation = 0
-        self.sessions: set[Lifetime] = set()
+        self.sessions: set[Drained] = set()
         self.draining = False
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max)
         self.background = Background(self.timers, self.crashed)
@@ -173,7 +180,7 @@ class Broker:
         """To durable queues, in one step with `taken`, which says what leaves another's log."""
         runs = [queue.number(head, bodies) for queue, _ in logged]
         parts = [
-            (log.log, log.records(head, messages), len(messages))
+            (log.log, put(head, messages), len(messages))
             for (_, log), messages in zip(logged, runs, strict=True)
         ]
         if head.large:
@@ -281,3 +288,95 @@ class Broker:
             del queues[-QUEUES_AT_ONCE:]  # to be freed in turns, too
             if queues:
                 yield
+
+
+@attrs.define(eq=False)
+class _Part:
+    """One queue's. `records`: of the messages, `logged` in number, that come with one."""
+
+    coming: int = 0
+    body_bytes: int = 0
+    logged: int = 0
+    records: list[bytes] = attrs.Factory(list)
+    leaving: list[Message] = attrs.Factory(list)
+
+
+class Change:
+    """Messages that come to queues and leave others in one step: a crash leaves all of it there, or nothing.
+
+    What is durable of it, whatever the queues, is one entry of the journal. Say what comes and what leaves,
+    then `apply` it, all in one stretch.
+    """
+
+    __slots__ = ("_broker", "_large", "_parts", "_puts")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._puts: list[tuple[Queue, Head, list[Message], bool]] = []  # with a record, or without
+        self._parts: dict[Queue, _Part] = {}
+        self._large: dict[bytes, None] = {}  # references that come to logs
+
+    def put(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> None:
+        """A run for its queues; one that is full (`Queue.room_for`) gets as much of it as it has room for."""
+        for queue in queues:
+            part = self._part(queue)
+            taken = bodies
+            if queue.capped:
+                taken = bodies[: queue.room_for(head, len(bodies), part.coming, part.body_bytes)]
+                self._broker.counts.dropped_full += len(bodies) - len(taken)
+                if not taken:
+                    continue
+            messages = queue.number(head, taken)
+            part.coming += len(messages)
+            part.body_bytes += len(messages) * head.body_bytes
+            logged = queue.log is not None and (head.persistent or queue.paged)
+            if queue.log is not None and logged:
+                part.records.append(put(head, messages))
+                part.logged += len(messages)
+                if head.large:
+                    self._large.update(dict.fromkeys(taken))
+            self._puts.append((queue, head, messages, logged))
+
+    def leave(self, queue: Queue, message: Message) -> None:
+        """It was unacknowledged, and is acknowledged or not wanted back."""
+        self._part(queue).leaving.append(message)
+
+    def apply(self) -> Ticket | None:
+        """What all of it waits for, None: nothing. Raises StoreError; then nothing has changed."""
+        appends: list[tuple[Log, bytes, int]] = []
+        written: list[Queue] = []
+        reserved = True  # what only leaves has room kept for it
+        for queue, part in self._parts.items():
+            if queue.log is None or queue.deleted:
+                continue
+            taken = queue.log.leaving(part.leaving)
+            if part.records or taken:
+                appends.append((queue.log.log, b"".join((*part.records, taken)), part.logged + bool(taken)))
+                written.append(queue)
+                reserved = reserved and not part.records
+        ends: dict[Queue, int] = {}
+        ticket = None
+        if appends:
+            bodies = self._broker.bodies
+            wholes = bodies.whole_records(self._large)
+            offsets, ticket = self._broker.store.append_all([*appends, *wholes], reserved=reserved)
+            bodies.whole_appended(self._large, ticket)
+            ends = dict(zip(written, offsets, strict=False))
+        for queue, head, messages, logged in self._puts:
+            if logged and queue.log is not None and ticket is not None:
+                ends[queue] = queue.log.appended(head, messages, ends[queue])
+                queue.publish_logged(messages, ticket)
+            else:
+                self._broker.publish_numbered(queue, messages)
+        for queue, part in self._parts.items():
+            if queue.log is not None:
+                queue.log.left(part.leaving)
+            if part.leaving:
+                queue.settle(part.leaving)
+        return ticket
+
+    def _part(self, queue: Queue) -> _Part:
+        found = self._parts.get(queue)
+        if found is None:
+            found = self._parts[queue] = _Part()
+        return found

@@ -1,10 +1,11 @@
-"""What `queue.declare` may ask for: a queue's flags and arguments; and the limits that the settings add."""
+"""What clients declare: the kinds of queues and exchanges, and bindings; and the limits that settings add."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from dmp.data_types import read_table
 from dmp.properties import TTL_MS_MAX
 from dmp.refusals import Code, Refusal
 
@@ -77,6 +78,34 @@ class QueueLimits:
 
     warn_messages: int = 0
     drop_messages: int = 0
+
+
+NO_LIMITS = QueueLimits()
+
+
+@attrs.frozen(cache_hash=True)
+class Binding:
+    """`arguments`: the table as it came, on the wire; two bindings that differ in it alone are two."""
+
+    source: bytes
+    destination: bytes
+    to_exchange: bool
+    key: bytes
+    arguments: bytes
+
+    def read_arguments(self) -> dict[str, Any]:
+        return read_table(self.arguments)
+
+
+@attrs.frozen
+class ExchangeKind:
+    """What must be equal where an exchange is declared again."""
+
+    type: str
+    durable: bool = False
+    auto_delete: bool = False
+    internal: bool = False
+    alternate: bytes | None = None
 
 
 _ONLY: Mapping[str, tuple[object, ...]] = {

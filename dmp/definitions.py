@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import attrs
 
 from dmp.data_types import check_table, read_table, short
-from dmp.declarations import QueueArguments, QueueKind
-from dmp.exchanges import DEFAULT, Binding, ExchangeKind
+from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.exchanges import DEFAULT
 from dmp.refusals import Refusal
 from shared.storage.store import Log, Ticket
 from shared.storage.table import Table

@@ -7,19 +7,15 @@ exchanges, whose own answers are added. Nothing comes twice, and no circle of ex
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-import attrs
-
-from dmp.data_types import read_table
+from dmp.declarations import Binding, ExchangeKind
 from dmp.header_match import HeaderMatch
 from dmp.message import Head
+from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, Wildcards
-
-if TYPE_CHECKING:
-    from dmp.queues import Queue
 
 DEFAULT = b""
 TYPES = ("direct", "topic", "fanout", "headers")
@@ -45,31 +41,6 @@ HEADERS_COMPARED = 4
 """Of a message's headers, so many are held against a binding in a step."""
 
 Destination: TypeAlias = "Queue | Exchange"
-
-
-@attrs.frozen(cache_hash=True)
-class Binding:
-    """`arguments`: the table as it came, on the wire; two bindings that differ in it alone are two."""
-
-    source: bytes
-    destination: bytes
-    to_exchange: bool
-    key: bytes
-    arguments: bytes
-
-    def read_arguments(self) -> dict[str, Any]:
-        return read_table(self.arguments)
-
-
-@attrs.frozen
-class ExchangeKind:
-    """What must be equal where an exchange is declared again."""
-
-    type: str
-    durable: bool = False
-    auto_delete: bool = False
-    internal: bool = False
-    alternate: bytes | None = None
 
 
 class Exchange:
@@ -174,7 +145,7 @@ class Exchange:
 
 def route(
     first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | None]
-) -> "tuple[tuple[Queue, ...], int]":
+) -> tuple[tuple[Queue, ...], int]:
     """The queues that a message published to `first` goes to, each once.
 
     And how much work it was to find them, beside that of putting messages into so many queues.

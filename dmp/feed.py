@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dmp.message import Head, Message
-from dmp.owners import Owner
-from dmp.queues import Queue
+from dmp.queues import Owner, Queue
 from dmp.wire import (
     NULL_MESSAGE,
     SIZE_BYTES,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dmp.exchanges import Exchange
 from dmp.message import Head
-from dmp.owners import Owner
-from dmp.queues import Queue
+from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 
 if TYPE_CHECKING:

@@ -1,25 +1,65 @@
-"""A durable queue's log: what was put in and what was taken out, from which its messages come back.
+"""A durable queue's log: what was put in and what was taken out, and how messages come back from it.
 
-The log keeps its own size down. All below the oldest message that is still there is dropped; while less than
-half of the log is live, the oldest are written again at its end, a few at each change, and what they were
-copied from goes when the copies are on the disk. So one message that nobody takes never pins the disk, and
-there is no pause. What is cold (`cold`) is not copied: it moves on by being read.
+`QueueLog` keeps the log's size down. All below the oldest message that is still there is dropped. While less
+than half of the log is live, the oldest messages are written again at its end, a few at each change; what
+they were copied from goes when the copies are on the disk. So one message that nobody takes never pins the
+disk, and there is no pause.
+
+`Cold` is the tail of the queue that is not in memory: its messages are read back in batches, when their turn
+comes. They stand in the log in the order of their numbers, behind everything that the queue has in memory,
+and none of them has left: a queue gives out from its front only. So a place in the log and a count say it
+all; and when each run of messages expires, where they do. Cold messages are not copied: they move on by being
+read.
+
+`load` is what a start makes of the log: the messages at the front, in memory, and where the rest stands. What
+cannot be read is passed over and counted as lost, unless it had left. What a lost record says to have left is
+there again, redelivered. The log is read twice. The first time tells which numbers have left, and which were
+written again out of their order; what is above all of these is there as it came, and needs no memory. The
+second time makes messages of what is below, and of as many more as there is room for.
 """
 
-from collections.abc import Sequence
+import math
+import struct
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import groupby
 from operator import attrgetter
 
+import attrs
+
+from dmp.bodies import Bodies
 from dmp.message import Head, Message
-from dmp.queue_records import KNOWN_LOST, purged, put, put_bytes, taken
-from shared.errors import StoreError
+from dmp.queue_records import (
+    KNOWN_LOST,
+    PAGES,
+    PUTS,
+    MessageReader,
+    Op,
+    number_in,
+    numbers_in,
+    places,
+    purged,
+    put,
+    put_bytes,
+    taken,
+)
+from shared.errors import CorruptRecord, StoreError
+from shared.storage.log import Lost, WholeRecords
 from shared.storage.store import Log, Ticket
 
-_SLACK_BYTES = 256 << 10
+SLACK_BYTES = 256 << 10
 """Dead bytes that nobody minds; also the least that is dropped at once."""
-_COPIES = 64
+COPIES = 64
 _COPY_BYTES = 256 << 10
 """At most so many of the oldest messages, and bytes of them, are written again at one change."""
+READ_BYTES = 256 << 10
+"""Of what is cold, read back at once."""
+_EXPIRY_SECONDS = 0.01
+"""Messages whose lives end within this of each other are noted as one run; they may live so much longer."""
+_LOAD_BYTES = 1 << 20
 
 
 class QueueLog:
@@ -35,10 +75,6 @@ class QueueLog:
         self._copying = False
         self._live_bytes = 0
         self._taken: list[int] = []
-
-    def records(self, head: Head, messages: Sequence[Message]) -> bytes:
-        """What puts a run into the queue."""
-        return put(head, messages)
 
     def appended(self, head: Head, messages: Sequence[Message], offset: int) -> int:
         """Their records went into the log, from `offset` on; where they end."""
@@ -130,15 +166,15 @@ class QueueLog:
     def _tidy(self) -> None:
         log = self.log
         dead = log.visible - log.first - self._live_bytes
-        if dead < _SLACK_BYTES:
+        if dead < SLACK_BYTES:
             return
         if dead > self._live_bytes and not self._copying:
-            self._copy()
+            self.copy_oldest()
         oldest = self._oldest()
         below = log.visible if oldest is None else oldest.offset
         if self.cold_at is not None:
             below = min(below, self.cold_at)
-        if below - log.first >= _SLACK_BYTES:
+        if below - log.first >= SLACK_BYTES:
             log.drop_below(below)
 
     def _oldest(self) -> Message | None:
@@ -146,7 +182,7 @@ class QueueLog:
         fronts = [next(iter(held.values())) for held in (self._live, self._copied) if held]
         return min(fronts, key=attrgetter("offset")) if fronts else None
 
-    def _copy(self) -> None:
+    def copy_oldest(self) -> None:
         """Write the oldest again. Until the copies are on the disk it is the originals that count."""
         log, bound = self.log, self.log.visible
         if self.cold_at is not None:
@@ -155,7 +191,7 @@ class QueueLog:
         copied = 0
         for held in sorted(filter(None, (self._live, self._copied)), key=_first_offset):
             for message in held.values():
-                if message.offset >= bound or len(copies) == _COPIES or copied > _COPY_BYTES:
+                if message.offset >= bound or len(copies) == COPIES or copied > _COPY_BYTES:
                     break
                 record = put(message.head, (message,))
                 offset, ticket = log.append(record, 1, reserved=True)
@@ -178,3 +214,297 @@ class QueueLog:
 
 def _first_offset(held: dict[int, Message]) -> int:
     return next(iter(held.values())).offset
+
+
+@attrs.frozen
+class Left:
+    """What a start leaves in the log: so many messages, numbered from `first`, from `offset` on; `large`:
+    references of large bodies, by number."""
+
+    count: int
+    body_bytes: int
+    record_bytes: int
+    first: int
+    end: int
+    offset: int
+    large: dict[int, bytes]
+
+
+class Cold:
+    """`count` messages with `body_bytes`, numbered from `first` up to `end` (there may be gaps).
+
+    `reading`: some are on their way. `large`: references of large bodies, by number: the queue has these,
+    also of messages that cannot be read. `lost`: so much was passed over, since it cannot be read. `damaged`:
+    why nothing more can be.
+    """
+
+    __slots__ = (
+        "_epoch",
+        "_expires",
+        "_log",
+        "_offset",
+        "_ours",
+        "_reader",
+        "body_bytes",
+        "count",
+        "damaged",
+        "end",
+        "first",
+        "large",
+        "lost",
+        "reading",
+    )
+
+    def __init__(self, log: QueueLog) -> None:
+        self._log = log
+        self._reader = MessageReader(log.log.file.path)
+        self._offset = 0
+        self._ours = 0  # the first number of this process
+        self._epoch = 0
+        self._expires: deque[tuple[int, float]] = deque()  # up to this number, at this time
+        self.count = 0
+        self.body_bytes = 0
+        self.first = self.end = 0
+        self.reading = False
+        self.large: dict[int, bytes] = {}
+        self.lost: Lost | None = None
+        self.damaged: StoreError | None = None
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """They came, stand in the log, and can be read there."""
+        if not self.count:
+            self.first = messages[0].number
+            self._move_to(messages[0].offset)
+        elif not self._expires:
+            self._expires.append((self.end - 1, math.inf))  # of those before
+        self.count += len(messages)
+        self.body_bytes += sum([message.head.body_bytes for message in messages])
+        self.end = messages[-1].number + 1
+        self.large.update({message.number: message.body for message in messages if message.head.large})
+        self._log.keep_cold(messages)
+        for expires, those in groupby(messages, attrgetter("expires")):
+            self._note(expires, [message.number for message in those][-1])
+
+    def restore(self, found: Left, ours: int) -> None:
+        """What a start has found, and left where it was. `ours`: the first number not used before."""
+        self.count, self.body_bytes = found.count, found.body_bytes
+        self.first, self.end = found.first, found.end
+        self.large = found.large
+        self._ours = ours
+        self._log.found_cold(found.record_bytes)
+        self._move_to(found.offset)
+
+    def clear(self) -> None:
+        """All of it has left."""
+        self._epoch += 1  # what is on its way is not wanted any more
+        self.count = self.body_bytes = 0
+        self.reading = False
+        self._expires.clear()
+        self._log.cold_at = None
+
+    def warm(self, done: Callable[[list[Message]], None]) -> None:
+        """Read the first of it; `done` gets what came, now or later: nothing where none of it can be read.
+
+        An `expires` of inf says that this is not known here.
+        """
+        if self.reading or not self.count or self.damaged is not None:
+            return
+        epoch = self._epoch
+        at_once = again = True
+
+        def came(data: bytes | StoreError) -> None:
+            nonlocal again
+            if epoch != self._epoch:
+                return
+            self.reading = False
+            messages: list[Message] = []
+            if isinstance(data, CorruptRecord) or data == b"":
+                self._pass_over()
+            elif isinstance(data, StoreError):
+                self.damaged = data
+            else:
+                messages = self._read(data)
+            if messages or self.damaged is not None or not self.count:
+                done(messages)
+            elif at_once:  # nothing but what is not there any more: read on
+                again = True
+            else:
+                self.warm(done)
+
+        while again:
+            again = False
+            self.reading = True
+            self._log.log.read(self._offset, READ_BYTES, came)
+        at_once = False
+
+    def _pass_over(self) -> None:
+        """Go on behind what cannot be read; it is lost."""
+        log = self._log.log
+        if self._offset < log.visible:
+            self.lost = log.lost_at(self._offset)
+            self._move_to(self.lost.end)
+        else:
+            self.lost = self.lost or Lost(self._offset, 0, self.count)
+            self.clear()
+
+    def _read(self, data: bytes) -> list[Message]:
+        start = self._offset
+        messages: list[Message] = []
+        for op, at, end in places(data):
+            if op in PUTS or op in PAGES:
+                number = number_in(data, at)
+                if number < self.first or (op in PAGES and number < self._ours):
+                    continue  # an older one, copied forward; or one that went with its process
+                try:
+                    message = self._reader.read(data, at, end, start + at - 4)
+                except CorruptRecord:
+                    self.lost = Lost(start + at, end - at, 1)
+                    continue
+                if message.head.large and self.large.pop(number, None) is None:
+                    continue  # a start has not found the body, and did not count it
+                message.redelivered = number < self._ours
+                messages.append(message)
+                self.first = number + 1
+                if len(messages) == self.count:
+                    break
+        self.count -= len(messages)
+        self.body_bytes -= sum([message.head.body_bytes for message in messages])
+        self._date(messages)
+        self._log.warmed(messages)
+        if self.count:
+            self._move_to(start + len(data))
+        else:
+            self.clear()
+        return messages
+
+    def _move_to(self, offset: int) -> None:
+        self._offset = self._log.cold_at = offset
+
+    def _note(self, expires: float, last: int) -> None:
+        runs = self._expires
+        if runs and runs[-1][1] - _EXPIRY_SECONDS <= expires <= runs[-1][1]:
+            runs[-1] = last, runs[-1][1]
+        else:
+            runs.append((last, expires + _EXPIRY_SECONDS))
+
+    def _date(self, messages: Sequence[Message]) -> None:
+        runs = self._expires
+        for message in messages:
+            while runs and runs[0][0] < message.number:
+                runs.popleft()
+            if runs and message.number >= self._ours:
+                message.expires = runs[0][1]
+
+
+@attrs.frozen
+class Loaded:
+    """`messages`: in the queue's order. `following`: the first number that was never used. `lost`: what
+    cannot be read, and was not known to be so when the queue was last purged."""
+
+    messages: list[Message]
+    cold: Left | None
+    following: int
+    lost: list[Lost]
+
+
+class _Past:
+    """What has left, and how far that, and what was copied, goes."""
+
+    def __init__(self) -> None:
+        self.mixed_to = -1
+        self.following = 0
+        self.known_lost_to = 0
+        """Whatever is lost below this offset, a purge has done with."""
+        self._taken = array("Q")
+        self._ranges: list[tuple[int, int]] = []
+        self._last = -1
+
+    def note(self, op: int, data: bytes, start: int, end: int, offset: int) -> None:
+        """Raises ValueError, IndexError, struct.error."""
+        if op == Op.TAKEN:
+            numbers = numbers_in(data, start, end)
+            self._taken.extend(numbers)
+            highest = max(numbers)
+            self.mixed_to = max(self.mixed_to, highest)
+        elif op == Op.PURGED:
+            first, stop = numbers_in(data, start, end)
+            if (first, stop) == KNOWN_LOST:
+                self.known_lost_to = offset
+                return
+            self._ranges.append((first, stop))
+            highest = stop - 1
+            self.mixed_to = max(self.mixed_to, highest)
+        else:
+            highest = number_in(data, start)
+            if op in PUTS:
+                if highest <= self._last:
+                    self.mixed_to = max(self.mixed_to, highest)
+                self._last = max(self._last, highest)
+        self.following = max(self.following, highest + 1)
+
+    def sort(self) -> None:
+        self._taken = array("Q", sorted(self._taken))
+
+    def has_left(self, number: int) -> bool:
+        place = bisect_left(self._taken, number)
+        return (place < len(self._taken) and self._taken[place] == number) or any(
+            first <= number < end for first, end in self._ranges
+        )
+
+
+async def load(queue_log: QueueLog, room_bytes: float, bodies: Bodies) -> Loaded:
+    """Raises StoreError. `room_bytes`: for messages in memory, as long as there is a choice."""
+    log = queue_log.log
+    past = _Past()
+    reading = WholeRecords(log, log.first, _LOAD_BYTES)
+    while data := await reading.read():
+        offset = reading.offset
+        for op, start, end in places(data):
+            try:
+                past.note(Op(op), data, start, end, offset + start)
+            except (ValueError, IndexError, struct.error):
+                reading.pass_over(Lost(offset + start, end - start, 1))
+    past.sort()
+    found: dict[int, Message] = {}
+    large: dict[int, bytes] = {}
+    reader = MessageReader(log.file.path)
+    count = body_bytes = record_bytes = first = last = cold_at = 0
+    again = WholeRecords(log, log.first, _LOAD_BYTES)
+    while data := await again.read():
+        offset = again.offset
+        for op, start, end in places(data):
+            if op not in PUTS:
+                continue
+            number = number_in(data, start)
+            if number <= past.mixed_to and past.has_left(number):
+                continue
+            try:
+                message = reader.read(data, start, end, offset + start - 4)
+            except CorruptRecord:
+                reading.pass_over(Lost(offset + start, end - start, 1))
+                continue
+            if message.head.large and number not in found and not bodies.claim(message.body):
+                reading.pass_over(Lost(offset + start, end - start, 1))
+                continue
+            if number <= past.mixed_to or (room_bytes > 0 and not count):
+                room_bytes -= message.head.cost_bytes
+                message.redelivered = True  # nobody wrote down whether it had been given out
+                found.pop(number, None)
+                found[number] = message
+                continue
+            if not count:
+                first, cold_at = number, message.offset
+            count += 1
+            body_bytes += message.head.body_bytes
+            if message.head.large:
+                large[number] = message.body
+            record_bytes += put_bytes(message.head)
+            last = number
+    queue_log.found(list(found.values()), cold_at if count else math.inf)
+    cold = Left(count, body_bytes, record_bytes, first, last + 1, cold_at, large) if count else None
+    return Loaded(
+        sorted(found.values(), key=attrgetter("number")),
+        cold,
+        past.following,
+        [each for each in reading.lost if each.offset >= past.known_lost_to],
+    )

@@ -1,97 +1,196 @@
-"""A queue: who takes its messages, what becomes of them, and when they, or it, must go. What it holds is its
-`Stock`.
+"""A queue: messages that come, wait in order, and leave; who takes them; when they, or it, must go.
 
-Who takes: while a feed (the reading end of a DMP connection) is attached everything goes to it; else
-consumers take turns, message by message, as far as each one's credit and outbox allow. Those with the highest
-priority come first, the others while these have no room. Where the queue wants a single active consumer, one
-gets everything until it goes; then the one with the highest priority that has been there longest. `deal`
-gives out what can be given and is called whenever something has changed that allows more: a message, credit,
-room in an outbox. A run that finds the queue empty and one consumer that acknowledges nothing is passed on
-without a `Message` being made.
+A message is in one of three places: *unsynced* (its record waits for the disk, nobody may see it yet),
+*ready*, or *unacknowledged* (a consumer has it and has not said what became of it). Non-persistent messages
+that come behind unsynced ones wait with them, so that a producer's order holds.
 
-Everything is synchronous. What concerns others (a dead letter, the queue's end) goes through `Home`.
+Of a durable queue only the front need be in memory. When all queues together hold `hot_bytes`, what comes to
+one whose front waits already is *cold*: it stays in the log alone, and is read back when the front has gone.
+What is not persistent then goes to the log too, to keep its place.
+
+While a feed (the reading end of a DMP connection) is attached it gets everything; else the consumers do
+(`takers`), as far as each one's credit and outbox allow. `deal` gives out what can be given. It is called
+whenever something has changed that allows more: a message, credit, room in an outbox.
+
+The queue knows no connection: it calls a `Taker`, and its broker through `QueueContext`. All is synchronous.
 """
 
 import math
-from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Protocol
 
-from dmp.declarations import QueueKind, QueueLimits
-from dmp.exchanges import Binding
+import attrs
+
+from dmp.bodies import Bodies
+from dmp.declarations import NO_LIMITS, Binding, QueueKind, QueueLimits
+from dmp.memory import Memory
 from dmp.message import Head, Message
-from dmp.owners import Owner
-from dmp.stock import Stock
-from dmp.takers import Feed, Home, Taker, able, room_of, share_out
+from dmp.metrics import Counts
+from dmp.queue_log import Cold, Loaded, QueueLog
+from dmp.rows import Priorities, Ready, Row
+from dmp.takers import LOOKED_AT_ONCE, Consumers, Feed, Taker, able, room_of, share_out
+from shared.errors import StoreError
+from shared.queues.timers import Timers
+from shared.storage.log import Lost
+from shared.storage.store import Ticket
 
 EXPIRED_AT_ONCE = 4096
 """So many leave before others have their turn: some milliseconds."""
-LOOKED_AT_ONCE = 1024
-"""Consumers asked for their room before others have their turn: about a millisecond."""
+HOT_LEAST_BYTES = 16 << 10
+"""Every queue may keep so much in memory, whatever the others do."""
 
 
-class Queue(Stock):
+class QueueContext(Protocol):
+    """What a queue asks of its broker."""
+
+    bodies: Bodies
+    counts: Counts
+    memory: Memory
+    timers: Timers
+
+    def dead_letter(self, queue: "Queue", messages: list[Message], reason: str) -> None:
+        """They left the queue by `reason`: pass them on where the queue has a dead-letter exchange."""
+
+    def log_changed(self, log: QueueLog) -> None:
+        """Something was taken from a durable queue: have it flushed at the end of the round."""
+
+    def queue_unused(self, queue: "Queue") -> None:
+        """Nobody has used it for as long as it asked for: delete it."""
+
+    def crashed(self, error: Exception) -> None:
+        """The queue's own code has failed where nobody waits for it: on the time of the store."""
+
+    def queue_damaged(self, name: bytes, error: StoreError) -> None:
+        """What it has on disk alone cannot be read."""
+
+    def queue_lost(self, name: bytes, lost: Lost) -> None:
+        """What it had on disk alone is damaged there, and passed over."""
+
+    def queue_above_warning(self, queue: "Queue") -> None:
+        """More is ready than the settings find normal."""
+
+
+@attrs.define(eq=False)
+class Owner:
+    """An application: its principal, which holds it at first, and the DMP connections that it leased.
+
+    The queues that are exclusive to it live as long as one of these. `ended` is called when the last has
+    let go.
+    """
+
+    user: str
+    _ended: "Callable[[Owner], None]"
+    queues: "dict[Queue, None]" = attrs.Factory(dict)
+    _holds: int = 1
+
+    @property
+    def alive(self) -> bool:
+        return self._holds > 0
+
+    def hold(self) -> None:
+        """One more connection is the application's. It must be alive."""
+        assert self._holds, "an application was held after its end"
+        self._holds += 1
+
+    def release(self) -> None:
+        assert self._holds, "an application was released too often"
+        self._holds -= 1
+        if not self._holds:
+            self._ended(self)
+
+
+@attrs.define(eq=False, repr=False)
+class Queue:
     """One queue. `owner`: the application that it is exclusive to."""
 
-    __slots__ = (
-        "_ask_on",
-        "_blocked",
-        "_drop_messages",
-        "_level",
-        "_looked_at",
-        "_single",
-        "_start",
-        "_warn_messages",
-        "_warned",
-        "adopted",
-        "bound",
-        "capped",
-        "consumers",
-        "deadline",
-        "exclusive_consumer",
-        "feed",
-        "feed_lease",
-        "had_consumer",
-        "heaped",
-        "owner",
-        "used",
-    )
+    name: bytes
+    kind: QueueKind
+    _context: QueueContext
+    owner: Owner | None = None
+    _limits: QueueLimits = NO_LIMITS
+    log: QueueLog | None = attrs.field(default=None, init=False)
+    """Where it is durable."""
+    cold: Cold | None = attrs.field(default=None, init=False)
+    ready: Ready = attrs.field(init=False)
+    deleted: bool = attrs.field(default=False, init=False)
+    adopted: bool = attrs.field(default=False, init=False)
+    """Its definition was lost: the next declaration is one."""
+    lost: bool = attrs.field(default=False, init=False)
+    """Of its messages some cannot be read, and nobody has purged it since: it is not called empty."""
+    bound: set[Binding] = attrs.field(factory=set, init=False)
 
-    def __init__(
-        self,
-        name: bytes,
-        kind: QueueKind,
-        home: Home,
-        owner: Owner | None = None,
-        limits: QueueLimits | None = None,
-    ) -> None:
-        super().__init__(name, kind, home)
-        limits = limits or QueueLimits()
-        self.owner = owner
-        self.adopted = False
-        """Its definition was lost: the next declaration is one."""
-        self.bound: set[Binding] = set()
-        self.consumers: list[Taker] = []
-        self.exclusive_consumer = False
-        self.feed: Feed | None = None
-        self.feed_lease: object | None = None
-        """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
-        self.had_consumer = False
-        self.deadline = self.heaped = math.inf  # the timers'
-        self.used = home.timers.now()
-        self.capped = bool(limits.drop_messages) or kind.arguments.rejects
-        """It may refuse what comes: ask `room_for`."""
-        self._ask_on = False  # in the next turn, those that were not asked for their room yet
-        self._blocked = False  # nobody has room: until `deal` is called it is no use to ask again
-        self._drop_messages = limits.drop_messages
-        self._level = 0  # where those begin, of the consumers, whose turn it is: none before them has room
-        self._looked_at = 0  # so many of these in a row had no room
-        self._single = kind.arguments.single_active
-        self._start = 0  # whose turn it is, of the consumers
-        self._warn_messages = limits.warn_messages
-        self._warned = False
+    ready_bytes: int = attrs.field(default=0, init=False)
+    """Of the bodies that are ready and in memory."""
+    unacked: int = attrs.field(default=0, init=False)
+    unsynced: int = attrs.field(default=0, init=False)
+    unsynced_bytes: int = attrs.field(default=0, init=False)
+    """Of the bodies that wait for the disk."""
+    returning: int = attrs.field(default=0, init=False)
+    """So many connections give back what they had, in slices. Until all is back nothing is given out."""
+    capped: bool = attrs.field(init=False)
+    """It may refuse what comes: ask `room_for`."""
+
+    consumers: Consumers = attrs.field(init=False)
+    exclusive_consumer: bool = attrs.field(default=False, init=False)
+    feed: Feed | None = attrs.field(default=None, init=False)
+    feed_lease: object | None = attrs.field(default=None, init=False)
+    """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
+    had_consumer: bool = attrs.field(default=False, init=False)
+    used: float = attrs.field(init=False)
+    deadline: float = attrs.field(default=math.inf, init=False)
+    """The timers', as `heaped`."""
+    heaped: float = attrs.field(default=math.inf, init=False)
+
+    _next: int = attrs.field(default=0, init=False)  # the number of the next message
+    _started: float = attrs.field(default=0.0, init=False)
+    _timed: bool = attrs.field(init=False)  # some message may expire
+    _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
+    _has_large: bool = attrs.field(default=False, init=False)  # it has, or had, messages with large bodies
+    _hot_bytes: int = attrs.field(default=0, init=False)  # what is ready in memory takes there
+    _unsynced: deque[tuple[Ticket | None, list[Message]]] = attrs.field(factory=deque, init=False)
+    _unlogged: int = attrs.field(default=0, init=False)  # of these, without a record
+    _warming: bool = attrs.field(default=False, init=False)
+    _when_warm: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    _warned: bool = attrs.field(default=False, init=False)
+    _blocked: bool = attrs.field(default=False, init=False)  # nobody has room until `deal` is called again
+    _ask_on: bool = attrs.field(default=False, init=False)  # in the next turn, the rest are asked
+
+    def __attrs_post_init__(self) -> None:
+        arguments = self.kind.arguments
+        self.ready = Priorities(arguments.priority_max) if arguments.priority_max else Row()
+        self.consumers = Consumers(arguments.single_active)
+        self.capped = bool(self._limits.drop_messages) or arguments.rejects
+        self.used = self._context.timers.now()
+        self._timed = arguments.ttl_ms is not None
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} {self.depth} ready, {self.unacked} unacknowledged>"
+
+    @property
+    def depth(self) -> int:
+        """How many are ready."""
+        return len(self.ready) if self.cold is None else len(self.ready) + self.cold.count
+
+    @property
+    def depth_bytes(self) -> int:
+        """Their bodies."""
+        return self.ready_bytes if self.cold is None else self.ready_bytes + self.cold.body_bytes
+
+    @property
+    def empty(self) -> bool:
+        """Nothing stands before a message that would come now."""
+        return not (self.ready or self._unsynced or self.returning or self.paged)
+
+    @property
+    def paged(self) -> bool:
+        """Some of it is cold: what comes now needs a record."""
+        return self.cold is not None and self.cold.count > 0
+
+    @property
+    def in_use(self) -> bool:
+        return len(self.consumers) > 0 or self.feed is not None
 
     @property
     def takes_now(self) -> bool:
@@ -99,48 +198,81 @@ class Queue(Stock):
         return self.empty and self._somebody_has_room()
 
     @property
-    def in_use(self) -> bool:
-        return bool(self.consumers) or self.feed is not None
+    def takes_whole(self) -> Feed | None:
+        """The feed, if what came now would be given to it at once."""
+        feed = self.feed
+        return feed if feed is not None and self.empty and room_of(feed)[0] else None
+
+    def keep_in(self, log: QueueLog) -> None:
+        """It is durable. (What has priorities is all in memory: its front is wherever the next one comes.)"""
+        self.log = log
+        if isinstance(self.ready, Row):
+            self.cold = Cold(log)
 
     # -- in
 
     def publish(self, head: Head, bodies: Sequence[bytes]) -> None:
-        """A run of messages that need no log."""
+        """A run of messages that need no log.
+
+        A run that finds the queue empty, and one consumer that acknowledges nothing, is passed on without a
+        `Message` being made.
+        """
         if self.deleted:
             return
         if head.large:
             self.publish_numbered(self.number(head, bodies))
             return
-        if self.empty:
-            taker: Taker | None = self.feed
-            if taker is None and len(self.consumers) == 1:
-                taker = self.consumers[0]
-            if taker is not None and taker.no_ack and head.ttl_ms != 0:
-                try:
-                    count, room_bytes = taker.room()
-                    if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
-                        self._next += len(bodies)
+        if self.empty and head.ttl_ms != 0:
+            taker = self.feed or self._only_consumer()
+            if taker is not None and taker.no_ack:
+                count, room_bytes = room_of(taker)
+                if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
+                    self._next += len(bodies)
+                    try:
                         taker.deliver_run(head, bodies)
-                        self._home.counts.delivered += len(bodies)
-                        return
-                except Exception as error:
-                    taker.crashed(error)
-        self._hold(self.number(head, bodies), None)
+                        self._context.counts.delivered += len(bodies)
+                    except Exception as error:
+                        taker.crashed(error)
+                        self._enqueue(self.number(head, bodies), None)
+                    return
+        self._enqueue(self.number(head, bodies), None)
 
     def publish_whole(self, feed: Feed, data: bytes, count: int, exchange: bytes) -> None:
         """Messages as they stand in DMP's envelopes, for the feed that `takes_whole` has found."""
         self._next += count
-        self._home.counts.delivered += count
+        self._context.counts.delivered += count
         try:
             feed.deliver_whole(data, exchange)
         except Exception as error:
             feed.crashed(error)
 
-    @property
-    def takes_whole(self) -> Feed | None:
-        """The feed, if what came now would be given to it at once."""
-        feed = self.feed
-        return feed if feed is not None and self.empty and room_of(feed)[0] else None
+    def number(self, head: Head, bodies: Sequence[bytes], first: int | None = None) -> list[Message]:
+        """Messages of this queue, not yet in it; `first`: where these had numbers before."""
+        if first is None:
+            first = self._next
+            self._next += len(bodies)
+        messages = [Message(head, body, number) for number, body in enumerate(bodies, first)]
+        if self._timed or head.ttl_ms is not None:
+            expires = self._expires(head, self._context.timers.now())
+            for message in messages:
+                message.expires = expires
+        return messages
+
+    def publish_logged(self, messages: list[Message], ticket: Ticket) -> None:
+        """Messages from `number` whose records are appended: they are ready when the ticket is done."""
+        self._enqueue(messages, ticket)
+        ticket.when_done(self._synced)
+
+    def publish_numbered(self, messages: list[Message]) -> None:
+        """Messages from `number` that need no record. Those of large bodies wait until these are written."""
+        if self.deleted:
+            return
+        last = messages[-1]
+        written = self._context.bodies[last.body].written if last.head.large else None
+        if written is None or written.done:
+            self._enqueue(messages, None)
+        else:
+            self.publish_logged(messages, written)
 
     def room_for(self, head: Head, count: int, before: int = 0, before_bytes: int = 0) -> int:
         """How many of so many messages it will have, where it is `capped`; `before`: so many come before."""
@@ -149,8 +281,8 @@ class Queue(Stock):
             waiting += self.unsynced
             waiting_bytes += self.unsynced_bytes
         room = count
-        if self._drop_messages:
-            room = min(room, self._drop_messages - waiting)
+        if self._limits.drop_messages:
+            room = min(room, self._limits.drop_messages - waiting)
         arguments = self.kind.arguments
         if arguments.rejects:
             if arguments.messages_max is not None:
@@ -159,17 +291,109 @@ class Queue(Stock):
                 room = min(room, (arguments.bytes_max - waiting_bytes) // max(head.body_bytes, 1))
         return max(room, 0)
 
-    def _came(self) -> None:
+    def recovered(self, found: Loaded) -> None:
+        """What the log held; times to live begin anew."""
+        messages = found.messages
+        self._started = self._context.timers.now()
+        for message in messages:
+            message.expires = self._expires(message.head, self._started)
+        self._next = found.following
+        self.lost = bool(found.lost)
+        count = len(messages)
+        if found.cold is not None:
+            assert self.cold is not None
+            self.cold.restore(found.cold, found.following)
+            count += found.cold.count
+            self._has_large = bool(found.cold.large)
+        self._has_large = self._has_large or any(message.head.large for message in messages)
+        self._context.memory.take(_cost(messages))
+        self._context.counts.recovered += count
+        self._put_in_front(messages)
+        self._give_out_new()
+
+    def _expires(self, head: Head, since: float) -> float:
+        ttls_ms = [ms for ms in (head.ttl_ms, self.kind.arguments.ttl_ms) if ms is not None]
+        if not ttls_ms:
+            return math.inf
+        self._timed = True
+        return since + min(ttls_ms) / 1000
+
+    def _enqueue(self, messages: list[Message], ticket: Ticket | None) -> None:
+        """They are ready when the ticket is done, and all before them are."""
+        self._context.memory.take(messages[0].head.cost_bytes * len(messages))
+        if messages[0].head.large:
+            self._has_large = True
+            for message in messages:
+                self._context.bodies.hold(message.body)
+        unsynced = self._unsynced
+        if not unsynced and ticket is None:
+            self._make_ready(messages)
+            return
+        self.unsynced += len(messages)
+        self.unsynced_bytes += messages[0].head.body_bytes * len(messages)
+        if messages[0].offset < 0:
+            self._unlogged += len(messages)
+        if unsynced and unsynced[-1][0] is ticket:
+            unsynced[-1][1].extend(messages)
+        else:
+            unsynced.append((ticket, messages))
+
+    def _synced(self, _: Ticket) -> None:
+        try:
+            self._take_synced()
+        except Exception as error:
+            self._context.crashed(error)
+
+    def _take_synced(self) -> None:
+        unsynced = self._unsynced
+        while unsynced:
+            ticket, messages = unsynced[0]
+            if ticket is not None and not ticket.done:
+                break
+            unsynced.popleft()
+            if self.deleted:
+                continue
+            self.unsynced -= len(messages)
+            self.unsynced_bytes -= _body_bytes(messages)
+            if self._unlogged:
+                self._unlogged -= sum([message.offset < 0 for message in messages])
+            if ticket is not None and ticket.error is not None:
+                self.lose(messages)
+            else:
+                self._make_ready(messages)
+
+    def _make_ready(self, messages: list[Message]) -> None:
+        if self._timed and self.ready:
+            self._expire_ready()
+        cold = self.cold
+        if cold is not None and (cold.count or self._turns_cold(messages)):
+            cold.add(messages)
+            self._context.memory.give(_cost(messages))
+        else:
+            if self.log is not None:
+                self.log.keep(messages)
+            self.ready.extend(messages)
+            self._count_in(messages)
+        self._give_out_new()
+
+    def _turns_cold(self, messages: list[Message]) -> bool:
+        """Memory is scarce, nobody takes what is ready, and each of what is to follow has a record."""
+        return (
+            self._context.memory.scarce
+            and self._hot_bytes > HOT_LEAST_BYTES
+            and not self._unlogged
+            and messages[0].offset >= 0
+            and messages[-1].offset >= 0
+        )
+
+    def _give_out_new(self) -> None:
+        """More is ready, or cold."""
         self._give_out(check=self._behind)
         if self._timed:  # one with no time to live at all is given to who waits for it, or to nobody
             self._expire_ready()
             self._arm()
         if self.depth:
             self._trim()
-
-    def _warmed_up(self) -> None:
-        self.deal()
-        self._trim()
 
     def _trim(self) -> None:
         """What is ready and too much goes, the oldest first."""
@@ -183,22 +407,97 @@ class Queue(Stock):
             ) and (self.ready or self._warm()):
                 over.append(self._pop())
             if over:
-                self._home.counts.overflowed += len(over)
-                self._home.dead_letter(self, over, "maxlen")
-        warn = self._warn_messages
+                self._context.counts.overflowed += len(over)
+                self._context.dead_letter(self, over, "maxlen")
+        warn = self._limits.warn_messages
         if warn and self.depth > warn:
             if not self._warned:
                 self._warned = True
-                self._home.queue_above_warning(self)
+                self._context.queue_above_warning(self)
         elif self._warned and self.depth * 2 < warn:
             self._warned = False
+
+    def _put_in_front(self, messages: list[Message]) -> None:
+        if messages:
+            self.ready.put_back(messages)
+            self._count_in(messages)
+
+    def _count_in(self, messages: Sequence[Message]) -> None:
+        self.ready_bytes += _body_bytes(messages)
+        self._hot_bytes += _cost(messages)
+
+    def _count_out(self, messages: Sequence[Message]) -> None:
+        """They were taken out of `ready`."""
+        self.ready_bytes -= _body_bytes(messages)
+        self._hot_bytes -= _cost(messages)
+
+    # -- what is cold
+
+    def when_warm(self, callback: Callable[[], None]) -> None:
+        """Call it once, when what is on its way from the log is there."""
+        self._when_warm.append(callback)
+
+    @property
+    def warming(self) -> bool:
+        """Something is ready that cannot be given out yet.
+
+        It is on its way from the log, or stands behind expired messages that have not gone yet, or behind
+        what comes back.
+        """
+        if self.ready or self.returning:
+            return self._behind or self.returning > 0
+        return self.cold is not None and self.cold.reading
+
+    @property
+    def damaged(self) -> bool:
+        """Nothing can be given out, and that is not because nothing is left."""
+        return not self.ready and (self.lost or (self.cold is not None and self.cold.damaged is not None))
+
+    def _warm(self) -> bool:
+        """Have more of what is cold in memory, where nothing else is; whether something is there now."""
+        cold = self.cold
+        if cold is not None and cold.count:
+            self._warming = True
+            try:
+                cold.warm(self._warmed)
+            finally:
+                self._warming = False
+        return bool(self.ready)
+
+    def _warmed(self, messages: list[Message]) -> None:
+        cold, context = self.cold, self._context
+        assert cold is not None
+        if cold.damaged is not None:
+            context.queue_damaged(self.name, cold.damaged)
+        if cold.lost is not None and not self.lost:
+            self.lost = True
+            context.queue_lost(self.name, cold.lost)
+        for message in messages:
+            if message.redelivered:
+                message.expires = self._expires(message.head, self._started)
+        context.memory.take(_cost(messages))
+        self.ready.extend(messages)
+        self._count_in(messages)
+        if self._warming:
+            return  # who asked for it goes on
+        try:
+            self.deal()
+            self._trim()
+        except Exception as error:
+            context.crashed(error)
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        waiting, self._when_warm = self._when_warm, []
+        for callback in waiting:
+            callback()
 
     # -- out
 
     def deal(self) -> None:
         """Give out what can be given: something has changed that allows more."""
         self._blocked = self._ask_on = False
-        self._level = self._looked_at = 0
+        self.consumers.start_over()
         if self._timed:
             self._expire_ready()
         self._give_out(check=self._timed)
@@ -211,28 +510,29 @@ class Queue(Stock):
             return
         asked = 0
         while (depth := self.depth) and not self._blocked and not (check and self._behind):
-            takers = self._in_turn()
+            feed = self.feed
+            takers = self.consumers.in_turn() if feed is None else (feed,)
             shares = able(takers, depth)
             if not shares:
                 asked += len(takers)
-                more = self._found_no_room(len(takers))
+                more = feed is None and self.consumers.pass_on(len(takers))
+                self._blocked = not more
                 if more and asked < LOOKED_AT_ONCE:
                     continue
                 self._ask_on = more
                 if more:
                     self._arm()
                 break
-            self._looked_at = 0
             self._ask_on = False
-            ready = self.ready
-            if not ready and not self._warm():
+            given = share_out(self.ready, shares) if self.ready or self._warm() else 0
+            self.consumers.given(given)
+            if not given:
                 break
-            self._start += share_out(ready, shares)
             late: list[Message] = []
             for taker, messages, _, _ in shares:
                 self._count_out(messages)
                 if check:
-                    now = self._home.timers.now()
+                    now = self._context.timers.now()
                     late += [message for message in messages if message.expires <= now]
                     messages = [message for message in messages if message.expires > now]
                 if messages:
@@ -240,56 +540,18 @@ class Queue(Stock):
             if late:
                 self._expired(late)
 
-    def _in_turn(self) -> Sequence[Taker]:
-        if self.feed is not None:
-            return (self.feed,)
-        takers = self.consumers
-        if len(takers) <= 1:
-            return takers
-        if self._single:
-            return takers[:1]
-        first, last = self._level, self._level_end()
-        start = first + self._start % (last - first)
-        end = start + LOOKED_AT_ONCE
-        return (
-            takers[start:last] + takers[first : min(first + end - last, start)]
-            if end > last
-            else takers[start:end]
-        )
-
-    def _level_end(self) -> int:
-        """Where those end, of the consumers, that have one priority with the first whose turn it is."""
-        consumers, first = self.consumers, self._level
-        if not consumers or consumers[first].priority == consumers[-1].priority:
-            return len(consumers)
-        return bisect_right(consumers, _rank(consumers[first]), first, key=_rank)
-
-    def _found_no_room(self, count: int) -> bool:
-        """So many whose turn it was cannot take anything. True: others, whose turn is next, may."""
-        self._looked_at += count
-        end = self._level_end()
-        if self.feed is None and not self._single and self._looked_at < end - self._level:
-            self._start += count
-        elif self.feed is None and not self._single and end < len(self.consumers):
-            self._level = end
-            self._looked_at = 0
-        else:
-            self._blocked = True
-            self._looked_at = 0
-        return not self._blocked
+    def _only_consumer(self) -> Taker | None:
+        return next(iter(self.consumers)) if len(self.consumers) == 1 else None
 
     def _somebody_has_room(self) -> bool:
-        takers: Sequence[Taker] = self._in_turn()
-        if self.feed is None and not self._single and self._level_end() - self._level < len(self.consumers):
-            takers = self.consumers[:LOOKED_AT_ONCE]
-        return any(room_of(taker)[0] > 0 for taker in takers)
+        return self.consumers.have_room() if self.feed is None else room_of(self.feed)[0] > 0
 
     def _hand_over(self, taker: Taker, messages: list[Message]) -> None:
         if self._has_large and taker is self.feed:
             messages = self._without_large(messages)
             if not messages:
                 return
-        self._home.counts.delivered += len(messages)
+        self._context.counts.delivered += len(messages)
         if not taker.no_ack:
             self.unacked += len(messages)
         try:
@@ -303,15 +565,13 @@ class Queue(Stock):
         """What a feed can carry; the others die."""
         large = [message for message in messages if message.head.large]
         if large:
-            self._home.counts.too_large_for_feeds += len(large)
-            self._home.dead_letter(self, large, "maxlen")
+            self._context.counts.too_large_for_feeds += len(large)
+            self._context.dead_letter(self, large, "maxlen")
         return [message for message in messages if not message.head.large]
 
     def get(self, no_ack: bool) -> Message | None:
         """The next message, for one that asks for just that; None where nothing is ready."""
-        self.used = self._home.timers.now()
-        if self.kind.arguments.expires_ms is not None:
-            self._arm()
+        self._used_now()
         if self._timed:
             self._expire_ready()
         if self.feed is not None or self.returning or not (self.ready or self._warm()) or self._behind:
@@ -322,6 +582,42 @@ class Queue(Stock):
         else:
             self.unacked += 1
         return message
+
+    def _pop(self) -> Message:
+        message = self.ready.popleft()
+        self._count_out((message,))
+        return message
+
+    def leave(self, messages: Sequence[Message]) -> None:
+        """They are gone: from the queue, from all books, and from its log."""
+        if messages:
+            self.lose(messages)
+            self._take_from_log(messages)
+
+    def lose(self, messages: Sequence[Message]) -> None:
+        """They leave the queue's books; their records are another's care."""
+        self._context.memory.give(_cost(messages))
+        self._let_bodies_go(messages)
+
+    def _take_from_log(self, messages: Sequence[Message]) -> None:
+        log = self.log
+        if log is not None and messages:
+            for message in messages:
+                if message.offset >= 0:
+                    log.take(message)
+            self._context.log_changed(log)
+
+    def _let_bodies_go(self, messages: Iterable[Message]) -> None:
+        if self._has_large:
+            for message in messages:
+                if message.head.large:
+                    self._context.bodies.drop(message.body)
+
+    def _let_cold_go(self, cold: Cold) -> None:
+        large, cold.large = cold.large, {}
+        for reference in large.values():
+            self._context.bodies.drop(reference)
+        cold.clear()
 
     # -- what became of unacknowledged ones
 
@@ -339,15 +635,42 @@ class Queue(Stock):
             self.lose(messages)
             return
         self.unacked -= len(messages)
-        self._home.dead_letter(self, messages, "rejected")
+        self._context.dead_letter(self, messages, "rejected")
 
     def requeue(self, messages: list[Message], *, given: bool = True) -> None:
-        """They come back to their old places; `given`: somebody may have seen them."""
+        """They come back to their old places; `given`: somebody may have seen them. You `deal`."""
         if self.deleted:
             self.lose(messages)
             return
         self.unacked -= len(messages)
-        self.put_back(messages, given=given)
+        self._put_back(messages, given=given)
+
+    def take_back(self, head: Head, bodies: Sequence[bytes]) -> None:
+        """The last that the feed was given comes back, unwritten, before all that is ready. You `deal`."""
+        following = self.ready.first_number() if self.ready else self._next
+        messages = self.number(head, bodies, following - len(bodies))
+        self._context.memory.take(_cost(messages))
+        self._context.counts.delivered -= len(messages)
+        self._put_back(messages, given=False)
+
+    def _put_back(self, messages: list[Message], *, given: bool) -> None:
+        if self._has_large:
+            messages = self._without_damaged(messages)
+        if given:
+            for message in messages:
+                message.redelivered = True
+        messages.sort(key=attrgetter("number"))
+        self._put_in_front(messages)
+
+    def _without_damaged(self, messages: list[Message]) -> list[Message]:
+        """What comes back, but for those whose bodies cannot be read: they are lost, and not deleted."""
+        bodies = self._context.bodies
+        lost = [message for message in messages if message.head.large and bodies[message.body].damaged]
+        if not lost:
+            return messages
+        self.lost = True
+        self._context.memory.give(_cost(lost))
+        return [message for message in messages if message not in lost]
 
     def await_returns(self) -> None:
         """Nothing is given out until `all_returned`: some of what comes back stands before all there is."""
@@ -363,29 +686,24 @@ class Queue(Stock):
     # -- who takes
 
     def add_consumer(self, consumer: Taker) -> None:
-        first = 1 if self._single and self.consumers else 0  # nobody takes the turn of the single active one
-        insort(self.consumers, consumer, first, key=_rank)
+        self.consumers.add(consumer)
         self._blocked = False
-        self._level = 0
         self.had_consumer = True
         self._used_now()
 
     def remove_consumer(self, consumer: Taker) -> None:
         self.consumers.remove(consumer)
-        self._level = 0
-        self.exclusive_consumer = False
-        self._used_now()
-        if self._single:
-            self.deal()
+        self._consumers_left()
 
     def remove_consumers(self, consumers: Iterable[Taker]) -> None:
         """The same for all of a connection's."""
-        gone = set(consumers)
-        self.consumers = [consumer for consumer in self.consumers if consumer not in gone]
-        self._level = 0
+        self.consumers.remove_all(consumers)
+        self._consumers_left()
+
+    def _consumers_left(self) -> None:
         self.exclusive_consumer = False
         self._used_now()
-        if self._single:
+        if self.consumers.single:
             self.deal()
 
     def attach_feed(self, feed: Feed) -> None:
@@ -402,8 +720,12 @@ class Queue(Stock):
         self._used_now()
         self.deal()
 
+    def redeclared(self) -> None:
+        """Somebody has declared it again, which counts as use."""
+        self._used_now()
+
     def _used_now(self) -> None:
-        self.used = self._home.timers.now()
+        self.used = self._context.timers.now()
         if self.kind.arguments.expires_ms is not None:
             self._arm()
 
@@ -412,12 +734,8 @@ class Queue(Stock):
         self.kind = kind
         self.adopted = False
         self.capped = self.capped or kind.arguments.rejects
-        self._single = kind.arguments.single_active
+        self.consumers.single = kind.arguments.single_active
         self._arm()
-
-    def redeclared(self) -> None:
-        """Somebody has declared it again, which counts as use."""
-        self._used_now()
 
     # -- time, and the end
 
@@ -425,7 +743,7 @@ class Queue(Stock):
         """The timers': something may be too old."""
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.in_use and self.used + expires_ms / 1000 <= now:
-            self._home.queue_unused(self)
+            self._context.queue_unused(self)
             return
         if self._timed:
             self._expire_ready()
@@ -439,7 +757,7 @@ class Queue(Stock):
 
         (One behind a longer-lived one waits for it to go.)
         """
-        now = self._home.timers.now()
+        now = self._context.timers.now()
         expired: list[Message] = []
         while (
             len(expired) < EXPIRED_AT_ONCE and (self.ready or self._warm()) and self.ready[0].expires <= now
@@ -451,8 +769,8 @@ class Queue(Stock):
             self._expired(expired)
 
     def _expired(self, messages: list[Message]) -> None:
-        self._home.counts.expired += len(messages)
-        self._home.dead_letter(self, messages, "expired")
+        self._context.counts.expired += len(messages)
+        self._context.dead_letter(self, messages, "expired")
 
     def _arm(self) -> None:
         deadline = self.ready[0].expires if self.ready else math.inf
@@ -460,23 +778,61 @@ class Queue(Stock):
         if expires_ms is not None and not self.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
         if self._ask_on:
-            deadline = self._home.timers.now()
+            deadline = self._context.timers.now()
         if deadline != self.deadline:
-            self._home.timers.set(self, deadline)
+            self._context.timers.set(self, deadline)
+
+    def purge(self) -> int:
+        """Throw away what is ready; how many that were. What is lost is not missed any more. Raises
+        StoreError.
+
+        In one stretch, a microsecond for each durable message in memory (`hot_bytes` bounds those): they
+        leave the log in one record, so that a crash takes back all of it or nothing.
+        """
+        messages = list(self.ready) if self.log is not None or self._has_large else []
+        count = self.depth
+        if self.lost and self.log is not None:
+            self.log.lost_is_known()
+            self.lost = False
+        if self.cold is not None and self.cold.count:
+            assert self.log is not None
+            self.log.take_cold(self.cold.first, self.cold.end)
+            self._let_cold_go(self.cold)
+            self._tell_waiting()
+        self.ready.clear()
+        self._context.memory.give(self._hot_bytes)
+        self.ready_bytes = self._hot_bytes = 0
+        self._behind = False
+        self._take_from_log(messages)
+        self._let_bodies_go(messages)
+        return count
 
     def delete(self) -> None:
         """Ready messages go, takers are cancelled; what is unacknowledged stays with its channel."""
-        self._forget_all()
-        self._home.timers.forget(self)
-        takers, self.consumers = [*self.consumers], []
-        feed, self.feed = self.feed, None
-        for taker in takers if feed is None else (*takers, feed):
+        self.deleted = True
+        unsynced = [message for _, messages in self._unsynced for message in messages]
+        self._context.memory.give(self._hot_bytes + _cost(unsynced))
+        self._let_bodies_go((*self.ready, *unsynced) if self._has_large else ())
+        self.ready.clear()
+        self.ready_bytes = self._hot_bytes = self.unsynced = self.unsynced_bytes = self._unlogged = 0
+        self._unsynced.clear()
+        if self.cold is not None:
+            self._let_cold_go(self.cold)
+        self._tell_waiting()
+        self._context.timers.forget(self)
+        takers = [*self.consumers] if self.feed is None else [*self.consumers, self.feed]
+        self.consumers.remove_all(takers)
+        self.feed = None
+        for taker in takers:
             try:
                 taker.cancelled()
             except Exception as error:
                 taker.crashed(error)
 
 
-def _rank(consumer: Taker) -> int:
-    """The highest priority stands first."""
-    return -consumer.priority
+def _cost(messages: Sequence[Message]) -> int:
+    return sum([message.head.cost_bytes for message in messages])
+
+
+def _body_bytes(messages: Sequence[Message]) -> int:
+    return sum([message.head.body_bytes for message in messages])

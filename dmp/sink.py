@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING
 from dmp.exchanges import Exchange
 from dmp.leases import SendReturn
 from dmp.message import Head
-from dmp.owners import Owner
 from dmp.pacing import WORK_PER_STRETCH, Due, Pacing, Stop
-from dmp.queues import Queue
+from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 from dmp.wire import (
     FEW,

@@ -1,34 +1,34 @@
-"""What a queue deals with: who takes from it, and the broker that it is in."""
+"""Who takes messages from a queue: the interface of a consumer, and whose turn it is.
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+Consumers with the highest priority come first, the others while these have no room. Those of one priority
+take turns, message by message. Where a queue wants a single active consumer, the first gets everything until
+it goes; then the one with the highest priority that has been there longest.
+"""
 
-from dmp.bodies import Bodies
-from dmp.memory import Memory
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+import attrs
+
 from dmp.message import Head, Message
-from dmp.metrics import Counts
 from dmp.rows import Ready
-from shared.errors import StoreError
-from shared.queues.timers import Timers
-from shared.storage.log import Lost
 
-if TYPE_CHECKING:
-    from dmp.queue_log import QueueLog
-    from dmp.queues import Queue
-
+LOOKED_AT_ONCE = 1024
+"""Consumers asked for their room before others have their turn: about a millisecond."""
 _DEAL_MAX = 256
 """Messages given to consumers at once before their outboxes are looked at again."""
 
 
 class Taker(Protocol):
-    """Who takes messages from a queue: a consumer of a channel, or a feed.
+    """A consumer of a channel, or a feed.
 
-    `deliver` and `deliver_run` must not call back into the queue. What any of these raises is a bug of the
-    taker's connection, and ends that: the queue is dealing on somebody else's time.
+    `deliver` and `deliver_run` must not call back into the queue. An error that any of these raises is a bug
+    of the taker's connection and ends that: the queue is dealing on somebody else's time.
     """
 
     no_ack: bool
-    """What is delivered is gone; else it is unacknowledged until `Queue.settle` or `Queue.requeue`."""
+    """What is delivered is gone; else it is unacknowledged until the queue is told what became of it."""
     priority: int
     """Nobody with a lower one is given anything while this one has room."""
 
@@ -55,38 +55,94 @@ class Feed(Taker, Protocol):
         """Messages that came by a sink, as they stand there; `exchange`: what the sink is."""
 
 
-class Home(Protocol):
-    """What a queue asks of its broker."""
-
-    bodies: Bodies
-    counts: Counts
-    memory: Memory
-    timers: Timers
-
-    def dead_letter(self, queue: "Queue", messages: list[Message], reason: str) -> None:
-        """They left the queue by `reason`: pass them on where the queue has a dead-letter exchange."""
-
-    def log_changed(self, log: "QueueLog") -> None:
-        """Something was taken from a durable queue: have it flushed at the end of the round."""
-
-    def queue_unused(self, queue: "Queue") -> None:
-        """Nobody has used it for as long as it asked for: delete it."""
-
-    def crashed(self, error: Exception) -> None:
-        """The queue's own code has failed where nobody waits for it: on the time of the store."""
-
-    def queue_damaged(self, name: bytes, error: StoreError) -> None:
-        """What it has on disk alone cannot be read."""
-
-    def queue_lost(self, name: bytes, lost: Lost) -> None:
-        """What it had on disk alone is damaged there, and passed over."""
-
-    def queue_above_warning(self, queue: "Queue") -> None:
-        """More is ready than the settings find normal."""
-
-
 Share: TypeAlias = tuple[Taker, list[Message], int, int]
 """What a taker gets: messages, at most so many, and bytes until there are no more left."""
+
+
+@attrs.define(eq=False)
+class Consumers:
+    """The consumers of one queue, the highest priority first. `single`: only one is active."""
+
+    single: bool
+    _members: list[Taker] = attrs.Factory(list)
+    _level: int = 0  # where the priority begins whose turn it is: nobody before that has room
+    _start: int = 0  # whose turn it is among these
+    _refused: int = 0  # so many of these in a row had no room
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Taker]:
+        return iter(self._members)
+
+    def add(self, consumer: Taker) -> None:
+        first = 1 if self.single and self._members else 0  # the active one stays active
+        insort(self._members, consumer, first, key=_rank)
+        self._level = 0
+
+    def remove(self, consumer: Taker) -> None:
+        self._members.remove(consumer)
+        self._level = 0
+
+    def remove_all(self, consumers: Iterable[Taker]) -> None:
+        gone = set(consumers)
+        self._members = [consumer for consumer in self._members if consumer not in gone]
+        self._level = 0
+
+    def start_over(self) -> None:
+        """Those that had no room may have some now."""
+        self._level = self._refused = 0
+
+    def in_turn(self) -> Sequence[Taker]:
+        """Whose turn it is, in order; some of them, where they are very many."""
+        members = self._members
+        if len(members) <= 1:
+            return members
+        if self.single:
+            return members[:1]
+        first, last = self._level, self._level_end()
+        start = first + self._start % (last - first)
+        end = start + LOOKED_AT_ONCE
+        if end <= last:
+            return members[start:end]
+        return members[start:last] + members[first : min(first + end - last, start)]
+
+    def given(self, count: int) -> None:
+        """Those whose turn it was took so many messages."""
+        self._start += count
+        self._refused = 0
+
+    def pass_on(self, count: int) -> bool:
+        """So many whose turn it was have no room. Returns whether it is somebody else's turn now."""
+        self._refused += count
+        end = self._level_end()
+        if not self.single and self._refused < end - self._level:
+            self._start += count
+            return True
+        self._refused = 0
+        if not self.single and end < len(self._members):
+            self._level = end
+            return True
+        return False
+
+    def have_room(self) -> bool:
+        """Whether somebody does, among those that are asked first."""
+        takers = self.in_turn()
+        if not self.single and self._level_end() - self._level < len(self._members):
+            takers = self._members[:LOOKED_AT_ONCE]
+        return any(room_of(taker)[0] > 0 for taker in takers)
+
+    def _level_end(self) -> int:
+        """Where the consumers end that have the priority whose turn it is."""
+        members, first = self._members, self._level
+        if not members or members[first].priority == members[-1].priority:
+            return len(members)
+        return bisect_right(members, _rank(members[first]), first, key=_rank)
+
+
+def _rank(consumer: Taker) -> int:
+    """The highest priority stands first."""
+    return -consumer.priority
 
 
 def room_of(taker: Taker) -> tuple[int, int]:
@@ -102,11 +158,7 @@ def able(takers: Sequence[Taker], most: int) -> list[Share]:
     """The first `most` that have room, with nothing yet."""
     shares: list[Share] = []
     for taker in takers:
-        try:
-            count, room_bytes = taker.room()
-        except Exception as error:
-            taker.crashed(error)
-            continue
+        count, room_bytes = room_of(taker)
         if count > 0:
             shares.append((taker, [], count, room_bytes))
             if len(shares) == most:

@@ -23,15 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dmp.declarations import QueueArguments, QueueKind
+from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.definitions import Saved, SavedQueue
-from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Binding, Destination, Exchange, ExchangeKind
-from dmp.owners import Owner
-from dmp.queue_loading import load
-from dmp.queue_log import QueueLog
-from dmp.queues import Queue
+from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Destination, Exchange
+from dmp.queue_log import QueueLog, load
+from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
-from dmp.stock import HOT_LEAST_BYTES
 from dmp.waiting import WaitingBindings
 from shared.errors import StoreError
 from shared.storage.log import describe_lost

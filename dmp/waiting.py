@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dmp.exchanges import Binding
+from dmp.declarations import Binding
 
 _End = tuple[bytes, bool]
 """A name, and whether it is an exchange's."""

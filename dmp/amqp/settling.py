@@ -6,8 +6,9 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from dmp.message import Message
-from dmp.queues import LOOKED_AT_ONCE, Queue
+from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
+from dmp.takers import LOOKED_AT_ONCE
 
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel

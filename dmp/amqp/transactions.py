@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pamqp import commands
 
 from dmp.amqp.settling import tags_of
-from dmp.changes import Change
+from dmp.broker import Change
 from dmp.dead_letters import LETTERS_PER_TURN, addressed
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH

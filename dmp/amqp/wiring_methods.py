@@ -5,8 +5,7 @@ from pamqp import base, commands
 from dmp.amqp.channel import Channel
 from dmp.amqp.wire import declare_ok
 from dmp.data_types import read_table
-from dmp.declarations import QueueArguments, QueueKind
-from dmp.exchanges import ExchangeKind
+from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found
 from dmp.topology import REPLY_TO

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 
 from dmp import wire
 from dmp.data_types import short, take_short
-from dmp.declarations import QueueKind
-from dmp.exchanges import ExchangeKind
+from dmp.declarations import ExchangeKind, QueueKind
 from dmp.message import Head
-from dmp.owners import Owner
-from dmp.queues import Queue
+from dmp.queues import Owner, Queue
 from dmp.refusals import Code
 from dmp.session import ProtocolHeader
 from dmp.wire import DMP_HEADER

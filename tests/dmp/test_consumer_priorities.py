@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 from pamqp import commands
 
-from dmp.queues import LOOKED_AT_ONCE, Queue
+from dmp.queues import Queue
+from dmp.takers import LOOKED_AT_ONCE
 from tests.dmp.amqp_peer import Peer, bodies, closed, opened
 from tests.dmp.test_queues import declared
 from tests.dmp.world import Taker, World

@@ -6,8 +6,7 @@ import pytest
 from pamqp import commands
 
 from dmp import topology
-from dmp.declarations import QueueArguments, QueueKind
-from dmp.exchanges import ExchangeKind
+from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from shared.errors import StoreError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmp import cold, queue_log, stock
+from dmp import queue_log, queues
 from dmp.declarations import QueueKind
 from dmp.message import Message
 from dmp.settings import DmpSettings
@@ -32,10 +32,10 @@ actions = st.lists(
 def small() -> Iterator[None]:
     """So that little data goes through everything that much data does."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_log, "_SLACK_BYTES", 1000)
-        patch.setattr(queue_log, "_COPIES", 5)
-        patch.setattr(cold, "READ_BYTES", 1500)
-        patch.setattr(stock, "HOT_LEAST_BYTES", 1000)
+        patch.setattr(queue_log, "SLACK_BYTES", 1000)
+        patch.setattr(queue_log, "COPIES", 5)
+        patch.setattr(queue_log, "READ_BYTES", 1500)
+        patch.setattr(queues, "HOT_LEAST_BYTES", 1000)
         yield
 
 

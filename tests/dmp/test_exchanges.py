@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from pamqp import commands, encode
 
-from dmp.declarations import QueueArguments, QueueKind
-from dmp.exchanges import ExchangeKind
+from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.header_match import HeaderMatch
 from dmp.message import Head
 from dmp.refusals import Code, Refusal

@@ -4,8 +4,7 @@ import pytest
 
 from dmp import wire
 from dmp.data_types import short
-from dmp.declarations import QueueArguments, QueueKind
-from dmp.exchanges import ExchangeKind
+from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.feed import IDLE_SECONDS
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pamqp import commands, encode
 
-from dmp import cold, queue_log, stock
+from dmp import queue_log, queues
 from dmp.declarations import QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
@@ -24,8 +24,8 @@ PAGING = DmpSettings(hot_bytes=LIMIT)
 def small() -> Iterator[None]:
     """Little is read back at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cold, "READ_BYTES", 4096)
-        patch.setattr(stock, "HOT_LEAST_BYTES", 2048)
+        patch.setattr(queue_log, "READ_BYTES", 4096)
+        patch.setattr(queues, "HOT_LEAST_BYTES", 2048)
         yield
 
 
@@ -120,7 +120,7 @@ async def test_an_old_message_that_is_copied_past_what_is_cold_comes_once() -> N
     oldest = queue.get(no_ack=False)
     assert oldest is not None
     assert queue.log is not None
-    queue.log._copy()  # as when much of the log is dead
+    queue.log.copy_oldest()  # as when much of the log is dead
     world.settle()
     fill(world, 100, 200)
     queue.requeue([oldest])
@@ -132,10 +132,10 @@ async def test_an_old_message_that_is_copied_past_what_is_cold_comes_once() -> N
 async def test_what_is_read_back_from_before_copies_is_not_dropped_with_what_is_dead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_log, "_SLACK_BYTES", 4096)
+    monkeypatch.setattr(queue_log, "SLACK_BYTES", 4096)
     world, queue = await deep()
     assert queue.log is not None
-    queue.log._copy()  # the first of the queue, behind all that is cold
+    queue.log.copy_oldest()  # the first of the queue, behind all that is cold
     world.settle()
     world = await world.again()
     queue = world.broker.queues[b"q"]

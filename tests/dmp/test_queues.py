@@ -3,8 +3,7 @@
 import pytest
 from pamqp import encode
 
-from dmp.declarations import QueueArguments, QueueKind
-from dmp.exchanges import ExchangeKind
+from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from tests.dmp.world import PERSISTENT, Taker, World, head

@@ -9,9 +9,9 @@ from dmp.bodies import REFERENCE_BYTES, part_bytes
 from dmp.broker import Broker
 from dmp.listener import BODIES, open_broker
 from dmp.message import Head, Message
-from dmp.owners import Owner
 from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import places
+from dmp.queues import Owner
 from dmp.settings import DmpSettings
 from shared.errors import StoreError
 from shared.plugin import Context

@@ -21,8 +21,7 @@ import dms.opening
 import logmq.listener
 import pubsub.listener
 from dmp.broker import Broker as DmpBroker
-from dmp.declarations import QueueKind
-from dmp.exchanges import ExchangeKind
+from dmp.declarations import ExchangeKind, QueueKind
 from dmp.message import Head
 from dmp.queues import Queue as DmpQueue
 from dmp.settings import DmpSettings
