@@ -30,7 +30,7 @@ class Pacing(pacing.Pacing):
     def __init__(self, connection: Connection, broker: "Broker") -> None:
         super().__init__(connection)
         self.broker = broker
-        self.replies = Replies(connection, each_failed=self._failed, on_room=self._has_room)
+        self.replies = Replies(self)
         self._out: list[bytes] | None = None  # gathered while input is applied; nothing else goes on then
         connection.on_drained = self._drained
 
@@ -81,13 +81,14 @@ class Pacing(pacing.Pacing):
     def _uncongested(self) -> None:
         self.go(STOP_STORE)
 
-    def _has_room(self) -> None:
-        self.go(STOP_OWED)
+    def replies_full(self, full: bool) -> None:
+        if not full:
+            self.go(STOP_OWED)
 
     def _drained(self) -> None:
         self.go(STOP_OUTBOX)
 
-    def _failed(self, error: StoreError, replies: bytes, count: int) -> bytes:
+    def store_failed(self, error: StoreError, replies: bytes, count: int) -> bytes:
         """The disk would not take what these replies confirm."""
         if self.broker.best_effort and self.broker.disk_failed is not None:
             self.broker.unkept(count)

@@ -41,8 +41,8 @@ class Producing:
         self._looked = 0  # pieces that looking for the newest round was worth
         self.more = False
 
-    def publish(self, data: bytes) -> int:
-        """Hand on the whole messages at the front of `data`, as far as a turn goes; returns where they end.
+    def publish(self, data: bytes, at: int = 0) -> int:
+        """Hand on the whole messages of `data` from `at` on, as far as a turn goes; returns where they end.
 
         Raises WireError at what is no message; those before it are handed on.
         """
@@ -51,7 +51,8 @@ class Producing:
         gathered = _Gathered(data)
         last = NOWHERE  # the route of the newest messages: `run` of them, from `start` on
         error: WireError | None = None
-        at = start = run = stretch = 0
+        first = at
+        start = run = stretch = 0
         size = len(data)
         latest = size - HEADER_BYTES  # where the last message may begin
         self.more = False
@@ -108,9 +109,9 @@ class Producing:
                 error = no_message(data, at)
         if run:
             gathered.add(last, start, at, run)
-        gathered.deliver(queues.counts, at)
-        if self._track is not None and at:
-            self._track.record(gathered.messages, memoryview(data)[:at])
+        gathered.deliver(queues.counts, at - first)
+        if self._track is not None and at > first:
+            self._track.record(gathered.messages, memoryview(data)[first:at])
         if error is not None:
             raise error
         return at

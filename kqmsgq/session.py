@@ -9,6 +9,7 @@ from kqmsgq.queues import Consumer, Queues
 from kqmsgq.states import TRANSITIONS, Event, State
 from kqmsgq.wire import (
     CONSUME,
+    LENGTH_BYTES,
     MESSAGE,
     NAME_AT,
     PRODUCE,
@@ -21,150 +22,84 @@ from kqmsgq.wire import (
     message_end,
     name_end,
 )
-from shared.net.begun import Begun
+from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
-from shared.net.turns import Turns
+from shared.net.session import SessionBase
 from shared.printable import printable
-from shared.recording.recorder import Track
 
-LARGE_BYTES = 64 * 1024
-"""A message of more is gathered in place, and looked at again once it is whole."""
 EVENTS_PER_TURN = 1024
 """Of a consumer; then others have theirs."""
 
 
-class Session:
-    """What the driver serves (`shared.net.connection.Session`)."""
+class Session(SessionBase):
+    """The server's side of one connection."""
 
-    __slots__ = (
-        "_begun",
-        "_connection",
-        "_consumer",
-        "_large",
-        "_large_bytes",
-        "_more",
-        "_producing",
-        "_queues",
-        "_rest",
-        "_turns",
-        "state",
-    )
+    __slots__ = ("_consumer", "_producing", "_queues", "state")
 
     def __init__(self, connection: Connection, queues: Queues) -> None:
-        self._connection = connection
+        super().__init__(connection, queues.settings.event_seconds)
         self._queues = queues
         self._producing: Producing | None = None
         self._consumer: Consumer | None = None
-        self._rest = b""  # the beginning of an event
-        self._large: bytearray | None = None  # that of a large message, whose end is at `_large_bytes`
-        self._large_bytes = 0
-        self._begun = Begun(connection, queues.settings.event_seconds)
-        self._turns = Turns(connection, self._begun, self.receive)
-        self._more = False  # the turn is over, and there is more that is whole
         self.state = State.ROLE
         connection.await_first()
 
-    def receive(self, data: bytes) -> None:
-        if self._turns.keeps(data):
-            return
-        try:
-            if self._large is not None:
-                missing = self._large_bytes - len(self._large)
-                self._large += data[:missing]
-                if len(data) < missing:
-                    self._connection.await_rest()
-                    self._connection.hold(len(self._large))
-                    return
-                assert self._producing is not None
-                self._producing.publish(bytes(self._large))
-                self._large = None
-                self._begun.end()
-                data = data[missing:]
-            elif self._rest:
-                data = self._rest + data
-                self._rest = b""
-            taken = self._take(data)
-            left = len(data) - taken
-            if self._more:
-                self._more = False
-                self._turns.put_off(data[taken:])
-            elif left:
-                self._keep(data[taken:], begins=taken > 0)
-            else:
-                self._begun.end()
-            self._connection.hold(left)
-        except WireError as error:
-            self._refuse(error)
-            raise
-
-    def receive_eof(self) -> None:
-        """What has begun and did not end was nothing."""
-        self._end(Event.INPUT_ENDS)
-        self._connection.finish()
-
-    def on_deadline(self, now: float) -> None:
-        if self._begun.is_late(now):
-            seconds = self._queues.settings.event_seconds
-            error = WireError(f"an event was not complete after {seconds:g} s", fault=Fault.TOO_LATE)
-            self._refuse(error)
-            raise error
-        self._turns.on_deadline()
-
-    def connection_lost(self) -> None:
-        if self.state is not State.ENDING:
-            self._end(Event.INPUT_ENDS)
-
-    def _take(self, data: bytes) -> int:
-        """Apply what is whole, as far as this turn goes; returns where that ends. Raises WireError."""
+    def apply(self, data: bytes, at: int) -> int:
+        if self.state is State.ROLE:
+            at = self._take_role(data, at)
         if self._producing is not None:
-            return self._publish(self._producing, data)
-        if self.state is State.CONSUMER:
-            return self._subscribe(data, 0)
-        role = data[:ROLE_BYTES]
+            return self._publish(self._producing, data, at)
+        if self._consumer is not None:
+            return self._subscribe(self._consumer, data, at)
+        return at
+
+    def _take_role(self, data: bytes, at: int) -> int:
+        role = data[at : at + ROLE_BYTES]
         if not (PRODUCE.startswith(role) or CONSUME.startswith(role)):
             raise WireError(f"{printable(role)} is neither produce nor consume", fault=Fault.ROLE)
         if len(role) < ROLE_BYTES:
-            return 0
-        self._connection.spoke()
+            return at
+        self.connection.spoke()
+        queues = self._queues
         if role == PRODUCE:
             self.state = TRANSITIONS[self.state][Event.PRODUCE]
-            self._queues.counts.producers += 1
-            self._producing = Producing(self._queues, self._track())
-            return ROLE_BYTES + self._publish(self._producing, data[ROLE_BYTES:])
-        self.state = TRANSITIONS[self.state][Event.CONSUME]
-        self._become_consumer()
-        return self._subscribe(data, ROLE_BYTES)
+            queues.counts.producers += 1
+            track = None
+            if queues.recorder is not None:
+                track = queues.recorder.track(RECORDED_MESSAGES, source=self.connection.peer.encode())
+            self._producing = Producing(queues, track)
+        else:
+            self.state = TRANSITIONS[self.state][Event.CONSUME]
+            outbox = self.connection.outbox
+            consumer = self._consumer = Consumer(self.connection)
+            outbox.bound = queues.settings.consumer_bytes_max
+            outbox.policy = Policy(queues.settings.slow_consumer)
+            outbox.on_drop = lambda chunk: queues.dropped(consumer, chunk)
+            queues.counts.consumers += 1
+            queues.join(consumer)
+        return at + ROLE_BYTES
 
-    def _publish(self, producing: Producing, data: bytes) -> int:
-        taken = producing.publish(data)
-        self._more = producing.more
-        return taken
+    def _publish(self, producing: Producing, data: bytes, at: int) -> int:
+        """A producer's messages."""
+        at = producing.publish(data, at)
+        if producing.more:
+            self.let_others()
+        elif at < len(data):
+            settings = self._queues.settings
+            end = name_end(data, at, settings.name_bytes_max)
+            if end is not None:
+                end = message_end(data, at, end, settings.message_bytes_max) or end + LENGTH_BYTES
+            self.need((end or at + NAME_AT) - at)
+        return at
 
-    def _track(self) -> Track | None:
-        recorder = self._queues.recorder
-        if recorder is None:
-            return None
-        return recorder.track(RECORDED_MESSAGES, source=self._connection.peer.encode())
-
-    def _become_consumer(self) -> None:
-        queues, outbox = self._queues, self._connection.outbox
-        consumer = self._consumer = Consumer(self._connection)
-        outbox.bound = queues.settings.consumer_bytes_max
-        outbox.policy = Policy(queues.settings.slow_consumer)
-        outbox.on_drop = lambda chunk: queues.dropped(consumer, chunk)
-        queues.counts.consumers += 1
-        queues.join(consumer)
-
-    def _subscribe(self, data: bytes, at: int) -> int:
-        """A consumer's events from `at` on. Raises WireError."""
-        consumer = self._consumer
-        assert consumer is not None
+    def _subscribe(self, consumer: Consumer, data: bytes, at: int) -> int:
+        """A consumer's events."""
         queues = self._queues
         left = EVENTS_PER_TURN
         while at < len(data):
             if not left:
-                self._more = True
+                self.let_others()
                 break
             left -= 1
             event = data[at]
@@ -174,6 +109,7 @@ class Session:
                 raise WireError(f"{printable(data[at : at + 1])} is no event", fault=Fault.EVENT)
             end = name_end(data, at, queues.settings.name_bytes_max)
             if end is None or end > len(data):
+                self.need((end or at + NAME_AT) - at)
                 break
             name = data[at + NAME_AT : end]
             if event == SUBSCRIBE:
@@ -183,27 +119,20 @@ class Session:
             at = end
         return at
 
-    def _keep(self, rest: bytes, *, begins: bool) -> None:
-        """The beginning of an event, whose first byte came just now or, not `begins`, maybe before."""
-        self._connection.await_rest()
-        if begins or not self._begun:
-            self._begun.begin()
-        if self.state is State.PRODUCER:
-            settings = self._queues.settings
-            after_name = name_end(rest, 0, settings.name_bytes_max)
-            if after_name is not None:
-                end = message_end(rest, 0, after_name, settings.message_bytes_max)
-                if end is not None and end > LARGE_BYTES:
-                    self._large, self._large_bytes = bytearray(rest), end
-                    return
-        self._rest = rest
+    def input_ended(self) -> None:
+        self.state = TRANSITIONS[self.state][Event.INPUT_ENDS]
+        self.end()
+        self.connection.finish()
 
-    def _refuse(self, error: WireError) -> None:
+    def too_late(self) -> None:
+        raise WireError(f"an event was not complete after {self.input_seconds:g} s", fault=Fault.TOO_LATE)
+
+    def fault(self, error: RemoteProtocolError) -> None:
+        assert isinstance(error, WireError)
         self._queues.counts.fault(error.fault)
-        self._end(Event.FAULT)
+        self.state = TRANSITIONS[self.state][Event.FAULT]
 
-    def _end(self, event: Event) -> None:
-        """Nothing more is taken from the peer, nor sent to it beside what is in its outbox."""
+    def release(self) -> None:
         counts = self._queues.counts
         if self._producing is not None:
             counts.producers -= 1
@@ -212,7 +141,3 @@ class Session:
             counts.consumers -= 1
             self._queues.leave(self._consumer)
             self._consumer = None
-        self._rest, self._large = b"", None
-        self._begun.end()
-        self._turns.forget()
-        self.state = TRANSITIONS[self.state][event]

@@ -115,7 +115,7 @@ class Session(Pacing):
 
     def __init__(self, connection: Connection, broker: Broker) -> None:
         super().__init__(connection)
-        self.replies = Replies(connection, self._refused, on_room=lambda: self.go(STOP_OWED))
+        self.replies = Replies(self)
         self.broker = broker
         self.topics = broker.topics
         self.counts = broker.counts
@@ -985,6 +985,15 @@ class Session(Pacing):
         self._flush()
         self.counts.refused(refusal, count)
         self.replies.reply(refusal.line * count)
+
+    def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
+        refusal = refusal_for(error)
+        self.counts.refused(refusal, count)
+        return refusal.line * count
+
+    def replies_full(self, full: bool) -> None:
+        if not full:
+            self.go(STOP_OWED)
 
     def _refused(self, error: StoreError) -> bytes:
         """The line that says what the store says."""

@@ -1,6 +1,5 @@
 """Bytes of an open file: what the store hands out and a connection sends."""
 
-import os
 from collections.abc import Callable
 
 
@@ -29,6 +28,8 @@ class FileRange:
         A subclass whose bytes are on their way raises BlockingIOError, and calls `Connection.go_on` when they
         are there.
         """
+        import os  # here, for sessions hold ranges, and load without anything that does I/O
+
         data = os.pread(self.fd, min(bytes_max, self.length), self.offset)
         if not data:
             raise EOFError(f"{self!r} reaches past the end of its file")

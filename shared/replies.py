@@ -13,7 +13,7 @@ Nothing here does I/O or knows any protocol; it all runs in the trio thread.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.errors import StoreError
 from shared.file_range import FileRange
@@ -28,6 +28,19 @@ OWED_BYTES_MAX = 1024 * 1024
 """What may wait in memory on one connection before its input waits too: as much as its outbox holds."""
 OWED_ENTRIES_MAX = 256
 """Waits of different kinds on one connection (commits, reads, holds) before its input waits too."""
+
+
+class ReplyOwner(Protocol):
+    """Whose answers they are: a session."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
+        """What is said in place of `reply`, the answers to `count` requests whose ticket failed."""
+
+    def replies_full(self, full: bool) -> None:
+        """More waits than should, or half of that and less: no more requests are to be taken, or again."""
 
 
 class ReplySlot:
@@ -101,10 +114,8 @@ class _Said:
 class Replies:
     """What one connection is owed.
 
-    `failed` makes the answer to a request whose ticket failed; `each_failed`, where such an answer names its
-    request, makes all of them from the answers there would have been. While more than `bytes_max` bytes or
-    `entries_max` waits are owed, `full` is True; once half of that is left, `on_room` is called. Without an
-    `on_room` the connection's reading is paused and resumed here.
+    While more than `bytes_max` bytes or `entries_max` waits are owed, `full` is True: the owner hears of it,
+    and again once half of that is left.
     """
 
     __slots__ = (
@@ -112,31 +123,23 @@ class Replies:
         "_bytes_max",
         "_connection",
         "_dropped",
-        "_each_failed",
         "_entries",
         "_entries_max",
-        "_on_room",
+        "_owner",
         "_when_empty",
-        "failed",
         "full",
         "owed_bytes",
     )
 
     def __init__(
         self,
-        connection: Connection,
-        failed: Callable[[StoreError], bytes] | None = None,
+        owner: ReplyOwner,
         *,
-        each_failed: Callable[[StoreError, bytes, int], bytes] | None = None,
-        on_room: Callable[[], None] | None = None,
         bytes_max: int = OWED_BYTES_MAX,
         entries_max: int = OWED_ENTRIES_MAX,
     ) -> None:
-        self._connection = connection
-        assert (failed is None) != (each_failed is None)
-        self.failed = failed
-        self._each_failed = each_failed
-        self._on_room = on_room
+        self._owner = owner
+        self._connection = owner.connection
         self._bytes_max = bytes_max
         self._entries_max = entries_max
         # Made when first needed: most of ten thousand connections are idle.
@@ -237,13 +240,9 @@ class Replies:
 
     def refused(self, error: StoreError, parts: Sequence[Part], counts: Sequence[int]) -> list[Part]:
         """`parts`, with refusals for those that answer `counts` requests, where that is not 0."""
-        if self.failed is not None:
-            refusal = self.failed(error)
-            return [refusal * count if count else part for part, count in zip(parts, counts, strict=True)]
-        each = self._each_failed
-        assert each is not None
+        failed = self._owner.store_failed
         return [
-            each(error, part, count) if count and isinstance(part, bytes) else part
+            failed(error, part, count) if count and isinstance(part, bytes) else part
             for part, count in zip(parts, counts, strict=True)
         ]
 
@@ -276,8 +275,7 @@ class Replies:
             return
         if self.owed_bytes > self._bytes_max or len(self._entries) > self._entries_max:
             self.full = True
-            if self._on_room is None:
-                self._connection.pause_reading()
+            self._owner.replies_full(True)
 
     def _advance(self) -> None:
         """Write what is ready at the front."""
@@ -329,10 +327,7 @@ class Replies:
     def _after(self, entries: "deque[_Owed | ReplySlot | _Said]") -> None:
         if self.full and self.owed_bytes * 2 <= self._bytes_max and len(entries) * 2 <= self._entries_max:
             self.full = False
-            if self._on_room is None:
-                self._connection.resume_reading()
-            else:
-                self._on_room()
+            self._owner.replies_full(False)
         while self._when_empty and not self._entries:
             callbacks, self._when_empty = self._when_empty, None
             for callback in callbacks:

@@ -67,7 +67,7 @@ class Lifetime(Pacing):
         self.state = State.STARTING
         self.channels: dict[int, Channel] = {}
         self.frame_bytes_max = min(broker.settings.frame_bytes_max, LOGIN_FRAME_BYTES_MAX)
-        self.replies = Replies(connection, self._answer_failed, on_room=self._has_room)
+        self.replies = Replies(self)
         self.settling = Settling(broker.counts)
         self.current: Channel | None = None
         self._channel_max = broker.settings.channels_max
@@ -232,7 +232,7 @@ class Lifetime(Pacing):
             self._release()
         self.quiet()
 
-    def _answer_failed(self, error: StoreError) -> bytes:
+    def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
         """A declaration or deletion did not reach the disk: nothing behind it can be trusted."""
         refusal = Refusal(Code.INTERNAL_ERROR, str(error) or "the store takes no writes")
         if self.state is State.OPEN:
@@ -263,5 +263,6 @@ class Lifetime(Pacing):
             self.broker.counts.too_late += what is not Due.CLOSE
             self._end()
 
-    def _has_room(self) -> None:
-        raise NotImplementedError
+    def replies_full(self, full: bool) -> None:
+        if not full:
+            self.go(Stop.OWED)

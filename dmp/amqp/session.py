@@ -419,9 +419,6 @@ class AmqpSession(Lifetime):
         self.go(Stop.OUTBOX)
         self._deal_again()
 
-    def _has_room(self) -> None:
-        self.go(Stop.OWED)
-
     def _store_has_room(self) -> None:
         self.go(Stop.STORE)
 

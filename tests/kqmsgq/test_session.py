@@ -10,7 +10,7 @@ from kqmsgq import queues
 from kqmsgq.producing import MEMBERS_PER_PIECE, PIECES_PER_LOOK, PIECES_PER_TURN
 from kqmsgq.queues import Consumer
 from kqmsgq.runs import count_messages
-from kqmsgq.session import EVENTS_PER_TURN, LARGE_BYTES
+from kqmsgq.session import EVENTS_PER_TURN
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
 from kqmsgq.wire import Fault, Message, WireError, message, subscribe, unsubscribe
@@ -222,7 +222,7 @@ def test_each_event_has_the_whole_time_also_where_the_next_begins_in_the_same_re
 
 def test_what_begins_behind_a_large_message_has_the_whole_time_too() -> None:
     producer = World().producer()
-    large = message(b"a", bytes(2 * LARGE_BYTES))
+    large = message(b"a", bytes(128 << 10))
     producer.send(large[:100])
     producer.advance(20)
     producer.send(large[100:] + b"*")
@@ -232,13 +232,14 @@ def test_what_begins_behind_a_large_message_has_the_whole_time_too() -> None:
     assert producer.closed
 
 
-def test_an_end_ends_what_was_put_off() -> None:
+def test_an_end_comes_behind_what_was_put_off() -> None:
     world = World()
     consumer = world.consumer()
     consumer.send(b"".join(subscribe(b"%05d" % number) for number in range(2 * EVENTS_PER_TURN)))
     consumer.close_input()
     consumer.session.on_deadline(0.0)
     consumer.session.on_deadline(1000.0)
+    assert consumer.closed
     assert world.queues.statistics() == (0, 0)
     assert world.counts.faults == {}
 

@@ -433,7 +433,7 @@ def test_messages_that_go_out_and_are_lost_together_are_counted_one_by_one() -> 
     assert slow.topics() == [b"a", b"b"] * 2
 
 
-def test_an_end_ends_what_had_begun_and_what_was_put_off() -> None:
+def test_an_end_ends_what_had_begun_and_comes_behind_what_was_put_off() -> None:
     world = World(PubsubSettings(command_seconds=30))
     half = world.subscriber(b"A", b"a")
     half.send(encode_command(SUBSCRIBE, b"b")[:9])
@@ -443,7 +443,9 @@ def test_an_end_ends_what_had_begun_and_what_was_put_off() -> None:
         peer.session.on_deadline(0.0)
         peer.session.on_deadline(1000.0)
     assert world.counts.faults == {}
-    assert len(world.changes) == 1 + COMMANDS_PER_TURN
+    assert len(world.changes) == 1 + 2 * COMMANDS_PER_TURN
+    assert half.closed
+    assert many.closed
 
 
 def test_who_is_away_gets_nothing_and_counts_for_nothing() -> None:

@@ -28,13 +28,29 @@ class Ticket:
             callback(self)
 
 
-def refused(error: StoreError) -> bytes:
-    return f"<{error}>".encode()
+def refused(error: StoreError, reply: bytes, count: int) -> bytes:
+    return f"<{error}>".encode() * count
+
+
+class Owner:
+    """`told`: what it heard of too many answers."""
+
+    def __init__(self, connection: MemoryConnection, store_failed: Callable[..., bytes] = refused) -> None:
+        self.connection = connection
+        self.store_failed = store_failed
+        self.told: list[bool] = []
+
+    def replies_full(self, full: bool) -> None:
+        self.told.append(full)
+        if full:
+            self.connection.pause_reading()
+        else:
+            self.connection.resume_reading()
 
 
 def pair(**limits: int) -> tuple[Replies, MemoryConnection]:
     connection = MemoryConnection()
-    return Replies(connection, refused, **cast(Any, limits)), connection
+    return Replies(Owner(connection), **cast(Any, limits)), connection
 
 
 def owe(replies: Replies, ticket: Ticket, reply: bytes, count: int = 1) -> None:
@@ -227,9 +243,8 @@ def test_answers_that_come_out_of_turn_count_with_what_is_owed() -> None:
 
 
 def test_reading_pauses_while_too_much_is_waited_for() -> None:
-    connection = MemoryConnection()
-    room: list[bool] = []
-    replies = Replies(connection, refused, on_room=lambda: room.append(True), entries_max=4)
+    owner = Owner(MemoryConnection())
+    replies = Replies(owner, entries_max=4)
     held = [replies.slot() for _ in range(4)]
     assert not replies.full
     held.append(replies.slot())
@@ -239,8 +254,7 @@ def test_reading_pauses_while_too_much_is_waited_for() -> None:
     assert replies.full
     held[2].resolve(b"")
     assert not replies.full
-    assert room == [True]
-    assert connection.reading  # with an on_room, pausing is the session's
+    assert owner.told == [True, False]
 
 
 def test_when_empty_comes_once_and_after_the_last_answer_has_left() -> None:
@@ -326,7 +340,7 @@ def bug(*_: object) -> bytes:
 def test_a_bug_behind_a_ticket_is_its_own_connections_end() -> None:
     bad, good = Guarded(), Guarded()
     ticket = Ticket()
-    one, other = Replies(bad, bug), Replies(good, refused)
+    one, other = Replies(Owner(bad, bug)), Replies(Owner(good))
     owe(one, ticket, b"1")
     owe(other, ticket, b"2")
     ticket.resolve(StoreError("no"))
@@ -337,11 +351,11 @@ def test_a_bug_behind_a_ticket_is_its_own_connections_end() -> None:
 
 
 def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end() -> None:
-    for later in ("on_turn", "when_empty", "on_room"):
+    for later in ("on_turn", "when_empty", "room"):
         connection, ticket = Guarded(), Ticket()
-        replies = Replies(
-            connection, refused, on_room=cast(Any, bug), bytes_max=1 if later == "on_room" else 99
-        )
+        owner = Owner(connection)
+        owner.replies_full = lambda full: None if full else cast(None, bug())  # type: ignore[method-assign]
+        replies = Replies(owner, bytes_max=1 if later == "room" else 99)
         owe(replies, ticket, b"answer")
         if later == "on_turn":
             replies.slot(cast(Any, bug))
@@ -353,7 +367,7 @@ def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end(
 
 def test_a_guarded_callback_gets_what_it_would_and_costs_its_connection_what_it_raises() -> None:
     connection = Guarded()
-    replies = Replies(connection, refused)
+    replies = Replies(Owner(connection))
     found: list[int] = []
     replies.guarded(found.append)(7)
     assert found == [7]

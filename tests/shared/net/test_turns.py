@@ -4,15 +4,12 @@ import pytest
 import structlog
 import trio
 
-from shared.checks import MemoryConnection
 from shared.net import rounds
 from shared.net.admission import Admission
-from shared.net.begun import Begun
 from shared.net.counters import NetCounters
 from shared.net.outbox import OutboxBudget
 from shared.net.rounds import Rounds
 from shared.net.settings import NetSettings
-from shared.net.turns import Turns
 
 
 class Session:
@@ -85,28 +82,3 @@ async def test_many_sessions_whose_connections_are_gone_are_told_in_several_roun
             await made.wait_no_connections()
             nursery.cancel_scope.cancel()
     assert told == sessions
-
-
-def test_what_is_put_off_comes_back_in_order_with_what_came_meanwhile() -> None:
-    connection = MemoryConnection()
-    begun = Begun(connection, 30.0)
-    begun.begin()
-    got: list[bytes] = []
-    again = [b"left again", b""]
-
-    def receive(data: bytes) -> None:
-        got.append(data)
-        if left := again.pop(0):
-            turns.put_off(left)
-
-    turns = Turns(connection, begun, receive)
-    assert not turns.keeps(b"x")
-    turns.put_off(b"left")
-    assert (connection.reading, connection.deadline, bool(begun)) == (False, connection.now, False)
-    assert turns.keeps(b" and more")
-    turns.on_deadline()
-    assert (got, connection.reading) == ([b"left and more"], False)
-    turns.on_deadline()
-    assert (got, connection.reading) == ([b"left and more", b"left again"], True)
-    turns.on_deadline()
-    assert len(got) == 2
