@@ -53,6 +53,9 @@ trial-damage: $(VENV)/.test
 trial-neighbours: $(VENV)/.test
 	$(BIN)/python -m tests.trials.neighbours $(ARGS)
 
+trial-fairness: $(VENV)/.test
+	$(BIN)/python -m tests.trials.fairness $(ARGS)
+
 trial-flood: $(VENV)/.test
 	$(BIN)/python -m tests.trials.flood $(ARGS)
 
@@ -65,7 +68,7 @@ trial-replay: $(VENV)/.test
 trial-cluster: $(VENV)/.test
 	$(BIN)/python -m tests.trials.cluster $(ARGS)
 
-trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood trial-neighbours trial-archive \
+trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood trial-neighbours trial-fairness trial-archive \
 	trial-replay trial-cluster
 
 lock:

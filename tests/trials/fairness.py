@@ -1,0 +1,619 @@
+"""`make trial-fairness`: no client, at any of the documented limits, keeps all others waiting.
+
+Each operation runs against a server of its own, in its own process. What is measured is the processor's time
+of the longest stretch that the loop spent on one task (`brokers.fairness`), so a busy machine changes little;
+above 50 ms the trial fails. What the operation needs before (messages that wait, bindings) does not count.
+"""
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import trio
+from pamqp import base, body, commands, frame, header
+
+from brokers import control, logs, plugins
+from brokers.config import load
+from brokers.fairness import LoopWatch
+from brokers.host import Host
+from kqmsgq import wire as kqmsgq
+from pubsub import wire as pubsub
+from pubsub.wire import Command, Kind
+from shared.descriptors import raise_file_limit
+from tests.support import dms_spec as dms
+from tests.support.dms_spec import SpecClient
+
+SECONDS_MAX = 0.05
+_PATIENCE_SECONDS = 120.0
+_LIMITS = """
+[serve]
+durability = "interval:50ms"
+[dms]
+clients_max = 1000
+depth = 1000000
+queues_max = 1000
+[net]
+connections_per_address_max = 20000
+"""
+
+Address = tuple[str, int]
+
+
+class Served:
+    """A server of its own. `begin` forgets what was before, `longest` tells the longest since then."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "tests.trials.fairness", "--serve", str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._addresses: dict[str, Address] = {name: tuple(address) for name, address in self._told().items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def address(self, endpoint: str) -> Address:
+        return self._addresses[endpoint]
+
+    def begin(self) -> None:
+        self._say("begin")
+
+    def longest(self) -> tuple[float, str]:
+        seconds, task = self._say("longest")
+        return seconds, task
+
+    def _say(self, word: str) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(word + "\n")
+        self._process.stdin.flush()
+        return self._told()
+
+    def _told(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+def _serve(folder: Path) -> None:
+    """The server's side: obey lines of standard input."""
+    raise_file_limit()
+    (folder / "brokers.toml").write_text(_LIMITS)
+    working, _ = plugins.load_working()
+    environ = {f"BROKERS_{plugin.name.upper()}_PORT": "0" for plugin in working}
+    environ["BROKERS_SERVE_DATA_DIR"] = str(folder / "data")
+    config = load(working, file=folder / "brokers.toml", environ=environ)
+    log = logs.configure("error", "text")
+    watch = LoopWatch(log, clock=time.thread_time)
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            bound = await nursery.start(Host(config.enabled(working), config, log, watch=watch).run)
+            _tell({each.endpoint: (each.host, each.port) for each in bound})
+            async for line in _lines():
+                if line == "begin":
+                    watch.begin()
+                _tell((watch.longest_seconds, watch.longest_task))
+            nursery.cancel_scope.cancel()
+
+    trio.run(run, instruments=[watch])
+
+
+async def _lines() -> AsyncIterator[str]:
+    while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        yield line.strip()
+
+
+def _tell(value: object) -> None:
+    print(json.dumps(value), flush=True)
+
+
+# -- What speaks to it: blocking sockets, one thread.
+
+
+class Peer:
+    """A connection with a buffer. `until` reads until that holds something."""
+
+    def __init__(self, address: Address, greeting: bytes = b"") -> None:
+        self.socket = socket.create_connection(address, timeout=_PATIENCE_SECONDS)
+        self.data = bytearray()
+        self.socket.sendall(greeting)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def until(self, done: Callable[[bytearray], bool]) -> None:
+        while not done(self.data):
+            received = self.socket.recv(1 << 20)
+            assert received, f"closed behind {bytes(self.data[-200:])!r}"
+            self.data += received
+
+    def read(self, size: int) -> None:
+        self.until(lambda data: len(data) >= size)
+
+
+F = TypeVar("F", bound=base.Frame)
+
+
+class Amqp(Peer):
+    """A client of AMQP 0-9-1 on one channel."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address, b"AMQP\0\0\x09\x01")
+        self.wait(commands.Connection.Start)
+        self.say(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"))
+        tune = self.wait(commands.Connection.Tune)
+        self.say(0, commands.Connection.TuneOk(tune.channel_max, tune.frame_max, 0))
+        self.say(0, commands.Connection.Open("/"))
+        self.wait(commands.Connection.OpenOk)
+        self.call(commands.Channel.Open(), commands.Channel.OpenOk)
+
+    def say(self, channel: int, *frames: base.Frame) -> None:
+        self.socket.sendall(b"".join(frame.marshal(each, channel) for each in frames))
+
+    def call(self, method: base.Frame, answer: type[F], channel: int = 1) -> F:
+        self.say(channel, method)
+        return self.wait(answer)
+
+    def wait(self, kind: type[F]) -> F:
+        """The next method of this kind; others are passed over."""
+        while True:
+            self.until(_has_frame)
+            size = 8 + int.from_bytes(self.data[3:7], "big")
+            _, _, value = frame.unmarshal(bytes(self.data[:size]))
+            del self.data[:size]
+            if isinstance(value, kind):
+                return value
+            assert not isinstance(value, commands.Channel.Close | commands.Connection.Close), value
+
+    def publish(self, exchange: str, key: str, count: int, payload: bytes = b"x" * 100) -> None:
+        """With confirms, and wait for them all."""
+        self.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        self.socket.sendall(_message(exchange, key, payload) * count)
+        self.confirmed(count)
+
+    def confirmed(self, count: int) -> None:
+        tag = 0
+        while tag < count:
+            tag = self.wait(commands.Basic.Ack).delivery_tag
+
+    def deliveries(self, count: int) -> None:
+        for _ in range(count):
+            self.wait(commands.Basic.Deliver)
+
+
+def _has_frame(data: bytearray) -> bool:
+    return len(data) >= 7 and len(data) >= 8 + int.from_bytes(data[3:7], "big")
+
+
+def _message(exchange: str, key: str, payload: bytes, properties: Any = None) -> bytes:
+    return (
+        frame.marshal(commands.Basic.Publish(exchange=exchange, routing_key=key), 1)
+        + frame.marshal(header.ContentHeader(0, len(payload), properties or commands.Basic.Properties()), 1)
+        + frame.marshal(body.ContentBody(payload), 1)
+    )
+
+
+def _ping(served: Served) -> None:
+    """Everything that was to be done on the loop has begun, at least."""
+    with Peer(served.address("logmq"), b"PING\n") as peer:
+        peer.until(lambda data: b"PONG\n" in data)
+
+
+def _until(check: Callable[[], bool]) -> None:
+    ends = time.monotonic() + _PATIENCE_SECONDS
+    while not check():
+        assert time.monotonic() < ends, "it does not come"
+        time.sleep(0.02)
+
+
+# -- The operations. Each gets a fresh server, says `begin` when all is ready, and returns when it is over.
+
+
+def _deep(number: int) -> bytes:
+    """A pattern as deep as a topic may be, with as many wildcards."""
+    return b"%03d/" % number + b"/".join([b"+"] * 23)
+
+
+def _subscriber(served: Served, name: bytes, topics: Sequence[bytes], command: Command) -> Peer:
+    commands_ = b"".join(pubsub.encode_command(command, topic) for topic in topics)
+    peer = Peer(served.address("pubsub"), pubsub.encode_id(name) + commands_)
+    last = b"joined/" + name
+    peer.socket.sendall(pubsub.encode_command(Command.SUBSCRIBE, last))
+    _datagram_until(served, last, lambda: _received(peer) > 0)
+    return peer
+
+
+def _received(peer: Peer) -> int:
+    peer.socket.settimeout(0.05)
+    try:
+        peer.data += peer.socket.recv(1 << 20)
+    except TimeoutError:
+        pass
+    finally:
+        peer.socket.settimeout(_PATIENCE_SECONDS)
+    return len(peer.data) // pubsub.FRAME_BYTES
+
+
+def _datagram_until(served: Served, topic: bytes, done: Callable[[], bool]) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as sender:
+        sender.connect(served.address("pubsub-udp"))
+        _until(lambda: (sender.send(pubsub.datagram(topic, Kind.STRING, b"x\0")) and done()) or done())
+
+
+def pubsub_a_session_of_1000_patterns_comes_and_goes(served: Served) -> None:
+    patterns = [_deep(number) for number in range(249)] + [b"plain/%d" % number for number in range(749)]
+    first = _subscriber(served, b"a", patterns, Command.SUBSCRIBE)
+    served.begin()
+    for _ in range(5):
+        first.socket.close()
+        first = _subscriber(served, b"a", (), Command.SUBSCRIBE)
+    first.socket.sendall(b"".join(pubsub.encode_command(Command.UNSUBSCRIBE, each) for each in patterns))
+    first.socket.sendall(pubsub.encode_command(Command.DISCONNECT))
+    first.socket.close()
+    _ping(served)
+
+
+def pubsub_one_datagram_for_2000_subscribers(served: Served) -> None:
+    with ExitStack() as stack:
+        peers = [stack.enter_context(Peer(served.address("pubsub"))) for _ in range(2000)]
+        for number, peer in enumerate(peers):
+            wish = pubsub.encode_command(Command.SUBSCRIBE, b"*")
+            peer.socket.sendall(pubsub.encode_id(b"%d" % number) + wish)
+        _datagram_until(served, b"t", lambda: _received(peers[-1]) > 0)
+        served.begin()
+        with socket.socket(type=socket.SOCK_DGRAM) as sender:
+            sender.connect(served.address("pubsub-udp"))
+            for _ in range(200):
+                sender.send(pubsub.datagram(b"t", Kind.STRING, b"x\0"))
+        peers[-1].read(pubsub.FRAME_BYTES * 50)
+        _ping(served)
+
+
+def pubsub_10000_kept_messages_for_one_who_comes_back(served: Served) -> None:
+    _subscriber(served, b"a", [b"kept"], Command.KEEP).socket.close()
+    with socket.socket(type=socket.SOCK_DGRAM) as sender:
+        sender.connect(served.address("pubsub-udp"))
+        for _ in range(11_000):
+            sender.send(pubsub.datagram(b"kept", Kind.STRING, b"x\0"))
+            time.sleep(0.0001)
+    _ping(served)
+    served.begin()
+    with Peer(served.address("pubsub"), pubsub.encode_id(b"a")) as peer:
+        peer.read(pubsub.FRAME_BYTES * 9_000)
+    _ping(served)
+
+
+def _way(number: int) -> bytes:
+    return b"/".join(b"+" if number >> level % 14 & 1 else b"a" for level in range(20))
+
+
+def pubsub_a_datagram_under_10000_deep_patterns(served: Served) -> None:
+    with ExitStack() as stack:
+        for session in range(40):  # each level is `a` or `+`, in all ways
+            patterns = [_way(session * 245 + number) for number in range(245)]
+            stack.enter_context(_subscriber(served, b"s%d" % session, patterns, Command.SUBSCRIBE))
+        served.begin()
+        with socket.socket(type=socket.SOCK_DGRAM) as sender:
+            sender.connect(served.address("pubsub-udp"))
+            for number in range(200):
+                sender.send(pubsub.datagram(b"/".join([b"a"] * 20), Kind.STRING, b"%d\0" % number))
+        _ping(served)
+        _ping(served)
+
+
+def kqmsgq_10000_subscriptions_come_and_go(served: Served) -> None:
+    wishes = b"".join(kqmsgq.subscribe(b"queue-%d" % number) for number in range(10_000))
+    served.begin()
+    address = served.address("kqmsgq")
+    with Peer(address, kqmsgq.CONSUME + wishes) as consumer, Peer(address, kqmsgq.PRODUCE) as producer:
+        last = kqmsgq.message(b"queue-9999", b"x")
+        _until(lambda: not producer.socket.sendall(last) and _any(consumer))
+    _ping(served)
+    _ping(served)
+
+
+def _any(peer: Peer) -> bool:
+    peer.socket.settimeout(0.05)
+    try:
+        return bool(peer.socket.recv(1 << 16))
+    except TimeoutError:
+        return False
+    finally:
+        peer.socket.settimeout(_PATIENCE_SECONDS)
+
+
+def kqmsgq_one_message_for_5000_consumers(served: Served) -> None:
+    with ExitStack() as stack:
+        address = served.address("kqmsgq")
+        consumers = [
+            stack.enter_context(Peer(address, kqmsgq.CONSUME + kqmsgq.subscribe(b"q"))) for _ in range(5000)
+        ]
+        producer = stack.enter_context(Peer(address, kqmsgq.PRODUCE))
+        _until(lambda: not producer.socket.sendall(kqmsgq.message(b"q", b"x")) and _any(consumers[-1]))
+        served.begin()
+        producer.socket.sendall(kqmsgq.message(b"q", b"x" * 100) * 20)
+        consumers[-1].read(len(kqmsgq.message(b"q", b"x" * 100)) * 20)
+        _ping(served)
+
+
+def kqmsgq_a_consumer_that_does_not_read_two_million_small_messages(served: Served) -> None:
+    address = served.address("kqmsgq")
+    with (
+        Peer(address, kqmsgq.CONSUME + kqmsgq.subscribe(b"q")) as _,
+        Peer(address, kqmsgq.PRODUCE) as producer,
+    ):
+        _ping(served)
+        served.begin()
+        for _ in range(200):
+            producer.socket.sendall(kqmsgq.message(b"q", b"x") * 10_000)
+        _ping(served)
+
+
+class Dms(Peer):
+    """A client of DMS with its handshake made."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address, dms.frame(dms.HANDSHAKE, 1, b"fair"))
+        self.replies(1)
+
+    def ask(self, requests: Sequence[bytes]) -> list[dms.Reply]:
+        """One reply each; some hundred on their way at a time."""
+        found = []
+        for at in range(0, len(requests), 500):
+            self.socket.sendall(b"".join(requests[at : at + 500]))
+            found += self.replies(len(requests[at : at + 500]))
+        return found
+
+    def replies(self, count: int) -> list[dms.Reply]:
+        found = dms.parse(self.data)
+        while len(found) < count:
+            self.read(len(self.data) + 1)
+            found += dms.parse(self.data)
+        wrong = [reply for reply in found if reply[0] == dms.ERROR]
+        assert not wrong, wrong[:3]
+        return found
+
+
+def _dms_filled(served: Served, count: int) -> None:
+    with Dms(served.address("dms")) as client:
+        client.ask([dms.frame(dms.CREATE, 1, dms.name("q"))])
+        client.ask([dms.frame(dms.PRODUCE, n, dms.name("q") + b"x" * 100) for n in range(1, count + 1)])
+
+
+def dms_100000_deliveries_come_back_with_their_connection(served: Served) -> None:
+    _dms_filled(served, 100_000)
+    client = Dms(served.address("dms"))
+    client.ask([dms.frame(dms.CONSUME, n, dms.name("q")) for n in range(1, 100_001)])
+    served.begin()
+    client.socket.close()
+    with SpecClient(served.address("dms")) as other:
+        _until(lambda: other.queues()["q"] >= 100_000)
+
+
+def dms_100000_are_refused_in_one_go(served: Served) -> None:
+    _dms_filled(served, 100_000)
+    with Dms(served.address("dms")) as client:
+        held = client.ask([dms.frame(dms.CONSUME, n, dms.name("q")) for n in range(1, 100_001)])
+        served.begin()
+        client.socket.sendall(b"".join(dms.frame(dms.NACK, reply[2]) for reply in held))
+        client.replies(100_000)
+
+
+def dms_a_purge_of_100000(served: Served) -> None:
+    _dms_filled(served, 100_000)
+    served.begin()
+    control.request(served.folder / "data", "POST", "/dms/purge", {"queue": "q"})
+    _ping(served)
+
+
+def logmq_20000_topics_are_made_listed_checkpointed_and_deleted(served: Served) -> None:
+    lines = [b"PRODUCE topic-%d x\n" % number for number in range(20_000)]
+    with Peer(served.address("logmq")) as peer:
+        served.begin()
+        for at in range(0, len(lines), 1000):
+            peer.socket.sendall(b"".join(lines[at : at + 1000]))
+            peer.until(lambda data: data.count(b"\n") >= 1000)
+            peer.data.clear()
+        peer.socket.sendall(b"TOPICS\n")
+        peer.until(lambda data: data.endswith(b"END\n"))
+        peer.data.clear()
+        time.sleep(3)  # a checkpoint of all of them
+        for at in range(0, 5000, 1000):
+            peer.socket.sendall(b"".join(b"DELETE topic-%d\n" % number for number in range(at, at + 1000)))
+            peer.until(lambda data: data.count(b"\n") >= 1000)
+            peer.data.clear()
+
+
+def _amqp_queue(served: Served, count: int = 0) -> Amqp:
+    peer = Amqp(served.address("dmp"))
+    peer.call(commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
+    if count:
+        peer.publish("", "q", count)
+    return peer
+
+
+def amqp_a_purge_of_100000(served: Served) -> None:
+    with _amqp_queue(served, 100_000) as peer:
+        served.begin()
+        peer.call(commands.Queue.Purge(queue="q"), commands.Queue.PurgeOk)
+
+
+def _amqp_holding(served: Served, count: int) -> Amqp:
+    with _amqp_queue(served, count):
+        pass
+    peer = Amqp(served.address("dmp"))
+    peer.call(commands.Basic.Qos(prefetch_count=0), commands.Basic.QosOk)
+    peer.call(commands.Basic.Consume(queue="q", consumer_tag="c"), commands.Basic.ConsumeOk)
+    peer.deliveries(count)
+    return peer
+
+
+def amqp_100000_are_acknowledged_at_once(served: Served) -> None:
+    with _amqp_holding(served, 90_000) as peer:
+        served.begin()
+        peer.say(1, commands.Basic.Ack(0, multiple=True))
+        peer.call(commands.Basic.Cancel("c"), commands.Basic.CancelOk)
+        _ping(served)
+
+
+def amqp_100000_come_back_at_once(served: Served) -> None:
+    with _amqp_holding(served, 90_000) as peer:
+        peer.call(commands.Basic.Cancel("c"), commands.Basic.CancelOk)
+        served.begin()
+        peer.say(1, commands.Basic.Nack(0, multiple=True, requeue=True))
+        peer.call(commands.Queue.Declare(queue="q", passive=True), commands.Queue.DeclareOk)
+        _ping(served)
+
+
+def amqp_100000_come_back_with_their_connection(served: Served) -> None:
+    peer = _amqp_holding(served, 90_000)
+    served.begin()
+    peer.socket.close()
+    with _amqp_queue(served) as other:
+        _until(lambda: _depth(other) >= 90_000)
+
+
+def _depth(peer: Amqp) -> int:
+    answer = peer.call(commands.Queue.Declare(queue="q", passive=True), commands.Queue.DeclareOk)
+    return int(answer.message_count or 0)
+
+
+def amqp_2047_channels_are_opened_and_closed_with_their_connection(served: Served) -> None:
+    with _amqp_queue(served) as peer:
+        served.begin()
+        for number in range(2, 2048):
+            peer.say(number, commands.Channel.Open())
+        for _ in range(2, 2048):
+            peer.wait(commands.Channel.OpenOk)
+        peer.call(commands.Connection.Close(200, "", 0, 0), commands.Connection.CloseOk, 0)
+    _ping(served)
+
+
+def _bound(
+    peer: Amqp, exchange: str, kind: str, count: int, bind: Callable[[int], commands.Queue.Bind]
+) -> None:
+    peer.call(commands.Exchange.Declare(exchange=exchange, exchange_type=kind), commands.Exchange.DeclareOk)
+    for at in range(0, count, 1000):
+        peer.say(1, *(bind(number) for number in range(at, at + 1000)))
+        for _ in range(1000):
+            peer.wait(commands.Queue.BindOk)
+
+
+def amqp_a_message_under_10000_headers_bindings(served: Served) -> None:
+    with _amqp_queue(served) as peer:
+        _bound(
+            peer,
+            "h",
+            "headers",
+            10_000,
+            lambda n: commands.Queue.Bind(
+                queue="q", exchange="h", arguments={"x-match": "all", "n": n, "m": 1}
+            ),
+        )
+        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        served.begin()
+        properties = commands.Basic.Properties(headers={"n": 5, "m": 1})
+        peer.socket.sendall(_message("h", "", b"x", properties) * 20)
+        peer.confirmed(20)
+
+
+def amqp_a_message_under_10000_topic_bindings_and_their_queues_end(served: Served) -> None:
+    with _amqp_queue(served) as peer:
+        _bound(
+            peer,
+            "t",
+            "topic",
+            10_000,
+            lambda n: commands.Queue.Bind(queue="q", exchange="t", routing_key=f"*.*.*.{n}"),
+        )
+        peer.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        served.begin()
+        peer.socket.sendall(_message("t", "a.b.c.7", b"x") * 100)
+        peer.confirmed(100)
+        peer.call(commands.Queue.Delete(queue="q"), commands.Queue.DeleteOk)
+        peer.call(commands.Exchange.Delete(exchange="t"), commands.Exchange.DeleteOk)
+
+
+def amqp_a_message_for_2000_queues(served: Served) -> None:
+    with Amqp(served.address("dmp")) as peer:
+        for number in range(2000):
+            peer.say(1, commands.Queue.Declare(queue=f"q{number}"))
+            peer.say(1, commands.Queue.Bind(queue=f"q{number}", exchange="amq.fanout"))
+        for _ in range(2000):
+            peer.wait(commands.Queue.BindOk)
+        served.begin()
+        peer.publish("amq.fanout", "", 50)
+
+
+def amqp_a_transaction_of_4096_messages(served: Served) -> None:
+    with _amqp_queue(served) as peer:
+        peer.call(commands.Tx.Select(), commands.Tx.SelectOk)
+        peer.socket.sendall(_message("", "q", b"x" * 100) * 4096)
+        _ping(served)
+        served.begin()
+        peer.call(commands.Tx.Commit(), commands.Tx.CommitOk)
+
+
+OPERATIONS: Sequence[Callable[[Served], None]] = (
+    pubsub_a_session_of_1000_patterns_comes_and_goes,
+    pubsub_one_datagram_for_2000_subscribers,
+    pubsub_10000_kept_messages_for_one_who_comes_back,
+    pubsub_a_datagram_under_10000_deep_patterns,
+    kqmsgq_10000_subscriptions_come_and_go,
+    kqmsgq_one_message_for_5000_consumers,
+    kqmsgq_a_consumer_that_does_not_read_two_million_small_messages,
+    dms_100000_deliveries_come_back_with_their_connection,
+    dms_100000_are_refused_in_one_go,
+    dms_a_purge_of_100000,
+    logmq_20000_topics_are_made_listed_checkpointed_and_deleted,
+    amqp_a_purge_of_100000,
+    amqp_100000_are_acknowledged_at_once,
+    amqp_100000_come_back_at_once,
+    amqp_100000_come_back_with_their_connection,
+    amqp_2047_channels_are_opened_and_closed_with_their_connection,
+    amqp_a_message_under_10000_headers_bindings,
+    amqp_a_message_under_10000_topic_bindings_and_their_queues_end,
+    amqp_a_message_for_2000_queues,
+    amqp_a_transaction_of_4096_messages,
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make trial-fairness", description=__doc__)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="operations whose name holds this")
+    given = parser.parse_args()
+    if given.serve:
+        _serve(given.serve)
+        return 0
+    raise_file_limit()
+    failed = 0
+    for operation in OPERATIONS:
+        if given.only in operation.__name__:
+            with tempfile.TemporaryDirectory(prefix="fairness-") as folder, Served(Path(folder)) as served:
+                operation(served)
+                seconds, task = served.longest()
+            failed += seconds > SECONDS_MAX
+            words = operation.__name__.replace("_", " ")
+            mark = "FAILED" if seconds > SECONDS_MAX else "ok"
+            print(f"{mark:6} {seconds * 1000:7.1f} ms  {words} ({task})", flush=True)
+    if failed:
+        print(f"{failed} operations kept the others waiting for over {SECONDS_MAX * 1000:g} ms")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
