@@ -12,7 +12,7 @@ SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood
-.PHONY: trial-damage trial-neighbours trial-archive trial-replay trial-cluster trials clean
+.PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-replay trial-cluster trials clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
@@ -68,8 +68,8 @@ trial-replay: $(VENV)/.test
 trial-cluster: $(VENV)/.test
 	$(BIN)/python -m tests.trials.cluster $(ARGS)
 
-trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood trial-neighbours trial-fairness trial-archive \
-	trial-replay trial-cluster
+trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood trial-neighbours \
+	trial-fairness trial-archive trial-replay trial-cluster
 
 lock:
 	.ci/lock
