@@ -13,23 +13,19 @@ limit, it is so for all of them. Measured in turns:
 - redis and nats, PUBLISH and SUBSCRIBE, where they are installed.
 """
 
-import select
 import socket
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Annotated
 
 import attrs
 import trio
 from pamqp import commands
 
-from brokers.bench.load import WARM_UP_SECONDS, Address, Measured, Span, histogram, middle
+from brokers.bench.load import Address, Case, FanOut, Measured, connect, in_turns, pass_on, poured
 from brokers.bench.options import Rounds, Seconds, Size, some
-from brokers.bench.pouring import Case, poured
 from brokers.bench.servers import nats_server, redis_server, serving
 from brokers.errors import ExitCode, Refusal
 from brokers.render import progress
@@ -77,6 +73,10 @@ class Way:
             sock.close()
 
 
+OpenWay = Callable[[Address, bytes, int], Way]
+"""With a body and a number of readers."""
+
+
 def bench(
     *,
     readers: Annotated[int, some("Readers of everything; one alone is measured too.")] = 10,
@@ -98,142 +98,46 @@ def bench(
     with ExitStack() as stack, progress("measuring", total=3) as update:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         ours = stack.enter_context(serving(folder, "dmp"))["dmp"]
-        peers: dict[str, Callable[[int], Way]] = {
-            "direct": lambda count: direct(ours, body, count),
-            "basic": lambda count: basic(ours, body, count),
-        }
+        peers: dict[str, tuple[Address, OpenWay]] = {"direct": (ours, direct), "basic": (ours, basic)}
         if (redis := stack.enter_context(redis_server(folder))) is not None:
-            peers["redis"] = lambda count: redis_way(redis, body, count)
+            peers["redis"] = redis, redis_way
         if (nats := stack.enter_context(nats_server())) is not None:
-            peers["nats"] = lambda count: nats_way(nats, body, count)
+            peers["nats"] = nats, nats_way
+
+        def way(address: Address, open_: OpenWay, count: int, under_way: int) -> Callable[[], Measured]:
+            def measured() -> Measured:
+                with closing(open_(address, body, count)) as opened:
+                    return run(opened, under_way, seconds)
+
+            return measured
+
         for done, (count, under_way) in enumerate(((1, 1), (1, window), (readers, window)), 1):
-            rows += _beside(peers, count, under_way, size, seconds, rounds)
+            ways = {name: way(*peer, count, under_way) for name, peer in peers.items()}
+            best = in_turns(rounds, ways)
+            mine = best.pop("direct")
+            rows += [
+                Row(
+                    mode="direct",
+                    readers=count,
+                    window=under_way,
+                    deliveries_per_second=round(mine.rate),
+                    megabytes_per_second=round(mine.rate * size / 1e6, 1),
+                    median_us=mine.median_us,
+                    p99_us=mine.p99_us,
+                    baseline=name,
+                    ratio=round(mine.rate / theirs.rate, 2),
+                )
+                for name, theirs in best.items()
+            ]
             update(done)
     return rows
 
 
-def _beside(
-    peers: dict[str, Callable[[int], Way]], readers: int, window: int, size: int, seconds: float, rounds: int
-) -> Iterator[Row]:
-    """Direct beside each of the others."""
-    measured: dict[str, list[Measured]] = {name: [] for name in peers}
-    for _ in range(rounds):
-        for name, open_ in peers.items():
-            way = open_(readers)
-            try:
-                measured[name].append(run(way, window, seconds))
-            finally:
-                way.close()
-    best = {name: middle(each) for name, each in measured.items()}
-    ours = best.pop("direct")
-    for name, theirs in best.items():
-        yield Row(
-            mode="direct",
-            readers=readers,
-            window=window,
-            deliveries_per_second=round(ours.rate),
-            megabytes_per_second=round(ours.rate * size / 1e6, 1),
-            median_us=ours.median_us,
-            p99_us=ours.p99_us,
-            baseline=name,
-            ratio=round(ours.rate / theirs.rate, 2),
-        )
-
-
 def run(way: Way, window: int, seconds: float) -> Measured:
-    """Keep `window` messages on their way for `seconds`, after a warm-up. Raises ConnectionError."""
-    trips = histogram()
-    flow = _Flow(way, window)
-    span = Span.after(WARM_UP_SECONDS, seconds)
-    now = perf_counter_ns()
-    counted = 0
-    try:
-        while not span.is_over(now, trips.get_total_count()):
-            flow.write()
-            flow.read()
-            now = perf_counter_ns()
-            if now < span.since:
-                counted = flow.arrived
-            for sent_at in flow.come():
-                if now >= span.since:
-                    trips.record_value(max((now - sent_at) // 1000, 1))
-    finally:
-        flow.close()
-    rate = (flow.arrived - counted) / ((now - span.since) / 1e9)
-    return Measured(
-        rate, rate * way.got, trips.get_value_at_percentile(50), trips.get_value_at_percentile(99)
+    """Keep `window` messages on their way for `seconds`, after a warm-up. Raises Refusal."""
+    return pass_on(
+        FanOut(lambda queue, stamp: way.sent, way.got, 0), [way.writer], way.readers, window, seconds
     )
-
-
-class _Flow:
-    """Messages on their way from the writer to every reader, sent in pieces. `arrived`: at all readers."""
-
-    def __init__(self, way: Way, window: int) -> None:
-        self.arrived = 0
-        self._way = way
-        self._piece = max(1, min(window // 4, 65536 // len(way.sent)))
-        self._window = max(window, self._piece)
-        self._data = way.sent * self._piece
-        self._left = memoryview(b"")
-        self._sent = 0
-        self._pieces: deque[tuple[int, int]] = deque()
-        """(bytes at a reader when it has come, when it was sent)"""
-        self._got = {reader.fileno(): 0 for reader in way.readers}
-        """Bytes."""
-        self._blocked = False
-        self._by_fd = {sock.fileno(): sock for sock in (way.writer, *way.readers)}
-        self._poll = select.epoll()
-        for sock in self._by_fd.values():
-            sock.setblocking(False)
-            self._poll.register(sock, select.EPOLLIN)
-
-    def write(self) -> None:
-        """As many pieces as the window has room for and the socket takes."""
-        way, left = self._way, self._left
-        most = min(self._got.values()) // way.got + self._window - self._piece
-        while not self._blocked and (left or self._sent <= most):
-            if not left:
-                left = memoryview(self._data)
-                self._sent += self._piece
-                self._pieces.append((self._sent * way.got, perf_counter_ns()))
-            try:
-                left = left[way.writer.send(left) :]
-            except BlockingIOError:
-                self._blocked = True
-                self._poll.modify(way.writer, select.EPOLLIN | select.EPOLLOUT)
-        self._left = left
-
-    def read(self) -> None:
-        """What has come, or comes within a second. Raises ConnectionError."""
-        writer = self._way.writer
-        for fd, flags in self._poll.poll(1.0):
-            sock = self._by_fd[fd]
-            if sock is writer and flags & select.EPOLLOUT:
-                self._blocked = False
-                self._poll.modify(sock, select.EPOLLIN)
-            if flags & ~select.EPOLLOUT:
-                try:
-                    received = sock.recv(RECEIVE_BYTES)
-                except BlockingIOError:
-                    continue
-                if not received:
-                    raise ConnectionError("the server closed a connection")
-                if sock is not writer:  # a writer's answers say nothing
-                    self._count(fd, len(received))
-
-    def _count(self, fd: int, received: int) -> None:
-        before, each = self._got[fd], self._way.got
-        self._got[fd] = before + received
-        self.arrived += (before + received) // each - before // each
-
-    def come(self) -> Iterator[int]:
-        """When those pieces were sent that have since come to every reader, each once."""
-        slowest = min(self._got.values())
-        while self._pieces and self._pieces[0][0] <= slowest:
-            yield self._pieces.popleft()[1]
-
-    def close(self) -> None:
-        self._poll.close()
 
 
 class _Blocking(trio.abc.Stream):
@@ -256,7 +160,7 @@ class _Blocking(trio.abc.Stream):
 
 
 def _principal(address: Address) -> tuple[Principal, socket.socket]:
-    sock = _dial(address)
+    sock = connect(address)
     principal = Principal(_Blocking(sock))
     trio.run(principal.greet)
     trio.run(principal.log_in, "guest", "guest")
@@ -283,11 +187,8 @@ def recorded(size: int) -> Case:
     message = direct_message(body)
 
     def run(address: tuple[str, int], data: Path, seconds: float) -> float:
-        way = direct(address, body, 1)
-        try:
+        with closing(direct(address, body, 1)) as way:
             return poured(way.writer, way.readers[0], message, seconds)
-        finally:
-            way.close()
 
     return Case(run, "dmp_messages_sunk_total", len(message))
 
@@ -317,39 +218,32 @@ def basic(address: Address, body: bytes, readers: int) -> Way:
 def redis_way(address: Address, body: bytes, readers: int) -> Way:
     subscribers = []
     for _ in range(readers):
-        sock = _dial(address)
+        sock = connect(address)
         sock.sendall(b"SUBSCRIBE bench\r\n")
         _read_until(sock, b":1\r\n")
         subscribers.append(sock)
     rest = b"$5\r\nbench\r\n$%d\r\n%b\r\n" % (len(body), body)
     got = b"*3\r\n$7\r\nmessage\r\n" + rest
-    return Way(_dial(address), subscribers, b"*3\r\n$7\r\nPUBLISH\r\n" + rest, len(got))
+    return Way(connect(address), subscribers, b"*3\r\n$7\r\nPUBLISH\r\n" + rest, len(got))
 
 
 def nats_way(address: Address, body: bytes, readers: int) -> Way:
     hello = b'CONNECT {"verbose":false}\r\n'
     subscribers = []
     for _ in range(readers):
-        sock = _dial(address)
+        sock = connect(address)
         sock.sendall(hello + b"SUB bench 1\r\nPING\r\n")
         _read_until(sock, b"PONG\r\n")
         subscribers.append(sock)
-    writer = _dial(address)
+    writer = connect(address)
     writer.sendall(hello + b"PING\r\n")
     _read_until(writer, b"PONG\r\n")
     rest = b"%d\r\n%b\r\n" % (len(body), body)
     return Way(writer, subscribers, b"PUB bench " + rest, len(b"MSG bench 1 " + rest))
 
 
-def _dial(address: Address) -> socket.socket:
-    assert isinstance(address, tuple)
-    sock = socket.create_connection(address)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
 def _leased(address: Address, lease: bytes) -> socket.socket:
-    sock = _dial(address)
+    sock = connect(address)
     sock.sendall(DMP_HEADER + short(lease))
     _read_until(sock, b'"')
     _read_until(sock, b'"')

@@ -14,17 +14,14 @@ The servers are processes of their own, the load comes from this one. Measured i
 """
 
 import re
-import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
-import attrs
-
 from brokers.bench import options
-from brokers.bench.load import Address, Measured, Row, Talk, middle, run
+from brokers.bench.load import Address, Measured, Row, Talk, connect, in_turns, run
 from brokers.bench.options import DataDir, Rounds, Seconds, Size, each, maybe_none, some
 from brokers.bench.servers import beanstalkd, redis_server, serving
 from brokers.errors import ExitCode, Refusal
@@ -58,93 +55,62 @@ def bench(
     """
     if not 1 <= size <= 4000:
         raise Refusal("--size: 1 to 4000 bytes", ExitCode.USAGE)
-    case = _Case(
-        connections=connections, window=window, size=size, queues=queues, seconds=seconds, rounds=rounds
-    )
-    cases = {"memory": case.memory, "synced": case.synced, "queues": case.many_queues}
 
-    def measure(mode: Mode) -> list[Row]:
+    def measure(mode: Mode) -> Iterator[Row]:
         with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir))
-            return list(cases[mode](stack, Path(folder)))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
+            peers: Peers = {}
+            if mode == "queues":  # two servers, so that both are measured in turns
+                for name, others in ((f"1 of {queues + 1}", queues), ("one alone", 0)):
+                    home = folder / name.replace(" ", "-")
+                    home.mkdir()
+                    peers[name] = _served(stack, home, persist=False, others=others), dms_talk
+                cases = [(8, window)]
+            elif mode == "memory":  # one message at a time on each of many connections; a few with windows
+                peers["dms"] = _served(stack, folder, persist=False), dms_talk
+                if (address := stack.enter_context(beanstalkd())) is not None:
+                    peers["beanstalkd"] = address, beanstalk_talk
+                cases = [(connections, 1), (8, window)]
+            else:  # one client, then many with windows
+                peers["dms"] = _served(stack, folder, persist=True), dms_talk
+                if (address := stack.enter_context(beanstalkd(folder))) is not None:
+                    peers["beanstalkd -f 0"] = address, beanstalk_talk
+                if (address := stack.enter_context(redis_server(folder))) is not None:
+                    peers["redis lists"] = address, redis_talk
+                cases = [(1, 1), (64, window)]
+            for count, under_way in cases:
+                ways = {name: _way(*peer, count, size, under_way, seconds) for name, peer in peers.items()}
+                measured = in_turns(rounds, ways)
+                ours, *theirs = measured
+                best = measured[ours]
+                for name in theirs or ["-"]:
+                    ratio = best.rate / measured[name].rate if theirs else None
+                    yield Row.of(mode, count, under_way, size, best, name, ratio)
 
     return each(modes, measure)
 
 
-Peers = dict[str, tuple[Address, Callable[[int], Talk]]]
-"""What is measured in turns: by name, where it is and what one connection with a window says to it."""
+Peers = dict[str, tuple[Address, Callable[[int, int], Talk]]]
+"""What is measured in turns: by name, where it is and what one connection says to it (size, window)."""
 
 
-@attrs.frozen
-class _Case:
-    connections: int
-    window: int
-    size: int
-    queues: int
-    seconds: float
-    rounds: int
+def _way(
+    address: Address, talk: Callable[[int, int], Talk], count: int, size: int, window: int, seconds: float
+) -> Callable[[], Measured]:
+    return lambda: run(address, [talk(size, window) for _ in range(count)], seconds)
 
-    def memory(self, stack: ExitStack, folder: Path) -> Iterator[Row]:
-        """One message at a time on each of many connections; then a few with windows."""
-        peers: Peers = {"dms": self._dms(stack, folder, persist=False)}
-        if (address := stack.enter_context(beanstalkd())) is not None:
-            peers["beanstalkd"] = address, self._beanstalk
-        yield from self._beside("memory", peers, self.connections, 1)
-        yield from self._beside("memory", peers, 8, self.window)
 
-    def synced(self, stack: ExitStack, folder: Path) -> Iterator[Row]:
-        """One client, then many with windows."""
-        peers: Peers = {"dms": self._dms(stack, folder, persist=True)}
-        if (address := stack.enter_context(beanstalkd(folder))) is not None:
-            peers["beanstalkd -f 0"] = address, self._beanstalk
-        if (address := stack.enter_context(redis_server(folder))) is not None:
-            peers["redis lists"] = address, self._redis
-        yield from self._beside("synced", peers, 1, 1)
-        yield from self._beside("synced", peers, 64, self.window)
-
-    def many_queues(self, stack: ExitStack, folder: Path) -> Iterator[Row]:
-        """Two servers, so that both are measured in turns."""
-        peers: Peers = {}
-        for name, others in ((f"1 of {self.queues + 1}", self.queues), ("one alone", 0)):
-            home = folder / name.replace(" ", "-")
-            home.mkdir()
-            peers[name] = self._dms(stack, home, persist=False, others=others)
-        yield from self._beside("queues", peers, 8, self.window)
-
-    def _dms(
-        self, stack: ExitStack, folder: Path, *, persist: bool, others: int = 0
-    ) -> tuple[Address, Callable[[int], Talk]]:
-        environ = {"BROKERS_DMS_PERSIST": str(persist).lower(), "BROKERS_DMS_QUEUES_MAX": str(others + 1)}
-        address = stack.enter_context(serving(folder, "dms", environ))["dms"]
-        make_queues(address, [*(f"other-{number}" for number in range(others)), QUEUE])
-        return address, self._talk
-
-    def _beside(self, mode: str, peers: Peers, connections: int, window: int) -> Iterator[Row]:
-        """The first of `peers` beside each of the others."""
-        measured: dict[str, list[Measured]] = {name: [] for name in peers}
-        for _ in range(self.rounds):
-            for name, (address, talk) in peers.items():
-                measured[name].append(run(address, [talk(window) for _ in range(connections)], self.seconds))
-        ours, *others = measured
-        best = middle(measured[ours])
-        for name in others or ["-"]:
-            ratio = best.rate / middle(measured[name]).rate if others else None
-            yield Row.of(mode, connections, window, self.size, best, name, ratio)
-
-    def _talk(self, window: int) -> Talk:
-        return dms_talk(self.size, window)
-
-    def _beanstalk(self, window: int) -> Talk:
-        return beanstalk_talk(self.size, window)
-
-    def _redis(self, window: int) -> Talk:
-        return redis_talk(self.size, window)
+def _served(stack: ExitStack, folder: Path, *, persist: bool, others: int = 0) -> Address:
+    """A server with the queue that is used, and others beside it."""
+    environ = {"BROKERS_DMS_PERSIST": str(persist).lower(), "BROKERS_DMS_QUEUES_MAX": str(others + 1)}
+    address = stack.enter_context(serving(folder, "dms", environ))["dms"]
+    make_queues(address, [*(f"other-{number}" for number in range(others)), QUEUE])
+    return address
 
 
 def make_queues(address: Address, names: Sequence[str]) -> None:
     """Raises Refusal where the server says no."""
-    assert isinstance(address, tuple)
-    with socket.create_connection(address) as sock:
+    with connect(address) as sock:
         requests = [wire.pack(Type.HANDSHAKE, 0)]
         requests += [wire.pack(Type.CREATE_QUEUE, 0, wire.pack_name(name) + OPTIONS) for name in names]
         data, answered = bytearray(), 0

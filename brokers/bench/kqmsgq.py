@@ -17,11 +17,19 @@ from typing import Annotated, Literal
 
 import attrs
 
-from brokers.bench import fan_out, options
-from brokers.bench.fan_out import STAMP_BYTES, FanOut
-from brokers.bench.load import Measured, middle
+from brokers.bench import options
+from brokers.bench.load import (
+    STAMP_BYTES,
+    Address,
+    Case,
+    FanOut,
+    Measured,
+    beside,
+    fan_out,
+    in_turns,
+    poured,
+)
 from brokers.bench.options import Rounds, Seconds, Size, each, some
-from brokers.bench.pouring import Case, poured
 from brokers.bench.servers import nats_server, serving
 from brokers.errors import ExitCode, Refusal
 from kqmsgq import wire
@@ -70,83 +78,57 @@ def bench(
         raise Refusal(f"--size: {STAMP_BYTES + 8} bytes at least, for a message's time", ExitCode.USAGE)
     if queues % many or queues > 1000:
         raise Refusal("--queues: a multiple of --many, 1000 at most", ExitCode.USAGE)
-    case = _Case(
-        size=size,
-        window=window,
-        queues=queues,
-        many=many,
-        consumers=consumers,
-        seconds=seconds,
-        rounds=rounds,
-    )
-    cases = {"one": case.one, "queues": case.over_queues, "fan-out": case.fan_out}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        servers: Servers = {"kqmsgq": (stack.enter_context(serving(folder, "kqmsgq"))["kqmsgq"], _kqmsgq)}
+        servers: Servers = {"kqmsgq": (stack.enter_context(serving(folder, "kqmsgq"))["kqmsgq"], ours)}
         if (address := stack.enter_context(nats_server())) is not None:
-            servers["nats-server"] = _tcp(address), _nats
-        return each(modes, lambda mode: cases[mode](servers))
+            servers["nats-server"] = address, nats
 
-
-Servers = dict[str, tuple[tuple[str, int], Callable[[int, int, int], FanOut]]]
-"""By name, where it is, and how it is spoken to: of a size, a number of queues, and one of consumers."""
-
-
-@attrs.frozen
-class _Case:
-    size: int
-    window: int
-    queues: int
-    many: int
-    consumers: int
-    seconds: float
-    rounds: int
-
-    def one(self, servers: Servers) -> Iterator[Row]:
-        yield self._beside("one", servers, 1, 1, self.window)
-        yield self._beside("one", servers, 1, 1, LATENCY_WINDOW)
-
-    def over_queues(self, servers: Servers) -> Iterator[Row]:
-        yield self._beside("queues", servers, self.many, self.many, self.window, queues=self.queues)
-
-    def fan_out(self, servers: Servers) -> Iterator[Row]:
-        yield self._beside("fan-out", servers, 1, self.consumers, self.window // 10)
-
-    def _beside(
-        self, mode: str, servers: Servers, producers: int, consumers: int, window: int, *, queues: int = 1
-    ) -> Row:
-        measured: dict[str, list[Measured]] = {name: [] for name in servers}
-        for _ in range(self.rounds):
-            for name, (address, speak) in servers.items():
-                fan = speak(self.size, queues, consumers if queues > 1 else 1)
-                measured[name].append(
-                    fan_out.run(
-                        address,
-                        fan,
-                        producers=producers,
-                        consumers=consumers,
-                        window=window,
-                        seconds=self.seconds,
-                    )
+        def row(mode: Mode, producers: int, consumers: int, under_way: int, of_queues: int = 1) -> Row:
+            def way(address: Address, speak: Speak) -> Callable[[], Measured]:
+                return lambda: fan_out(
+                    address,
+                    speak(size, of_queues, consumers if of_queues > 1 else 1),
+                    producers=producers,
+                    consumers=consumers,
+                    window=under_way,
+                    seconds=seconds,
                 )
-        ours = middle(measured.pop("kqmsgq"))
-        name, theirs = next(((name, middle(rounds)) for name, rounds in measured.items()), ("-", None))
-        return Row(
-            mode=mode,
-            producers=producers,
-            consumers=consumers,
-            window=window,
-            deliveries_per_second=round(ours.rate),
-            megabytes_per_second=round(ours.rate * self.size / 1e6, 1),
-            median_us=round(ours.median_us, 1),
-            p99_us=round(ours.p99_us, 1),
-            baseline=name,
-            ratio=None if theirs is None else round(ours.rate / theirs.rate, 2),
-            p99_ratio=None if theirs is None else round(ours.p99_us / theirs.p99_us, 2),
-        )
+
+            measured = in_turns(rounds, {name: way(*server) for name, server in servers.items()})
+            best, baseline, ratio, p99_ratio = beside(measured)
+            return Row(
+                mode=mode,
+                producers=producers,
+                consumers=consumers,
+                window=under_way,
+                deliveries_per_second=round(best.rate),
+                megabytes_per_second=round(best.rate * size / 1e6, 1),
+                median_us=round(best.median_us, 1),
+                p99_us=round(best.p99_us, 1),
+                baseline=baseline,
+                ratio=ratio,
+                p99_ratio=p99_ratio,
+            )
+
+        def measure(mode: Mode) -> Iterator[Row]:
+            if mode == "one":
+                yield row(mode, 1, 1, window)
+                yield row(mode, 1, 1, LATENCY_WINDOW)
+            elif mode == "queues":
+                yield row(mode, many, many, window, queues)
+            else:
+                yield row(mode, 1, consumers, window // 10)
+
+        return each(modes, measure)
 
 
-def _kqmsgq(size: int, queues: int, share: int) -> FanOut:
+Speak = Callable[[int, int, int], FanOut]
+"""How a server is spoken to: of a size, a number of queues, and one of consumers that share them."""
+Servers = dict[str, tuple[Address, Speak]]
+
+
+def ours(size: int, queues: int, share: int) -> FanOut:
     filler = b"x" * (size - STAMP_BYTES)
     names = _names(queues)
     return FanOut(
@@ -175,7 +157,7 @@ def recorded(size: int) -> Case:
     return Case(run, "kqmsgq_messages_produced_total", len(message))
 
 
-def _nats(size: int, queues: int, share: int) -> FanOut:
+def nats(size: int, queues: int, share: int) -> FanOut:
     filler = b"x" * (size - STAMP_BYTES)
     names = _names(queues)
     hello = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
@@ -196,8 +178,3 @@ def _nats(size: int, queues: int, share: int) -> FanOut:
 
 def _names(queues: int) -> list[bytes]:
     return [b"bench-%03d" % number for number in range(queues)]
-
-
-def _tcp(address: object) -> tuple[str, int]:
-    assert isinstance(address, tuple)
-    return address

@@ -1,25 +1,44 @@
-"""Load for a server's benchmark: connections that keep a window of requests open, and what that took.
+"""Load for a server's benchmark, and what that took; all in the process that asks for it.
 
-Bare system calls and one epoll, in the process that asks for them, so that the server is what is measured.
-Latency is from the send of a request to the arrival of its answer, kept in an HDR histogram (three digits,
-1 µs to 1 minute); with a window above one it includes the wait behind one's own requests.
+Bare system calls and one epoll, so that the server is what is measured. There are three kinds of load:
+
+- `run`: connections that keep a window of requests open. A latency is from the send of a request to the
+  arrival of its answer; with a window above one it includes the wait behind one's own requests;
+- `fan_out`: producers on one side, consumers on the other. A producer sends its next messages when the
+  slowest consumer has had the last, so no server wins by throwing away or by leaving one side behind;
+- `poured`: one kind of message over and over; the server's own counters count.
+
+Latencies are kept in an HDR histogram (three digits, 1 µs to 1 minute).
 """
 
+import errno
 import select
 import socket
+import sys
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import perf_counter_ns
+from time import monotonic, perf_counter, perf_counter_ns
 
 import attrs
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
+
+from brokers.errors import Refusal
 
 RECEIVE_BYTES = 256 * 1024
 WARM_UP_SECONDS = 0.3
 PATIENCE_SECONDS = 10.0
 """A round in which next to nothing was answered goes on for so long: half of nothing is no figure."""
+READY_SECONDS = 30.0
+SILENCE_SECONDS = 0.1
+LOST_SECONDS = 0.2
+"""Nothing comes for so long, and datagrams are under way: they are lost."""
+PIECE_BYTES = 64 * 1024
+"""Of messages without a stamp: the fewer, the finer the latency."""
+STAMP_BYTES = 20
+"""Digits, for text protocols too."""
 Address = tuple[str, int] | Path
 """TCP, or a Unix socket."""
 
@@ -32,6 +51,12 @@ class Measured:
     bytes_rate: float
     median_us: float
     p99_us: float
+
+    @classmethod
+    def of(cls, count: int, received: int, nanoseconds: int, trips: HdrHistogram) -> "Measured":
+        seconds = nanoseconds / 1e9
+        median, p99 = (trips.get_value_at_percentile(percent) for percent in (50, 99))
+        return cls(count / seconds, received / seconds, median, p99)
 
 
 @attrs.frozen
@@ -74,14 +99,27 @@ class Row:
         )
 
 
-@attrs.define(eq=False)
-class Talk:
-    """One connection's part. `requests(n)`: the bytes of its next n requests. `answers(data)`: how many
-    answers end in these received bytes."""
+def middle(rounds: Sequence[Measured]) -> Measured:
+    """The round of the median rate."""
+    return sorted(rounds, key=lambda measured: measured.rate)[len(rounds) // 2]
 
-    requests: Callable[[int], bytes]
-    answers: Callable[[bytes], int]
-    window: int = 1
+
+def in_turns(rounds: int, ways: Mapping[str, Callable[[], Measured]]) -> dict[str, Measured]:
+    """Every way once a round, so that a noisy machine is noisy to all; of each its middle round."""
+    found: dict[str, list[Measured]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            found[name].append(way())
+    return {name: middle(measured) for name, measured in found.items()}
+
+
+def beside(measured: dict[str, Measured]) -> tuple[Measured, str, float | None, float | None]:
+    """The first, and of the one other that there may be: its name, and the ratios of rate and of p99."""
+    ours, *others = measured.values()
+    if not others:
+        return ours, "-", None, None
+    (theirs,), name = others, list(measured)[1]
+    return ours, name, round(ours.rate / theirs.rate, 2), round(ours.p99_us / theirs.p99_us, 2)
 
 
 @attrs.frozen
@@ -108,6 +146,55 @@ def histogram() -> HdrHistogram:
     return HdrHistogram(1, 60_000_000, 3)
 
 
+def connect(address: Address) -> socket.socket:
+    """A blocking connection that sends at once."""
+    if isinstance(address, Path):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(str(address))
+    else:
+        sock = socket.create_connection(address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+@contextmanager
+def _connected(address: Address, count: int, *, datagrams: bool = False) -> Iterator[list[socket.socket]]:
+    sockets: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            if datagrams:
+                sockets.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                sockets[-1].connect(address)  # type: ignore[arg-type]
+            else:
+                sockets.append(connect(address))
+        yield sockets
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise Refusal(f"this process may not have {count} connections: raise the limit of files") from error
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+# -- requests and their answers
+
+
+@attrs.define(eq=False)
+class Talk:
+    """One connection's part. `requests(n)`: the bytes of its next n requests. `answers(data)`: how many
+    answers end in these received bytes."""
+
+    requests: Callable[[int], bytes]
+    answers: Callable[[bytes], int]
+    window: int = 1
+
+    @classmethod
+    def repeating(cls, request: bytes, lines_each: int, window: int) -> "Talk":
+        """The same request over and over, whose answer has so many lines."""
+        return cls(lambda count: request * count, lines(lines_each), window)
+
+
 def lines(ends_each: int = 1) -> Callable[[bytes], int]:
     """Answers of so many lines each: counts them as they end."""
     over = 0
@@ -126,8 +213,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
     Raises ConnectionError where the server closes a connection.
     """
     trips = histogram()
-    with _connected(address, len(talks)) as sockets:
-        poll = select.epoll()
+    with _connected(address, len(talks)) as sockets, select.epoll() as poll:
         by_fd = {}
         for sock, talk in zip(sockets, talks, strict=True):
             poll.register(sock, select.EPOLLIN)
@@ -149,26 +235,17 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
                 if now >= span.since:
                     answered += count
                     received += len(data)
-                    _record(trips, sent, count, now)
+                    record_trips(trips, sent, count, now)
                 else:
-                    _record(None, sent, count, now)
+                    record_trips(None, sent, count, now)
                 if count:
                     sent.append((count, now))
                     sock.sendall(talk.requests(count))
             now = perf_counter_ns()
-        poll.close()
-    wall = (now - span.since) / 1e9
-    return Measured(
-        answered / wall, received / wall, trips.get_value_at_percentile(50), trips.get_value_at_percentile(99)
-    )
+    return Measured.of(answered, received, now - span.since, trips)
 
 
-def middle(rounds: Sequence[Measured]) -> Measured:
-    """The round of the median rate."""
-    return sorted(rounds, key=lambda measured: measured.rate)[len(rounds) // 2]
-
-
-def _record(trips: HdrHistogram | None, sent: deque[tuple[int, int]], count: int, now: int) -> None:
+def record_trips(trips: HdrHistogram | None, sent: deque[tuple[int, int]], count: int, now: int) -> None:
     """`count` more answers came: take them off the requests that were sent, oldest first."""
     while count:
         waiting, at = sent[0]
@@ -182,19 +259,278 @@ def _record(trips: HdrHistogram | None, sent: deque[tuple[int, int]], count: int
         count -= taken
 
 
-@contextmanager
-def _connected(address: Address, count: int) -> Iterator[list[socket.socket]]:
-    sockets: list[socket.socket] = []
+# -- messages that are handed on
+
+
+@attrs.frozen
+class FanOut:
+    """What is said to one server. All names have the same length, so all messages have the same size.
+
+    `message(queue, stamp)`: what a producer sends. `delivered_bytes`: of a message as consumers get it; 0: it
+    is a line, and they differ in length.
+    `stamp_at`: where its stamp is, from its end; the latency is then that of the last whole message in each
+    read of a consumer. 0: messages have none, and the latency is from a piece's send to the arrival of its
+    last byte at the last consumer. `hello_producer`, `hello_consumer(consumer)`: sent first.
+    `queues`: messages go to one after the other. `share`: one message in so many goes to each consumer.
+    `aside`: what the server may say between two messages. `datagrams`: each message is sent as one, to the
+    same address; some may be lost, and what is not there after a while is given up.
+    """
+
+    message: Callable[[int, bytes], bytes]
+    delivered_bytes: int
+    stamp_at: int
+    hello_producer: bytes = b""
+    hello_consumer: Callable[[int], bytes] = lambda consumer: b""
+    queues: int = 1
+    share: int = 1
+    aside: bytes = b""
+    datagrams: bool = False
+
+    def messages(self, rounds: int) -> bytes:
+        """So many for each queue, in turns, stamped now."""
+        stamp = b"%020d" % perf_counter_ns()
+        return b"".join([self.message(queue, stamp) for queue in range(self.queues)]) * rounds
+
+
+class Consumer:
+    """Counts what comes of a fan-out. `received`: messages."""
+
+    def __init__(self, sock: socket.socket, fan: FanOut) -> None:
+        self.sock = sock
+        self.received = 0
+        self._fan = fan
+        self._rest = b""
+        self._over = 0
+
+    def read(self) -> tuple[int, int]:
+        """One read: the stamp of the last whole message, or 0; and how many messages ended in it."""
+        fan = self._fan
+        data = self.sock.recv(RECEIVE_BYTES * 2)
+        if not data:
+            raise Refusal("the server that is measured closed a connection")
+        if not fan.stamp_at:  # nothing in it is looked at
+            count, self._over = divmod(self._over + len(data), fan.delivered_bytes)
+            self.received += count
+            return 0, count
+        data = self._rest + data
+        if fan.aside and fan.aside in data:
+            data = data.replace(fan.aside, b"")
+        if fan.delivered_bytes:
+            count, over = divmod(len(data), fan.delivered_bytes)
+            end = len(data) - over
+        else:
+            count, end = data.count(b"\n"), data.rfind(b"\n") + 1
+        self._rest = data[end:]
+        self.received += count
+        if not count:
+            return 0, 0
+        return int(data[end - fan.stamp_at : end - fan.stamp_at + STAMP_BYTES]), count
+
+
+class Producer:
+    """Writes what a fan-out sends. `sent`: messages since the beginning; `unsent`: bytes of them."""
+
+    def __init__(self, sock: socket.socket, fan: FanOut) -> None:
+        self.sock = sock
+        self.sent = 0
+        self.unsent = memoryview(b"")
+        self._write_bytes = len(fan.message(0, bytes(STAMP_BYTES))) if fan.datagrams else None
+        self._listens = 0 if fan.datagrams else select.EPOLLIN
+
+    def write(self, poll: select.epoll) -> None:
+        """As much as the socket takes; it is asked to tell when there is room for the rest."""
+        try:
+            while self.unsent:
+                sent = self.sock.send(self.unsent[: self._write_bytes])
+                self.unsent = self.unsent[sent:]
+                if self._write_bytes is None:
+                    break
+        except BlockingIOError:
+            pass
+        poll.modify(self.sock, self._listens | (select.EPOLLOUT if self.unsent else 0))
+
+    def read(self) -> None:
+        """Answers to a producer say nothing."""
+        try:
+            if not self.sock.recv(RECEIVE_BYTES):
+                raise Refusal("the server that is measured closed a connection")
+        except BlockingIOError:
+            pass
+
+
+def fan_out(
+    address: Address,
+    fan: FanOut,
+    *,
+    producers: int,
+    consumers: int,
+    window: int,
+    seconds: float,
+    bystanders: int = 0,
+) -> Measured:
+    """Deliveries a second, all consumers together, for `seconds` after a warm-up. Raises Refusal.
+
+    `bystanders` connect too, as the consumers that come after the last one; nothing is for them.
+    """
+    with ExitStack() as stack:
+        aside = stack.enter_context(_connected(address, bystanders))
+        inward = stack.enter_context(_connected(address, consumers))
+        outward = stack.enter_context(_connected(address, producers, datagrams=fan.datagrams))
+        for number, sock in enumerate([*inward, *aside]):
+            sock.sendall(fan.hello_consumer(number))
+        for sock in outward:
+            if fan.hello_producer:
+                sock.sendall(fan.hello_producer)
+        _wait_ready(fan, inward, outward[0])
+        return pass_on(fan, outward, inward, window, seconds)
+
+
+def pass_on(
+    fan: FanOut,
+    outward: Sequence[socket.socket],
+    inward: Sequence[socket.socket],
+    window: int,
+    seconds: float,
+) -> Measured:
+    """The same between connections that are ready."""
+    trips = histogram()
+    consumers = [Consumer(sock, fan) for sock in inward]
+    producers = [Producer(sock, fan) for sock in outward]
+    window = max(window // fan.queues, 1) * fan.queues
+    piece = max(window // 4 // fan.queues, 1) * fan.queues
+    if not fan.stamp_at:
+        piece = max(min(piece, PIECE_BYTES // len(fan.message(0, b""))), 1)
+    pieces: deque[tuple[int, int]] = deque()
+    ends: list[Consumer | Producer] = [*consumers, *producers]
+    by_fd = {each.sock.fileno(): each for each in ends}
+    with select.epoll() as poll:
+        for each in by_fd.values():
+            each.sock.setblocking(False)
+            poll.register(each.sock, 0 if each in producers and fan.datagrams else select.EPOLLIN)
+        span = Span.after(WARM_UP_SECONDS, seconds)
+        now = perf_counter_ns()
+        received = before = 0
+        while not span.is_over(now, received - before):
+            done = min(each.received for each in consumers) * fan.share // len(producers)
+            while pieces and pieces[0][0] <= done:
+                at = pieces.popleft()[1]
+                if now >= span.since:
+                    trips.record_value(max((now - at) // 1000, 1))
+            for producer in producers:
+                while not producer.unsent and (due := done + window - producer.sent) >= piece:
+                    # A stamp is every message's own, so all that is due may go at once.
+                    rounds = (due if fan.stamp_at else piece) // fan.queues
+                    producer.unsent = memoryview(fan.messages(rounds))
+                    producer.sent += rounds * fan.queues
+                    if not fan.stamp_at:
+                        pieces.append((producer.sent, perf_counter_ns()))
+                    producer.write(poll)
+            ready = poll.poll(LOST_SECONDS)
+            if not ready and fan.datagrams:
+                for producer in producers:
+                    producer.sent = done
+            for fd, flags in ready:
+                each = by_fd[fd]
+                if isinstance(each, Producer):
+                    if flags & select.EPOLLOUT:
+                        each.write(poll)
+                    if flags & ~select.EPOLLOUT:
+                        each.read()
+                    continue
+                stamp, count = each.read()
+                received += count
+                now = perf_counter_ns()
+                if now < span.since:
+                    before = received
+                elif stamp:
+                    trips.record_value(max((now - stamp) // 1000, 1))
+            now = perf_counter_ns()
+    count = received - before
+    return Measured.of(count, count * fan.delivered_bytes, now - span.since, trips)
+
+
+def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producer: socket.socket) -> None:
+    """Until every consumer has had a message, and then silence. (What else a server says goes by here.)"""
+    give_up = monotonic() + READY_SECONDS
+    waiting = dict.fromkeys(consumers, b"")
+    while waiting:
+        if monotonic() > give_up:
+            raise Refusal("the server that was to be measured does not deliver")
+        for queue in range(fan.queues):  # each by itself: it may have to be a datagram
+            producer.sendall(fan.message(queue, b"%020d" % perf_counter_ns()))
+        for sock in list(waiting):
+            waiting[sock] += _within(sock, SILENCE_SECONDS)
+            if len(waiting[sock]) >= fan.delivered_bytes and b"x" * 8 in waiting[sock]:
+                del waiting[sock]
+    by_fd = {sock.fileno(): sock for sock in consumers}
+    with select.epoll() as poll:
+        for fd in by_fd:
+            poll.register(fd, select.EPOLLIN)
+        while ready := poll.poll(SILENCE_SECONDS):
+            for fd, _ in ready:
+                if not by_fd[fd].recv(RECEIVE_BYTES):
+                    raise Refusal("the server that is measured closed a connection")
+
+
+def _within(sock: socket.socket, seconds: float) -> bytes:
+    sock.settimeout(seconds)
     try:
-        for _ in range(count):
-            if isinstance(address, Path):
-                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                sock.connect(str(address))
-            else:
-                sock = socket.create_connection(address)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sockets.append(sock)
-        yield sockets
+        return sock.recv(RECEIVE_BYTES)
+    except TimeoutError:
+        return b""
+
+
+# -- load at the rate at which a server takes it, and hardly any work for who makes it
+
+WRITE_BYTES = 256 * 1024
+UNREAD = socket.MSG_TRUNC if sys.platform == "linux" else 0
+"""Linux throws away what it does not have to copy: that much more is left for who is measured."""
+
+
+@attrs.frozen
+class Case:
+    """How a protocol is driven. `run(address, data folder, seconds)`: messages a second. `passed`: its
+    counter of messages that a recorder is to write; `frame_bytes`: of one of them in a block."""
+
+    run: Callable[[tuple[str, int], Path, float], float]
+    passed: str
+    frame_bytes: int
+
+
+def poured(writer: socket.socket, reader: socket.socket, message: bytes, seconds: float) -> float:
+    """Write `message` over and over, as fast as it is taken, while all that comes is read and not looked at;
+    how many a second were taken, after a warm-up."""
+    data = message * (WRITE_BYTES // len(message) + 1)
+    ended = threading.Event()
+
+    def read() -> None:
+        room = bytearray(1 << 20)
+        try:
+            while reader.recv_into(room, 0, UNREAD):
+                pass
+        except OSError:
+            pass
+        ended.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        begun = perf_counter()
+        measured_from, ends = begun + WARM_UP_SECONDS, begun + WARM_UP_SECONDS + seconds
+        sent = before = 0
+        since = now = begun
+        while now < ends or sent == before:  # one write may take longer than all of them should
+            writer.sendall(data)
+            sent += len(data)
+            now = perf_counter()
+            if since == begun and now >= measured_from:
+                since, before = now, sent
+            if ended.is_set():
+                raise Refusal("the server that is measured closed a connection")
+        return (sent - before) / len(message) / max(now - since, 1e-9)
     finally:
-        for sock in sockets:
-            sock.close()
+        writer.shutdown(socket.SHUT_WR)
+        while writer.recv(WRITE_BYTES):  # until the server, which has read everything, closes it
+            pass
+        reader.shutdown(socket.SHUT_RDWR)
+        thread.join()

@@ -21,12 +21,20 @@ from typing import Annotated, Literal
 import attrs
 
 from brokers import control
-from brokers.bench import fan_out, options
+from brokers.bench import options
 from brokers.bench.datagrams import bare_receiver, flood
-from brokers.bench.fan_out import STAMP_BYTES, FanOut
-from brokers.bench.load import Address, Measured, middle
+from brokers.bench.load import (
+    STAMP_BYTES,
+    UNREAD,
+    Address,
+    Case,
+    FanOut,
+    Measured,
+    beside,
+    fan_out,
+    in_turns,
+)
 from brokers.bench.options import Rounds, Seconds, Size, each, some
-from brokers.bench.pouring import UNREAD, Case
 from brokers.bench.servers import mosquitto, serving
 from brokers.errors import ExitCode, Refusal
 from pubsub import wire
@@ -89,30 +97,18 @@ def bench(
         raise Refusal("--matching: one at least, and --subscribers at most", ExitCode.USAGE)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        address = stack.enter_context(serving(folder, "pubsub"))["pubsub"]
+        address: Address = stack.enter_context(serving(folder, "pubsub"))["pubsub"]
 
         def measure(mode: Mode) -> Iterator[Row]:
             if mode == "intake":
                 yield _intake(address, folder / "data", size, rate, seconds, rounds)
                 return
-            peers: Peers = {"pubsub": (address, pubsub_fan_out(size, matching))}
+            peers = {"pubsub": (address, pubsub_fan_out(size, matching))}
             if (other := stack.enter_context(mosquitto(folder))) is not None:
                 peers["mosquitto"] = other, mqtt_fan_out(size, matching)
-            yield _fan_out(peers, matching, subscribers, window, seconds, rounds)
 
-        return each(modes, measure)
-
-
-Peers = dict[str, tuple[Address, FanOut]]
-
-
-def _fan_out(peers: Peers, matching: int, subscribers: int, window: int, seconds: float, rounds: int) -> Row:
-    measured: dict[str, list[Measured]] = {name: [] for name in peers}
-    for _ in range(rounds):
-        for name, (address, fan) in peers.items():
-            assert isinstance(address, tuple)
-            measured[name].append(
-                fan_out.run(
+            def way(address: Address, fan: FanOut) -> Callable[[], Measured]:
+                return lambda: fan_out(
                     address,
                     fan,
                     producers=1,
@@ -121,22 +117,24 @@ def _fan_out(peers: Peers, matching: int, subscribers: int, window: int, seconds
                     seconds=seconds,
                     bystanders=subscribers - matching,
                 )
+
+            measured = in_turns(rounds, {name: way(*peer) for name, peer in peers.items()})
+            ours, baseline, ratio, p99_ratio = beside(measured)
+            yield Row(
+                mode="fan-out",
+                subscribers=subscribers,
+                matching=matching,
+                per_second=round(ours.rate),
+                median_us=round(ours.median_us, 1),
+                p99_us=round(ours.p99_us, 1),
+                dropped_percent=None,
+                baseline=baseline,
+                ratio=ratio,
+                p99_ratio=p99_ratio,
+                baseline_dropped_percent=None,
             )
-    ours = middle(measured.pop("pubsub"))
-    name, theirs = next(((name, middle(found)) for name, found in measured.items()), ("-", None))
-    return Row(
-        mode="fan-out",
-        subscribers=subscribers,
-        matching=matching,
-        per_second=round(ours.rate),
-        median_us=round(ours.median_us, 1),
-        p99_us=round(ours.p99_us, 1),
-        dropped_percent=None,
-        baseline=name,
-        ratio=None if theirs is None else round(ours.rate / theirs.rate, 2),
-        p99_ratio=None if theirs is None else round(ours.p99_us / theirs.p99_us, 2),
-        baseline_dropped_percent=None,
-    )
+
+        return each(modes, measure)
 
 
 def pubsub_fan_out(size: int, matching: int) -> FanOut:
@@ -148,7 +146,6 @@ def pubsub_fan_out(size: int, matching: int) -> FanOut:
         return wire.encode_id(b"b%d" % number) + wire.encode_command(Command.SUBSCRIBE, pattern)
 
     return FanOut(
-        hello_producer=b"",
         hello_consumer=hello,
         message=lambda queue, stamp: wire.datagram(TOPICS[queue], Kind.STRING, stamp + filler),
         delivered_bytes=wire.FRAME_BYTES,

@@ -22,8 +22,8 @@ import attrs
 from cyclopts import Parameter
 
 from brokers.bench import dmp, kqmsgq, pubsub
+from brokers.bench.load import Case
 from brokers.bench.options import SEVERAL, DataDir, Rounds, Seconds, Size, each, some
-from brokers.bench.pouring import Case
 from brokers.bench.pubsub import counter
 from brokers.bench.servers import processor_seconds, server_process, serving
 from brokers.errors import ExitCode, Refusal

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import clock_gettime, monotonic, sleep
 
@@ -65,42 +65,35 @@ def processor_seconds(process: int) -> float | None:
     return own + sum(map(int, fields[13:15])) / _CLOCK_TICKS
 
 
-@contextmanager
-def redis_server(folder: Path) -> Iterator[Address | None]:
-    """redis-server that syncs each answer; None where it is not installed."""
+Other = AbstractContextManager[Address | None]
+"""Another broker that runs while it is measured; None where it is not installed."""
+
+
+def redis_server(folder: Path) -> Other:
+    """Syncs each answer."""
     home = folder / "redis"
     home.mkdir(exist_ok=True)
     synced = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", str(home))
-    with _other(
-        "redis-server", lambda port: ("--port", str(port), "--bind", "127.0.0.1", *synced)
-    ) as address:
-        yield address
+    return _other("redis-server", lambda port: ("--port", str(port), "--bind", "127.0.0.1", *synced))
 
 
-@contextmanager
-def beanstalkd(folder: Path | None = None) -> Iterator[Address | None]:
-    """beanstalkd, in memory, or with a folder syncing each answer; None where it is not installed."""
+def beanstalkd(folder: Path | None = None) -> Other:
+    """In memory; with a folder it syncs each answer."""
     synced: Sequence[str] = ()
     if folder is not None:
         home = folder / "beanstalkd"
         home.mkdir(exist_ok=True)
         synced = ("-b", str(home), "-f", "0")
-    with _other("beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port), *synced)) as address:
-        yield address
+    return _other("beanstalkd", lambda port: ("-l", "127.0.0.1", "-p", str(port), *synced))
 
 
-@contextmanager
-def nats_server() -> Iterator[Address | None]:
-    """nats-server, core only; None where it is not installed."""
-    with _other(
-        "nats-server", lambda port: ("-a", "127.0.0.1", "-p", str(port), "-l", os.devnull)
-    ) as address:
-        yield address
+def nats_server() -> Other:
+    """Core only: in memory, at most once."""
+    return _other("nats-server", lambda port: ("-a", "127.0.0.1", "-p", str(port), "-l", os.devnull))
 
 
-@contextmanager
-def mosquitto(folder: Path) -> Iterator[Address | None]:
-    """mosquitto, in memory, set to drop nothing and to wait for nothing; None where it is not installed."""
+def mosquitto(folder: Path) -> Other:
+    """In memory, set to drop nothing and to wait for nothing."""
     settings = folder / "mosquitto.conf"
     lines = "allow_anonymous true\npersistence false\nset_tcp_nodelay true\n"
     lines += "max_queued_messages 0\nmax_inflight_messages 0\n"
@@ -109,8 +102,7 @@ def mosquitto(folder: Path) -> Iterator[Address | None]:
         settings.write_text(f"listener {port} 127.0.0.1\n{lines}")
         return "-c", str(settings)
 
-    with _other("mosquitto", flags) as address:
-        yield address
+    return _other("mosquitto", flags)
 
 
 @contextmanager

@@ -1,0 +1,377 @@
+"""`brokers bench` measures what it says; how fast that is here is not for a test to say."""
+
+import json
+import random
+import select
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from brokers.bench import dmp, dms, kqmsgq, load, logmq, net, pubsub, recording
+from brokers.bench.datagrams import bare_receiver, flood
+from brokers.bench.load import Consumer, FanOut, Producer, Talk
+from brokers.errors import ExitCode, Refusal
+from dmp import wire as dmp_wire
+from dms import wire as dms_wire
+from dms.wire import Type
+from kqmsgq import wire as kqmsgq_wire
+from pubsub import wire as pubsub_wire
+from shared.recording.recorder import Recording
+from shared.recording.settings import RecordSettings
+from shared.storage.settings import Durability
+from tests.shared.recording.test_recorder import LOG
+from tests.support.server import until
+from tests.support.stores import open_store
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "WARM_UP_SECONDS", 0.02)
+    monkeypatch.setattr(logmq, "PRELOADED_BYTES", 200_000)
+    monkeypatch.setattr(recording, "DISK_SECONDS", 0.01)
+
+
+ROUND = {"seconds": 0.1, "rounds": 1}
+PROTOCOLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[tuple[Any, ...]], set[str]]] = {
+    "logmq": (
+        logmq.bench,
+        {"connections": 3, "window": 4, "topics": 5, "readers": 2, "size": 1000},
+        [
+            ("produce", 1, 1),
+            ("produce", 3, 4),
+            ("topics", 5, 4),
+            ("topics", 5, 4),
+            ("consume", 1, 1),
+            ("consume", 1, 4),
+            ("consume", 3, 4),
+            ("fetch", 1, 1),
+            ("fetch", 4, 1),
+            ("tail", 1, 4),
+            ("tail", 2, 4),
+        ],
+        {"fdatasync", "redis", "one", "-"},
+    ),
+    "dms": (
+        dms.bench,
+        {"connections": 3, "window": 4, "queues": 50, "size": 1000},
+        [("memory", 3, 1), ("memory", 8, 4), ("synced", 1, 1), ("synced", 64, 4), ("queues", 8, 4)],
+        {"beanstalkd", "beanstalkd -f 0", "redis lists", "one alone", "-"},
+    ),
+    "kqmsgq": (
+        kqmsgq.bench,
+        {"size": 50, "window": 64, "queues": 6, "many": 3, "consumers": 4},
+        [("one", 1, 1, 64), ("one", 1, 1, 1000), ("queues", 3, 3, 64), ("fan-out", 1, 4, 6)],
+        {"nats-server", "-"},
+    ),
+    "dmp": (
+        dmp.bench,
+        {"readers": 3, "window": 64},
+        [("direct", 1, 1), ("direct", 1, 64), ("direct", 3, 64)],
+        {"basic", "redis", "nats"},
+    ),
+    "pubsub": (
+        pubsub.bench,
+        {"size": 50, "window": 64, "matching": 4, "subscribers": 6, "rate": 2000},
+        [("fan-out", 6, 4), ("intake", 1, 1)],
+        {"mosquitto", "recvfrom", "-"},
+    ),
+}
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_mode_gives_rows_beside_a_named_baseline(protocol: str, tmp_path: Path) -> None:
+    bench, arguments, cases, baselines = PROTOCOLS[protocol]
+    if protocol in ("logmq", "dms"):
+        arguments = arguments | {"data_dir": tmp_path}
+    rows = [json.loads(json.dumps(attrs.asdict(row))) for row in bench(**arguments, **ROUND)]
+    # Rows of the same case follow each other, one for each baseline that is installed.
+    found = [tuple(row.values())[: len(cases[0])] for row in rows]
+    assert list(dict.fromkeys(found)) == list(dict.fromkeys(cases))
+    for row in rows:
+        (rate,) = (row[name] for name in row if name.endswith("per_second") and "mega" not in name)
+        assert rate > 0
+        if row["mode"] == "intake":  # its messages have no time in them
+            assert (row["dropped_percent"], row["baseline_dropped_percent"]) == (0, 0), "200 fit a buffer"
+        else:
+            assert 0 < row["median_us"] <= row["p99_us"]
+            assert (row["ratio"] is None) == (row.get("p99_ratio", row["ratio"]) is None)
+        assert row["baseline"] in baselines
+        assert (row["ratio"] is None) == (row["baseline"] == "-")  # on a busy machine it may round to 0
+    if protocol == "logmq":
+        first = next(row for row in rows if row["mode"] == "consume")
+        assert (first["baseline"], first["ratio"]) == ("one", 1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("bench", "wrong", "said"),
+    [
+        (logmq.bench, {"size": 10}, "24 bytes"),
+        (dms.bench, {"size": 5000}, "1 to 4000"),
+        (dmp.bench, {"size": 0}, "1 to 100000"),
+        (kqmsgq.bench, {"size": 20}, "28 bytes"),
+        (kqmsgq.bench, {"queues": 10, "many": 4}, "a multiple of --many"),
+        (pubsub.bench, {"size": 20}, "28 to 1500"),
+        (pubsub.bench, {"size": 1501}, "28 to 1500"),
+        (pubsub.bench, {"matching": 5, "subscribers": 4}, "--matching"),
+        (recording.bench, {"size": 0}, "1 to 1500"),
+        (recording.bench, {"size": 1501}, "1 to 1500"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    bench: Callable[..., Any], wrong: dict[str, int], said: str
+) -> None:
+    with pytest.raises(Refusal, match=said) as refused:
+        bench(**wrong)
+    assert refused.value.code is ExitCode.USAGE
+
+
+# -- requests and their answers
+
+
+def test_answers_of_several_lines_are_counted_as_they_end() -> None:
+    answers = load.lines(2)
+    assert [answers(data) for data in (b"$1", b"5\r\n12", b"-3\r\n$2\r\n", b"x\r\n")] == [0, 0, 1, 1]
+
+
+def test_round_trips_are_taken_oldest_first() -> None:
+    trips = load.histogram()
+    sent = deque([(2, 1_000_000), (3, 5_000_000)])
+    load.record_trips(trips, sent, 3, 10_000_000)
+    assert list(sent) == [(2, 5_000_000)]
+    assert trips.get_total_count() == 3
+    assert abs(trips.get_max_value() - 9000) < 20
+    assert abs(trips.get_min_value() - 5000) < 20
+
+
+def dms_answers(number: int, body: bytes) -> bytes:
+    frames = [dms_wire.pack(Type.HANDSHAKE_ACK, 0, b"server")]
+    for each in range(number):
+        frames += [dms_wire.pack(Type.PRODUCE_OK, 1), dms_wire.pack(Type.DELIVER, 0x80000000 + each, body)]
+        frames.append(dms_wire.pack(Type.ACK_OK, 0x80000000 + each))
+    return b"".join(frames)
+
+
+def beanstalk_answers(number: int, body: bytes) -> bytes:
+    return b"".join(
+        b"INSERTED %d\r\nRESERVED %d %d\r\n%b\r\nDELETED\r\n" % (each, each, len(body), body)
+        for each in range(number)
+    )
+
+
+def redis_answers(number: int, body: bytes) -> bytes:
+    return b":1\r\n$%d\r\n%b\r\n" % (len(body), body) * number
+
+
+@pytest.mark.parametrize(
+    ("talk", "answers"),
+    [
+        (dms.dms_talk, dms_answers),
+        (dms.beanstalk_talk, beanstalk_answers),
+        (dms.redis_talk, redis_answers),
+    ],
+)
+def test_answers_are_counted_wherever_they_are_cut(
+    talk: Callable[[int, int], Talk], answers: Callable[[int, bytes], bytes]
+) -> None:
+    for seed in range(300):
+        source, one, count, data = random.Random(seed), talk(20, 4), 0, answers(7, b"x" * 20)
+        while data:
+            cut = source.randint(1, len(data))
+            found = one.answers(data[:cut])
+            one.requests(found)
+            count += found
+            data = data[cut:]
+        assert count == 7
+
+
+def test_what_is_delivered_is_acknowledged_along_with_the_next() -> None:
+    talk = dms.dms_talk(5, 2)
+    first, _ = dms_wire.decode(talk.requests(2))
+    assert [frame[0] for frame in first] == [Type.HANDSHAKE] + [Type.PRODUCE] * 2 + [Type.CONSUME] * 2
+    assert talk.answers(dms_wire.pack(Type.DELIVER, 0x80000007, b"xxxxx")) == 1
+    second, _ = dms_wire.decode(talk.requests(1))
+    assert [(frame[0], frame[3]) for frame in second] == [
+        (Type.ACK, 0x80000007),
+        (Type.PRODUCE, 1),
+        (Type.CONSUME, 2),
+    ]
+
+
+def test_a_refusal_is_told() -> None:
+    with pytest.raises(Refusal, match="full"):
+        dms.dms_talk(5, 2).answers(dms_wire.pack(Type.ERROR, 1, b"the queue is full", 1))
+
+
+# -- messages that are handed on
+
+STAMP = b"%020d" % 7
+
+
+def delivered_by_kqmsgq(fan: FanOut) -> bytes:
+    return kqmsgq_wire.message(b"bench-000", STAMP + b"x" * 30)
+
+
+def delivered_by_nats(fan: FanOut) -> bytes:
+    return b"MSG bench-000 000 50\r\n" + STAMP + b"x" * 30 + b"\r\n"
+
+
+def delivered_by_pubsub(fan: FanOut) -> bytes:
+    sent = fan.message(3, STAMP)
+    return pubsub_wire.frame(b"127.0.0.1:9", sent[:50].rstrip(b"\0"), sent[50], sent[51:])
+
+
+def delivered_by_mqtt(fan: FanOut) -> bytes:
+    return fan.message(3, STAMP)
+
+
+def lines_of(fan: FanOut) -> bytes:
+    return b"MSG 10 " + STAMP + b"x" * 30 + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("fan", "delivered"),
+    [
+        (kqmsgq.ours(50, 4, 2), delivered_by_kqmsgq),
+        (kqmsgq.nats(50, 4, 2), delivered_by_nats),
+        (pubsub.pubsub_fan_out(50, 4), delivered_by_pubsub),
+        (pubsub.mqtt_fan_out(50, 4), delivered_by_mqtt),
+        (FanOut(lambda queue, stamp: b"", delivered_bytes=0, stamp_at=51), lines_of),
+    ],
+)
+def test_a_delivery_is_found_however_it_is_cut(fan: FanOut, delivered: Callable[[FanOut], bytes]) -> None:
+    one = delivered(fan)
+    assert fan.delivered_bytes in (len(one), 0)
+    sent = one * 5 + fan.aside + one * 5
+    for step in (1, 7, 100, 1000, len(one) + 3):
+        near, far = socket.socketpair()
+        with near, far:
+            consumer = Consumer(near, fan)
+            stamps = []
+            for at in range(0, len(sent), step):
+                far.sendall(sent[at : at + step])
+                stamps.append(consumer.read()[0])
+            assert consumer.received == 10
+            assert set(stamps) <= {0, 7}
+            assert stamps[-1] == 7
+
+
+@contextmanager
+def pairs(count: int) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    with ExitStack() as stack:
+        made = [socket.socketpair() for _ in range(count)]
+        for pair in made:
+            for end in pair:
+                stack.enter_context(end)
+        yield made
+
+
+@pytest.mark.usefixtures("_short")
+def test_no_more_than_a_window_is_on_its_way_and_every_delivery_is_counted() -> None:
+    """A stand-in that passes messages on to two readers, and looks how far they are behind."""
+    message = dmp_wire.message(dmp_wire.Message(b"", b"k", bytes(10)))
+    most = passed = 0
+
+    def stand_in(inside: socket.socket, outs: list[socket.socket]) -> None:
+        nonlocal most, passed
+        while data := inside.recv(1 << 20):
+            most = max(most, len(data))
+            passed += len(data)
+            for out in outs:
+                out.sendall(data)
+
+    with pairs(3) as ((writer, inside), *outs):
+        thread = threading.Thread(target=stand_in, args=(inside, [out for _, out in outs]))
+        thread.start()
+        way = dmp.Way(writer, [reader for reader, _ in outs], message, len(message))
+        measured = dmp.run(way, 8, 0.05)
+        writer.close()
+        thread.join()
+    assert most <= 8 * len(message)
+    assert 0 < measured.rate * 0.05 <= 2 * passed / len(message)
+
+
+def test_each_message_of_a_publisher_is_a_datagram() -> None:
+    fan = pubsub.pubsub_fan_out(50, 4)
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock,
+        select.epoll() as poll,
+    ):
+        server.bind(("127.0.0.1", 0))
+        sock.connect(server.getsockname())
+        poll.register(sock, 0)
+        producer = Producer(sock, fan)
+        producer.unsent = memoryview(fan.messages(1))
+        producer.write(poll)
+        assert not producer.unsent
+        topics = [server.recv(2000)[:50].rstrip(b"\0") for _ in pubsub.TOPICS]
+    assert tuple(topics) == pubsub.TOPICS
+
+
+def test_a_flood_says_what_it_sent_and_the_bare_loop_what_it_had() -> None:
+    with bare_receiver() as (address, received), flood(address, b"x", rate=5000, seconds=0.1) as sent:
+        told = sent()
+        until(lambda: received() == told.datagrams)
+    assert 0 < told.datagrams <= 5000 * told.seconds
+    assert told.seconds >= 0.1
+
+
+# -- the network layer, and recording
+
+
+def test_both_drivers_are_measured_with_many_clients_and_with_one() -> None:
+    rows = net.run(clients=5, seconds=0.05, rounds=1)
+    assert [(row.driver, row.clients) for row in rows] == [("poll", 5), ("task", 5), ("poll", 1), ("task", 1)]
+    for row in rows:
+        assert json.loads(json.dumps(attrs.asdict(row)))["driver"] == row.driver
+        assert row.requests_per_second > 0
+        assert 0 < row.round_trip_median_us <= row.round_trip_p99_us
+    assert rows[1].ratio == rows[3].ratio == 1
+    assert rows[0].ratio == pytest.approx(
+        rows[0].requests_per_second / rows[1].requests_per_second, abs=0.01, rel=0.05
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_idle_connections_are_weighed() -> None:
+    row = net.measure_idle("poll", 200, 0.05)
+    assert row.idle_connections == 200
+    assert 0 < row.bytes_each < 10_240, "PROMISES: under 10 KiB each"
+
+
+@pytest.mark.usefixtures("_short")
+def test_each_protocol_gives_a_row_beside_itself_and_no_message_is_unaccounted_for(tmp_path: Path) -> None:
+    rows = recording.bench(
+        protocols=("kqmsgq", "pubsub"), size=50, rate=2000, seconds=0.05, rounds=1, data_dir=tmp_path
+    )
+    assert [row.protocol for row in rows] == ["kqmsgq", "pubsub"]
+    for row in rows:
+        assert (row.message_bytes, row.durability, row.baseline) == (50, "interval", recording.BASELINE)
+        assert min(row.messages_per_second, row.baseline_per_second, row.ratio) > 0
+        assert row.recorded_percent + row.gap_percent == pytest.approx(100, abs=0.02)
+        assert row.unaccounted == 0
+        assert row.disk_megabytes_per_second > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_a_log_holds_is_counted_by_its_frames_too(tmp_path: Path) -> None:
+    store = await open_store(folder=tmp_path)
+    recorder = Recording(store, RecordSettings(("echo",), Durability("always")), LOG).of("echo")
+    assert recorder is not None
+    track = recorder.track(1)
+    track.record(3, bytes(30))
+    recorder.leave_out("behind", 4, 40)
+    track.record(2, bytes(15))  # its head says two
+    recorder.flush()
+    await store.close()
+    assert recording.count(tmp_path, "echo", 10) == recording.Counted(messages=5, missing=4, wrong=2)
