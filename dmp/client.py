@@ -30,7 +30,7 @@ from dmp.data_types import SHORT_BYTES_MAX, short, take_short
 from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import DMP_HEADER, Message, Options
-from shared.client.dial import Address, Disconnected, Unreachable, broken, keep_trying
+from shared.client.dial import Address, Disconnected, Unreachable, broken
 from shared.client.receiver import Receiver
 from shared.client.sender import Sender
 
@@ -101,8 +101,7 @@ class Feed(Receiver[Message]):
     def __init__(
         self, lessee: "_Lessee", stream: trio.abc.Stream, data: bytes, retry_seconds: float | None
     ) -> None:
-        reconnect = None if retry_seconds is None else lessee.connect_again
-        super().__init__(stream, reconnect, retry_seconds or 0.0)
+        super().__init__(stream, lessee.address, retry_seconds, lessee.connect)
         self._lessee = lessee
         self._data += data
 
@@ -168,7 +167,7 @@ async def open_feed(
     does.
     """
     address = Address(host, port, ssl_context, server_hostname, kind="DMP")
-    lessee = _Lessee(address, user, password, queue, tuple(bind), retry_seconds or 0.0)
+    lessee = _Lessee(address, user, password, queue, tuple(bind))
     try:
         feed = Feed(lessee, *await lessee.connect(), retry_seconds)
         try:
@@ -188,7 +187,6 @@ class _Lessee:
     password: str = attrs.field(repr=False)
     asked: str
     bindings: Sequence[tuple[str, str]]
-    retry_seconds: float
     queue: str = ""
     principal: AsyncExitStack = attrs.field(factory=AsyncExitStack)
 
@@ -202,9 +200,6 @@ class _Lessee:
         for exchange, key in self.bindings:
             await principal.bind(self.queue, exchange, key)
         return await _open(self.address, await principal.feed_lease(self.queue))
-
-    async def connect_again(self) -> tuple[trio.abc.Stream, bytes]:
-        return await keep_trying(self.address, self.retry_seconds, self.connect)
 
 
 async def _open(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]:

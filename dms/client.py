@@ -51,7 +51,7 @@ from dms.errors import (
     Timeout,
     VersionMismatch,
 )
-from dms.link import Answer, Lasting, Link, greeted
+from dms.link import Answer, Link, greeted, reconnecting
 from dms.wire import PAYLOAD_BYTES_MAX, Type
 from shared.client.dial import Address, Disconnected, Unreachable
 from shared.client.nursery import beside
@@ -142,7 +142,6 @@ async def connect(
     except Disconnected as error:  # nothing was asked yet
         raise address.not_answered(error) from error
     async with beside() as nursery:
-        nursery.start_soon(link.run)
         client = Client(nursery, address, retry_seconds, link)
         try:
             yield client
@@ -162,7 +161,7 @@ class Client:
         self._nursery = nursery
         self._address = address
         self._retry_seconds = retry_seconds
-        self._lasting = Lasting(nursery, address, retry_seconds, first=link)
+        self._reconnecting = reconnecting(nursery, address, retry_seconds, first=link)
         self._consumers: set[Consumer] = set()
 
     async def produce(self, queue: str, body: bytes, *, again: bool = False) -> None:
@@ -201,7 +200,7 @@ class Client:
 
     async def _produce(self, pieces: "Sequence[_Piece]") -> None:
         """All over one connection: if that is lost, none is to be put behind a gap."""
-        link = await self._lasting.connected()
+        link = await self._reconnecting.connected()
         lost: Disconnected | None = None
         try:
             for piece in pieces:
@@ -228,7 +227,7 @@ class Client:
         block what is not acknowledged goes back to the queue.
         """
         _name(queue)
-        self._lasting.raise_if_closed()
+        self._reconnecting.raise_if_closed()
         consumer = Consumer(self._nursery, self._address, self._retry_seconds, queue, prefetch, at_most)
         self._consumers.add(consumer)
         try:
@@ -266,19 +265,21 @@ class Client:
             after = wire.pack_name(page[-1].name)
 
     async def _ask(self, type_: Type, payload: bytes) -> bytes:
-        link = await self._lasting.connected()
+        link = await self._reconnecting.connected()
         answer = Answer(type_, link.new_ids(1))
         await link.ask(wire.pack(type_, answer.ids[0], payload), answer)
         await answer.wait()
         return answer.payload
 
     async def _leave(self) -> None:
-        await self._lasting.leave()
+        self._reconnecting.closed = True
+        if self._reconnecting.link is not None:
+            await self._reconnecting.link.leave()
 
     def _close(self) -> None:
         for consumer in tuple(self._consumers):
             consumer.close()
-        self._lasting.close()
+        self._reconnecting.close()
 
 
 class _Piece:

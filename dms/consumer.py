@@ -9,7 +9,7 @@ import trio
 
 from dms import wire
 from dms.errors import DmsError, Timeout
-from dms.link import Answer, Lasting, Link
+from dms.link import Answer, Link, reconnecting
 from dms.wire import Type
 from shared.client.dial import Address, Disconnected
 
@@ -57,7 +57,7 @@ class Consumer:
         self._prefetch = prefetch
         self._at_most = at_most
         self._taken = 0
-        self._lasting = Lasting(nursery, address, retry_seconds, self)
+        self._reconnecting = reconnecting(nursery, address, retry_seconds, self)
         self._ready: deque[Message] = deque()
         self._failed: DmsError | None = None
         self._timeouts = 0
@@ -88,7 +88,7 @@ class Consumer:
                 raise trio.EndOfChannel
             if not self._ready:
                 self._raise_failure()
-            link = await self._lasting.connected()
+            link = await self._reconnecting.connected()
             here = link.consuming + len(self._ready)
             if here <= self._prefetch // 2 and (count := self._more_than(here)) > 0:
                 link.consume(self._name, count)
@@ -175,4 +175,4 @@ class Consumer:
 
     def close(self) -> None:
         """Close its connection: what was delivered and not acknowledged goes back to the queue."""
-        self._lasting.close()
+        self._reconnecting.close()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import trio
 
 from dms.client import Client, DmsError, QueueFull
-from shared.client.dial import pause_before
+from shared.client.retry import pause_before
 
 
 class Feeder:

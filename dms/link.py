@@ -12,17 +12,8 @@ import trio
 from dms import wire
 from dms.errors import DmsError, Internal
 from dms.wire import REPLIES, Type
-from shared.client.dial import (
-    Address,
-    Disconnected,
-    Turned,
-    Unreachable,
-    broken,
-    check_plain,
-    open_again,
-    pause_before,
-)
-from shared.client.pipelining import RECEIVE_BYTES, Asking
+from shared.client.dial import Address, Disconnected, Unreachable, broken, check_plain
+from shared.client.pipelining import RECEIVE_BYTES, Asking, Reconnecting
 from shared.errors import RemoteProtocolError
 
 REQUEST_IDS = wire.DELIVERY_ID_BIT
@@ -81,14 +72,13 @@ class Taker(Protocol):
 
 
 class Link(Asking[Answer]):
-    """One connection's life. `replies`: how many have come."""
+    """One connection's life."""
 
     def __init__(self, stream: trio.abc.Stream, taker: Taker | None, rest: bytes) -> None:
         super().__init__(stream, rest)
         self._taker = taker
         self._consuming: deque[int] = deque()
         self._next_id = 2  # 1 was the handshake
-        self.replies = 0
 
     def new_ids(self, count: int) -> Sequence[int]:
         """Ids of `count` requests that are sent one behind the other."""
@@ -158,7 +148,7 @@ class Link(Asking[Answer]):
         if not self._consuming or self._taker is None:
             raise RemoteProtocolError("a message that nobody asked for")
         self._consuming.popleft()
-        self.replies += 1
+        self.heard = True
         self._taker.delivered(self, delivery_id, body)
 
     def _replied(self, type_: int, status: int, message_id: int, payload: bytes) -> None:
@@ -174,7 +164,7 @@ class Link(Asking[Answer]):
             raise RemoteProtocolError(f"type {type_:#04x} in answer to {answer.type.name}")
         answer.payload = payload
         answer.count += 1
-        self.replies += 1
+        self.heard = True
         if answer.count == len(answer.ids):
             self.answered()
             answer.tell()
@@ -213,87 +203,6 @@ async def shake_hands(stream: trio.abc.Stream) -> bytes:
     return bytes(data[at:])
 
 
-class Lasting:
-    """A connection that is made again when it was lost and somebody needs it.
-
-    `first`: made already, or None to make it when it is first needed.
-    """
-
-    def __init__(
-        self,
-        nursery: trio.Nursery,
-        address: Address,
-        retry_seconds: float,
-        taker: Taker | None = None,
-        first: Link | None = None,
-    ) -> None:
-        self._nursery = nursery
-        self._address = address
-        self._retry_seconds = retry_seconds
-        self._taker = taker
-        self._connecting = trio.Lock()
-        self._closed = False
-        self._turned = Turned(retry_seconds)
-        self.link = first
-
-    async def connected(self) -> Link:
-        """The link, made again if it was lost. Raises Unreachable, and DmsError where the server refuses."""
-        link = self.link
-        if link is not None and link.lost is None:
-            return link
-        async with self._connecting:  # the first makes it, the others find it made
-            if self.link is None or self.link.lost is not None:
-                self.link = await self._made()
-            return self.link
-
-    async def leave(self) -> None:
-        """Close for good."""
-        self._closed = True
-        if self.link is not None:
-            await self.link.leave()
-
-    def close(self) -> None:
-        """The same, without a word."""
-        self._closed = True
-        if self.link is not None:
-            self.link.lose(Unreachable("the client is closed"))
-
-    async def _made(self) -> Link:
-        """Try for `retry_seconds`: a server that is away, or has too many clients, may not be for long."""
-        until = trio.current_time() + self._retry_seconds
-        if self.link is not None:
-            self.raise_if_closed()
-            await self._turned.away(self.link.replies > 0, self.link.lost)
-        attempts = 0
-        while True:
-            self.raise_if_closed()
-            left = max(until - trio.current_time(), 0.0)
-            try:
-                return await self._open(await open_again(self._address, left))
-            except Unreachable:
-                raise
-            except (Disconnected, Internal) as error:
-                left = until - trio.current_time()
-                if left <= 0:
-                    raise Unreachable(f"{self._address.host}:{self._address.port}: {error}") from error
-            await trio.sleep(min(pause_before(attempts), left))
-            attempts += 1
-
-    async def _open(self, stream: trio.abc.Stream) -> Link:
-        link = await greeted(stream, self._taker)
-        if self._closed:
-            await trio.aclose_forcefully(stream)
-            self.raise_if_closed()
-        self._nursery.start_soon(link.run)
-        self._turned.made()
-        return link
-
-    def raise_if_closed(self) -> None:
-        """Raises Unreachable."""
-        if self._closed:
-            raise Unreachable("the client is closed")
-
-
 async def greeted(stream: trio.abc.Stream, taker: Taker | None) -> Link:
     """A link over a new stream, which is closed if the server does not greet us."""
     try:
@@ -301,3 +210,24 @@ async def greeted(stream: trio.abc.Stream, taker: Taker | None) -> Link:
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise
+
+
+def reconnecting(
+    nursery: trio.Nursery,
+    address: Address,
+    retry_seconds: float,
+    taker: Taker | None = None,
+    first: Link | None = None,
+) -> Reconnecting[Link]:
+    """A link that is made again when it was lost and somebody needs it; not before, unless it is the `first`.
+
+    A server that is away, or has too many clients, may not be for long: both are tried again.
+    """
+
+    async def open_link() -> Link:
+        try:
+            return await greeted(await address.open(), taker)
+        except Internal as error:
+            raise Disconnected(str(error)) from error
+
+    return Reconnecting(nursery, address, retry_seconds, open_link, first)

@@ -25,8 +25,8 @@ import trio
 
 from kqmsgq import wire
 from kqmsgq.wire import Message
-from shared.client.dial import Address, Disconnected, Unreachable, open_again
-from shared.client.receiver import Connect, Receiver
+from shared.client.dial import Address, Disconnected, Unreachable
+from shared.client.receiver import Receiver
 from shared.client.sender import Sender
 
 __all__ = [
@@ -86,11 +86,10 @@ class Consumer(Receiver[Message]):
         stream: trio.abc.Stream,
         name_bytes_max: int,
         message_bytes_max: int,
-        *,
-        reconnect: Connect | None = None,
-        retry_seconds: float = 0.0,
+        address: Address | None = None,
+        retry_seconds: float | None = None,
     ) -> None:
-        super().__init__(stream, reconnect, retry_seconds)
+        super().__init__(stream, address, retry_seconds)
         self._limits = name_bytes_max, message_bytes_max
         self._subscriptions: dict[bytes, None] = {}
         self._all = False
@@ -177,17 +176,8 @@ async def open_consumer(
     the server sends meanwhile is lost. Without it a lost connection raises Disconnected.
     """
     address = Address(host, port, ssl_context, server_hostname, kind="KqueueMsgQ")
-
-    async def reconnect() -> tuple[trio.abc.Stream, bytes]:
-        return await open_again(address, retry_seconds or 0.0), b""
-
-    consumer = Consumer(
-        await address.open(),
-        name_bytes_max,
-        message_bytes_max,
-        reconnect=None if retry_seconds is None else reconnect,
-        retry_seconds=retry_seconds or 0.0,
-    )
+    stream = await address.open()
+    consumer = Consumer(stream, name_bytes_max, message_bytes_max, address, retry_seconds)
     try:
         await consumer._say(consumer._first_words())
         yield consumer

@@ -23,8 +23,8 @@ import trio
 
 from pubsub import wire
 from pubsub.wire import Command, Kind, Message
-from shared.client.dial import Address, Disconnected, Unreachable, open_again
-from shared.client.receiver import Connect, Receiver
+from shared.client.dial import Address, Disconnected, Unreachable
+from shared.client.receiver import Receiver
 
 __all__ = [
     "Disconnected",
@@ -79,11 +79,10 @@ class Subscriber(Receiver[Message]):
         self,
         stream: trio.abc.Stream,
         client_id: bytes = b"",
-        *,
-        reconnect: Connect | None = None,
-        retry_seconds: float = 0.0,
+        address: Address | None = None,
+        retry_seconds: float | None = None,
     ) -> None:
-        super().__init__(stream, reconnect, retry_seconds)
+        super().__init__(stream, address, retry_seconds)
         self._id = client_id
         self._subscriptions: dict[bytes, Command] = {}
 
@@ -104,7 +103,7 @@ class Subscriber(Receiver[Message]):
 
     async def disconnect(self) -> None:
         """Say goodbye; the server closes. Subscriptions stay."""
-        self._reconnect = None
+        self._retry = None
         await self._say(wire.encode_command(Command.DISCONNECT))
 
     def _first_words(self) -> bytes:
@@ -150,16 +149,7 @@ async def open_subscriber(
         raise TypeError(f"a client id is text, not {type(client_id).__name__}")
     first = wire.encode_id(client_id.encode())
     address = Address(host, port, ssl_context, server_hostname, kind="pub/sub")
-
-    async def reconnect() -> tuple[trio.abc.Stream, bytes]:
-        return await open_again(address, retry_seconds or 0.0), b""
-
-    subscriber = Subscriber(
-        await address.open(),
-        first,
-        reconnect=None if retry_seconds is None else reconnect,
-        retry_seconds=retry_seconds or 0.0,
-    )
+    subscriber = Subscriber(await address.open(), first, address, retry_seconds)
     try:
         await subscriber._say(subscriber._first_words())
         yield subscriber

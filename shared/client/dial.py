@@ -2,7 +2,6 @@
 
 import errno
 import re
-import secrets
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import ClassVar, TypeVar
 import attrs
 import trio
 
+from shared.client.retry import Retry
 from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, BrokerError, UsageError
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.tls import client_context, in_words
@@ -18,10 +18,6 @@ from shared.net.tls import client_context, in_words
 CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 30.0
 """Silence after which TCP asks whether the server is still there; a minute of it, and it is not."""
-PAUSE_SECONDS = (0.05, 2.0)
-"""Before connecting again: the first pause, doubled each time, and the longest."""
-STOOD_SECONDS = 5.0
-"""A connection that lasted so long was not turned away: nothing came because there was nothing to say."""
 
 Connected = TypeVar("Connected")
 
@@ -120,68 +116,36 @@ def _probe(sock: trio.socket.SocketType) -> None:
         pass
 
 
-async def open_again(address: Address, seconds: float) -> trio.abc.Stream:
-    """Connect, with growing pauses, for so long. Raises Unreachable."""
-    return await keep_trying(address, seconds, address.open)
-
-
 async def keep_trying(
-    address: Address, seconds: float, connect: Callable[[], Awaitable[Connected]]
+    address: Address,
+    retry: Retry,
+    connect: Callable[[], Awaitable[Connected]],
+    lost: Disconnected | None = None,
 ) -> Connected:
-    """What `connect` returns, called again with growing pauses for so long while nobody answers.
+    """What `connect` returns, called again after growing pauses while nobody answers.
 
-    Raises Unreachable, and at once whatever else `connect` raises but OSError and Disconnected.
+    `lost`: why the connection ended that there was. Where servers only take connections and close them, that
+    is a failure, too. Raises Unreachable when `retry` gives up, and at once whatever `connect` raises but
+    OSError and Disconnected.
     """
-    deadline = trio.current_time() + seconds
-    attempts = 0
+    if lost is not None:
+        pause = retry.lost(trio.current_time())
+        if pause is None:
+            raise Unreachable(f"no connection stays: {lost}")
+        if pause:
+            await trio.sleep(pause)
+    retry.begin(trio.current_time())
     while True:
         try:
-            return await connect()
+            connection = await connect()
+            retry.made(trio.current_time())
+            return connection
         except (OSError, Disconnected) as error:
-            left = deadline - trio.current_time()
-            if left <= 0:
+            pause = retry.failed(trio.current_time())
+            if pause is None:
                 why = (error.strerror if isinstance(error, OSError) else None) or error
                 raise Unreachable(f"{address.host}:{address.port}: {why}") from error
-            await trio.sleep(min(pause_before(attempts), left))  # the last attempt is made at the very end
-            attempts += 1
-
-
-def pause_before(attempts: int) -> float:
-    """Seconds to wait before trying again, after so many attempts.
-
-    Half of each pause is chance: a thousand clients of one server must not come back at once.
-    """
-    first, longest = PAUSE_SECONDS
-    pause = min(first * (1 << min(attempts, 20)), longest)
-    return pause / 2 + pause / 2 * secrets.randbelow(1000) / 1000
-
-
-class Turned:
-    """Connections in a row that a server took and closed at once, without a word.
-
-    Whoever makes them again pauses longer before each, and gives up after `seconds` of that.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._count = 0
-        self._since = self._made = trio.current_time()
-
-    def made(self) -> None:
-        """There is a connection again."""
-        self._made = trio.current_time()
-
-    async def away(self, heard: bool, lost: object) -> None:
-        """It was lost; `heard`: something came on it. Raises Unreachable."""
-        now = trio.current_time()
-        if heard or now > self._made + STOOD_SECONDS:
-            self._count = 0
-            self._since = now
-            return
-        if self._count and now > self._since + self._seconds:
-            raise Unreachable(f"no connection stays: {lost}")
-        await trio.sleep(pause_before(self._count))
-        self._count += 1
+            await trio.sleep(pause)
 
 
 def tls_context(

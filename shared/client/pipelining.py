@@ -7,11 +7,13 @@ the connection is lost: what was asked then may or may not have been done. Where
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
 import trio
 
-from shared.client.dial import Disconnected, broken, check_plain
+from shared.client.dial import Address, Disconnected, Unreachable, broken, check_plain, keep_trying
+from shared.client.retry import Retry
 from shared.errors import RemoteProtocolError
 
 RECEIVE_BYTES = 256 * 1024
@@ -23,7 +25,10 @@ A = TypeVar("A")
 
 
 class Asking(ABC, Generic[A]):
-    """One connection's life. `rest`: what came behind a greeting. `lost`: why it ended, once it has."""
+    """One connection's life. `rest`: what came behind a greeting. `lost`: why it ended, once it has.
+
+    `heard`: the server has answered something.
+    """
 
     def __init__(self, stream: trio.abc.Stream, rest: bytes = b"") -> None:
         self._stream = stream
@@ -35,6 +40,7 @@ class Asking(ABC, Generic[A]):
         self._room = trio.Event()
         self._scope = trio.CancelScope()
         self.lost: Disconnected | None = None
+        self.heard = False
 
     # -- a protocol's own
 
@@ -73,6 +79,7 @@ class Asking(ABC, Generic[A]):
 
     def answered(self) -> None:
         """It has come."""
+        self.heard = True
         self._unanswered_bytes -= self._awaited.popleft()[1]
         if self._unanswered_bytes <= UNANSWERED_BYTES_MAX // 2:
             self._room.set()
@@ -125,3 +132,68 @@ class Asking(ABC, Generic[A]):
                 check_plain(received)
                 heard = True
             data += received
+
+
+_CLOSED = "the client is closed"
+Link = TypeVar("Link", bound=Asking[Any])
+
+
+class Reconnecting(Generic[Link]):
+    """A connection that is made again when it was lost and somebody needs it.
+
+    `open_link` makes one over which nothing was asked yet; where it raises OSError or Disconnected it is
+    called again, for `retry_seconds`. `link`: the newest, None until one is needed. `closed`: it is the last.
+    """
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        address: Address,
+        retry_seconds: float,
+        open_link: Callable[[], Awaitable[Link]],
+        link: Link | None = None,
+    ) -> None:
+        self._nursery = nursery
+        self._address = address
+        self._open_link = open_link
+        self._retry = Retry(retry_seconds, trio.current_time())
+        self._connecting = trio.Lock()
+        self.closed = False
+        self.link = link
+        if link is not None:
+            nursery.start_soon(link.run)
+
+    async def connected(self) -> Link:
+        """The link, made again if it was lost. Raises Unreachable, and whatever else `open_link` raises."""
+        if self.link is not None and self.link.lost is None:
+            return self.link
+        async with self._connecting:  # the first makes it, the others find it made
+            if self.link is None or self.link.lost is not None:
+                lost = None if self.link is None else self.link.lost
+                if self.link is not None and self.link.heard:
+                    self._retry.heard()
+                try:
+                    self.link = await keep_trying(self._address, self._retry, self._dial, lost)
+                except trio.ClosedResourceError:
+                    raise Unreachable(_CLOSED) from None
+            return self.link
+
+    async def _dial(self) -> Link:
+        if self.closed:
+            raise trio.ClosedResourceError  # nothing that is tried again
+        link = await self._open_link()
+        self._nursery.start_soon(link.run)
+        if self.closed:
+            link.lose(Unreachable(_CLOSED))
+        return link
+
+    def close(self) -> None:
+        """Without a word; whoever waits is told."""
+        self.closed = True
+        if self.link is not None:
+            self.link.lose(Unreachable(_CLOSED))
+
+    def raise_if_closed(self) -> None:
+        """Raises Unreachable."""
+        if self.closed:
+            raise Unreachable(_CLOSED)

@@ -5,35 +5,40 @@ from typing import Generic, Self, TypeVar
 
 import trio
 
-from shared.client.dial import Disconnected, Turned, broken, check_plain
+from shared.client.dial import Address, Disconnected, broken, check_plain, keep_trying
+from shared.client.retry import Retry
 from shared.client.sender import Sender
 
 RECEIVE_BYTES = 256 * 1024
 
 Item = TypeVar("Item")
 Connect = Callable[[], Awaitable[tuple[trio.abc.Stream, bytes]]]
-"""Connects anew: the stream, and what has come on it already. Raises Unreachable."""
+"""Connects once: the stream, and what has come on it already. Raises OSError and Disconnected."""
 
 
 class Receiver(Generic[Item]):
     """What the server pushes, whole items, one by one or in batches; `_say` is the other direction.
 
-    A lost connection raises Disconnected. With `reconnect` it is made again instead, by whoever reads, and
-    begins with `_first_words`; what the server had sent meanwhile is lost. Where servers take connections and
-    close them at once without a word, that ends after `retry_seconds`: Unreachable.
+    A lost connection raises Disconnected. With `retry_seconds`, whoever reads makes it again instead. It
+    begins with `_first_words`; what the server had sent meanwhile is lost. Unreachable ends that, also where
+    servers take connections and close them at once without a word. `connect`: how, unless by `address` alone.
     """
 
     def __init__(
-        self, stream: trio.abc.Stream, reconnect: Connect | None = None, retry_seconds: float = 0.0
+        self,
+        stream: trio.abc.Stream,
+        address: Address | None = None,
+        retry_seconds: float | None = None,
+        connect: Connect | None = None,
     ) -> None:
         self._stream = stream
         self._sender = Sender(stream)
         self._data = bytearray()
         self._heard = False
         self._items: list[Item] = []  # in reverse: the next is last
-        self._reconnect = reconnect
-        self._turned = Turned(retry_seconds)
-        self._came = False  # something, on this connection
+        self._address = address
+        self._connect = connect
+        self._retry = None if retry_seconds is None else Retry(retry_seconds, trio.current_time())
 
     def _take(self, data: bytearray) -> tuple[list[Item], int]:
         """What is whole at the front of `data`, and where it ends. Raises RemoteProtocolError."""
@@ -64,7 +69,8 @@ class Receiver(Generic[Item]):
                     check_plain(received)
                     self._heard = True
                 self._data += received
-                self._came = True
+                if self._retry is not None:
+                    self._retry.heard()
             else:
                 await self._connect_again(Disconnected("the server closed the connection"))
 
@@ -78,7 +84,7 @@ class Receiver(Generic[Item]):
 
     async def aclose(self) -> None:
         """Close the connection, without a word."""
-        self._reconnect = None
+        self._retry = None
         await trio.aclose_forcefully(self._stream)
 
     async def _say(self, data: bytes) -> None:
@@ -86,16 +92,18 @@ class Receiver(Generic[Item]):
         try:
             await self._sender.send(data)
         except Disconnected:
-            if self._reconnect is None:
+            if self._retry is None:
                 raise
 
     async def _connect_again(self, lost: Disconnected) -> None:
-        if self._reconnect is None:
+        if self._retry is None or self._address is None:
             raise lost
-        await self._turned.away(self._came, lost)
-        self._came = False
-        stream, data = await self._reconnect()
-        self._turned.made()
+        connect = self._connect or self._open
+        stream, data = await keep_trying(self._address, self._retry, connect, lost)
         await trio.aclose_forcefully(self._stream)
         self._stream, self._sender, self._data = stream, Sender(stream), bytearray(data)
         await self._say(self._first_words())
+
+    async def _open(self) -> tuple[trio.abc.Stream, bytes]:
+        assert self._address is not None
+        return await self._address.open(), b""

@@ -9,7 +9,6 @@ import trio.testing
 
 from dms import client as dms
 from dms.client import (
-    Client,
     Disconnected,
     DmsError,
     Queue,
@@ -423,32 +422,6 @@ async def test_a_server_that_stops_says_goodbye_first(peer: Peer) -> None:
     async with connect() as client:
         with pytest.raises(Disconnected, match="stopping"):
             await client.produce("jobs", b"x")
-
-
-async def test_what_is_unanswered_is_bounded(peer: Peer) -> None:
-    async def deaf(stream: trio.StapledStream) -> None:
-        await peer.greet(stream)
-        await trio.sleep_forever()
-
-    async def pour(client: Client) -> None:
-        while True:
-            nonlocal asked
-            asked += 1
-            with trio.move_on_after(0):
-                await client.produce_many("jobs", [b"x" * 4000] * 64)
-
-    asked = 0
-    peer.scripts = [deaf]
-    async with connect() as client, trio.open_nursery() as nursery:
-        nursery.start_soon(pour, client)
-        await trio.lowlevel.checkpoint()
-        for _ in range(60):
-            await trio.lowlevel.checkpoint()
-        link = client._lasting.link
-        assert link is not None
-        assert asked > 30
-        assert sum(map(len, link._outgoing)) < 5 * 1024 * 1024
-        nursery.cancel_scope.cancel()
 
 
 async def test_the_callers_own_error_comes_out_as_it_is(peer: Peer) -> None:

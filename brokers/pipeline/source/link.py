@@ -9,7 +9,6 @@ Source: logmq/PROTOCOL.md.
 """
 
 import errno
-import random
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -19,13 +18,13 @@ from typing import Any, cast
 from brokers.pipeline.source.address import Reach, Server
 from logmq.answers import BODY_BYTES_MAX, Answer, LineAnswer, LogmqError
 from shared.client.dial import TLS_ALERT
+from shared.client.retry import Retry
 from shared.errors import RemoteProtocolError
 
 RECEIVE_BYTES = 256 * 1024
 PIPELINED = 256
 """Requests on their way at once: their answers are small, and so the two sides cannot block each other."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
-_PAUSE_SECONDS = (0.05, 2.0)
 
 Ask = tuple[bytes, Callable[[], Answer]]
 """A request, and what makes the answer that it should get."""
@@ -53,16 +52,16 @@ class Link:
     def ask_all(self, asks: Sequence[Ask]) -> list[Any]:
         """All results in order, pipelined; a LogmqError in the place of what was refused."""
         results: list[Any] = []
-        patience = Patience(self._reach.retry_seconds)
+        retry = Retry(self._reach.retry_seconds)
         while len(results) < len(asks):
             some = asks[len(results) : len(results) + PIPELINED]
             try:
                 self.send(b"".join(request for request, _ in some))
                 for _, make in some:
                     results.append(self.receive(make()))
-                    patience.renew()
+                    retry.heard()
             except OSError as error:
-                self.failed(error, patience)
+                self.failed(error, retry)
         return results
 
     # Step by step, for who keeps requests on their way. Each raises OSError; then `failed`, and all again.
@@ -114,14 +113,17 @@ class Link:
             have += got
         return offset, body
 
-    def failed(self, error: OSError, patience: "Patience") -> None:
+    def failed(self, error: OSError, retry: Retry) -> None:
         """Close, and pause before another attempt. Raises OSError where there is to be none."""
         other_side = self._other_side(error)
         self.close()
-        if other_side or isinstance(error, ssl.SSLCertVerificationError) or not patience.pause():
+        hopeless = other_side or isinstance(error, ssl.SSLCertVerificationError)
+        pause = None if hopeless else retry.failed(monotonic())
+        if pause is None:
             why = other_side or error.strerror or str(error) or type(error).__name__
             text = f"no LogMQ server answers ({why})"
             raise ConnectionRefusedError(errno.ECONNREFUSED, text, str(self.server)) from error
+        sleep(pause)
 
     def close(self) -> None:
         """Nothing is on its way any more; the next request connects again."""
@@ -177,28 +179,3 @@ class Link:
         del self._data[: self._at]
         self._at = 0
         self._data += received
-
-
-class Patience:
-    """How long failures in a row are put up with, and the pauses between attempts."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.renew()
-
-    def renew(self) -> None:
-        """It went well."""
-        self._deadline: float | None = None
-        self._pause = _PAUSE_SECONDS[0]
-
-    def pause(self) -> bool:
-        """Wait before another attempt; False where the time is over. Half of each pause is chance."""
-        now = monotonic()
-        if self._deadline is None:
-            self._deadline = now + self._seconds
-        seconds = self._pause * random.uniform(0.5, 1.0)
-        if now + seconds > self._deadline:
-            return False
-        sleep(seconds)
-        self._pause = min(2 * self._pause, _PAUSE_SECONDS[1])
-        return True

@@ -17,13 +17,14 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from brokers.pipeline.source.address import Reach, Server
-from brokers.pipeline.source.link import PIPELINED, Ask, Link, Patience
+from brokers.pipeline.source.link import PIPELINED, Ask, Link
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import Chunk, LogSpot, Policy
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Asked, Entries, Found, Need, Stretch, advance_all
 from logmq.answers import ChunkAnswer, LineAnswer, LogmqError, RowsAnswer, Topic, mark_row, topic_row
 from logmq.wire import topic_untrusted
+from shared.client.retry import Retry
 from shared.errors import BrokerError
 from shared.storage import format
 from shared.storage.format import Flag, IndexEntry
@@ -233,7 +234,7 @@ class Served:
         Over a connection of its own, made again where it breaks.
         """
         link, self._idle = self._idle or Link(self._server, self._reach), None
-        patience = Patience(self._reach.retry_seconds)
+        retry = Retry(self._reach.retry_seconds)
         asked = False
 
         def ask(at: int, stop: int) -> None:
@@ -255,9 +256,9 @@ class Served:
                             asked = True
                     except OSError as error:
                         asked = False
-                        link.failed(error, patience)
+                        link.failed(error, retry)
                         continue
-                    patience.renew()
+                    retry.heard()
                     if isinstance(found, LogmqError):
                         refused = found
                     elif found is None or found[0] != at or at + len(found[1]) > stop:

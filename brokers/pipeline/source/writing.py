@@ -18,10 +18,11 @@ from typing import cast
 import attrs
 
 from brokers.pipeline.source.address import Reach, Server
-from brokers.pipeline.source.link import Link, Patience
+from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.packing import Piece
 from logmq.answers import LineAnswer, LogmqError
 from logmq.wire import SKIPPED_BODY_BYTES_MAX, Refusal, topic_untrusted
+from shared.client.retry import Retry
 from shared.errors import BrokerError
 
 REMEMBERED = 128
@@ -47,7 +48,7 @@ class Writer:
     def __init__(self, server: Server, reach: Reach, epoch: int) -> None:
         self._link = Link(server, reach)
         self._reach = reach
-        self._patience = Patience(reach.retry_seconds)
+        self._retry = Retry(reach.retry_seconds)
         self._epoch = epoch
         self._ends: dict[str, int] = {}
         """Where each topic ended before we wrote to it: what is answered with less was written earlier."""
@@ -103,7 +104,7 @@ class Writer:
         except OSError as error:
             self._lost(error)
             return
-        self._patience.renew()
+        self._retry.heard()
         self._on_wire -= 1
         sent = self._unanswered.popleft()
         self._unanswered_bytes -= len(sent.piece.records)
@@ -115,7 +116,7 @@ class Writer:
 
     def _lost(self, error: OSError) -> None:
         self._on_wire = 0
-        self._link.failed(error, self._patience)
+        self._link.failed(error, self._retry)
 
     def _end_of(self, topic: str) -> int:
         try:
@@ -134,7 +135,7 @@ class Writer:
         """It was written before: hold what is there against it."""
         size = len(sent.piece.records)
         beside = Link(self._link.server, self._reach)  # answers are under way on the other
-        patience = Patience(self._reach.retry_seconds)
+        retry = Retry(self._reach.retry_seconds)
         there = bytearray(size)
         at = 0
         try:
@@ -143,7 +144,7 @@ class Writer:
                     beside.send(f"FETCH {sent.piece.topic} {offset + at} {size - at}\n".encode())
                     found = beside.receive_chunk(lambda length: memoryview(bytearray(length)))
                 except OSError as error:
-                    beside.failed(error, patience)
+                    beside.failed(error, retry)
                     continue
                 if isinstance(found, LogmqError) and found.code == "OUT_OF_RANGE":
                     return  # retention has taken it meanwhile

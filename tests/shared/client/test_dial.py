@@ -12,8 +12,9 @@ import trio
 import trustme
 from trio.testing import MockClock, memory_stream_pair
 
-from shared.client.dial import Address, Disconnected, Unreachable, open_again, tls_context
+from shared.client.dial import Address, Disconnected, Unreachable, keep_trying, tls_context
 from shared.client.pipelining import Asking
+from shared.client.retry import Retry
 from shared.errors import UsageError
 from shared.net.tls import TlsStream, client_context, in_words
 
@@ -96,11 +97,11 @@ async def test_a_server_that_is_back_in_time_is_reached_though_pauses_have_grown
 ) -> None:
     for seconds in (0.3, 1.0, 7.0):
         address = Away("host", 1, kind="test", back=trio.current_time() + seconds * 0.999)
-        await open_again(address, seconds)
+        await keep_trying(address, Retry(seconds), address.open)
     away = Away("host", 1, kind="test", back=math.inf)
     begun = trio.current_time()
     with pytest.raises(Unreachable, match="host:1: no server answers"):
-        await open_again(away, 7.0)
+        await keep_trying(away, Retry(7.0), away.open)
     assert trio.current_time() - begun == pytest.approx(7.0)
     assert 6 <= len(away.attempts) <= 20
 

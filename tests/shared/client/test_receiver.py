@@ -4,8 +4,11 @@ import pytest
 import trio
 import trio.testing
 
-from shared.client.dial import STOOD_SECONDS, Turned, Unreachable
+from shared.client.dial import Address, Disconnected, Unreachable, keep_trying
 from shared.client.receiver import Receiver
+from shared.client.retry import STOOD_SECONDS, Retry
+
+ADDRESS = Address("host", 1, kind="test")
 
 
 class Bytes(Receiver[bytes]):
@@ -27,7 +30,7 @@ async def test_a_quiet_server_may_restart_as_often_as_it_likes(
         return ours, b""
 
     async with trio.open_nursery() as nursery:
-        receiver = Bytes((await connect())[0], connect, retry_seconds=30.0)
+        receiver = Bytes((await connect())[0], ADDRESS, 30.0, connect)
         found: list[bytes] = []
 
         async def take() -> None:
@@ -43,18 +46,18 @@ async def test_a_quiet_server_may_restart_as_often_as_it_likes(
     assert len(made) == 5
 
 
-async def turn_away(turned: Turned) -> None:
-    while True:
-        await turned.away(False, "closed")
-        turned.made()
-
-
 async def test_who_is_turned_away_at_once_gives_up_in_time(autojump_clock: trio.testing.MockClock) -> None:
-    turned = Turned(30.0)
-    await trio.sleep(STOOD_SECONDS + 1)
+    retry = Retry(30.0, trio.current_time())
+
+    async def connect() -> None: ...
+
+    async def be_turned_away() -> None:
+        while True:
+            await keep_trying(ADDRESS, retry, connect, Disconnected("closed"))
+
     for _ in range(2):
+        await trio.sleep(STOOD_SECONDS + 1)
         begun = trio.current_time()
         with pytest.raises(Unreachable, match="no connection stays: closed"):
-            await turn_away(turned)
-        assert 30 < trio.current_time() - begun < 34
-        await trio.sleep(STOOD_SECONDS + 1)
+            await be_turned_away()
+        assert trio.current_time() - begun == pytest.approx(30)
