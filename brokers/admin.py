@@ -42,10 +42,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from brokers import metrics
 from brokers.errors import ExitCode, exit_code, of_copy
 from brokers.render import json_value
-from shared.errors import BrokerError
+from shared.errors import BrokerError, printable
 from shared.metrics import Sample
 from shared.plugin import Verb
-from shared.printable import printable
 
 BODY_BYTES_MAX = 1 << 20
 """Arguments are a few words; a body above this is refused before it is held."""

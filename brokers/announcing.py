@@ -16,7 +16,7 @@ from brokers import logs
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal
 from brokers.service import Bound
-from shared.replacing import check_replaceable
+from shared.local_path import check_replaceable
 
 STILL_STARTING_SECONDS = 5.0
 """A start that takes longer, as after a crash with much to recover, says so, and again each time."""

@@ -4,9 +4,9 @@ import attrs
 from attrs import validators
 
 from dmp.users import Users
-from shared.limits import GIB, KIB, MIB, limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
+from shared.units import GIB, KIB, MIB, limit
 
 
 @attrs.frozen

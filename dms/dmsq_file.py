@@ -22,7 +22,7 @@ from dms.queue import Queue
 from dms.records import Kind
 from dms.wire import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted, refusal_for
 from shared.errors import BrokerError, StoreError
-from shared.replacing import check_replaceable
+from shared.local_path import check_replaceable
 from shared.storage.store import Ticket
 
 SUFFIX = ".dmsq"

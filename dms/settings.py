@@ -8,9 +8,9 @@ import attrs
 from attrs import validators
 
 from dms.wire import Refusal, name_untrusted
-from shared.limits import MIB, limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
+from shared.units import MIB, limit
 
 MS_MAX = 10 * 365 * 86_400_000
 """Ten years: a longer time is a mistake."""

@@ -26,8 +26,8 @@ from kqmsgq.wire import (
     name_end,
 )
 from shared.bundles import Bundle, Bundles
+from shared.errors import printable
 from shared.net.connection import Connection
-from shared.printable import printable
 from shared.recording.recorder import Recorder
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME

@@ -22,11 +22,10 @@ from kqmsgq.wire import (
     message_end,
     name_end,
 )
-from shared.errors import RemoteProtocolError
+from shared.errors import RemoteProtocolError, printable
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
 from shared.net.session import SessionBase
-from shared.printable import printable
 
 EVENTS_PER_TURN = 1024
 """Of a consumer; then others have theirs."""

@@ -5,8 +5,8 @@ from typing import Literal
 import attrs
 from attrs import validators
 
-from shared.limits import MIB, limit
 from shared.net.settings import TlsSettings
+from shared.units import MIB, limit
 
 
 @attrs.frozen

@@ -8,8 +8,7 @@ from enum import StrEnum
 
 import attrs
 
-from shared.errors import RemoteProtocolError
-from shared.printable import printable
+from shared.errors import RemoteProtocolError, printable
 
 PRODUCE = b"produce"
 CONSUME = b"consume"

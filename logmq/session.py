@@ -54,11 +54,10 @@ from logmq.wire import (
     too_large,
     topic_untrusted,
 )
-from shared.errors import LocalProtocolError, StoreError
+from shared.errors import LocalProtocolError, StoreError, printable
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.pacing import Pacing
-from shared.printable import printable
 from shared.replies import Replies, ReplySlot
 from shared.storage.store import Log, Ticket
 

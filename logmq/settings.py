@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from shared.limits import MIB, limit
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability, Retention
+from shared.units import MIB, limit
 
 NAMESPACE = "logmq"
 """Of the store, where the topics' logs stand."""

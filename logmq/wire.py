@@ -17,8 +17,8 @@ from shared.errors import (
     NotARecord,
     OutOfRange,
     StoreError,
+    printable,
 )
-from shared.printable import printable
 
 NUMBER_MAX = 2**63 - 1
 NAME_BYTES_MAX = 200

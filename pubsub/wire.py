@@ -10,8 +10,7 @@ from enum import IntEnum, StrEnum
 
 import attrs
 
-from shared.errors import RemoteProtocolError
-from shared.printable import printable
+from shared.errors import RemoteProtocolError, printable
 
 ID_BYTES = 11
 ID_CHARACTERS_MAX = 10

@@ -131,3 +131,11 @@ class CorruptRecord(StoreError):
 
     def __str__(self) -> str:
         return f"damaged bytes in {self.path} at offset {self.offset}"
+
+
+def printable(data: bytes | bytearray, most: int = 64) -> str:
+    """A peer's bytes, fit for an error's text or a log line: quoted, escaped, and cut after `most` of them.
+
+    `b"a\\n"` is shown as `'a\\\\n'`.
+    """
+    return repr(bytes(data[:most]))[1:] + ("..." if len(data) > most else "")

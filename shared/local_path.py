@@ -1,6 +1,8 @@
 """Paths as people write them: of this machine, plainly or as a `file:` URL. Nothing else can be reached."""
 
+import errno
 import re
+import stat
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -21,3 +23,14 @@ def local_path(text: str | Path) -> Path:
     if _SCHEME.match(text) is not None:
         raise ValueError(f"{text!r} is not of this machine; a path is expected, or file:///path")
     return Path(text)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises OSError where there is anything but a regular file: a rename would put one in its place, and who
+    is root would have no /dev/stdout any more."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EEXIST, "Not a regular file", str(path))

@@ -1,5 +1,6 @@
 """Sizes, durations and times as people write them: `64MiB`, `50ms`, `30m ago`; and as they read them.
 
+A setting that is a number is declared with `limit`: its default, and the least and the most that it may be.
 A setting's unit is the last unit word of its name (STYLE: units last, as in `frame_bytes_max`), or
 `metadata={"unit": ...}` on its attrs field where the name has none. Numbers without a suffix are in the
 setting's own unit.
@@ -10,6 +11,9 @@ from datetime import datetime
 from typing import Any
 
 import attrs
+from attrs import validators
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 _SIZES = {
     "B": 1,
@@ -41,6 +45,11 @@ _UNITS = {
 }
 _OWN_NANOSECONDS = {"seconds": 10**9, "ms": 10**6, "ns": 1}
 _QUANTITY = re.compile(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([A-Za-zµ]*)\s*")
+
+
+def limit(default: int, least: int, most: int) -> Any:
+    """A field of a settings class. What is outside of [least, most] is a ValueError."""
+    return attrs.field(default=default, validator=[validators.ge(least), validators.le(most)])
 
 
 def unit_of(field: "attrs.Attribute[Any]") -> str | None:

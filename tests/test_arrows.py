@@ -188,8 +188,8 @@ def test_every_package_of_the_project_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("rule", "path", "source"),
     [
-        (points_down, "shared/limits.py", "import logmq.wire"),
-        (points_down, "shared/limits.py", "def f():\n    from brokers import cli"),
+        (points_down, "shared/units.py", "import logmq.wire"),
+        (points_down, "shared/units.py", "def f():\n    from brokers import cli"),
         (points_down, "logmq/wire.py", "import brokers.render"),
         (points_down, "logmq/wire.py", "from brokers import render"),
         (points_down, "logmq/wire.py", "from ..brokers import render"),

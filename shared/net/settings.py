@@ -7,7 +7,7 @@ from typing import Literal
 import attrs
 from attrs import validators
 
-from shared.limits import GIB, KIB, MIB, limit
+from shared.units import GIB, KIB, MIB, limit
 
 
 @attrs.frozen

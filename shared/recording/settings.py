@@ -2,8 +2,8 @@
 
 import attrs
 
-from shared.limits import GIB, MIB, limit
 from shared.storage.settings import Durability, Retention
+from shared.units import GIB, MIB, limit
 
 
 @attrs.frozen

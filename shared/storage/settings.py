@@ -6,7 +6,7 @@ from typing import Literal, Self
 import attrs
 from attrs import validators
 
-from shared.limits import GIB, KIB, MIB, limit
+from shared.units import GIB, KIB, MIB, limit
 
 INTERVAL_SECONDS_DEFAULT = 0.05
 INTERVAL_SECONDS_MAX = 1.0

@@ -9,7 +9,7 @@ from brokers import plugins
 from brokers.config import OWN_SECTIONS
 from brokers.explaining import chosen, explained
 from shared.errors import UsageError
-from shared.limits import KIB, limit
+from shared.units import KIB, limit
 
 ALL = {**OWN_SECTIONS, **{plugin.name: plugin.settings for plugin in plugins.load_all()[0]}}
 

@@ -14,10 +14,10 @@ from brokers.config import load
 from brokers.errors import Refusal
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
 from shared.errors import CorruptRecord, StoreError, StoreReadOnly
-from shared.limits import KIB, MIB
 from shared.metrics import Sample
 from shared.plugin import Context, Plugin, Service
 from shared.storage.settings import StorageSettings
+from shared.units import KIB, MIB
 from tests.support.installed import Idle, plugin, quiet_log
 
 

@@ -17,9 +17,9 @@ from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.topology import REPLIES_WAITING_MAX
 from dmp.wire import AMQP_HEADER
-from shared.states import diagram
 from tests.dmp.amqp_peer import Peer, content_header
 from tests.dmp.world import World
+from tests.support.diagrams import diagram
 
 DOCUMENT = (Path(__file__).parent.parent.parent / "dmp" / "PROTOCOL.md").read_text()
 BY_NAME = {method.name: method for method in wire.METHODS.values()}

@@ -9,9 +9,9 @@ from dmp.leases import LEASE_SECONDS, RANDOM_BYTES
 from dmp.session import TRANSITIONS, State
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from shared.states import diagram
 from tests.dmp.peers import Application, Peer, texts
 from tests.dmp.world import World
+from tests.support.diagrams import diagram
 
 DOCUMENT = (Path(__file__).parent.parent.parent / "dmp" / "PROTOCOL.md").read_text()
 

@@ -11,8 +11,8 @@ from dms.records import Kind, Reason
 from dms.settings import DmsSettings
 from dms.states import TRANSITIONS, Event, State
 from dms.wire import REPLIES, Frame, Status, Type
-from shared.states import diagram
 from tests.dms.world import World
+from tests.support.diagrams import diagram
 
 FOLDER = Path(__file__).parent.parent.parent / "dms"
 DOCUMENT = (FOLDER / "PROTOCOL.md").read_text()

@@ -9,8 +9,8 @@ import pytest
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import TRANSITIONS, Event, State
 from kqmsgq.wire import Fault, message, subscribe, unsubscribe
-from shared.states import diagram
 from tests.kqmsgq.world import World
+from tests.support.diagrams import diagram
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = (ROOT / "kqmsgq" / "PROTOCOL.md").read_text()

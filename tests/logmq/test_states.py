@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from logmq.states import TRANSITIONS, Event, State
-from shared.states import diagram
+from tests.support.diagrams import diagram
 
 
 def test_every_state_is_in_the_table_and_can_be_reached() -> None:

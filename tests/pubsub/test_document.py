@@ -8,8 +8,8 @@ import pytest
 
 from pubsub.settings import PubsubSettings
 from pubsub.states import TRANSITIONS, State
-from shared.states import diagram
 from tests.pubsub.world import World
+from tests.support.diagrams import diagram
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = (ROOT / "pubsub" / "PROTOCOL.md").read_text()

@@ -9,12 +9,12 @@ import trio
 
 from shared.errors import StoreError
 from shared.file_range import FileRange
-from shared.limits import KIB
 from shared.storage import format
 from shared.storage.disk import Disk
 from shared.storage.log import Log
 from shared.storage.settings import Durability, StorageSettings
 from shared.storage.store import Store
+from shared.units import KIB
 from tests.support.fake_disk import FakeDisk
 
 ALWAYS = Durability("always")

@@ -13,12 +13,12 @@ import trio.testing
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from shared.limits import MIB
 from shared.recording.blocks import Block, unpack
 from shared.recording.recorder import HELD_BYTES, HELD_SECONDS, SMALL_BYTES, WARN_SECONDS, Recorder, Recording
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import Durability
 from shared.storage.store import Store
+from shared.units import MIB
 from tests.support.commits import fail, log_write, watch
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import NONE, SMALL, HandClock, open_store, read_all, reopen, running

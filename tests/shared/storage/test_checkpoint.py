@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from shared.limits import KIB
+from shared.units import KIB
 from tests.support.commits import fail, log_write, logs_of, watch
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import (

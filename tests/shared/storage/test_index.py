@@ -9,10 +9,10 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.limits import KIB
 from shared.storage import format, index
 from shared.storage.format import IndexEntry
 from shared.storage.os_disk import OsDisk
+from shared.units import KIB
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.errors import CorruptRecord
-from shared.limits import KIB
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
 from shared.storage.index import entry_position, read_index
 from shared.storage.log import Log
@@ -15,6 +14,7 @@ from shared.storage.store import Store
 from shared.storage.tools.fsck import Severity, check_disk
 from shared.storage.tools.live_backup import backup_files
 from shared.storage.tools.logs import log_verify
+from shared.units import KIB
 from tests.shared.storage.test_cold_reads import ColdDisk
 from tests.support.fake_disk import FakeDisk
 from tests.support.folders import open_folder

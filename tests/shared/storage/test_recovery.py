@@ -7,11 +7,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.errors import CorruptRecord
-from shared.limits import KIB
 from shared.storage import replay
 from shared.storage.catalog import read as read_catalog
 from shared.storage.journal import segment_path
 from shared.storage.store import Store
+from shared.units import KIB
 from tests.support.fake_disk import FakeDisk, newest
 from tests.support.stores import (
     ALWAYS,

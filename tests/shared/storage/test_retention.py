@@ -7,9 +7,9 @@ import attrs
 import pytest
 
 from shared.errors import OutOfRange, StoreFull
-from shared.limits import KIB
 from shared.storage.log import Log
 from shared.storage.store import Durability, Retention, Store
+from shared.units import KIB
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,

@@ -13,10 +13,10 @@ from shared.errors import (
     OutOfRange,
     StoreClosed,
 )
-from shared.limits import KIB
 from shared.storage import format
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Durability, Store
+from shared.units import KIB
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import (
     ALWAYS,
