@@ -190,7 +190,7 @@ class Queue:
 
     @property
     def in_use(self) -> bool:
-        return len(self.consumers) > 0 or self.feed is not None
+        return bool(self.consumers.members) or self.feed is not None
 
     @property
     def takes_now(self) -> bool:
@@ -222,19 +222,21 @@ class Queue:
         if head.large:
             self.publish_numbered(self.number(head, bodies))
             return
-        if self.empty and head.ttl_ms != 0:
-            taker = self.feed or self._only_consumer()
-            if taker is not None and taker.no_ack:
-                count, room_bytes = room_of(taker)
-                if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
-                    self._next += len(bodies)
-                    try:
+        if self.empty:
+            taker: Taker | None = self.feed
+            members = self.consumers.members
+            if taker is None and len(members) == 1:
+                taker = members[0]
+            if taker is not None and taker.no_ack and head.ttl_ms != 0:
+                try:
+                    count, room_bytes = taker.room()
+                    if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
+                        self._next += len(bodies)
                         taker.deliver_run(head, bodies)
                         self._context.counts.delivered += len(bodies)
-                    except Exception as error:
-                        taker.crashed(error)
-                        self._enqueue(self.number(head, bodies), None)
-                    return
+                        return
+                except Exception as error:
+                    taker.crashed(error)
         self._enqueue(self.number(head, bodies), None)
 
     def publish_whole(self, feed: Feed, data: bytes, count: int, exchange: bytes) -> None:
@@ -540,9 +542,6 @@ class Queue:
             if late:
                 self._expired(late)
 
-    def _only_consumer(self) -> Taker | None:
-        return next(iter(self.consumers)) if len(self.consumers) == 1 else None
-
     def _somebody_has_room(self) -> bool:
         return self.consumers.have_room() if self.feed is None else room_of(self.feed)[0] > 0
 
@@ -591,27 +590,28 @@ class Queue:
     def leave(self, messages: Sequence[Message]) -> None:
         """They are gone: from the queue, from all books, and from its log."""
         if messages:
-            self.lose(messages)
-            self._take_from_log(messages)
+            self._context.memory.give(_cost(messages))
+            if self._has_large:
+                self._let_bodies_go(messages)
+            if self.log is not None:
+                self._take_from_log(self.log, messages)
 
     def lose(self, messages: Sequence[Message]) -> None:
         """They leave the queue's books; their records are another's care."""
         self._context.memory.give(_cost(messages))
-        self._let_bodies_go(messages)
+        if self._has_large:
+            self._let_bodies_go(messages)
 
-    def _take_from_log(self, messages: Sequence[Message]) -> None:
-        log = self.log
-        if log is not None and messages:
-            for message in messages:
-                if message.offset >= 0:
-                    log.take(message)
-            self._context.log_changed(log)
+    def _take_from_log(self, log: QueueLog, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if message.offset >= 0:
+                log.take(message)
+        self._context.log_changed(log)
 
     def _let_bodies_go(self, messages: Iterable[Message]) -> None:
-        if self._has_large:
-            for message in messages:
-                if message.head.large:
-                    self._context.bodies.drop(message.body)
+        for message in messages:
+            if message.head.large:
+                self._context.bodies.drop(message.body)
 
     def _let_cold_go(self, cold: Cold) -> None:
         large, cold.large = cold.large, {}
@@ -803,7 +803,8 @@ class Queue:
         self._context.memory.give(self._hot_bytes)
         self.ready_bytes = self._hot_bytes = 0
         self._behind = False
-        self._take_from_log(messages)
+        if messages and self.log is not None:
+            self._take_from_log(self.log, messages)
         self._let_bodies_go(messages)
         return count
 
@@ -820,8 +821,8 @@ class Queue:
             self._let_cold_go(self.cold)
         self._tell_waiting()
         self._context.timers.forget(self)
-        takers = [*self.consumers] if self.feed is None else [*self.consumers, self.feed]
-        self.consumers.remove_all(takers)
+        takers = self.consumers.members if self.feed is None else [*self.consumers.members, self.feed]
+        self.consumers.members = []
         self.feed = None
         for taker in takers:
             try:

@@ -6,7 +6,7 @@ it goes; then the one with the highest priority that has been there longest.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -64,29 +64,26 @@ class Consumers:
     """The consumers of one queue, the highest priority first. `single`: only one is active."""
 
     single: bool
-    _members: list[Taker] = attrs.Factory(list)
+    members: list[Taker] = attrs.Factory(list)
     _level: int = 0  # where the priority begins whose turn it is: nobody before that has room
     _start: int = 0  # whose turn it is among these
     _refused: int = 0  # so many of these in a row had no room
 
     def __len__(self) -> int:
-        return len(self._members)
-
-    def __iter__(self) -> Iterator[Taker]:
-        return iter(self._members)
+        return len(self.members)
 
     def add(self, consumer: Taker) -> None:
-        first = 1 if self.single and self._members else 0  # the active one stays active
-        insort(self._members, consumer, first, key=_rank)
+        first = 1 if self.single and self.members else 0  # the active one stays active
+        insort(self.members, consumer, first, key=_rank)
         self._level = 0
 
     def remove(self, consumer: Taker) -> None:
-        self._members.remove(consumer)
+        self.members.remove(consumer)
         self._level = 0
 
     def remove_all(self, consumers: Iterable[Taker]) -> None:
         gone = set(consumers)
-        self._members = [consumer for consumer in self._members if consumer not in gone]
+        self.members = [consumer for consumer in self.members if consumer not in gone]
         self._level = 0
 
     def start_over(self) -> None:
@@ -95,7 +92,7 @@ class Consumers:
 
     def in_turn(self) -> Sequence[Taker]:
         """Whose turn it is, in order; some of them, where they are very many."""
-        members = self._members
+        members = self.members
         if len(members) <= 1:
             return members
         if self.single:
@@ -120,7 +117,7 @@ class Consumers:
             self._start += count
             return True
         self._refused = 0
-        if not self.single and end < len(self._members):
+        if not self.single and end < len(self.members):
             self._level = end
             return True
         return False
@@ -128,13 +125,13 @@ class Consumers:
     def have_room(self) -> bool:
         """Whether somebody does, among those that are asked first."""
         takers = self.in_turn()
-        if not self.single and self._level_end() - self._level < len(self._members):
-            takers = self._members[:LOOKED_AT_ONCE]
+        if not self.single and self._level_end() - self._level < len(self.members):
+            takers = self.members[:LOOKED_AT_ONCE]
         return any(room_of(taker)[0] > 0 for taker in takers)
 
     def _level_end(self) -> int:
         """Where the consumers end that have the priority whose turn it is."""
-        members, first = self._members, self._level
+        members, first = self.members, self._level
         if not members or members[first].priority == members[-1].priority:
             return len(members)
         return bisect_right(members, _rank(members[first]), first, key=_rank)
@@ -158,7 +155,11 @@ def able(takers: Sequence[Taker], most: int) -> list[Share]:
     """The first `most` that have room, with nothing yet."""
     shares: list[Share] = []
     for taker in takers:
-        count, room_bytes = room_of(taker)
+        try:
+            count, room_bytes = taker.room()
+        except Exception as error:
+            taker.crashed(error)
+            continue
         if count > 0:
             shares.append((taker, [], count, room_bytes))
             if len(shares) == most:
