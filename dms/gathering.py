@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dms.held import Handed
 from dms.messages import Out
 from dms.records import HEAD, RUN_BYTES, Kind, to_runs
-from shared.storage.store import Run, Ticket
+from shared.storage.store import LogAppend, Ticket
 
 if TYPE_CHECKING:
     from dms.consuming import Consuming
@@ -36,7 +36,7 @@ class Gathering:
     def __init__(self, keeper: "Keeper") -> None:
         self._keeper = keeper
         self._log = keeper.log
-        self._run: Run | None = None
+        self._run: LogAppend | None = None
         self._kept = 0
         """Room that is kept in the round."""
         self._bodies: list[bytes] = []
@@ -56,22 +56,22 @@ class Gathering:
         """Messages have gone. Raises StoreError."""
         size = RUN_BYTES * len(outs)
         run = self._run
-        if run is None or run is not self._log.run or size > run.round.room:
+        if run is None or run is not self._log.pending or size > run.batch.room:
             run = self._room(size, reserved=True)
         else:  # the same without a call: this is where every ACK passes
-            run.round.room -= size
+            run.batch.room -= size
             self._kept += size
         self._acks.append((session, ids, outs))
         return run.ticket
 
-    def _room(self, size: int, *, reserved: bool) -> Run:
+    def _room(self, size: int, *, reserved: bool) -> LogAppend:
         run = self._run
-        if run is None or run is not self._log.run or size > run.round.room:
+        if run is None or run is not self._log.pending or size > run.batch.room:
             size += _HEADS_BYTES
             # Where the round is full this seals it, and so writes what was gathered for it.
             run = self._run = self._log.gather(size, self.write, reserved)
         else:
-            run.round.room -= size
+            run.batch.room -= size
         self._kept += size
         return run
 
@@ -80,7 +80,7 @@ class Gathering:
         run, self._run = self._run, None
         if run is None:
             return
-        run.round.room += self._kept
+        run.batch.room += self._kept
         self._kept = 0
         keeper = self._keeper
         bodies, acks = self._bodies, self._acks
@@ -94,7 +94,7 @@ class Gathering:
                 seqs.extend(outs.seqs if isinstance(outs, Handed) else map(_seq_of, outs))
             seqs.sort()
             gone = keeper.runs_record(Kind.ACKED, to_runs(seqs))
-        notes, count = keeper.take_notes(run.round.room - sum(map(len, parts)) - len(gone))
+        notes, count = keeper.take_notes(run.batch.room - sum(map(len, parts)) - len(gone))
         parts += (notes, gone)
         offset = run.add(b"".join(parts), count + bool(bodies) + bool(acks))
         if bodies:

@@ -8,7 +8,7 @@ import trio
 
 from shared.errors import StoreClosed
 from shared.storage.files import FileGone
-from shared.storage.rounds import call
+from shared.storage.log import call
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 

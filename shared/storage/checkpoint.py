@@ -1,9 +1,9 @@
 """Checkpoints: making the logs' own files safe, so that the journal's segments become free.
 
-Between two commits stock is taken: where replay would start, which logs changed, how far each goes. Then,
-while commits go on, the entries up to there are written, the files and folders synced, the catalog replaced,
-and the segments below freed. An error in a sync is final (PROMISES: poisoned); want of space is not, since
-all is safe in the journal: the checkpoint is tried again.
+Between two commits a snapshot is taken: where replay would start, which logs changed, how far each goes.
+Then, while commits go on, the entries up to there are written, the files and folders synced, the catalog
+replaced, and the segments below freed. An error in a sync is final (PROMISES: poisoned); want of space is
+not, since all is safe in the journal: the checkpoint is tried again.
 
 On a slow disk a sync takes half a second, however little is to be synced, and many side by side take hardly
 longer. So where one thread would take long, several make the syncs: else each changed log would keep the
@@ -13,7 +13,7 @@ process from its end for a second.
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import structlog
@@ -25,6 +25,7 @@ from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import LogFile, OpenFiles, describe, out_of_space
 from shared.storage.index_writer import IndexWriter
+from shared.storage.inventory import Inventory
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log
 
@@ -39,23 +40,13 @@ _BATCHES_MAX = 65536
 
 
 @attrs.frozen
-class Stock:
+class Snapshot:
     """What a checkpoint will make durable. `catalog`: packed; `folders`: whose names changed."""
 
     replay_lsn: int
     catalog: bytes
     logs: list[Log]
     folders: list[str]
-
-
-class Inventory(Protocol):
-    """What keeps the catalog."""
-
-    def stock(self, replay_lsn: int, changed: Sequence[Log], clean: bool) -> tuple[bytes, list[str]]:
-        """The catalog as of now, and the folders whose names changed since the last time."""
-
-    def restock(self, folders: list[str]) -> None:
-        """Those folders are not synced after all."""
 
 
 class Checkpointer:
@@ -86,7 +77,7 @@ class Checkpointer:
         self._in_thread = in_thread
         self._limiter = trio.CapacityLimiter(1)
         self._sync_limiter = trio.CapacityLimiter(_SYNC_THREADS)
-        self._lock = trio.Lock()  # a stock taken while another is on its way would vouch for that one's logs
+        self._lock = trio.Lock()  # a second one would record logs as safe that the first has not synced yet
         self._due = trio.Event()
         self._done = trio.Event()
         self._batches = 0
@@ -135,17 +126,19 @@ class Checkpointer:
             return await self._checkpoint(clean)
 
     async def _checkpoint(self, clean: bool) -> bool:
-        """Index entries are written before stock is taken, so that few are left to be written behind it."""
+        """Index entries are written before the snapshot, so that few are left to be written behind it."""
         await self._index_writer.flush(0)
-        stock = await self._take_stock(clean)
-        if stock is None:
+        snapshot = await self._committer.between_commits(partial(self._snapshot, clean))
+        if snapshot is None:
             return False
-        pinned = [(file, self._files.pin(file)) for log in stock.logs for file in (log.file, log.index_file)]
+        pinned = [
+            (file, self._files.pin(file)) for log in snapshot.logs for file in (log.file, log.index_file)
+        ]
         good = False
         try:
             if await self._index_writer.flush():
-                await self._sync_files(stock, pinned)
-                await self._in_thread(self._put_in_place, stock, clean, limiter=self._limiter)
+                await self._sync_files(snapshot, pinned)
+                await self._in_thread(self._put_in_place, snapshot, clean, limiter=self._limiter)
                 good = True
         except PoisonError as error:
             self._committer.poison(error)
@@ -155,8 +148,8 @@ class Checkpointer:
             for file, _ in pinned:
                 self._files.unpin(file)
             if not good:
-                self._committer.dirty.update(dict.fromkeys(stock.logs))
-                self._inventory.restock(stock.folders)
+                self._committer.dirty.update(dict.fromkeys(snapshot.logs))
+                self._inventory.mark_dirty(snapshot.folders)
         if good:
             self.checkpoints += 1
             self._failing = False
@@ -171,25 +164,7 @@ class Checkpointer:
             self._failing = True
             logger.error("no room for a checkpoint; trying again", reason=describe(error))
 
-    async def _take_stock(self, clean: bool) -> Stock | None:
-        taken: list[Stock | None] = []
-        ready = trio.Event()
-        wanted = True
-
-        def take() -> None:
-            if wanted:
-                taken.append(self._stock(clean))
-                ready.set()
-
-        self._committer.when_idle(take)
-        try:
-            if not taken:
-                await ready.wait()
-        finally:
-            wanted = False  # stock that nobody gets would forget which logs changed
-        return taken[0]
-
-    def _stock(self, clean: bool) -> Stock | None:
+    def _snapshot(self, clean: bool) -> Snapshot | None:
         committer = self._committer
         if committer.read_only is not None or any(log.unapplied for log in committer.unindexed):
             return None  # the journal still holds what a log file does not
@@ -199,22 +174,20 @@ class Checkpointer:
         committer.direct.bytes = 0
         self._batches = self._journal.batches
         for log in logs:
-            if log.open_entry is not None:
-                log.closed_entries.append(log.open_entry)
-                log.open_entry = None
-        packed, folders = self._inventory.stock(self._journal.position, logs, clean)
-        return Stock(self._journal.position, packed, logs, folders)
+            log.close_entry()
+        packed, folders = self._inventory.snapshot(self._journal.position, logs, clean)
+        return Snapshot(self._journal.position, packed, logs, folders)
 
-    async def _sync_files(self, stock: Stock, pinned: list[tuple[LogFile, int]]) -> None:
+    async def _sync_files(self, snapshot: Snapshot, pinned: list[tuple[LogFile, int]]) -> None:
         """Make safe what the logs hold, and their names. Raises PoisonError."""
-        if len(stock.logs) > self._sync_all_logs and await self._in_thread(
+        if len(snapshot.logs) > self._sync_all_logs and await self._in_thread(
             self._sync_all, limiter=self._sync_limiter
         ):
             return
         left: deque[Callable[[], object]] = deque(
             partial(self._sync_log, pinned[at : at + 2]) for at in range(0, len(pinned), 2)
         )
-        left.extend(partial(self._disk.sync_folder, folder) for folder in stock.folders)
+        left.extend(partial(self._disk.sync_folder, folder) for folder in snapshot.folders)
         await self._in_thread(self._sync_some, left, limiter=self._sync_limiter)
         failed: list[PoisonError] = []
         async with trio.open_nursery() as nursery:
@@ -255,8 +228,8 @@ class Checkpointer:
         for file, fd in pinned:
             self._files.sync(file, fd)
 
-    def _put_in_place(self, stock: Stock, clean: bool) -> None:
-        catalog.replace(self._disk, stock.catalog)
-        self._journal.release(stock.replay_lsn)
+    def _put_in_place(self, snapshot: Snapshot, clean: bool) -> None:
+        catalog.replace(self._disk, snapshot.catalog)
+        self._journal.release(snapshot.replay_lsn)
         if not clean:  # else nothing more is written
             self._journal.prepare()

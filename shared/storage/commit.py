@@ -1,40 +1,119 @@
-"""Commits: the one piece of blocking work that makes durable what appenders filled.
+"""A commit: the blocking work that makes durable what appenders filled, in a thread or on the loop.
 
-A `Commit` takes some rounds (`shared.storage.rounds`) through the disk, in a thread or inline, and holds the
-outcome; the `Committer` then shows it to the world. So everything here that blocks touches no shared state,
-and everything that is shared is changed in the trio thread.
+A `Commit` takes sealed batches through the disk and holds the outcome; the `Committer` then shows that to the
+world. Everything that blocks is here and touches no shared state; what is shared changes in the trio thread.
 """
 
 from collections.abc import Sequence
 
 import attrs
+import structlog
 
 from shared.storage import index
 from shared.storage.clock import Clock
 from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles
-from shared.storage.format import BATCH_HEADER_BYTES, ENTRY_HEADER_BYTES, Kind, pack_entry
+from shared.storage.format import BATCH_HEADER_BYTES, ENTRY_HEADER_BYTES, IndexEntry, Kind, pack_entry
+from shared.storage.index import ENTRY_COVERS_SECONDS
 from shared.storage.journal import Journal, PoisonError, write_all, write_pieces
-from shared.storage.log import UNKNOWN, Log
-from shared.storage.rounds import Round, Run
-from shared.storage.work import Work
+from shared.storage.log import UNKNOWN, CommitBatch, Log, LogAppend
 
-_MANY_RUNS = 4
-"""Of a commit in a thread: so many are written in one call."""
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+_MANY_APPENDS = 4
+"""A commit in a thread writes so many in one call."""
 _APPEND = int(Kind.APPEND)  # looking a member up in its enum takes as long as packing the entry
+
+
+class LogCommit:
+    """What a commit does to one log, and what came of it."""
+
+    __slots__ = (
+        "closed",
+        "direct",
+        "direct_meant",
+        "entries_start",
+        "entries_written",
+        "fd",
+        "index_fd",
+        "kept",
+        "last_ms",
+        "log",
+        "made",
+        "open_entry",
+        "pinned_index_fd",
+        "unapplied",
+        "waiting_entries",
+    )
+
+    def __init__(self, log: Log, fd: int) -> None:
+        log.busy = True
+        self.log = log
+        self.fd = fd
+        self.kept = True  # what was opened stays open, for the next commit
+        self.made = False  # the log's own file is there
+        self.index_fd = self.pinned_index_fd = UNKNOWN
+        self.open_entry = log.open_entry
+        self.last_ms = log.last_ms
+        self.entries_written = log.entries_written
+        self.entries_start = log.entries_start if log.entries_written == UNKNOWN else 0
+        self.closed: list[IndexEntry] = []
+        self.unapplied: list[tuple[int, bytes]] = []
+        self.waiting_entries: Sequence[IndexEntry] = ()
+        self.direct_meant = False  # some of it will go around the journal: its index is pinned, too
+        self.direct = False  # some of it went around the journal
+
+    def mean_direct(self, index_fd: int) -> None:
+        self.direct_meant = True
+        self.index_fd = self.pinned_index_fd = index_fd
+        self.waiting_entries = self.log.closed_entries[:]  # closed before; others may write them meanwhile
+
+    def give_back(self, files: OpenFiles) -> None:
+        """The log may be looked at again; files that the commit opened stay open, as far as there is room."""
+        log = self.log
+        log.busy = False
+        if self.made:
+            log.fresh = False
+        if self.fd >= 0 and self.fd != log.file.fd:
+            files.adopt(log.file, self.fd)
+        files.unpin(log.file)
+        if self.direct_meant:
+            if self.index_fd >= 0 and self.index_fd != log.index_file.fd:
+                files.adopt(log.index_file, self.index_fd)
+            files.unpin(log.index_file)
+
+    def publish(self, now: float) -> None:
+        """Let the log have what came of it. In the trio thread; `now`: monotonic seconds."""
+        log = self.log
+        entry = self.open_entry
+        if entry is not None and (log.open_entry is None or entry.offset != log.open_entry.offset):
+            log.open_since = now
+        log.open_entry = entry
+        if self.closed:
+            log.closed_entries += self.closed
+        if log.entries_written == UNKNOWN:
+            log.entries_written = self.entries_written
+        if self.direct:
+            log.entries_reached(self.entries_written + len(self.waiting_entries) + len(self.closed))
+            log.direct_dirty = True
+        if entry is not None and now - log.open_since >= ENTRY_COVERS_SECONDS:
+            log.close_entry()
+        log.last_ms = self.last_ms
+        if self.unapplied:
+            log.unapplied += self.unapplied
 
 
 @attrs.define(eq=False)
 class Commit:
-    """Some rounds on their way to the disk. `run()` blocks, in whatever thread; then the outcome is:
+    """Batches on their way to the disk. `run()` blocks, in whatever thread; then the outcome is:
 
-    the first `good` rounds are durable; `poison` or `error` says what became of the others. `direct_error`:
-    runs around the journal were not written, in all rounds. What could not be written to a log's own file is
-    in `unapplied` of its work.
+    the first `good` batches are durable; `poison` or `error` says what became of the others. `direct_error`:
+    what goes around the journal was not written, in all batches. What could not be written to a log's own
+    file is in `unapplied` of its `LogCommit`.
     """
 
-    rounds: list[Round]
-    works: dict[Log, Work]
+    batches: list[CommitBatch]
+    logs: dict[Log, LogCommit]
     journal: Journal
     disk: Disk
     files: OpenFiles
@@ -44,100 +123,102 @@ class Commit:
     """So many handles that are opened may stay open."""
     sync_direct_first: bool
     """Some log has bytes around the journal that were never synced."""
-    aside: bool = False
-    """It runs in a thread, beside the loop."""
+    in_thread: bool = False
+    """It runs beside the loop."""
     good: int = 0
     error: OSError | None = None
     poison: PoisonError | None = None
     direct_error: OSError | None = None
     sync_seconds: float = 0.0
     synced: bool = False
-    batches: int = 0
     direct_synced: set[Log] = attrs.Factory(set)
 
     def run(self) -> None:
-        """Write, sync, then fill the logs' files. What came of it stands in the fields: only bugs raise."""
+        """Write, sync, then fill the logs' files. What came of it stands in the fields: it never raises."""
         try:
-            if self.sync_direct_first:
-                self._sync_direct()
-            for round_ in self.rounds:
-                self._write(round_)
-                self.good += 1
-        except OSError as error:
-            self.error = error
-        except PoisonError as error:
-            self.poison = error
-            self.good = 0
-            return
-        good = self.rounds if self.good == len(self.rounds) else self.rounds[: self.good]
-        try:
-            for round_ in good:
-                if round_.sync:
+            try:
+                if self.sync_direct_first:
+                    self._sync_direct()
+                for batch in self.batches:
+                    self._write(batch)
+                    self.good += 1
+            except OSError as error:
+                self.error = error
+            good = self.batches[: self.good]
+            for batch in good:
+                if batch.sync:
                     self._sync()
                     break
+            self._apply(good)
         except PoisonError as error:
             self.poison = error
             self.good = 0
-            return
-        self._apply(good)
+        except Exception as error:
+            self.crashed(error)
+
+    def crashed(self, error: Exception) -> PoisonError:
+        """A bug; nobody can tell what it left on the disk."""
+        logger.error(
+            "a commit crashed; nothing more is written until a restart; report this bug", exc_info=error
+        )
+        self.poison = poison = PoisonError("a commit crashed")
+        poison.__cause__ = error
+        self.good = 0
+        return poison
 
     def _sync_direct(self) -> None:
         """What went around the journal must be safe before anything about it is in the journal."""
-        for round_ in self.rounds:
-            logs = {run.log for run in round_.runs.values() if run.journaled}
-            logs.update(change.log for change in round_.changes if change.kind is Kind.FIRST)
+        for batch in self.batches:
+            logs = {part.log for part in batch.appends.values() if part.journaled}
+            logs.update(change.log for change in batch.changes if change.kind is Kind.FIRST)
             for log in logs:
                 if log.direct_dirty and not log.file.gone and log not in self.direct_synced:
-                    work = self.works[log]
-                    self._open(work)
+                    self._open(self.logs[log])
                     try:
-                        self._sync_by_name(work)
+                        self._sync_by_name(self.logs[log])
                     except FileGone:
                         continue
                     except OSError as error:
                         raise PoisonError(f"{log.file.path} could not be synced") from error
                     self.direct_synced.add(log)
 
-    def _sync_by_name(self, work: Work) -> None:
-        """Recovery finds these bytes by the files' names, and trusts them by their entries."""
-        self.disk.sync_data(work.fd)
-        index_fd = self.files.open(work.log.index_file)
+    def _sync_by_name(self, target: LogCommit) -> None:
+        """Recovery finds these bytes by the files' names, and trusts them by their index entries."""
+        self.disk.sync_data(target.fd)
+        index_fd = self.files.open(target.log.index_file)
         try:
             self.disk.sync_data(index_fd)
         finally:
             self.disk.close(index_fd)
-        self.disk.sync_folder(work.log.namespace)
+        self.disk.sync_folder(target.log.namespace)
         self.disk.sync_folder("")
 
-    def _write(self, round_: Round) -> None:
-        """One round as one batch of the journal. Raises OSError where nothing of it stands; PoisonError."""
-        if round_.broken is not None:
-            raise PoisonError("what was promised to a batch is not in it") from round_.broken
-        parts: list[bytes | memoryview] = []
+    def _write(self, batch: CommitBatch) -> None:
+        """One batch of the journal. Raises OSError where nothing of it stands; PoisonError."""
+        if batch.broken is not None:
+            raise PoisonError("what was promised to a batch is not in it") from batch.broken
+        pieces: list[bytes | memoryview] = []
         size = 0
-        entries = 0
-        for change in round_.changes:
-            parts.append(pack_entry(change.kind, change.log.id, change.offset, len(change.body)))
-            parts.append(change.body)
+        for change in batch.changes:
+            pieces.append(pack_entry(change.kind, change.log.id, change.offset, len(change.body)))
+            pieces.append(change.body)
             size += ENTRY_HEADER_BYTES + len(change.body)
-            entries += 1
-        places: list[tuple[Run, int, int]] = []
-        for run in round_.runs.values():
-            if run.journaled:
-                length = run.end - run.offset
-                parts.append(pack_entry(_APPEND, run.log.id, run.offset, length, sum(run.counts)))
-                parts += run.chunks
+        placed: list[tuple[LogAppend, int, int]] = []
+        for part in batch.appends.values():
+            if part.journaled:
+                length = part.end - part.offset
+                pieces.append(pack_entry(_APPEND, part.log.id, part.offset, length, sum(part.counts)))
+                pieces += part.chunks
                 size += ENTRY_HEADER_BYTES
-                places.append((run, size, length))
+                placed.append((part, size, length))
                 size += length
-                entries += 1
+        entries = len(batch.changes) + len(placed)
         if not entries:
             return
-        batch = memoryview(self.journal.write(parts, entries, size, self.now_ms))
-        for run, start, length in places:
+        written = memoryview(self.journal.write(pieces, entries, size, self.now_ms))
+        for part, start, length in placed:
             start += BATCH_HEADER_BYTES
-            run.written = batch[start : start + length]
-        self.batches += 1
+            part.written = written[start : start + length]
 
     def _sync(self) -> None:
         began = self.clock.monotonic()
@@ -147,27 +228,28 @@ class Commit:
 
     # -- behind the sync: the logs' own files
 
-    def _apply(self, good: list[Round]) -> None:
+    def _apply(self, good: list[CommitBatch]) -> None:
         """What a log's file does not take stays in memory, and is tried again: it is in the journal.
 
         What goes around the journal is in the file or nowhere: a failure is `direct_error`.
         """
-        for round_ in good:
-            for change in round_.changes:
+        journaled: list[LogAppend] = []
+        direct: list[LogAppend] = []
+        for batch in good:
+            for change in batch.changes:
                 if change.kind is Kind.DELETE:
                     self._remove(change.log)
-        runs = [run for round_ in good for run in round_.runs.values()]
-        journaled = [run for run in runs if run.journaled]
-        if self.aside and len(journaled) >= _MANY_RUNS:
+            for part in batch.appends.values():
+                (journaled if part.journaled else direct).append(part)
+        if self.in_thread and len(journaled) >= _MANY_APPENDS:
             self._apply_many(journaled)
         else:
-            for run in journaled:
-                self._apply_journaled(run)
-        direct = [run for run in runs if not run.journaled]
+            for part in journaled:
+                self._apply_journaled(part)
         if direct:
             try:
-                for run in direct:
-                    self._apply_direct(run)
+                for part in direct:
+                    self._apply_direct(part)
             except OSError as error:
                 self.direct_error = error
             else:
@@ -180,152 +262,139 @@ class Commit:
             except OSError:
                 pass  # the next start removes it: the journal says that the log is gone
 
-    def _apply_journaled(self, run: Run) -> None:
-        work = self.works[run.log]
-        data = run.written
+    def _apply_journaled(self, part: LogAppend) -> None:
+        target = self.logs[part.log]
+        data, part.written = part.written, None
         assert data is not None
-        run.written = None
-        if run.log.unapplied or work.unapplied is not None:
-            self._keep_in_memory(work, run, data)
+        if part.log.unapplied or target.unapplied:
+            target.unapplied.append((part.offset, bytes(data)))
         else:
             try:
-                if work.fd < 0:
-                    self._open(work)
-                write_all(self.disk, work.fd, data, run.offset, passing=run.log.background)
+                if target.fd < 0:
+                    self._open(target)
+                write_all(self.disk, target.fd, data, part.offset, passing=part.log.background)
             except FileGone:
                 return
             except OSError:
-                self._keep_in_memory(work, run, data)
-            if not work.kept:
-                self._let_go(work)
-        self._index(work, run)
+                target.unapplied.append((part.offset, bytes(data)))
+            if not target.kept:
+                self._let_go(target)
+        self._index(target, part)
 
-    def _apply_many(self, runs: Sequence[Run]) -> None:
-        """In one call, which spares this thread a wait for the interpreter at each file."""
-        ready: list[Run] = []
+    def _apply_many(self, parts: Sequence[LogAppend]) -> None:
+        """In one call, since after each call a thread waits for the interpreter (figures: `aio.py`)."""
+        ready: list[LogAppend] = []
         writes: list[tuple[int, memoryview, int]] = []
-        for run in runs:
-            work = self.works[run.log]
-            if not self._is_plain(run.log, work):
-                self._apply_journaled(run)
+        for part in parts:
+            target = self.logs[part.log]
+            if not self._is_plain(target):
+                self._apply_journaled(part)
             else:
-                assert run.written is not None
-                ready.append(run)
-                writes.append((work.fd, run.written, run.offset))
-        for run, (_, data, _), taken in zip(ready, writes, self.disk.write_many(writes), strict=True):
-            work = self.works[run.log]
-            if taken != len(data) or work.unapplied is not None:
-                self._apply_journaled(run)  # writes it again, whole, or knows what to do about the error
+                assert part.written is not None
+                ready.append(part)
+                writes.append((target.fd, part.written, part.offset))
+        for part, (_, data, _), taken in zip(ready, writes, self.disk.write_many(writes), strict=True):
+            target = self.logs[part.log]
+            if taken != len(data) or target.unapplied:
+                self._apply_journaled(part)  # writes it again, whole, or knows what to do about the error
             else:
-                run.written = None
-                self._index(work, run)
+                part.written = None
+                self._index(target, part)
 
-    def _is_plain(self, log: Log, work: Work) -> bool:
+    def _is_plain(self, target: LogCommit) -> bool:
         """Whether its file is open, and stays so, has all that came before, and stays in memory."""
-        if log.background or log.unapplied or work.unapplied is not None:
+        if target.log.background or target.log.unapplied or target.unapplied:
             return False
         try:
-            if work.fd < 0:
-                self._open(work)
+            if target.fd < 0:
+                self._open(target)
         except (FileGone, OSError):
             return False  # opened again by itself, where the error is dealt with
-        return work.kept
+        return target.kept
 
-    def _keep_in_memory(self, work: Work, run: Run, data: memoryview) -> None:
-        if work.unapplied is None:
-            work.unapplied = []
-        work.unapplied.append((run.offset, bytes(data)))
-
-    def _apply_direct(self, run: Run) -> None:
-        work = self.works[run.log]
+    def _apply_direct(self, part: LogAppend) -> None:
+        target = self.logs[part.log]
         try:
-            self._open(work)
-            write_pieces(self.disk, work.fd, run.chunks, run.offset, passing=run.log.background)
+            self._open(target)
+            write_pieces(self.disk, target.fd, part.chunks, part.offset, passing=part.log.background)
         except FileGone:
             return
         finally:
-            if not work.kept:
-                self._let_go(work)
-        work.direct = True
-        self._index(work, run)
+            if not target.kept:
+                self._let_go(target)
+        target.direct = True
+        self._index(target, part)
 
-    def _index(self, work: Work, run: Run) -> None:
-        if work.entries_written == UNKNOWN:
+    def _index(self, target: LogCommit, part: LogAppend) -> None:
+        if target.entries_written == UNKNOWN:
             try:
-                found = index.load_end(self.disk, self.files, work.log, work.entries_start)
-                work.entries_written, work.last_ms = found[0], max(work.last_ms, found[1])
+                found = index.load_end(self.disk, self.files, target.log, target.entries_start)
+                target.entries_written, target.last_ms = found[0], max(target.last_ms, found[1])
             except FileGone:
                 return
             except OSError:
-                if not run.journaled:
+                if not part.journaled:
                     raise
                 # The entries wait in memory; reading the index again is tried when they are written.
-        closed, work.open_entry = index.extend(
-            work.open_entry, work.last_ms, run.offset, run.chunks, run.counts, self.now_ms
+        closed, target.open_entry = index.extend(
+            target.open_entry, target.last_ms, part.offset, part.chunks, part.counts, self.now_ms
         )
-        if closed:
-            work.closed = [*work.closed, *closed]
-        if self.now_ms > work.last_ms:
-            work.last_ms = self.now_ms
+        target.closed += closed
+        if self.now_ms > target.last_ms:
+            target.last_ms = self.now_ms
 
     def _write_direct_entries(self) -> None:
-        """Bytes around the journal are found again by their entries, so those go with them, open or not."""
-        for work in self.works.values():
-            if work.direct:
-                all_entries = [*work.waiting_entries, *work.closed]
-                if work.open_entry is not None:
-                    all_entries.append(work.open_entry)
+        """Bytes around the journal are found again by their index entries, so those go with them."""
+        for target in self.logs.values():
+            if target.direct:
+                newest = [] if target.open_entry is None else [target.open_entry]
                 try:
-                    if work.index_fd < 0:
-                        work.index_fd = index.open_for_writing(self.disk, self.files, work.log)
-                    index.write_entries(
-                        self.disk, work.index_fd, work.log.id, work.entries_written, all_entries
-                    )
+                    self._write_entries(target, [*target.waiting_entries, *target.closed, *newest])
                 except FileGone:
                     pass
                 except OSError as error:
                     self.direct_error = error
-                    break
+                    self._take_back_direct_entries()
+                    return
                 finally:
-                    if not work.kept:
-                        self._let_go(work)
-        if self.direct_error is not None:
-            self._take_back_direct_entries()
+                    if not target.kept:
+                        self._let_go(target)
 
     def _take_back_direct_entries(self) -> None:
         """Else entries of refused bytes stay, and do not match what is written there next."""
-        for work in self.works.values():
-            if work.direct:
-                log = work.log
-                before = work.waiting_entries
-                if log.open_entry is not None:
-                    before = [*before, log.open_entry]
+        for target in self.logs.values():
+            if target.direct:
+                before = [*target.waiting_entries]
+                if target.log.open_entry is not None:
+                    before.append(target.log.open_entry)
                 try:
-                    if work.index_fd < 0:
-                        work.index_fd = index.open_for_writing(self.disk, self.files, log)
-                    index.write_entries(self.disk, work.index_fd, log.id, work.entries_written, before)
-                    self.disk.truncate(
-                        work.index_fd, index.entry_position(work.entries_written + len(before))
-                    )
+                    self._write_entries(target, before)
+                    end = index.entry_position(target.entries_written + len(before))
+                    self.disk.truncate(target.index_fd, end)
                 except OSError as error:
-                    self.poison = PoisonError(f"{log.index_file.path} could not be written")
+                    self.poison = PoisonError(f"{target.log.index_file.path} could not be written")
                     self.poison.__cause__ = error
 
-    def _open(self, work: Work) -> None:
-        if work.fd < 0:
-            work.fd = open_log(self.files, work.log, work.made)
-            work.made = True
-            work.kept = self.room > 0
+    def _write_entries(self, target: LogCommit, entries: Sequence[IndexEntry]) -> None:
+        if target.index_fd < 0:
+            target.index_fd = index.open_for_writing(self.disk, self.files, target.log)
+        index.write_entries(self.disk, target.index_fd, target.log.id, target.entries_written, entries)
+
+    def _open(self, target: LogCommit) -> None:
+        if target.fd < 0:
+            target.fd = open_log(self.files, target.log, target.made)
+            target.made = True
+            target.kept = self.room > 0
             self.room -= 1
 
-    def _let_go(self, work: Work) -> None:
+    def _let_go(self, target: LogCommit) -> None:
         """There are more logs in this commit than handles that may stay open."""
-        if work.fd >= 0:
-            self.disk.close(work.fd)
-            work.fd = UNKNOWN
-        if work.index_fd != work.pinned_index_fd:
-            self.disk.close(work.index_fd)
-            work.index_fd = work.pinned_index_fd
+        if target.fd >= 0:
+            self.disk.close(target.fd)
+            target.fd = UNKNOWN
+        if target.index_fd != target.pinned_index_fd:
+            self.disk.close(target.index_fd)
+            target.index_fd = target.pinned_index_fd
 
 
 def open_log(files: OpenFiles, log: Log, made: bool = False) -> int:

@@ -1,42 +1,84 @@
 """The committer: takes what piled up to the disk, and shows the outcome to everybody who waits.
 
-`begin` gives appenders a place in the round that is being filled. `commit_pending`, called at the end of a
-driver's round of work, commits it: here and now where that is quick, else by the committer's task, in a
-thread. What is appended meanwhile goes into the next one; so the disk's speed sets a batch's size, and no
-timer is needed.
+`begin` gives appenders a place in the batch that is being filled. `commit_pending`, called at the end of a
+driver's turn of the loop, commits it: at once where that is quick, else in a thread. What is appended
+meanwhile goes into the next batch. So the disk's speed sets a batch's size, and no timer is needed.
 
 On success, in this order: bytes stand in the log files, `visible` advances, watchers are called, tickets
-resolve. On failure everything that was appended and is not durable is taken back, whether it was in the
-failed round or behind it, since its offsets stood on it.
+resolve. On failure everything appended that is not durable is taken back: what failed and what is behind it,
+whose offsets stood on it.
 """
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+import attrs
 import structlog
 import trio
 
 from shared.errors import LogDeleted, StoreClosed, StoreError, StoreFull, StoreReadOnly
 from shared.storage.clock import Clock
-from shared.storage.commit import Commit
-from shared.storage.counts import CommitCounts
+from shared.storage.commit import Commit, LogCommit
 from shared.storage.direct import DirectWrites
 from shared.storage.disk import Disk
 from shared.storage.files import OpenFiles, describe, refusal
 from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, Kind
 from shared.storage.journal import Journal, PoisonError
-from shared.storage.log import Log
-from shared.storage.rounds import Change, Mode, Registry, Round, Run, Ticket, awaited_bytes, call, mode_of
+from shared.storage.log import Change, CommitBatch, Log, LogAppend, Mode, Ticket, call, mode_of
 from shared.storage.settings import StorageSettings
-from shared.storage.work import Work
 
 logger = structlog.stdlib.get_logger("brokers.storage")
+
+T = TypeVar("T")
 
 _INLINE_LOGS_MAX = 64
 """A batch of more logs is committed by the thread: writing to each log's file takes a call of its own."""
 _RECENT_BYTES_MAX = 1 << 20
 """What has just become visible is kept in memory for whoever watches the log, unless it is more than this."""
+
+
+class Registry(Protocol):
+    """What keeps the catalog, and what has just become visible."""
+
+    def changed(self, change: Change) -> None:
+        """The change is durable."""
+
+    def undone(self, change: Change) -> None:
+        """The change was taken back."""
+
+    def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
+        """New records are visible and somebody watches."""
+
+
+@attrs.define(eq=False)
+class CommitCounts:
+    """All since the store was opened. `sync_seconds`: smoothed; inf until a sync was seen."""
+
+    commits: int = 0
+    inline_commits: int = 0
+    records: int = 0
+    bytes: int = 0
+    batch_bytes_max: int = 0
+    syncs: int = 0
+    sync_seconds_last: float = 0.0
+    sync_seconds_total: float = 0.0
+    sync_seconds: float = math.inf
+
+    @property
+    def sync_seconds_mean(self) -> float:
+        return self.sync_seconds_total / max(self.syncs, 1)
+
+    def batch(self, size: int) -> None:
+        self.bytes += size
+        self.batch_bytes_max = max(self.batch_bytes_max, size)
+
+    def synced(self, seconds: float) -> None:
+        self.syncs += 1
+        self.sync_seconds_last = seconds
+        self.sync_seconds_total += seconds
+        before = self.sync_seconds
+        self.sync_seconds = seconds if before == math.inf else before + (seconds - before) / 4
 
 
 class Committer:
@@ -68,7 +110,7 @@ class Committer:
         """Called after each commit: a checkpoint may be due."""
 
         self.counts = CommitCounts()
-        self.direct = DirectWrites(disk, files, clock, in_thread, self.when_idle, self.poison)
+        self.direct = DirectWrites(disk, files, clock, in_thread, self.between_commits, self.poison)
         self._disk = disk
         self._files = files
         self._clock = clock
@@ -76,7 +118,7 @@ class Committer:
         self._registry = registry
         self._in_thread = in_thread
         self._limiter = trio.CapacityLimiter(1)
-        self._rounds: list[Round] = []
+        self._batches: list[CommitBatch] = []
         self._filling_since = 0.0  # monotonic: what came by then had to wait for a commit under way
         self._busy = False
         self._running = False
@@ -85,15 +127,15 @@ class Committer:
         self._idle: list[Callable[[], None]] = []
         self._uncongested: list[Callable[[], None]] = []
 
-    # -- filling rounds
+    # -- filling batches
 
-    def begin(self, log: Log, size: int, reserved: bool) -> Run:
-        """The run to which `size` bytes of `log` are added next. Raises what `Log.append` raises."""
+    def begin(self, log: Log, size: int, reserved: bool) -> LogAppend:
+        """The append to which `size` bytes of `log` are added next. Raises what `Log.append` raises."""
         self._require_writable(log, reserved)
-        run = self._round(size).run_of(log, mode_of(log))
+        part = self._batch(size).append_to(log, mode_of(log))
         if not self.full:  # else each append must ask whether it may use the reserve
-            log.run = run
-        return run
+            log.pending = part
+        return part
 
     def append_all(
         self, parts: Sequence[tuple[Log, bytes, int]], reserved: bool, *, journaled: bool = False
@@ -109,18 +151,18 @@ class Committer:
             # lost: half of the change would be there. So it is in the journal and synced before any of it is
             # shown.
             mode = Mode.SYNCED
-        round_ = self._round(Round.size_of(parts))
+        batch = self._batch(CommitBatch.size_of(parts))
         offsets = []
         for log, records, count in parts:
             if log.direct and mode is not Mode.DIRECT:
                 self._journal_queued(log)
-            run = round_.run_of(log, mode)
-            run.chunks.append(records)
-            run.counts.append(count)
-            round_.room -= len(records)
+            part = batch.append_to(log, mode)
+            part.chunks.append(records)
+            part.counts.append(count)
+            batch.room -= len(records)
             offsets.append(log.end)
             log.end += len(records)
-        ticket = round_.ticket(mode)
+        ticket = batch.ticket(mode)
         for (log, records, _), offset in zip(parts, offsets, strict=True):
             if log.fold is not None:  # which may append more, and so end the round
                 log.fold(offset, records)
@@ -131,9 +173,9 @@ class Committer:
         self._require_open()
         if change.kind is Kind.FIRST or change.kind is Kind.MODE:
             self._journal_queued(change.log)
-        round_ = self._round(len(change.body) + ENTRY_HEADER_BYTES + Round.size_of(beside))
-        round_.add(change)
-        return round_.ticket(mode)
+        batch = self._batch(len(change.body) + ENTRY_HEADER_BYTES + CommitBatch.size_of(beside))
+        batch.add(change)
+        return batch.ticket(mode)
 
     def drop_below(self, log: Log, offset: int) -> Ticket:
         self._require_writable(log, reserved=True)
@@ -147,14 +189,17 @@ class Committer:
     def set_full(self, full: bool) -> None:
         """Whether publishing must stop: what is not marked as reserved is refused with StoreFull."""
         if full and not self.full:
-            for round_ in self._rounds:
-                for log in round_.runs:
-                    log.run = None
+            for batch in self._batches:
+                for log in batch.appends:
+                    log.pending = None
         self.full = full
 
     @property
     def pending_bytes(self) -> int:
-        return sum(round_.bytes for round_ in self._rounds)
+        return sum(batch.bytes for batch in self._batches)
+
+    def _awaited_bytes(self) -> int:
+        return sum(batch.awaited_bytes for batch in self._batches)
 
     def when_uncongested(self, callback: Callable[[], None]) -> None:
         """Call it once, when less waits for the disk; at once if that is so."""
@@ -170,6 +215,25 @@ class Committer:
         else:
             callback()
 
+    async def between_commits(self, take: Callable[[], T]) -> T:
+        """The result of `take`, called between two commits, but not once the caller is cancelled."""
+        taken: list[T] = []
+        ready = trio.Event()
+        wanted = True
+
+        def take_now() -> None:
+            if wanted:
+                taken.append(take())
+                ready.set()
+
+        self.when_idle(take_now)
+        try:
+            if not taken:
+                await ready.wait()
+        finally:
+            wanted = False
+        return taken[0]
+
     def _require_open(self) -> None:
         if self.closed:
             raise StoreClosed("the store is closed")
@@ -183,42 +247,41 @@ class Committer:
         if self.full and not reserved:
             raise StoreFull("the file system is short of space")
 
-    def _round(self, size: int) -> Round:
-        """The round that is being filled, with room for `size` bytes."""
-        rounds = self._rounds
+    def _batch(self, size: int) -> CommitBatch:
+        """The batch that is being filled, with room for `size` bytes."""
+        batches = self._batches
         need = size + ENTRY_HEADER_BYTES
-        if rounds:
-            if rounds[-1].room >= need:
-                return rounds[-1]
-            rounds[-1].seal()
-            if awaited_bytes(self._rounds) + need > self._settings.pending_bytes_max:
+        if batches:
+            if batches[-1].room >= need:
+                return batches[-1]
+            batches[-1].seal()
+            if self._awaited_bytes() + need > self._settings.pending_bytes_max:
                 self.congested = True
         else:
             self._filling_since = self._clock.monotonic()
-        rounds.append(Round(need))
-        return rounds[-1]
+        batches.append(CommitBatch(need))
+        return batches[-1]
 
     def _journal_queued(self, log: Log) -> None:
         """Something about the log will be in the journal, so what is before it must not come later."""
-        for round_ in self._rounds:
-            run = round_.runs.get(log)
-            if run is not None:
-                run.journaled = True
+        for batch in self._batches:
+            part = batch.appends.get(log)
+            if part is not None:
+                part.journaled = True
 
     # -- committing
 
     def commit_pending(self) -> None:
         """Have everything that was appended committed: at once if that is quick, else soon."""
-        if not self._rounds or self._busy:
+        if not self._batches or self._busy:
             return
         if not self._running:
-            while self._rounds and not self._busy:
+            while self._batches and not self._busy:
                 self._commit_here()
-        elif self._is_quick():
+            return
+        if self._is_quick():
             self._commit_here()
-            if self._rounds:  # appended by those whom this commit answered
-                self._wake.set()
-        else:
+        if self._batches:  # too much, or appended by those whom this commit answered
             self._wake.set()
 
     def sync_written(self) -> None:
@@ -236,16 +299,16 @@ class Committer:
         task_status.started()
         try:
             while True:
-                if self._rounds:
+                if self._batches:
                     if self._journal_is_full() and self.make_room is not None:
                         await self.make_room()
                     commit = self._take()
-                    commit.aside = True
+                    commit.in_thread = True
                     try:
                         with trio.CancelScope(shield=True):  # a thread that writes cannot be called back
                             await self._in_thread(commit.run, limiter=self._limiter)
                     except Exception as error:
-                        self._crashed(commit, error)
+                        commit.crashed(error)
                     self._finish(commit)
                 elif (left := self._sync_by - self._clock.monotonic()) <= 0:
                     await self._sync_in_thread()
@@ -260,22 +323,22 @@ class Committer:
     def _is_quick(self) -> bool:
         """Whether a commit here and now costs less than handing it to a thread."""
         settings = self._settings
-        if len(self._rounds) > 1:
+        if len(self._batches) > 1:
             return False
-        round_ = self._rounds[0]
-        size = round_.bytes
+        batch = self._batches[0]
+        size = batch.bytes
         filling = self._clock.monotonic() - self._filling_since
         return (
-            (not round_.sync or settings.syncs_inline(self.counts.sync_seconds, filling))
-            and size <= settings.inline_most(round_.background)
-            and len(round_.runs) <= _INLINE_LOGS_MAX
+            (not batch.sync or settings.syncs_inline(self.counts.sync_seconds, filling))
+            and size <= settings.inline_most(batch.background)
+            and len(batch.appends) <= _INLINE_LOGS_MAX
             and (self.journal.fits(size) or self.journal.spare is not None)
         )
 
     def _journal_is_full(self) -> bool:
         """Whether the next batch has no place until a checkpoint frees a segment."""
         journal = self.journal
-        size = min(self._rounds[0].bytes, BATCH_PAYLOAD_MAX)
+        size = min(self._batches[0].bytes, BATCH_PAYLOAD_MAX)
         return (
             not journal.fits(size)
             and journal.spare is None
@@ -284,20 +347,9 @@ class Committer:
 
     def _commit_here(self) -> None:
         commit = self._take()
-        try:
-            commit.run()
-        except Exception as error:
-            self._crashed(commit, error)
+        commit.run()
         self.counts.inline_commits += 1
         self._finish(commit)
-
-    def _crashed(self, commit: Commit, error: Exception) -> PoisonError:
-        """A bug; nobody can tell what it left on the disk."""
-        logger.error("a commit crashed", exc_info=error)
-        commit.poison = poison = PoisonError("a commit crashed")
-        poison.__cause__ = error
-        commit.good = 0
-        return poison
 
     async def _sync_in_thread(self) -> None:
         self._busy = True
@@ -316,144 +368,129 @@ class Committer:
 
     def _take(self) -> Commit:
         """All that has gathered, as one commit: its logs are busy, its files pinned, until `_finish`."""
-        rounds, self._rounds = self._rounds, []
+        batches, self._batches = self._batches, []
         self._busy = True
-        works: dict[Log, Work] = {}
+        logs: dict[Log, LogCommit] = {}
         journaled: set[Log] = set()
-        direct_dirty = False
-        for round_ in rounds:
-            round_.seal()
-            for log, run in round_.runs.items():
-                work = works.get(log)
-                if work is None:
-                    work = works[log] = self._work(log)
-                    direct_dirty |= log.direct_dirty
+        for batch in batches:
+            batch.seal()
+            for log, part in batch.appends.items():
+                target = logs.get(log)
+                if target is None:
+                    target = logs[log] = LogCommit(log, self._files.pin(log.file))
                 if log.unapplied or log in journaled:
                     # Bytes before it are in the journal, and if the file does not take them, only there: what
                     # goes around the journal would lie behind a hole.
-                    run.journaled = True
-                if run.journaled:
+                    part.journaled = True
+                if part.journaled:
                     journaled.add(log)
-                elif not work.index_pinned:
-                    work.mean_direct(self._files.pin(log.index_file))
-            for change in round_.changes:
-                if change.kind is Kind.FIRST and change.log not in works:
-                    works[change.log] = self._work(change.log)
-                    direct_dirty |= change.log.direct_dirty
+                elif not target.direct_meant:
+                    target.mean_direct(self._files.pin(log.index_file))
+            for change in batch.changes:
+                if change.kind is Kind.FIRST and change.log not in logs:
+                    logs[change.log] = LogCommit(change.log, self._files.pin(change.log.file))
         return Commit(
-            rounds,
-            works,
+            batches,
+            logs,
             self.journal,
             self._disk,
             self._files,
             self._clock,
             now_ms=self._clock.wall_ms(),
             room=self._files.room,
-            sync_direct_first=direct_dirty,
+            sync_direct_first=any(log.direct_dirty for log in logs),
         )
-
-    def _work(self, log: Log) -> Work:
-        log.busy = True
-        return Work(log, self._files.pin(log.file))
 
     # -- the outcome
 
     def _finish(self, commit: Commit) -> None:
         """Show what came of a commit. A bug in that must keep nobody waiting, nor the end of the store."""
         try:
-            self._show_outcome(commit)
+            self._publish(commit)
         except Exception as error:
-            poison = self._crashed(commit, error)
             self._busy = False
-            self.poison(poison)
-            self._take_back(dict.fromkeys(log for round_ in commit.rounds for log in round_.runs))
-            for round_ in commit.rounds:
-                round_.fail(self.read_only)
+            self.poison(commit.crashed(error))
+            self._take_back(log for batch in commit.batches for log in batch.appends)
+            for batch in commit.batches:
+                batch.resolve(self.read_only)
             self._rest()
 
-    def _show_outcome(self, commit: Commit) -> None:
+    def _publish(self, commit: Commit) -> None:
         """In this order: who waits for a ticket finds everything else in place."""
-        for work in commit.works.values():
-            work.give_back(self._files)
-        good = commit.rounds if commit.good == len(commit.rounds) else commit.rounds[: commit.good]
+        for target in commit.logs.values():
+            target.give_back(self._files)
+        good = commit.batches[: commit.good]
         self._count(commit, good)
         failure = commit.error or commit.direct_error  # for a poison there is `read_only`
         error = None if failure is None else refusal(failure)
         direct_failed = commit.direct_error is not None
         moved = self._advance(commit, good, direct_failed)
-        for round_ in good:
-            for change in round_.changes:
+        for batch in good:
+            for change in batch.changes:
                 self._registry.changed(change)
-        self._show(moved)
-        direct_error = refusal(commit.direct_error) if direct_failed else None
-        for round_ in good:
-            round_.resolve(direct_error)
-        if direct_failed:
-            self._take_back(log for log, work in commit.works.items() if work.direct_meant)
-        if commit.poison is not None:
-            self._set_read_only(commit.poison)
-        if self.read_only is not None or error is not None:
-            self._fail(commit.rounds[commit.good :], self.read_only or error)
-        for round_ in commit.rounds:
-            round_.let_go()
-        self._filling_since = self._clock.monotonic()
-        if self.committed is not None:
-            self.committed()
-        if self.congested and awaited_bytes(self._rounds) <= self._settings.pending_bytes_max // 2:
-            self._end_congestion()
-        self._busy = False
-        if self._running and self._sync_by < math.inf:
-            self._wake.set()
-        self._rest()
-
-    def _show(self, moved: Iterable[Log]) -> None:
-        """Tell those who watch that these logs have something new."""
         for log in moved:
             if log.advanced is not None:
                 call(log.advanced, log)
             if log.watchers:
                 for watcher in tuple(log.watchers):
                     call(watcher, log)
+        direct_error = None if commit.direct_error is None else refusal(commit.direct_error)
+        for batch in good:
+            batch.resolve(None, direct_error)
+        if direct_failed:
+            self._take_back(log for log, target in commit.logs.items() if target.direct_meant)
+        if commit.poison is not None:
+            self._set_read_only(commit.poison)
+        if self.read_only is not None or error is not None:
+            self._fail(commit.batches[commit.good :], self.read_only or error)
+        for batch in commit.batches:
+            # Batches and their appends refer to each other. Else they would stay until the garbage collector
+            # comes by, which for a few large objects is seldom.
+            batch.appends.clear()
+        self._filling_since = self._clock.monotonic()
+        if self.committed is not None:
+            self.committed()
+        if self.congested and self._awaited_bytes() <= self._settings.pending_bytes_max // 2:
+            self.congested = False
+            callbacks, self._uncongested = self._uncongested, []
+            for callback in callbacks:
+                call(callback)
+        self._busy = False
+        if self._running and self._sync_by < math.inf:
+            self._wake.set()
+        self._rest()
 
-    def _end_congestion(self) -> None:
-        self.congested = False
-        callbacks, self._uncongested = self._uncongested, []
-        for callback in callbacks:
-            call(callback)
-
-    def _count(self, commit: Commit, good: list[Round]) -> None:
+    def _count(self, commit: Commit, good: list[CommitBatch]) -> None:
         self.counts.commits += 1
         if commit.synced:
             self.counts.synced(commit.sync_seconds)
             self._sync_by = math.inf
-        else:
+        elif self.journal.unsynced:
             now = self._clock.monotonic()
-            if self.journal.unsynced:
-                for round_ in good:
-                    self._sync_by = min(self._sync_by, now + round_.interval_seconds)
-        for round_ in good:
-            self.counts.batch(round_.bytes)
+            for batch in good:
+                self._sync_by = min(self._sync_by, now + batch.interval_seconds)
+        for batch in good:
+            self.counts.batch(batch.bytes)
 
-    def _advance(self, commit: Commit, good: list[Round], direct_failed: bool) -> dict[Log, None]:
+    def _advance(self, commit: Commit, good: list[CommitBatch], direct_failed: bool) -> dict[Log, None]:
         """Show what is durable now; returns the logs that have something new."""
         moved: dict[Log, None] = {}
         now = self._clock.monotonic()
         for log in commit.direct_synced:
             log.direct_dirty = False
-        for round_ in good:
-            for log, run in round_.runs.items():
-                if not run.journaled and direct_failed:
+        for batch in good:
+            for log, part in batch.appends.items():
+                if not part.journaled and direct_failed:
                     continue
-                log.visible = run.end
-                self.counts.records += sum(run.counts)
-                if not run.journaled:
-                    self.direct.written(log, run.end - run.offset, now)
-                if log.watchers and run.end - run.offset <= _RECENT_BYTES_MAX:
-                    self._registry.remember(log, run.offset, run.chunks)
+                log.visible = part.end
+                self.counts.records += sum(part.counts)
+                if not part.journaled:
+                    self.direct.written(log, part.end - part.offset, now)
+                if log.watchers and part.end - part.offset <= _RECENT_BYTES_MAX:
+                    self._registry.remember(log, part.offset, part.chunks)
                 moved[log] = None
         for log in moved:
-            work = commit.works[log]
-            work.show(now)
+            commit.logs[log].publish(now)
             self.unindexed[log] = None
             self.dirty[log] = None
         return moved
@@ -468,25 +505,32 @@ class Committer:
         if self.read_only is None:
             text = f"{error}: {describe(error.__cause__)}" if error.__cause__ is not None else str(error)
             self.read_only = StoreReadOnly(f"read-only until a restart: {text}")
-            logger.critical("the store is read-only until a restart", reason=text)
-            for round_ in self._rounds:
-                round_.seal()  # so that appends come by, and are refused
+            logger.critical(
+                "the store is read-only: nothing more is accepted, what is stored is served; "
+                "look at the disk, then restart",
+                reason=text,
+            )
+            for batch in self._batches:
+                batch.seal()  # so that appends come by, and are refused
             if self._sync_by < math.inf or self.direct.due:
-                logger.critical("acknowledged since the last sync, and possibly lost", modes="interval")
+                logger.critical(
+                    "records of mode interval that were acknowledged since the last sync may be lost; "
+                    "compare with their producers after the restart"
+                )
 
-    def _fail(self, rounds: list[Round], error: StoreError | None) -> None:
-        """Take back these rounds and everything behind them."""
+    def _fail(self, batches: list[CommitBatch], error: StoreError | None) -> None:
+        """Take back these batches and everything behind them."""
         assert error is not None
-        failed = rounds + self._rounds
-        self._rounds = []
-        for round_ in failed:
-            round_.seal()
-        for round_ in reversed(failed):
-            for change in reversed(round_.changes):
+        failed = batches + self._batches
+        self._batches = []
+        for batch in failed:
+            batch.seal()
+        for batch in reversed(failed):
+            for change in reversed(batch.changes):
                 self._registry.undone(change)
-        self._take_back(dict.fromkeys(log for round_ in failed for log in round_.runs))
-        for round_ in failed:
-            round_.fail(error)
+        self._take_back(dict.fromkeys(log for batch in failed for log in batch.appends))
+        for batch in failed:
+            batch.resolve(error)
 
     def _take_back(self, logs: Iterable[Log]) -> None:
         for log in logs:

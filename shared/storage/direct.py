@@ -22,8 +22,8 @@ from shared.storage.log import Log
 class DirectWrites:
     """One per store. `bytes`: written around the journal since the last checkpoint took stock.
 
-    `due`: logs with bytes that are to be synced, and by when (monotonic seconds). `when_idle`: calls between
-    two commits. `poison`: is called where a sync fails.
+    `due`: logs with bytes that are to be synced, and by when (monotonic seconds). `between_commits`: as the
+    committer's. `poison`: is called where a sync fails.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class DirectWrites:
         files: OpenFiles,
         clock: Clock,
         in_thread: Callable[..., Awaitable[Any]],
-        when_idle: Callable[[Callable[[], None]], None],
+        between_commits: Callable[[Callable[[], None]], Awaitable[None]],
         poison: Callable[[PoisonError], None],
     ) -> None:
         self.bytes = 0
@@ -42,7 +42,7 @@ class DirectWrites:
         self._files = files
         self._clock = clock
         self._in_thread = in_thread
-        self._when_idle = when_idle
+        self._between_commits = between_commits
         self._poison = poison
         self._limiter = trio.CapacityLimiter(1)
         self._wake = trio.Event()
@@ -70,20 +70,16 @@ class DirectWrites:
         """Make safe what these hold now. What is written meanwhile is due anew."""
         ends: dict[Log, int] = {}
         pinned: list[tuple[Log, LogFile, int]] = []
-        ready = trio.Event()
-        wanted = True
 
         def take() -> None:
-            if wanted:
-                ends.update((log, _closed(log)) for log in logs)
-                pinned.extend((log, file, self._files.pin(file)) for log in logs for file in _files(log))
-                ready.set()
+            for log in logs:
+                # Its newest entry ends where this sync does: if later bytes went into that entry and were
+                # lost, nothing would vouch for those before them.
+                log.close_entry()
+                ends[log] = log.visible
+                pinned.extend((log, file, self._files.pin(file)) for file in (log.file, log.index_file))
 
-        self._when_idle(take)
-        try:
-            await ready.wait()
-        finally:
-            wanted = False
+        await self._between_commits(take)
         due = {log: self.due.pop(log) for log in logs}
         try:
             with trio.CancelScope(shield=True):  # descriptors are pinned, and cannot be taken back
@@ -114,16 +110,3 @@ class DirectWrites:
                 self._disk.sync_folder("")
         except OSError as error:
             raise PoisonError("what went around the journal could not be synced") from error
-
-
-def _files(log: Log) -> tuple[LogFile, LogFile]:
-    return log.file, log.index_file
-
-
-def _closed(log: Log) -> int:
-    """Where what is synced now will end. Its newest index entry ends there too: if later bytes went into that
-    and were lost, nothing would vouch for those before them."""
-    if log.open_entry is not None:
-        log.closed_entries.append(log.open_entry)
-        log.open_entry = None
-    return log.visible

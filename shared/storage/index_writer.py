@@ -83,8 +83,7 @@ class IndexWriter:
                 unapplied.append((log, log.unapplied[:]))
             else:
                 if log.open_entry is not None and not log.busy and now - log.open_since >= age_seconds:
-                    log.closed_entries.append(log.open_entry)
-                    log.open_entry = None
+                    log.close_entry()
                 if log.closed_entries:
                     writings.append(_Writing(log, self._files.pin(log.index_file)))
                 elif log.open_entry is None:

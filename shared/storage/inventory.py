@@ -12,9 +12,8 @@ from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import OpenFiles
 from shared.storage.format import Kind
-from shared.storage.log import Log
+from shared.storage.log import Change, Log, Mode, Ticket, call, mode_of
 from shared.storage.reading import Reader
-from shared.storage.rounds import Change, Mode, Ticket, call, mode_of
 from shared.storage.settings import Durability, Retention
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -173,7 +172,7 @@ class Inventory:
         if beside:  # at once: there is room for it in this round
             _, ticket = self._committer.append_all(beside, reserved=True, journaled=True)
         log.deleted = True
-        log.run = None
+        log.pending = None
         del namespace.logs[log.name]
         self._folded.discard(_fold(log))
         for watcher in tuple(log.watchers):
@@ -186,7 +185,7 @@ class Inventory:
         change = Change(Kind.MODE, log, body=str(mode).encode(), before=log.mode)
         ticket = self._committer.add(change, Mode.SYNCED)
         log.mode = mode
-        log.run = None
+        log.pending = None
         return ticket
 
     # -- what the committer tells
@@ -234,14 +233,14 @@ class Inventory:
         elif change.kind is Kind.MODE:
             assert isinstance(change.before, Durability)
             log.mode = change.before
-            log.run = None
+            log.pending = None
 
     def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         self._reader.remember(log, offset, chunks)
 
     # -- what checkpoints ask for
 
-    def stock(self, replay_lsn: int, changed: Sequence[Log], clean: bool) -> tuple[bytes, list[str]]:
+    def snapshot(self, replay_lsn: int, changed: Sequence[Log], clean: bool) -> tuple[bytes, list[str]]:
         """The packed catalog as of now, and the folders whose names changed since the last time."""
         for log in changed:  # a log's files are made when it has its first bytes, long after its CREATE maybe
             self._folders[log.namespace] = None
@@ -254,7 +253,8 @@ class Inventory:
         head = Catalog(self._journal_id, replay_lsn, self._next_log_id, self._clock.wall_ms(), clean, ())
         return catalog.pack(head, self._lines.values()), folders
 
-    def restock(self, folders: list[str]) -> None:
+    def mark_dirty(self, folders: list[str]) -> None:
+        """Those folders are not synced after all."""
         self._folders.update(dict.fromkeys(folders))
 
 

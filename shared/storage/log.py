@@ -1,25 +1,231 @@
-"""A log: an append-only sequence of records, addressed by byte offset."""
+"""A log, an append-only sequence of records addressed by byte offset; and what is appended until it is
+durable.
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+`Log.append` notes records in the batch that is being filled. A `CommitBatch` holds one `LogAppend` for each
+log that was appended to, and changes of the catalog. It becomes one batch of the journal, all or nothing, and
+its tickets tell what became of it. All of this belongs to the trio thread, and a sealed batch no longer
+changes.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import Any, Protocol
 
 import attrs
+import structlog
 import trio
 
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.storage.files import LogFile
-from shared.storage.format import IndexEntry
+from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, IndexEntry, Kind
 from shared.storage.settings import Durability, Retention
 
-if TYPE_CHECKING:
-    from shared.storage.committer import Committer
-    from shared.storage.reading import Reader
-    from shared.storage.rounds import Run, Ticket
+logger = structlog.stdlib.get_logger("brokers.storage")
 
 UNKNOWN = -1
 _SHOWN_MAX = 10
 """Ranges in one line of the log."""
+
+
+class Ticket:
+    """Tells when an append is durable, as far as its mode asks. One is shared by all appends of a batch in
+    one mode.
+
+    `error`: None once it is durable, else why it is not.
+    """
+
+    __slots__ = ("_callbacks", "done", "error")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: StoreError | None = None
+        self._callbacks: list[Callable[[Ticket], None]] = []
+
+    def when_done(self, callback: "Callable[[Ticket], None]") -> None:
+        """Call it exactly once, in the trio thread; at once if it is done. It must not raise."""
+        if self.done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def resolve(self, error: StoreError | None) -> None:
+        """It is done: call everybody who waits."""
+        self.done = True
+        self.error = error
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:  # what `call` does, without a call for each: every answer passes here
+                logger.exception(_CALLBACK_FAILED, callback=repr(callback))
+
+
+_CALLBACK_FAILED = "a callback of the store raised; the others are still called; report this bug"
+
+
+def call(callback: Callable[..., None], *arguments: Any) -> None:
+    """Call it, and log what it raises: one waiter's bug must not keep the others from being called."""
+    try:
+        callback(*arguments)
+    except Exception:
+        logger.exception(_CALLBACK_FAILED, callback=repr(callback))
+
+
+class Mode(IntEnum):
+    """What a ticket waits for."""
+
+    SYNCED = 0
+    WRITTEN = 1
+    DIRECT = 2  # written to the log's own file, without the journal
+
+
+def mode_of(log: "Log") -> Mode:
+    mode = log.mode
+    if mode.direct:
+        return Mode.DIRECT
+    return Mode.SYNCED if mode.mode == "always" else Mode.WRITTEN
+
+
+class LogAppend:
+    """The records of one log in one batch, in order, from `offset` on.
+
+    `chunks`: whole records each, `counts`: how many; 0 where it begins one that ends with the next chunk.
+    """
+
+    __slots__ = ("batch", "chunks", "counts", "end", "journaled", "log", "offset", "ticket", "written")
+
+    def __init__(self, log: "Log", batch: "CommitBatch", ticket: Ticket, journaled: bool) -> None:
+        self.log = log
+        self.batch = batch
+        self.offset = self.end = log.end
+        self.chunks: list[bytes | memoryview] = []
+        self.counts: list[int] = []
+        self.ticket = ticket
+        self.journaled = journaled
+        self.written: memoryview | None = None  # its records, as they stand in the journal's batch
+
+    def add(self, records: bytes, count: int) -> int:
+        """Add what was promised to the batch (`Log.gather`), which has room for it; returns its offset."""
+        log = self.log
+        offset = log.end
+        self.chunks.append(records)
+        self.counts.append(count)
+        self.batch.room -= len(records)
+        log.end = offset + len(records)
+        if log.fold is not None:
+            log.fold(offset, records)
+        return offset
+
+
+@attrs.define(eq=False)
+class Change:
+    """A change of the catalog: CREATE, DELETE, FIRST or MODE. `before`: what FIRST or MODE replaced."""
+
+    kind: Kind
+    log: "Log"
+    offset: int = 0
+    body: bytes = b""
+    before: object = None
+
+
+class CommitBatch:
+    """Becomes one batch of the journal. `room`: bytes that still fit.
+
+    `gathering`: who adds more when the batch is sealed. `broken`: what one of them raised: the batch lacks
+    what was promised, so it must not be written.
+    """
+
+    __slots__ = (
+        "appends",
+        "background",
+        "broken",
+        "changes",
+        "gathering",
+        "interval_seconds",
+        "payload_bytes_max",
+        "room",
+        "sealed",
+        "sync",
+        "tickets",
+    )
+
+    def __init__(self, size: int = 0) -> None:
+        self.room = self.payload_bytes_max = max(BATCH_PAYLOAD_MAX, size)
+        self.appends: dict[Log, LogAppend] = {}
+        self.changes: list[Change] = []
+        self.gathering: list[Callable[[], None]] = []
+        self.broken: Exception | None = None
+        self.tickets: list[Ticket | None] = [None, None, None]
+        self.sync = False
+        self.sealed = False
+        self.background = False  # it holds what nobody waits for
+        self.interval_seconds = math.inf  # by when it must be synced if nobody waits for that
+
+    @staticmethod
+    def size_of(parts: "Iterable[tuple[Log, bytes, int]]") -> int:
+        """What `Store.append_all` adds for these."""
+        return sum(len(records) + ENTRY_HEADER_BYTES for _, records, _ in parts)
+
+    @property
+    def bytes(self) -> int:
+        return self.payload_bytes_max - self.room
+
+    @property
+    def awaited_bytes(self) -> int:
+        """The bytes without those of logs in the background."""
+        if not self.background:
+            return self.bytes
+        idle = (part for log, part in self.appends.items() if log.background)
+        return self.bytes - sum((part.end if self.sealed else part.log.end) - part.offset for part in idle)
+
+    def ticket(self, mode: Mode) -> Ticket:
+        ticket = self.tickets[mode]
+        if ticket is None:
+            ticket = self.tickets[mode] = Ticket()
+            if mode is Mode.SYNCED:
+                self.sync = True
+        return ticket
+
+    def append_to(self, log: "Log", mode: Mode) -> LogAppend:
+        """What is appended to the log, made if it is not there. The stricter of its modes counts."""
+        part = self.appends.get(log)
+        if part is None:
+            part = self.appends[log] = LogAppend(log, self, self.ticket(mode), mode is not Mode.DIRECT)
+            self.room -= ENTRY_HEADER_BYTES
+        else:
+            part.ticket = self.ticket(mode)
+        if log.background:
+            self.background = True
+        if log.mode.mode == "interval":
+            self.interval_seconds = min(self.interval_seconds, log.mode.seconds)
+        return part
+
+    def add(self, change: Change) -> None:
+        self.changes.append(change)
+        self.room -= ENTRY_HEADER_BYTES + len(change.body)
+
+    def seal(self) -> None:
+        """Nothing more is added: it is full, or on its way to the disk."""
+        if not self.sealed:
+            for complete in self.gathering:
+                try:
+                    complete()
+                except Exception as error:
+                    self.broken = error
+            self.gathering.clear()
+            self.sealed = True
+            for log, part in self.appends.items():
+                log.pending = None
+                part.end = log.end
+
+    def resolve(self, error: StoreError | None, direct_error: StoreError | None = None) -> None:
+        """Tell everybody who still waits. `direct_error`: for what goes around the journal, where that
+        failed."""
+        for mode, ticket in enumerate(self.tickets):
+            if ticket is not None and not ticket.done:
+                ticket.resolve(direct_error or error if mode == Mode.DIRECT else error)
 
 
 @attrs.frozen
@@ -33,6 +239,32 @@ class Lost:
     @property
     def end(self) -> int:
         return self.offset + self.length
+
+
+class Appender(Protocol):
+    """What takes a log's appends: the committer."""
+
+    def begin(self, log: "Log", size: int, reserved: bool) -> LogAppend: ...
+
+    def drop_below(self, log: "Log", offset: int) -> Ticket: ...
+
+
+class RecordReader(Protocol):
+    """What serves a log's reads; each call as `Log` has it."""
+
+    def read(
+        self, log: "Log", offset: int, max_bytes: int, done: Callable[[bytes | StoreError], None]
+    ) -> None: ...
+
+    def read_chunk(
+        self, log: "Log", offset: int, max_bytes: int, done: Callable[[FileRange | StoreError], None]
+    ) -> None: ...
+
+    def is_record_start(self, log: "Log", offset: int, done: Callable[[bool | StoreError], None]) -> None: ...
+
+    def index_entries(self, log: "Log", start: int, stop: int) -> list[IndexEntry]: ...
+
+    def seek(self, log: "Log", unix_ms: int) -> int: ...
 
 
 class Log:
@@ -69,9 +301,9 @@ class Log:
         "namespace",
         "open_entry",
         "open_since",
+        "pending",
         "retention",
         "rolled_back",
-        "run",
         "unapplied",
         "users",
         "visible",
@@ -80,8 +312,8 @@ class Log:
 
     def __init__(
         self,
-        committer: "Committer",
-        reader: "Reader",
+        committer: Appender,
+        reader: RecordReader,
         log_id: int,
         namespace: str,
         name: str,
@@ -120,7 +352,7 @@ class Log:
         # The rest belongs to the storage core. It is changed in the trio thread alone.
         self.file = LogFile(path + ".log")
         self.index_file = LogFile(path + ".idx")
-        self.run: Run | None = None  # what the round that is being filled holds of this log
+        self.pending: LogAppend | None = None  # its part of the batch that is being filled
         self.busy = False  # a commit under way holds some of it
         self.fresh = False  # made in this process, and has no file yet
         self.first_kept = first  # `first` as it is known to be durable: what lies below may become a hole
@@ -144,6 +376,12 @@ class Log:
             return self.closed_entries[0].offset
         return self.visible if self.open_entry is None else self.open_entry.offset
 
+    def close_entry(self) -> None:
+        """The next record begins a new index entry."""
+        if self.open_entry is not None:
+            self.closed_entries.append(self.open_entry)
+            self.open_entry = None
+
     def entries_reached(self, number: int) -> None:
         """The index file has all entries below that number."""
         new = number - self.entries_written
@@ -161,56 +399,56 @@ class Log:
         """Its bytes go around the journal."""
         return self.mode.direct
 
-    def append(self, records: bytes, count: int, reserved: bool = False) -> "tuple[int, Ticket]":
+    def append(self, records: bytes, count: int, reserved: bool = False) -> tuple[int, Ticket]:
         """Add `count` whole encoded records; returns the offset of the first, and what says when they count.
 
         Synchronous, does no IO: call `Store.commit_pending` or `Store.wait` afterwards. `reserved`: may use
         the space kept back for acknowledgements and administration. Raises StoreReadOnly, StoreFull,
         LogDeleted, StoreClosed.
         """
-        run = self.run
-        if run is None or len(records) > run.round.room:
-            run = self._committer.begin(self, len(records), reserved)
-        run.chunks.append(records)
-        run.counts.append(count)
+        part = self.pending
+        if part is None or len(records) > part.batch.room:
+            part = self._committer.begin(self, len(records), reserved)
+        part.chunks.append(records)
+        part.counts.append(count)
         size = len(records)
-        run.round.room -= size
+        part.batch.room -= size
         offset = self.end
         self.end = offset + size
         if self.fold is not None:
             self.fold(offset, records)
-        return offset, run.ticket
+        return offset, part.ticket
 
-    def append_framed(self, head: bytes, rest: bytes | memoryview) -> "tuple[int, Ticket]":
+    def append_framed(self, head: bytes, rest: bytes | memoryview) -> tuple[int, Ticket]:
         """Add one encoded record in two pieces, a head and `rest`. They are not copied, and must stay as they
         are until the ticket is done. For large records, in logs without a fold; otherwise as `append`."""
         size = len(head) + len(rest)
-        run = self.run
-        if run is None or size > run.round.room:
-            run = self._committer.begin(self, size, False)
-        run.chunks += (head, rest)
-        run.counts += (0, 1)
-        run.round.room -= size
+        part = self.pending
+        if part is None or size > part.batch.room:
+            part = self._committer.begin(self, size, False)
+        part.chunks += (head, rest)
+        part.counts += (0, 1)
+        part.batch.room -= size
         offset = self.end
         self.end = offset + size
-        return offset, run.ticket
+        return offset, part.ticket
 
-    def gather(self, size: int, complete: Callable[[], None], reserved: bool = False) -> "Run":
-        """Promise records to the round that is being filled, in place of an append for each of many changes.
+    def gather(self, size: int, complete: Callable[[], None], reserved: bool = False) -> LogAppend:
+        """Promise `size` bytes of records to the batch that is being filled, instead of an append for each.
 
-        `complete` is called once nothing more comes into that round, and adds what was gathered (`Run.add`).
-        The run's ticket is that of what is gathered from now on, for as long as `run` is this one. Room is
-        kept for `size` bytes; whoever gathers more takes it from `run.round.room`, and gives back what was
-        kept before adding. `reserved`, and what is raised: as for `append`.
+        `complete` is called when that batch is sealed, and adds what was gathered (`LogAppend.add`). The
+        ticket is that of all that is gathered for as long as `pending` is the part returned. To gather more,
+        take its size from `batch.room`; give back what was taken before adding. `reserved`, errors: as for
+        `append`.
         """
-        run = self.run
-        if run is None or size > run.round.room:
-            run = self._committer.begin(self, size, reserved)
-        run.round.room -= size
-        run.round.gathering.append(complete)
-        return run
+        part = self.pending
+        if part is None or size > part.batch.room:
+            part = self._committer.begin(self, size, reserved)
+        part.batch.room -= size
+        part.batch.gathering.append(complete)
+        return part
 
-    def drop_below(self, offset: int) -> "Ticket":
+    def drop_below(self, offset: int) -> Ticket:
         """Drop the records below `offset`, a record's start or the end; it is durable with the ticket.
 
         Their space is given back later, when nobody reads there any more. Raises what `append` raises.

@@ -30,18 +30,17 @@ from shared.storage.index_writer import IndexWriter
 from shared.storage.inventory import Inventory, Namespace
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.lock import FolderLock
-from shared.storage.log import Log
+from shared.storage.log import Log, LogAppend, Ticket
 from shared.storage.os_disk import OsDisk
 from shared.storage.reading import Reader
 from shared.storage.recovery import Recovered, recover
 from shared.storage.retention import RetentionKeeper
-from shared.storage.rounds import Run, Ticket
 from shared.storage.scrub import Scrub
 from shared.storage.settings import Durability, Retention, StorageSettings
 from shared.storage.snapshot import LogSnapshot
 from shared.storage.space import SpaceWatch
 
-__all__ = ["Durability", "Log", "Namespace", "Retention", "Run", "Store", "StoreStatistics", "Ticket"]
+__all__ = ["Durability", "Log", "LogAppend", "Namespace", "Retention", "Store", "StoreStatistics", "Ticket"]
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -111,8 +110,12 @@ class Store:
         self._files = files = OpenFiles(disk, settings.open_files_max, recovered.in_files)
         self._reader = Reader(disk, files, self._background, settings.cache_bytes, zero_copy)
         self._inventory = Inventory(disk, files, clock, recovered.journal_id, recovered.next_log_id)
-        self._committer = Committer(journal, disk, files, clock, settings, self._inventory, in_thread)
-        self._background.commit_pending = self._committer.commit_pending
+        self._committer = committer = Committer(
+            journal, disk, files, clock, settings, self._inventory, in_thread
+        )
+        self.commit_pending: Callable[[], None] = committer.commit_pending
+        """The end of a driver's turn: commit what was appended, at once where that is quick."""
+        self._background.commit_pending = committer.commit_pending
         self._inventory.attach(self._committer, self._reader, recovered.logs)
         self._inventory.folds_case = _folds_case(disk)
         self._index_writer = IndexWriter(self._committer, disk, files, clock, in_thread)
@@ -204,10 +207,6 @@ class Store:
         """Append to several logs, all or nothing, in the strictest of their modes. Raises as `Log.append`."""
         return self._committer.append_all(parts, reserved)
 
-    def commit_pending(self) -> None:
-        """The end of a driver's round: have what was appended committed, at once where that is quick."""
-        self._committer.commit_pending()
-
     def reserve_descriptors(self, connections: int) -> None:
         """So many connections are open in this process: keep fewer files open, or more, beside them."""
         self._files.reserve_descriptors(connections)
@@ -270,16 +269,7 @@ class Store:
         """Every log as it is at one moment, just after a checkpoint if one can be made."""
         if self.read_only is None:
             await self.checkpoint()
-        taken: list[LogSnapshot] = []
-        ready = trio.Event()
-
-        def take() -> None:
-            taken.extend(snapshot.take(self._inventory.all_logs()))
-            ready.set()
-
-        self._committer.when_idle(take)
-        await ready.wait()
-        return taken
+        return await self._committer.between_commits(lambda: snapshot.take(self._inventory.all_logs()))
 
     async def flush_index(self) -> bool:
         """Write the index entries that are only in memory; False where some could not be written."""

@@ -23,8 +23,7 @@ import structlog
 from shared.errors import CorruptRecord, StoreError
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.inventory import KEEP_ALL, Namespace
-from shared.storage.log import Log, Lost, WholeRecords, describe_lost
-from shared.storage.rounds import Ticket
+from shared.storage.log import Log, Lost, Ticket, WholeRecords, describe_lost
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 

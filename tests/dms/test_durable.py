@@ -5,7 +5,7 @@ import pytest
 from dms import keeper, logs, wire
 from dms.settings import DmsSettings, QueueSettings
 from dms.wire import Status, Type
-from shared.storage import rounds
+from shared.storage import log as storage_log
 from shared.storage.settings import Durability
 from tests.dms.world import World, statuses
 from tests.support.explore import sampled_states
@@ -115,7 +115,7 @@ def test_no_queue_outlives_its_options(mode: Durability, seed: int) -> None:
 def test_a_queue_and_its_options_come_and_go_as_one_however_full_a_batch_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rounds, "BATCH_PAYLOAD_MAX", 1000)
+    monkeypatch.setattr(storage_log, "BATCH_PAYLOAD_MAX", 1000)
     crashes: list[Crash] = []
     apart = 0
 

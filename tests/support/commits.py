@@ -7,8 +7,7 @@ import trio
 
 from shared.errors import StoreError
 from shared.storage.commit import Commit
-from shared.storage.log import Log
-from shared.storage.rounds import Ticket
+from shared.storage.log import Log, Ticket
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import ALWAYS

@@ -12,8 +12,7 @@ import attrs
 
 from shared.errors import StoreError
 from shared.storage import format
-from shared.storage.log import Log
-from shared.storage.rounds import Ticket
+from shared.storage.log import Log, Ticket
 from shared.storage.settings import Durability, StorageSettings
 from shared.storage.store import Namespace, Store
 from shared.storage.table import Table

@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.storage.commit import Commit
-from shared.storage.rounds import Ticket
+from shared.storage.log import Ticket
 from shared.storage.store import Durability, Store
 from tests.support.commits import commits_behind, fail, log_write, logs_of, outcome, watch
 from tests.support.fake_disk import FakeDisk, Operation

@@ -103,8 +103,10 @@ async def test_a_failed_sync_is_final_and_says_what_may_be_lost(
             await trio.sleep(0.1)
     assert store.read_only is not None
     assert [line["event"] for line in logged] == [
-        "the store is read-only until a restart",
-        "acknowledged since the last sync, and possibly lost",
+        "the store is read-only: nothing more is accepted, what is stored is served; "
+        "look at the disk, then restart",
+        "records of mode interval that were acknowledged since the last sync may be lost; "
+        "compare with their producers after the restart",
     ]
 
 

@@ -175,7 +175,7 @@ async def test_a_served_folder_is_looked_at_again_where_a_checkpoint_came_in_bet
 
 def _stocked(store: Store) -> bytes:
     """The catalog as a checkpoint would write it."""
-    packed, _ = store._inventory.stock(store._journal.position, [], clean=False)
+    packed, _ = store._inventory.snapshot(store._journal.position, [], clean=False)
     return packed
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shared.errors import StoreReadOnly
-from shared.storage.store import Durability, Log, Run
+from shared.storage.store import Durability, Log, LogAppend
 from tests.support.commits import logs_of, outcome
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import ALWAYS, NONE, open_store, read_all, records, reopen
@@ -14,17 +14,17 @@ class Gatherer:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.run: Run | None = None
+        self.run: LogAppend | None = None
         self.bodies: list[bytes] = []
         self.kept = 0
         self.written = 0
 
-    def take(self, body: bytes) -> Run:
+    def take(self, body: bytes) -> LogAppend:
         size = len(records(body))
-        if self.run is None or self.run is not self.log.run or size > self.run.round.room:
+        if self.run is None or self.run is not self.log.pending or size > self.run.batch.room:
             self.run = self.log.gather(size, self.write)
         else:
-            self.run.round.room -= size
+            self.run.batch.room -= size
         self.kept += size
         self.bodies.append(body)
         return self.run
@@ -32,7 +32,7 @@ class Gatherer:
     def write(self) -> None:
         run, self.run = self.run, None
         assert run is not None
-        run.round.room += self.kept
+        run.batch.room += self.kept
         run.add(records(*self.bodies), len(self.bodies))
         self.bodies, self.kept = [], 0
         self.written += 1
@@ -57,13 +57,13 @@ async def test_what_is_gathered_is_written_once_behind_what_was_appended(mode: D
 
 
 async def test_a_round_that_is_full_has_what_was_gathered_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.storage.rounds.BATCH_PAYLOAD_MAX", 1000)
+    monkeypatch.setattr("shared.storage.log.BATCH_PAYLOAD_MAX", 1000)
     disk = FakeDisk()
     store = await open_store(disk)
     (log,) = await logs_of(store, ALWAYS)
     gatherer = Gatherer(log)
     bodies = [b"%02d" % number * 50 for number in range(20)]
-    rounds = {id(run.round): run.round for run in map(gatherer.take, bodies)}
+    rounds = {id(run.batch): run.batch for run in map(gatherer.take, bodies)}
     assert 2 < len(rounds) < 10
     assert all(round_.bytes <= 1000 for round_ in rounds.values())
     store.commit_pending()

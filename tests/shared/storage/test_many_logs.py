@@ -51,11 +51,11 @@ async def test_each_log_has_its_own_bytes_and_has_them_after_a_kill(open_files: 
 async def test_two_rounds_in_one_commit_land_one_behind_the_other() -> None:
     disk = FakeDisk()
     async with many(disk) as (store, logs):
-        large = bytes(store._committer._round(0).room // LOGS)
+        large = bytes(store._committer._batch(0).room // LOGS)
         for payload in (b"first" + large, b"second" + large):  # more than one round holds
             for n, log in enumerate(logs):
                 log.append(records(b"%d " % n + payload), 1)
-        assert len(store._committer._rounds) > 1
+        assert len(store._committer._batches) > 1
         await append_to_each(store, logs, b"third")
         await expect(logs, b"first" + large, b"second" + large, b"third")
 

@@ -15,8 +15,7 @@ from shared.storage.checkpoint import Checkpointer
 from shared.storage.commit import Commit
 from shared.storage.committer import Committer
 from shared.storage.journal import Journal, PoisonError
-from shared.storage.log import Log
-from shared.storage.rounds import Ticket
+from shared.storage.log import Log, Ticket
 from tests.trials.sim import dms_bugs
 from tests.trials.sim.disk import FaultyDisk
 from tests.trials.sim.run import Verdict, play
@@ -90,13 +89,13 @@ def _show_before_the_sync() -> list[Change]:
     sync, apply = Commit._sync, Commit._apply
 
     def show_then_sync(self: Commit) -> None:
-        apply(self, self.rounds[: self.good])
-        for round_ in self.rounds[: self.good]:
-            for log, run in round_.runs.items():
-                work = self.works[log]
-                if not work.closed:
-                    log.open_entry = work.open_entry
-                    log.visible = run.end
+        apply(self, self.batches[: self.good])
+        for batch in self.batches[: self.good]:
+            for log, part in batch.appends.items():
+                target = self.logs[log]
+                if not target.closed:
+                    log.open_entry = target.open_entry
+                    log.visible = part.end
         sync(self)
 
     def apply_unless_shown(self: Commit, good: Any) -> None:
@@ -226,7 +225,7 @@ def _an_interval_never_ends() -> list[Change]:
 
 
 def _unjournaled_bytes_have_no_marks() -> list[Change]:
-    return [(Commit, "_write_direct_marks", lambda self: None)]
+    return [(Commit, "_write_direct_entries", lambda self: None)]
 
 
 BUGS: dict[str, Bug] = {

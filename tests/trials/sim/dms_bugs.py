@@ -11,7 +11,7 @@ from dms.queue import Queue
 from dms.reading import Reading
 from dms.session import Session
 from dms.times import Times
-from shared.storage.rounds import Ticket
+from shared.storage.log import Ticket
 
 Change = tuple[Any, str, Any]
 
