@@ -18,10 +18,10 @@ from pathlib import Path
 
 from brokers.errors import Refusal
 from brokers.pipeline import archive
-from tests.trials import ends
+from tests.trials import outcomes
 from tests.trials.archive_judge import Row, judge, rows, visible
 from tests.trials.archive_load import ArchiveLoad
-from tests.trials.plain import log_bytes
+from tests.trials.plain_reader import log_bytes
 from tests.trials.serving import TrialServer
 
 PATIENCE_SECONDS = 300.0
@@ -223,10 +223,10 @@ def _records(data: bytes) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = ends.parser("archive", __doc__)
+    parser = outcomes.parser("archive", __doc__)
     parser.add_argument("--kills", type=int, default=20)
     options = parser.parse_args(arguments)
-    return ends.judged(
+    return outcomes.judged(
         "archive",
         options,
         lambda place, seed: Trial(place, seed).run(options.kills),

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from tests.support.server import speak
 from tests.support.spark_cluster import QUICK_JVM, START_SECONDS, SparkCluster
-from tests.trials import ends
+from tests.trials import outcomes
 from tests.trials.archive_judge import judge, rows, visible
 from tests.trials.archive_load import ArchiveLoad
 from tests.trials.serving import TrialServer
@@ -140,10 +140,10 @@ class Trial:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = ends.parser("cluster", __doc__)
+    parser = outcomes.parser("cluster", __doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of the load before")
     options = parser.parse_args(arguments)
-    return ends.judged(
+    return outcomes.judged(
         "cluster",
         options,
         lambda place, seed: Trial(place, seed, options.seconds).run(),

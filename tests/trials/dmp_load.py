@@ -132,7 +132,7 @@ class Publisher(AmqpPeer):
 
 
 @attrs.frozen
-class Temper:
+class RequestMix:
     """The weights say what is done with a message; `prefetch`: how many it may have."""
 
     prefetch: int
@@ -142,7 +142,7 @@ class Temper:
     hold: float = 1.0
 
 
-TEMPERS = (Temper(1), Temper(16, nack=5), Temper(100, ack_all=5), Temper(64, hold=10))
+REQUEST_MIXES = (RequestMix(1), RequestMix(16, nack=5), RequestMix(100, ack_all=5), RequestMix(64, hold=10))
 
 
 class Consumer(AmqpPeer):
@@ -155,14 +155,14 @@ class Consumer(AmqpPeer):
         book: DmpBook,
         payloads: Payloads,
         queue: str,
-        temper: Temper,
+        mix: RequestMix,
         source: random.Random,
     ) -> None:
         super().__init__(address, name, book, payloads)
         self._queue = book.queues[queue]
-        self._temper = temper
+        self._mix = mix
         self._source = source
-        self._out += encode(commands.Basic.Qos(0, temper.prefetch, False), 1)
+        self._out += encode(commands.Basic.Qos(0, mix.prefetch, False), 1)
         self._out += encode(commands.Basic.Consume(queue=queue), 1)
         self._held: dict[int, Copy] = {}
         self._acked: list[Copy] = []
@@ -170,7 +170,7 @@ class Consumer(AmqpPeer):
         """Delivery tag, bytes that are missing, and parts, of the message whose frames come."""
 
     def fill(self, now: float) -> None:
-        if len(self._held) >= min(self._temper.prefetch, _HELD_MAX):
+        if len(self._held) >= min(self._mix.prefetch, _HELD_MAX):
             self._ack(next(iter(self._held)), multiple=False)
         if len(self._acked) >= 20 and len(self._unconfirmed) < 4:
             acked, self._acked = self._acked, []
@@ -210,8 +210,8 @@ class Consumer(AmqpPeer):
         copy.shown = now if copy.shown is None else copy.shown
         copy.held = True
         self._held[tag] = copy
-        temper = self._temper
-        weights = temper.ack, temper.ack_all, temper.nack, temper.hold
+        mix = self._mix
+        weights = mix.ack, mix.ack_all, mix.nack, mix.hold
         (way,) = self._source.choices(("ack", "all", "nack", "hold"), weights)
         if way == "nack":
             del self._held[tag]
@@ -238,9 +238,9 @@ class DmpLoad(Load):
         self._peers = []
         for number, window in source.sample(list(enumerate((1, 16, 64, 128))), source.randint(1, 3)):
             self._peers.append(Publisher(address, f"writer-{number}", book, payloads, window, source))
-        for number, temper in source.sample(list(enumerate(TEMPERS)), source.randint(1, 3)):
+        for number, mix in source.sample(list(enumerate(REQUEST_MIXES)), source.randint(1, 3)):
             queue, name = source.choice(_CONSUMED), f"reader-{number}"
-            self._peers.append(Consumer(address, name, book, payloads, queue, temper, source))
+            self._peers.append(Consumer(address, name, book, payloads, queue, mix, source))
 
 
 def _declare(address: tuple[str, int], book: DmpBook) -> None:

@@ -82,7 +82,7 @@ class DmsPeer(RawPeer):
 
 
 @attrs.frozen
-class ProducerTemper:
+class ProducerMix:
     """`window`: requests in flight at most; `delete`: how likely its own queue ends, of one request."""
 
     window: int
@@ -90,7 +90,7 @@ class ProducerTemper:
 
 
 @attrs.frozen
-class ConsumerTemper:
+class ConsumerMix:
     """`credits`: CONSUMEs that wait at most; the weights say what is done with a message."""
 
     credits: int
@@ -100,12 +100,12 @@ class ConsumerTemper:
 
 
 PRODUCERS = (
-    ProducerTemper(1),
-    ProducerTemper(16, delete=0.1),
-    ProducerTemper(64),
-    ProducerTemper(128, delete=0.01),
+    ProducerMix(1),
+    ProducerMix(16, delete=0.1),
+    ProducerMix(64),
+    ProducerMix(128, delete=0.01),
 )
-CONSUMERS = (ConsumerTemper(1), ConsumerTemper(16, nack=5), ConsumerTemper(64), ConsumerTemper(8, hold=30))
+CONSUMERS = (ConsumerMix(1), ConsumerMix(16, nack=5), ConsumerMix(64), ConsumerMix(8, hold=30))
 
 
 class Producer(DmsPeer):
@@ -115,14 +115,14 @@ class Producer(DmsPeer):
         self,
         address: tuple[str, int],
         name: str,
-        temper: ProducerTemper,
+        mix: ProducerMix,
         own: Sequence[QueueBook],
         shared: Sequence[QueueBook],
         payloads: Payloads,
         source: random.Random,
     ) -> None:
         super().__init__(address, name)
-        self._temper = temper
+        self._mix = mix
         self._own = own
         self._shared = shared
         self._payloads = payloads
@@ -134,11 +134,11 @@ class Producer(DmsPeer):
         kept.append(max(message.sent, kept[-1] if kept else message.sent))
 
     def fill(self, now: float) -> None:
-        room = self._temper.window - len(self._waiting)
-        if room < self._temper.window // 2:
+        room = self._mix.window - len(self._waiting)
+        if room < self._mix.window // 2:
             return  # more at once: bursts are what batches are made of
         for _ in range(room):
-            if self._source.random() < self._temper.delete:
+            if self._source.random() < self._mix.delete:
                 step(self, self._source.choice(self._own), now)
                 continue
             queue = self._source.choice(self._own if self._source.random() < 0.2 else self._shared)
@@ -167,14 +167,14 @@ class Consumer(DmsPeer):
         self,
         address: tuple[str, int],
         name: str,
-        temper: ConsumerTemper,
+        mix: ConsumerMix,
         book: DmsBook,
         queue: QueueBook,
         source: random.Random,
     ) -> None:
         super().__init__(address, name)
         self._book = book
-        self._temper = temper
+        self._mix = mix
         self._queue = queue
         self._source = source
         self._consuming: dict[int, float] = {}
@@ -183,8 +183,8 @@ class Consumer(DmsPeer):
         self._last_first: dict[str, int] = {}
 
     def fill(self, now: float) -> None:
-        temper = self._temper
-        while len(self._consuming) < temper.credits and len(self._held) < _HELD_MAX:
+        mix = self._mix
+        while len(self._consuming) < mix.credits and len(self._held) < _HELD_MAX:
             self._next_id += 1
             self._consuming[self._next_id] = now
             self._out += spec.frame(spec.CONSUME, self._next_id, spec.name(self._queue.name))
@@ -222,8 +222,8 @@ class Consumer(DmsPeer):
                 self.faults.append(f"{queue.name}: first delivered after a later one: {body[:48]!r}")
             self._last_first[message.writer] = message.place
         message.held = True
-        temper = self._temper
-        (way,) = self._source.choices(("ack", "nack", "hold"), (temper.ack, temper.nack, temper.hold))
+        mix = self._mix
+        (way,) = self._source.choices(("ack", "nack", "hold"), (mix.ack, mix.nack, mix.hold))
         if way == "hold":
             self._held.append((delivery, message))
         elif way == "ack":
@@ -255,16 +255,16 @@ class DmsLoad(Load):
             graves.append(dead)
         _make(address, [queue for queue in (*graves, *mortals, *lasting) if queue.asked_position == 0])
         self._peers = []
-        for number, temper in source.sample(list(enumerate(PRODUCERS)), source.randint(1, len(PRODUCERS))):
+        for number, mix in source.sample(list(enumerate(PRODUCERS)), source.randint(1, len(PRODUCERS))):
             own = [book.open(f"{mode}-own-{number}", mode) for mode in modes]
             writer = f"writer-{number}"
             shared = [*lasting, *lasting, *mortals]
-            self._peers.append(Producer(address, writer, temper, own, shared, payloads, source))
-        for number, temper in source.sample(list(enumerate(CONSUMERS)), source.randint(1, len(CONSUMERS))):
+            self._peers.append(Producer(address, writer, mix, own, shared, payloads, source))
+        for number, mix in source.sample(list(enumerate(CONSUMERS)), source.randint(1, len(CONSUMERS))):
             queue = source.choice(lasting)
-            self._peers.append(Consumer(address, f"reader-{number}", temper, book, queue, source))
-        temper, queue = source.choice(CONSUMERS), source.choice([*mortals, *mortals, *graves])
-        self._peers.append(Consumer(address, "reader-of-mortals", temper, book, queue, source))
+            self._peers.append(Consumer(address, f"reader-{number}", mix, book, queue, source))
+        mix, queue = source.choice(CONSUMERS), source.choice([*mortals, *mortals, *graves])
+        self._peers.append(Consumer(address, "reader-of-mortals", mix, book, queue, source))
 
 
 def _make(address: tuple[str, int], queues: Sequence[QueueBook]) -> None:

@@ -23,7 +23,7 @@ import attrs
 
 from tests.support import dms_spec as spec
 from tests.trials.dms_fate import Fate
-from tests.trials.posing import pose
+from tests.trials.impostor import pose
 
 FAULTS = (
     *("late", "forget-acks", "forget-deletes", "swap", "skip", "greedy"),

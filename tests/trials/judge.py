@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from tests.trials.ledger import Commit, Delete, Ledger, Write
-from tests.trials.plain import record_count
+from tests.trials.plain_reader import record_count
 
 
 @attrs.frozen

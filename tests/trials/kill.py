@@ -25,7 +25,7 @@ from tests.trials.folder import (
 from tests.trials.lanes import run_lanes
 from tests.trials.serving import REAL, TrialServer
 from tests.trials.tally import Tally
-from tests.trials.works import WORKS, chosen
+from tests.trials.workloads import WORKS, chosen
 
 _KILLS_PER_FOLDER = 25
 _RECOVERY_SECONDS = 0.15

@@ -1,7 +1,7 @@
 """A load over several connections, and a record of all that was sent and answered.
 
 One thread speaks on raw sockets, so it always knows what it has read when the cut comes: everything before it
-counts. Connections differ in temper: one request at a time, or up to 128 in flight; several write to the same
+counts. Connections differ in mix: one request at a time, or up to 128 in flight; several write to the same
 topics; each has a topic of its own that it deletes and makes again now and then.
 """
 
@@ -26,7 +26,7 @@ KEPT = "retention"
 
 
 @attrs.frozen
-class Temper:
+class RequestMix:
     """How a connection behaves. `window`: requests in flight at most; the weights say what it sends."""
 
     window: int
@@ -38,13 +38,13 @@ class Temper:
     delete: float = 0.05
 
 
-TEMPERS = (
-    Temper(window=1),
-    Temper(window=1, produce=0, append=0, batch=5, repeat=1),
-    Temper(window=128),
-    Temper(window=64, delete=1, commit=1),
-    Temper(window=16, batch=5, repeat=1, produce=2),
-    Temper(window=8, produce=1, append=1, delete=4, batch=1),
+REQUEST_MIXES = (
+    RequestMix(window=1),
+    RequestMix(window=1, produce=0, append=0, batch=5, repeat=1),
+    RequestMix(window=128),
+    RequestMix(window=64, delete=1, commit=1),
+    RequestMix(window=16, batch=5, repeat=1, produce=2),
+    RequestMix(window=8, produce=1, append=1, delete=4, batch=1),
 )
 
 
@@ -55,14 +55,14 @@ class Peer(RawPeer):
         self,
         address: tuple[str, int],
         name: str,
-        temper: Temper,
+        mix: RequestMix,
         own: Sequence[Ledger],
         shared: Sequence[Ledger],
         payloads: Payloads,
         source: random.Random,
     ) -> None:
         super().__init__(address, name)
-        self._temper = temper
+        self._mix = mix
         self._own = own
         self._shared = shared
         self._payloads = payloads
@@ -73,11 +73,11 @@ class Peer(RawPeer):
 
     def fill(self, now: float) -> None:
         """Think of requests until the window is full."""
-        temper = self._temper
+        mix = self._mix
         kinds = (self._produce, self._append, self._batch, self._repeat, self._commit, self._delete)
-        weights = (temper.produce, temper.append, temper.batch, temper.repeat, temper.commit, temper.delete)
-        room = temper.window - len(self._waiting)
-        if room < temper.window // 2:
+        weights = (mix.produce, mix.append, mix.batch, mix.repeat, mix.commit, mix.delete)
+        room = mix.window - len(self._waiting)
+        if room < mix.window // 2:
             return  # more at once: bursts are what batches are made of
         for kind in self._source.choices(kinds, weights, k=room):
             kind(now)
@@ -240,11 +240,11 @@ class Load:
         lasting = [book.open(f"{mode}-shared-{number}", mode) for mode in modes for number in range(2)]
         kept = [book.open(f"{mode}-{KEPT}", mode, RETENTION_BYTES - RETENTION_UNIT_BYTES) for mode in modes]
         self._peers: list[Peer | Watcher] = []
-        for number, temper in source.sample(list(enumerate(TEMPERS)), source.randint(2, len(TEMPERS))):
+        for number, mix in source.sample(
+            list(enumerate(REQUEST_MIXES)), source.randint(2, len(REQUEST_MIXES))
+        ):
             own = [book.open(f"{mode}-own-{number}", mode) for mode in modes]
-            self._peers.append(
-                Peer(address, f"writer-{number}", temper, own, lasting + kept, payloads, source)
-            )
+            self._peers.append(Peer(address, f"writer-{number}", mix, own, lasting + kept, payloads, source))
         self._peers.append(Watcher(address, source.choice(lasting)))
 
     def run(self, seconds: float) -> None:

@@ -27,7 +27,7 @@ from tests.trials.loopdev import CannotMountError, Volume, own_mounts, usable_ki
 from tests.trials.power_folder import PowerFolder
 from tests.trials.serving import REAL, TrialServer
 from tests.trials.tally import Tally
-from tests.trials.works import WORKS, chosen
+from tests.trials.workloads import WORKS, chosen
 
 _CUTS_PER_FOLDER = 10
 _RECOVERY_SECONDS = 0.15

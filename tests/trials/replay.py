@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.server import speak
-from tests.trials import ends
+from tests.trials import outcomes
 from tests.trials.archive import PATIENCE_SECONDS, QUICK_JVM, ArchiverProcess
-from tests.trials.plain import log_bytes
+from tests.trials.plain_reader import log_bytes
 from tests.trials.serving import TrialServer
 
 TOPICS = {"orders": 30_000, "bills": 12_000, "rare": 7}
@@ -135,10 +135,10 @@ def _made(folder: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = ends.parser("replay", __doc__)
+    parser = outcomes.parser("replay", __doc__)
     parser.add_argument("--kills", type=int, default=9)
     options = parser.parse_args(arguments)
-    return ends.judged(
+    return outcomes.judged(
         "replay",
         options,
         lambda place, seed: trial(place, options.kills, random.Random(seed)),

@@ -21,7 +21,7 @@ from typing import Any
 
 import crc32c
 
-from tests.trials.posing import pose
+from tests.trials.impostor import pose
 
 FAULTS = ("late", "no-sync", "forget-batches", "forget-deletes", "skip", "double")
 

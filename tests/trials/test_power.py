@@ -8,7 +8,7 @@ import pytest
 
 from tests.trials import power
 from tests.trials.folder import BrokenPromiseError
-from tests.trials.works import Work
+from tests.trials.workloads import Work
 
 
 class _Volume:

@@ -5,21 +5,21 @@ import pytest
 from tests.trials.sim.bugs import BUGS, find
 from tests.trials.sim.run import play
 
-TEMPERS = (
+FAULT_PROFILES = (
     *("queues", "queues that answer", "queues that are read", "queues with snapshots"),
     *("queues that need no sync", "one worker", "queues of mortals"),
 )
 
 
-@pytest.mark.parametrize("temper", TEMPERS)
-def test_queues_keep_their_promises(temper: str) -> None:
+@pytest.mark.parametrize("profile", FAULT_PROFILES)
+def test_queues_keep_their_promises(profile: str) -> None:
     for seed in range(4):
-        verdict = play(seed, temper=temper)
-        assert verdict.broken is None, f"python -m tests.trials.sim --seed {seed} --temper {temper!r}"
+        verdict = play(seed, profile=profile)
+        assert verdict.broken is None, f"python -m tests.trials.sim --seed {seed} --profile {profile!r}"
 
 
 def test_a_seed_settles_everything() -> None:
-    assert len({play(3, temper="queues").digest for _ in range(3)}) == 1
+    assert len({play(3, profile="queues").digest for _ in range(3)}) == 1
 
 
 @pytest.mark.parametrize(

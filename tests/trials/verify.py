@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from tests.trials import plain
+from tests.trials import plain_reader
 from tests.trials.judge import Found, Verdict, judge, settle
 from tests.trials.ledger import Book, Ledger, Write
 from tests.trials.load import batch_request
@@ -123,7 +123,7 @@ class Dialog:
             )
         return rest[:-1]
 
-    def marks(self, topic: str, first: int, end: int) -> list[plain.Entry]:
+    def marks(self, topic: str, first: int, end: int) -> list[plain_reader.Entry]:
         entries = []
         line = self.ask(b"MARKS %s %d %d\n" % (topic.encode(), first, end))
         while line != b"END":
@@ -131,7 +131,7 @@ class Dialog:
             if word != b"MARK":
                 raise DialogError(f"MARKS {topic}: {line[:80]!r}")
             offset, length, records, crc, _ = map(int, fields)
-            entries.append(plain.Entry(offset, length, records, crc))
+            entries.append(plain_reader.Entry(offset, length, records, crc))
             line = self.line()
         return entries
 
@@ -216,7 +216,7 @@ def _ask_in_other_words(dialog: Dialog, name: str, found: Found, writes: Sequenc
         if dialog.consume(name, write.stands) != write.records[4 : 4 + size]:
             faults.append(f"{name}: CONSUME {write.stands} gives other bytes than FETCH")
     marks = dialog.marks(name, found.first, found.end)
-    said = plain.index_faults(marks, found.first, found.data, start=found.first)
+    said = plain_reader.index_faults(marks, found.first, found.data, start=found.first)
     return faults + [f"{name}: MARKS: {fault}" for fault in said]
 
 
@@ -224,19 +224,21 @@ def _compare_files(dialog: Dialog, folder: Path, found: Snapshot) -> list[str]:
     faults = []
     for name, topic in found.items():
         try:
-            entries = plain.index_entries(folder, name)
+            entries = plain_reader.index_entries(folder, name)
         except (OSError, ValueError) as error:
             faults.append(f"{name}: {error}")
             continue
-        data = plain.log_bytes(folder, name)
+        data = plain_reader.log_bytes(folder, name)
         first = dialog.first(name)  # asked last: retention may have moved it, and made a hole below it
         kept = topic.data[first - topic.first :]
         if data is None or first < topic.first or data[first:] != kept:
             size = "no file" if data is None else f"{len(data)} bytes"
             faults.append(f"{name}: the file ({size}) is not what the server shows ({topic.end} bytes)")
         else:
-            faults += [f"{name}: {fault}" for fault in plain.index_faults(entries, first, data, start=0)]
-    strays = plain.topics_with_files(folder) - set(found)
+            faults += [
+                f"{name}: {fault}" for fault in plain_reader.index_faults(entries, first, data, start=0)
+            ]
+    strays = plain_reader.topics_with_files(folder) - set(found)
     return faults + [f"{name}: a log file, though there is no such topic" for name in sorted(strays)]
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from tests.trials.sim.bugs import BUGS, find
+from tests.trials.sim.fault_profiles import FAULT_PROFILES
 from tests.trials.sim.run import Verdict, play
-from tests.trials.sim.tempers import TEMPERS
 
 EVENTS_SHOWN = 60
 
@@ -15,8 +15,8 @@ EVENTS_SHOWN = 60
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.seed is not None:
-        return _one(options.seed, options.temper, options.trace, options.bug)
-    failed = _many(range(options.first, options.first + options.seeds), options.temper)
+        return _one(options.seed, options.profile, options.trace, options.bug)
+    failed = _many(range(options.first, options.first + options.seeds), options.profile)
     missed = 0 if options.no_bugs else _planted()
     return 1 if failed or missed else 0
 
@@ -28,19 +28,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="one seed again")
     parser.add_argument("--trace", action="store_true", help="print its events as they happen")
     parser.add_argument("--bug", choices=sorted(BUGS), help="with this bug planted")
-    parser.add_argument("--temper", choices=TEMPERS, help="runs of this temper only")
+    parser.add_argument("--profile", choices=FAULT_PROFILES, help="runs of this profile only")
     parser.add_argument("--no-bugs", action="store_true", help="leave the planted bugs out")
     return parser
 
 
-def _one(seed: int, temper: str | None, trace: bool, bug: str | None) -> int:
-    if bug and temper is None:
-        temper = BUGS[bug].temper
-    verdict = play(seed, temper=temper, echo=trace, bug=BUGS[bug].planted() if bug else None)
+def _one(seed: int, profile: str | None, trace: bool, bug: str | None) -> int:
+    if bug and profile is None:
+        profile = BUGS[bug].profile
+    verdict = play(seed, profile=profile, echo=trace, bug=BUGS[bug].planted() if bug else None)
     if verdict.broken is not None:
         _report(
             verdict,
-            (f" --bug {bug}" if bug else "") + (f" --temper {temper!r}" if temper and not bug else ""),
+            (f" --bug {bug}" if bug else "") + (f" --profile {profile!r}" if profile and not bug else ""),
         )
         return 1
     print(
@@ -51,16 +51,16 @@ def _one(seed: int, temper: str | None, trace: bool, bug: str | None) -> int:
     return 0
 
 
-def _many(seeds: Sequence[int], temper: str | None) -> int:
+def _many(seeds: Sequence[int], profile: str | None) -> int:
     began = time.monotonic()
     verdicts = []
     failed = 0
     for number, seed in enumerate(seeds):
-        verdict = play(seed, temper=temper)
+        verdict = play(seed, profile=profile)
         verdicts.append(verdict)
         if verdict.broken is not None:
             failed += 1
-            _report(verdict, f" --temper {temper!r}" if temper else "")
+            _report(verdict, f" --profile {profile!r}" if profile else "")
         if sys.stderr.isatty():
             print(f"\r{number + 1} of {len(seeds)} seeds", end="", file=sys.stderr)
     took = time.monotonic() - began

@@ -29,11 +29,11 @@ _SLIPS = ("TypeError", "AttributeError", "NameError")
 
 @attrs.frozen
 class Bug:
-    """`seeds_max`: one of so many seeds, from 0 on, must find it, in runs of this temper."""
+    """`seeds_max`: one of so many seeds, from 0 on, must find it, in runs of this profile."""
 
     summary: str
     changes: Callable[[], list[Change]]
-    temper: str
+    profile: str
     seeds_max: int = 100
 
     @contextmanager
@@ -47,7 +47,7 @@ class Bug:
 def find(bug: Bug) -> tuple[Verdict | None, int]:
     """The first seed that breaks with the bug planted (None: none does), and how many were tried."""
     for seed in range(bug.seeds_max):
-        verdict = play(seed, temper=bug.temper, bug=bug.planted())
+        verdict = play(seed, profile=bug.profile, bug=bug.planted())
         if verdict.broken is not None:
             last = verdict.broken.strip().splitlines()[-1]
             if last.startswith(_SLIPS):

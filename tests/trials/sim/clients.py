@@ -7,10 +7,10 @@ import attrs
 import trio
 
 from tests.trials.sim.dialog import Dialog, Refused, joined
+from tests.trials.sim.fault_profiles import FaultProfile
 from tests.trials.sim.model import LENGTH_BYTES, Commitment, Deletion, Message, Model
 from tests.trials.sim.network import Network, Wire
-from tests.trials.sim.tempers import Temper
-from tests.trials.sim.visitor import Visitor
+from tests.trials.sim.probe_client import ProbeClient
 from tests.trials.sim.world import BrokenPromise, World
 
 Request = Message | Deletion | Commitment
@@ -31,7 +31,7 @@ class Batch:
     payloads: list[bytes]
 
 
-class Client(Visitor):
+class Client(ProbeClient):
     """A client of LogMQ."""
 
     port = "logmq"
@@ -42,7 +42,7 @@ class Client(Visitor):
         network: Network,
         model: Model,
         number: int,
-        temper: Temper,
+        profile: FaultProfile,
         topics: Sequence[str],
         over: trio.Event,
     ) -> None:
@@ -64,7 +64,7 @@ class Client(Visitor):
             "delete": self._delete,
             "inquire": self._inquire,
         }
-        self._weights = [temper.episodes[name] for name in self._episodes]
+        self._weights = [profile.episodes[name] for name in self._episodes]
 
     def _choose(self) -> str:
         (name,) = self._chance.choices(list(self._episodes), self._weights)

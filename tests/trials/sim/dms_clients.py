@@ -10,9 +10,9 @@ from tests.trials.sim import dms_dialog as dms
 from tests.trials.sim.dms_dialog import DmsDialog, named, pack
 from tests.trials.sim.dms_fates import ASKED, DEAD, FATES
 from tests.trials.sim.dms_model import Consumer, DmsModel, Message, Request
+from tests.trials.sim.fault_profiles import FaultProfile
 from tests.trials.sim.network import Network, Wire
-from tests.trials.sim.tempers import Temper
-from tests.trials.sim.visitor import Visitor
+from tests.trials.sim.probe_client import ProbeClient
 from tests.trials.sim.world import BrokenPromise, World
 
 Answered = Callable[[int, bytes], None]
@@ -32,7 +32,7 @@ class Line:
     held: dict[int, Message] = attrs.Factory(dict)
 
 
-class DmsClient(Visitor):
+class DmsClient(ProbeClient):
     """One client of DMS."""
 
     port = "dms"
@@ -43,7 +43,7 @@ class DmsClient(Visitor):
         network: Network,
         model: DmsModel,
         number: int,
-        temper: Temper,
+        profile: FaultProfile,
         queues: Sequence[str],
         over: trio.Event,
     ) -> None:
@@ -61,7 +61,7 @@ class DmsClient(Visitor):
             "delete": self._delete,
             "inquire": self._inquire,
         }
-        self._weights = [temper.dms_episodes[name] for name in self._episodes]
+        self._weights = [profile.dms_episodes[name] for name in self._episodes]
 
     def _choose(self) -> str:
         (name,) = self._chance.choices(list(self._episodes), self._weights)

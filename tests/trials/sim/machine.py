@@ -24,9 +24,9 @@ from tests.trials.sim.disk import Faults, FaultyDisk, PowerCut
 from tests.trials.sim.locks import turn_locks
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.plans import Life
+from tests.trials.sim.probe_client import Gone
 from tests.trials.sim.served import Served
 from tests.trials.sim.threads import Threads
-from tests.trials.sim.visitor import Gone
 from tests.trials.sim.world import BrokenPromise, World
 
 DRAIN_SECONDS = 10.0

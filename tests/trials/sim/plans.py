@@ -1,4 +1,4 @@
-"""What happens to the machine in each of its lives, drawn from the seed within the run's temper."""
+"""What happens to the machine in each of its lives, drawn from the seed within the run's profile."""
 
 import random
 from typing import Literal
@@ -7,7 +7,7 @@ import attrs
 
 from shared.storage.settings import StorageSettings
 from tests.trials.sim.disk import FaultPlan
-from tests.trials.sim.tempers import Temper
+from tests.trials.sim.fault_profiles import FaultProfile
 
 Ending = Literal["power", "kill", "stop"]
 
@@ -34,26 +34,26 @@ class Life:
     """The wall clock jumps by this much half-way."""
 
 
-def lives(chance: random.Random, temper: Temper) -> list[Life]:
+def lives(chance: random.Random, profile: FaultProfile) -> list[Life]:
     """The lives of one run; the last one is calm and ends with a clean stop."""
     timing = FaultPlan(
-        sync_seconds=chance.choice(temper.sync_seconds),
+        sync_seconds=chance.choice(profile.sync_seconds),
         pauses=chance.choice((0.0, 0.1, 0.5)),
         pause_seconds=chance.choice((0.000_02, 0.002)),
         cold=chance.choice((0.0, 0.2, 1.0)),
     )
     return [
-        *(_life(chance, temper, timing) for _ in range(chance.choice(temper.lives))),
+        *(_life(chance, profile, timing) for _ in range(chance.choice(profile.lives))),
         Life("stop", 0.05, timing),
     ]
 
 
-def storage_settings(chance: random.Random, temper: Temper) -> StorageSettings:
+def storage_settings(chance: random.Random, profile: FaultProfile) -> StorageSettings:
     """Small, so that segments roll, checkpoints happen and files close in every run."""
     return StorageSettings(
-        segment_bytes=chance.choice(temper.segment_bytes),
+        segment_bytes=chance.choice(profile.segment_bytes),
         zero_fill=chance.random() < 0.5,
-        inline_sync_seconds=chance.choice(temper.inline_sync_seconds),
+        inline_sync_seconds=chance.choice(profile.inline_sync_seconds),
         checkpoint_direct_bytes=chance.choice((2000, 1 << 20)),
         sync_all_logs=chance.choice((0, 64)),
         open_files_max=chance.choice((1, 3, 64)),
@@ -65,19 +65,19 @@ def storage_settings(chance: random.Random, temper: Temper) -> StorageSettings:
     )
 
 
-def _life(chance: random.Random, temper: Temper, timing: FaultPlan) -> Life:
+def _life(chance: random.Random, profile: FaultProfile, timing: FaultPlan) -> Life:
     kinds: tuple[Ending, ...] = ("power", "kill", "stop")
-    (ending,) = chance.choices(kinds, temper.endings)
-    faults = _faults(chance, temper, timing)
+    (ending,) = chance.choices(kinds, profile.endings)
+    faults = _faults(chance, profile, timing)
     seconds = LIFE_SECONDS * chance.random()
     jump = chance.choice((0, 0, 0, 5_000, -5_000, 7_200_000, -7_200_000))
     answers = sights = None
-    match chance.choice(temper.ends) if ending != "stop" else "time":
+    match chance.choice(profile.ends) if ending != "stop" else "time":
         case "operation":  # while it starts, in the middle of its work, or not before its time
             most = chance.choice((40, OPERATIONS, OPERATIONS))
             faults = attrs.evolve(faults, end_at=chance.randint(1, most))
         case "kind":  # where a sync, or what it protects, is about to happen
-            kind = chance.choice(temper.end_kinds)
+            kind = chance.choice(profile.end_kinds)
             most = OPERATIONS // 8 if kind.endswith("journal") else 6
             faults = attrs.evolve(faults, end_kind=kind, end_at=chance.randint(1, most))
         case "answer":  # when somebody has just been promised something
@@ -87,12 +87,12 @@ def _life(chance: random.Random, temper: Temper, timing: FaultPlan) -> Life:
     return Life(ending, seconds, faults, answers, sights, jump)
 
 
-def _faults(chance: random.Random, temper: Temper, timing: FaultPlan) -> FaultPlan:
+def _faults(chance: random.Random, profile: FaultProfile, timing: FaultPlan) -> FaultPlan:
     faults = attrs.evolve(
-        timing, stall_seconds=chance.choice(temper.stall_seconds), journal_stalls=temper.journal_stalls
+        timing, stall_seconds=chance.choice(profile.stall_seconds), journal_stalls=profile.journal_stalls
     )
     at = chance.randint(1, OPERATIONS // 2)
-    match chance.choice(temper.faults):
+    match chance.choice(profile.faults):
         case "sync":
             faults = attrs.evolve(faults, sync_fails_at=at)
         case "errors":

@@ -14,15 +14,15 @@ from tests.trials.sim.disk import CALM
 from tests.trials.sim.dms_clients import DmsClient
 from tests.trials.sim.dms_model import DmsModel
 from tests.trials.sim.dms_verify import DmsVerifier
+from tests.trials.sim.fault_profiles import FAULT_PROFILES, drawn
 from tests.trials.sim.machine import Machine
 from tests.trials.sim.model import Model
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.plans import Life, lives, storage_settings
+from tests.trials.sim.probe_client import ProbeClient
 from tests.trials.sim.served import INTERVAL, served, small_queues
-from tests.trials.sim.tempers import TEMPERS, drawn
 from tests.trials.sim.threads import Threads
 from tests.trials.sim.verify import Verifier
-from tests.trials.sim.visitor import Visitor
 from tests.trials.sim.world import World
 
 
@@ -46,10 +46,10 @@ class Verdict:
 class Simulation:
     """Everything of one run, put together."""
 
-    def __init__(self, seed: int, *, temper: str | None = None, echo: bool = False) -> None:
+    def __init__(self, seed: int, *, profile: str | None = None, echo: bool = False) -> None:
         self.world = world = World(seed, echo=echo)
         chance = world.source("run")
-        self._temper = chosen = TEMPERS[temper or drawn(chance)]
+        self._temper = chosen = FAULT_PROFILES[profile or drawn(chance)]
         self._topics = list(chance.choice(chosen.topics))
         self._clients = chance.choice(chosen.clients)
         self._lives = lives(chance, chosen)
@@ -109,7 +109,7 @@ class Simulation:
             over.set()
         await self._live(Life("stop", 0.0, CALM))
 
-    def _visitors(self, number: int, over: trio.Event) -> Iterator[Visitor]:
+    def _visitors(self, number: int, over: trio.Event) -> Iterator[ProbeClient]:
         world, network = self.world, self._network
         if "logmq" in self._protocols:
             yield Client(world, network, self._model, number, self._temper, self._topics, over)
@@ -136,13 +136,13 @@ class Simulation:
 def play(
     seed: int,
     *,
-    temper: str | None = None,
+    profile: str | None = None,
     echo: bool = False,
     bug: AbstractContextManager[object] | None = None,
 ) -> Verdict:
-    """One seed; in a temper of our choice, not its own, if one is given; perhaps with a bug planted."""
+    """One seed; in a profile of our choice, not its own, if one is given; perhaps with a bug planted."""
     with bug or nullcontext():
-        return Simulation(seed, temper=temper, echo=echo).run()
+        return Simulation(seed, profile=profile, echo=echo).run()
 
 
 def _in_words(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from logmq.settings import LogmqSettings, TopicSettings
 from shared.plugin import Plugin
 from shared.storage.settings import Durability
 from tests.trials.sim.dms_fates import SET
-from tests.trials.sim.tempers import Temper
+from tests.trials.sim.fault_profiles import FaultProfile
 
 INTERVAL = Durability.parse("interval:50ms")
 LOGMQ = LogmqSettings(
@@ -30,7 +30,7 @@ LOGMQ = LogmqSettings(
 Served = Sequence[tuple[Plugin, Any]]
 
 
-def served(chance: random.Random, temper: Temper, protocols: Sequence[str]) -> Served:
+def served(chance: random.Random, profile: FaultProfile, protocols: Sequence[str]) -> Served:
     every: dict[str, tuple[Plugin, Any]] = {
         "logmq": (logmq_plugin, LOGMQ),
         "dms": (
@@ -38,8 +38,8 @@ def served(chance: random.Random, temper: Temper, protocols: Sequence[str]) -> S
             DmsSettings(
                 depth=chance.choice((20, 10_000)),
                 consume_seconds=chance.choice((0.05, 0.5)),
-                hot_bytes=chance.choice(temper.hot_bytes),
-                durability=Durability.parse(chance.choice(temper.dms_modes)),
+                hot_bytes=chance.choice(profile.hot_bytes),
+                durability=Durability.parse(chance.choice(profile.dms_modes)),
                 queues={f"{name}*": QueueSettings(**fate.options) for name, fate in SET.items()},
             ),
         ),

@@ -3,7 +3,7 @@
 import trio
 
 from tests.trials.sim.network import Wire
-from tests.trials.sim.visitor import Gone
+from tests.trials.sim.probe_client import Gone
 from tests.trials.sim.world import World
 
 

@@ -1,4 +1,4 @@
-"""What a run is mostly about: seeds differ in temper, so that what is rare in one kind of run is common in
+"""What a run is mostly about: seeds differ in profile, so that what is rare in one kind of run is common in
 another. A run that does a bit of everything finds less than runs that each do much of one thing.
 """
 
@@ -24,7 +24,7 @@ DMS_EPISODES = MappingProxyType({"produce": 8, "consume": 8, "delete": 1, "inqui
 
 
 @attrs.frozen
-class Temper:
+class FaultProfile:
     """Every field that is a tuple is a choice, drawn from by the seed.
 
     `topics`: names; those of modes `interval` and `none` begin with i and n (see model.py). `episodes`: what
@@ -69,17 +69,17 @@ def _only(**weights: int) -> Mapping[str, int]:
     return MappingProxyType({name: weights.get(name, 0) for name in EPISODES})
 
 
-TEMPERS = MappingProxyType(
+FAULT_PROFILES = MappingProxyType(
     {
-        "mixed": Temper(protocols=("logmq", "logmq", "dms", "logmq dms")),
-        "answers": Temper(
+        "mixed": FaultProfile(protocols=("logmq", "logmq", "dms", "logmq dms")),
+        "answers": FaultProfile(
             topics=("a", "ab"),
             endings=(1, 0, 0),
             ends=("answer",),
             faults=("",),
             episodes=_only(produce=6, batches=2, group=2, delete=1),
         ),
-        "groups": Temper(
+        "groups": FaultProfile(
             topics=("a",),
             endings=(1, 0, 0),
             ends=("answer",),
@@ -88,7 +88,7 @@ TEMPERS = MappingProxyType(
             inline_sync_seconds=(0.0,),
             episodes=_only(produce=1, group=6),
         ),
-        "batches": Temper(
+        "batches": FaultProfile(
             topics=("a", "ab"),
             endings=(3, 1, 0),
             ends=("kind", "time"),
@@ -97,7 +97,7 @@ TEMPERS = MappingProxyType(
             sync_seconds=(0.002, 0.02),
             episodes=_only(produce=1, batches=8),
         ),
-        "readers": Temper(
+        "readers": FaultProfile(
             topics=("a", "ab"),
             endings=(1, 0, 0),
             ends=("sight", "sight", "time"),
@@ -107,15 +107,15 @@ TEMPERS = MappingProxyType(
             interleaved=(1.0,),
             episodes=_only(produce=4, walk=2, fetch=6, tail=2),
         ),
-        "failing syncs": Temper(
+        "failing syncs": FaultProfile(
             topics=("a", "ab"),
             endings=(1, 0, 0),
             faults=("sync",),
             segment_bytes=(65536,),
             episodes=_only(produce=6, batches=1, walk=1, group=1),
         ),
-        "full disks": Temper(endings=(1, 1, 0), faults=("full", "full", "errors")),
-        "checkpoints": Temper(
+        "full disks": FaultProfile(endings=(1, 1, 0), faults=("full", "full", "errors")),
+        "checkpoints": FaultProfile(
             topics=("ab", "abcdefgh"),
             endings=(1, 1, 0),
             ends=("kind", "kind", "operation"),
@@ -127,7 +127,7 @@ TEMPERS = MappingProxyType(
             segment_bytes=(4096,),
             episodes=_only(produce=8, batches=2, group=1, delete=1),
         ),
-        "deletes": Temper(
+        "deletes": FaultProfile(
             topics=("a", "ab", "in"),
             endings=(2, 2, 0),
             ends=("answer", "operation"),
@@ -135,7 +135,7 @@ TEMPERS = MappingProxyType(
             episodes=_only(produce=5, batches=1, group=1, delete=5, fetch=1),
         ),
         # Commits that hang in their sync, with a deletion in them, and checkpoints that overtake them.
-        "deletes amid checkpoints": Temper(
+        "deletes amid checkpoints": FaultProfile(
             topics=("ab",),
             clients=(6,),
             endings=(1, 0, 0),
@@ -150,7 +150,7 @@ TEMPERS = MappingProxyType(
             segment_bytes=(4096,),
             episodes=_only(produce=8, delete=2),
         ),
-        "torn writes": Temper(
+        "torn writes": FaultProfile(
             topics=("a", "ab"),
             endings=(1, 0, 0),
             ends=("kind",),
@@ -158,7 +158,7 @@ TEMPERS = MappingProxyType(
             faults=("",),
             episodes=_only(produce=4, batches=2),
         ),
-        "restarts": Temper(
+        "restarts": FaultProfile(
             topics=("ab",),
             clients=(2,),
             lives=(4,),
@@ -167,7 +167,7 @@ TEMPERS = MappingProxyType(
             faults=("",),
             episodes=_only(produce=6, batches=1, group=1, delete=1),
         ),
-        "intervals": Temper(
+        "intervals": FaultProfile(
             topics=("i",),
             endings=(1, 0, 0),
             ends=("time",),
@@ -178,15 +178,15 @@ TEMPERS = MappingProxyType(
             episodes=_only(produce=6, tail=1),
         ),
         # Nothing asks for a sync but the intervals: BATCH, COMMIT and DELETE do.
-        "weak modes": Temper(
+        "weak modes": FaultProfile(
             topics=("i", "in", "n"),
             endings=(2, 1, 0),
             ends=("time",),
             faults=("", "", "full"),
             episodes=_only(produce=8, fetch=2, tail=1),
         ),
-        "queues": Temper(protocols=("dms",)),
-        "queues that answer": Temper(
+        "queues": FaultProfile(protocols=("dms",)),
+        "queues that answer": FaultProfile(
             protocols=("dms",),
             endings=(1, 0, 0),
             ends=("answer",),
@@ -194,7 +194,7 @@ TEMPERS = MappingProxyType(
             sync_seconds=(0.0002, 0.002, 0.02),
             inline_sync_seconds=(0.0, 1.0),
         ),
-        "queues that are read": Temper(
+        "queues that are read": FaultProfile(
             protocols=("dms",),
             queues=("a",),
             endings=(1, 0, 0),
@@ -204,7 +204,7 @@ TEMPERS = MappingProxyType(
             inline_sync_seconds=(0.0,),
             interleaved=(1.0,),
         ),
-        "queues that need no sync": Temper(
+        "queues that need no sync": FaultProfile(
             protocols=("dms",),
             dms_modes=("interval:50ms", "none"),
             endings=(0, 3, 1),
@@ -212,10 +212,10 @@ TEMPERS = MappingProxyType(
             faults=("", "", "full"),
         ),
         # Nobody but one client: what is ready is known exactly.
-        "one worker": Temper(
+        "one worker": FaultProfile(
             protocols=("dms",), queues=("a",), clients=(1,), lives=(2,), faults=("",), endings=(1, 1, 1)
         ),
-        "queues with snapshots": Temper(
+        "queues with snapshots": FaultProfile(
             protocols=("dms", "logmq dms"),
             clients=(4,),
             lives=(2, 3),
@@ -225,7 +225,7 @@ TEMPERS = MappingProxyType(
             snapshot_bytes=(8_000, 20_000),
         ),
         # Lifetimes, delays, tries: what they are is in dms_fates.py.
-        "queues of mortals": Temper(
+        "queues of mortals": FaultProfile(
             protocols=("dms",),
             queues=("tx", "mx", "d", "rx", "temdrx"),
             lives=(2, 3, 4),
@@ -235,7 +235,7 @@ TEMPERS = MappingProxyType(
             sync_seconds=(0.0, 0.0002, 0.002),
             dms_episodes=MappingProxyType({"produce": 8, "consume": 8, "delete": 2, "inquire": 0}),
         ),
-        "queues that come and go": Temper(
+        "queues that come and go": FaultProfile(
             protocols=("dms",),
             queues=("a", "ab"),
             endings=(2, 2, 1),
@@ -248,5 +248,5 @@ TEMPERS = MappingProxyType(
 
 
 def drawn(chance: random.Random) -> str:
-    """A temper's name; every other run is a mixed one."""
-    return "mixed" if chance.random() < 0.5 else chance.choice([*TEMPERS])
+    """A profile's name; every other run is a mixed one."""
+    return "mixed" if chance.random() < 0.5 else chance.choice([*FAULT_PROFILES])

@@ -16,7 +16,7 @@ class Gone(Exception):
     """The connection is over; what was not answered may or may not have been done."""
 
 
-class Visitor(ABC):
+class ProbeClient(ABC):
     """One client: it connects to `port`, has an episode, and comes again, until `over` is set."""
 
     port: str
