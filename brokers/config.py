@@ -24,9 +24,9 @@ from brokers.structure import (
     environment_keys,
     flatten,
     leaves,
+    plain,
     written,
 )
-from brokers.values import plain
 from shared.local_path import local_path
 from shared.net.settings import ClientSettings, NetSettings, TlsSettings
 from shared.plugin import Plugin

@@ -12,8 +12,7 @@ import attrs
 
 from brokers.errors import nearest
 from brokers.render import cell
-from brokers.structure import Key, fields, item_class, settings_class, written
-from brokers.values import plain
+from brokers.structure import Key, fields, item_class, plain, settings_class, written
 from shared.errors import UsageError
 from shared.units import format_quantity, unit_of
 

@@ -157,10 +157,15 @@ SERVER_FLAGS: Mapping[str, Any] = {
 """As they are called in `Server`, but for the file of a key: `--key` is a routing key elsewhere."""
 
 
-def with_server_flags(verb: Callable[..., Any], plugin: "Plugin") -> Callable[..., Any]:
+Find = Callable[[type[Place], "Plugin", Mapping[str, Any], Path | None], Place]
+"""Where a server is: by the flags that were given, and by what the settings of a file leave open."""
+
+
+def with_server_flags(verb: Callable[..., Any], plugin: "Plugin", find: Find) -> Callable[..., Any]:
     """A protocol's verb that speaks to its server, with the flags that say where that is beside its own.
 
-    A verb without a parameter of the class `Place` or `Server` is given back as it is.
+    A verb without a parameter of the class `Place` or `Server` is given back as it is. `find` makes what such
+    a parameter gets.
     """
     own = inspect.signature(verb, eval_str=True)
     asked = {
@@ -181,8 +186,6 @@ def with_server_flags(verb: Callable[..., Any], plugin: "Plugin") -> Callable[..
     @functools.wraps(verb)
     def asking(*arguments: Any, config: Path | None = None, **keywords: Any) -> Any:
         given = {"key" if name == "key_file" else name: keywords.pop(name, None) for name in flags}
-        from brokers.finding import find
-
         return verb(*arguments, **keywords, **{wanted: find(kind, plugin, given, config)})
 
     variable = f"BROKERS_{plugin.name}_PORT".upper().replace("-", "_")

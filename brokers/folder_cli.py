@@ -9,9 +9,10 @@ from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal, of_copy, of_folder
 from brokers.flags import ConfigFile, with_table_flags
-from brokers.render import Outcome, Several, cell, progress
+from brokers.render import Outcome, Several, cell
 from brokers.server_cli import DataDir, copied, data_folder, there
 from shared.cli.options import Json, a_path, flag
+from shared.cli.progress import progress
 
 Namespace = Annotated[str, Parameter(help="The log's namespace: the folder it is in, as logmq.")]
 _REPAIR = (

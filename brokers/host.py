@@ -14,7 +14,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from shared.metrics import Sample
 from shared.net.network import Network
 from shared.plugin import Plugin, Verb
 from shared.recording.recorder import Recording
+from shared.recording.settings import RecordSettings
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from shared.storage.tools.live_backup import backup_files
@@ -53,6 +54,9 @@ class Host:
         *,
         say: Callable[[str], None] | None = None,
         watch: LoopWatch | None = None,
+        open_store: Callable[[Path, StorageSettings], Awaitable[Store]] = Store.open,
+        record: Callable[[Store, RecordSettings, structlog.stdlib.BoundLogger], Recording] = Recording,
+        copy: Callable[..., Awaitable[Any]] = backup_files,
     ) -> None:
         self._plugins = plugins
         self._config = config
@@ -67,6 +71,9 @@ class Host:
         self._network = Network(config.net)
         self._budget = process_account()
         self._watch = watch
+        self._open = open_store
+        self._record = record
+        self._copy = copy
 
     def stop(self) -> None:
         """Begin to drain; `run` returns when all is done."""
@@ -114,7 +121,7 @@ class Host:
                 nursery.start_soon(recording.run)
                 self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
                 for service in self._services:
-                    await self._open(service)
+                    await self._open_service(service)
                 for service in self._services:
                     await nursery.start(service.run)
                 self._ready = True
@@ -134,7 +141,7 @@ class Host:
             plugin, settings, self._config, store, self._network, log, self._say, recorder, self._budget
         )
 
-    async def _open(self, service: SupervisedService) -> None:
+    async def _open_service(self, service: SupervisedService) -> None:
         try:
             await service.open()
         except StoreError as error:
@@ -144,7 +151,7 @@ class Host:
 
     async def _open_store(self, folder: Path) -> Store:
         with of_folder(folder):
-            return await Store.open(folder, self._storage())
+            return await self._open(folder, self._storage())
 
     def _storage(self) -> StorageSettings:
         config = self._config
@@ -157,7 +164,7 @@ class Host:
 
     def _open_recording(self, store: Store, folder: Path) -> Recording:
         try:
-            return Recording(store, self._config.record, self._log)
+            return self._record(store, self._config.record, self._log)
         except OSError as error:
             raise Refusal(f"data folder {folder}: {error.strerror}", ExitCode.DATA_FOLDER) from error
 
@@ -215,7 +222,7 @@ class Host:
     async def backup(self, target: Path) -> Any:
         assert self._store is not None
         folder = self._config.serve.data_dir
-        return await backup_files(self._store, folder, target, now_ms=time.time_ns() // 1_000_000)
+        return await self._copy(self._store, folder, target, now_ms=time.time_ns() // 1_000_000)
 
     def _uptime(self) -> float:
         return time.monotonic() - self._started

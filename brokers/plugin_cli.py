@@ -6,6 +6,8 @@ do so for protocols that this package does not know by name.
 
 import importlib
 import inspect
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cyclopts import App
@@ -13,7 +15,8 @@ from cyclopts import App
 from brokers import plugins
 from brokers.errors import Refusal
 from brokers.flags import with_config_flag, with_host_flags, with_server_flags, with_table_flags
-from shared.plugin import VerbRequest
+from shared.cli.options import Place
+from shared.plugin import Plugin, VerbRequest
 
 
 def __getattr__(name: str) -> App:
@@ -50,8 +53,15 @@ def _app(name: str) -> App:
         if verb is not None:
             if inspect.signature(verb).return_annotation in (VerbRequest, "VerbRequest"):
                 verb = with_config_flag(verb)
-            app[word].default_command = with_table_flags(with_server_flags(verb, plugin))
+            app[word].default_command = with_table_flags(with_server_flags(verb, plugin, _find))
     return app
+
+
+def _find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Path | None) -> Place:
+    """Reading settings takes as long as a command: it is imported by the one that runs."""
+    from brokers.finding import find
+
+    return find(kind, plugin, given, config)
 
 
 def _broken(name: str, error: Refusal) -> App:

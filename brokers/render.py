@@ -23,7 +23,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, TextIO
 
 import attrs
@@ -190,33 +189,6 @@ class Output:
         if abs(value) < GROUPED_FROM or not PLACES.isdisjoint(name.split("_")):
             return cell(value)
         return f"{round(value):,}"
-
-
-@contextmanager
-def progress(what: str, total: int | None = None, stream: TextIO | None = None) -> Iterator[Any]:
-    """A progress bar on standard error, on a terminal only; gives a function that takes how much is done."""
-    stream = stream or sys.stderr
-    if not stream.isatty():
-        yield lambda done, total=None: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=Console(file=stream),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task(what, total=total)
-
-        def update(done: int, total: int | None = None) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield update
 
 
 def _row(item: Any) -> Row | None:

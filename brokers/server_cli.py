@@ -10,9 +10,9 @@ from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal, of_copy
 from brokers.flags import ConfigFile
-from brokers.render import Outcome, Several, json_value, progress
+from brokers.render import Outcome, Several, json_value
 from shared.cli.options import Json, a_path
-from shared.cli.progress import waiting
+from shared.cli.progress import progress, waiting
 from shared.local_path import local_path
 
 if TYPE_CHECKING:

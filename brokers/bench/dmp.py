@@ -28,7 +28,6 @@ from brokers.bench.load import Address, Case, FanOut, Measured, connect, in_turn
 from brokers.bench.options import Rounds, Seconds, Size, some
 from brokers.bench.servers import nats_server, redis_server, serving
 from brokers.errors import ExitCode, Refusal
-from brokers.render import progress
 from dmp import wire
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
 from dmp.data_types import short
@@ -36,6 +35,7 @@ from dmp.principal import Principal
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import DMP_HEADER
 from shared.cli.options import Json
+from shared.cli.progress import progress
 
 RECEIVE_BYTES = 256 * 1024
 EXCHANGE = KEY = "bench"

@@ -7,8 +7,8 @@ from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
 
-from brokers.render import progress
 from shared.cli.options import at_least_one
+from shared.cli.progress import progress
 
 Mode = TypeVar("Mode", bound=str)
 Row = TypeVar("Row")

@@ -2,9 +2,9 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 Update = Callable[[int, int], None]
 """How many are done so far, and how many bytes they were."""
@@ -14,52 +14,64 @@ MOMENT_SECONDS = 1.0
 
 
 @contextmanager
+def progress(what: str, total: int | None = None, stream: TextIO | None = None) -> Iterator[Any]:
+    """A bar while the block runs; gives a function that takes how much is done, and of how much."""
+    columns = ("{task.description}", "BarColumn", "TaskProgressColumn", "TimeRemainingColumn")
+    with _display(what, columns, stream, total=total) as tell:
+        yield lambda done, total=None: tell(completed=done, total=total)
+
+
+@contextmanager
 def counting(what: str, stream: TextIO | None = None) -> Iterator[Update]:
-    """Show how many of `what` are done, and how fast, while the block runs; gives the function to tell."""
-    stream = stream or sys.stderr
-    if not stream.isatty():
-        yield lambda done, size: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    display = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.completed:,.0f} {task.description}"),
-        TextColumn("{task.fields[size]}"),
-        TimeElapsedColumn(),
-        console=Console(file=stream),
-        transient=True,
+    """How many of `what` are done, and how fast, while the block runs; gives the function to tell."""
+    columns = (
+        *("SpinnerColumn", "{task.completed:,.0f} {task.description}", "{task.fields[size]}"),
+        "TimeElapsedColumn",
     )
-    with display:
-        task = display.add_task(what, total=None, size="")
-
-        def update(done: int, size: int) -> None:
-            display.update(task, completed=done, size=f"{size / 1e6:,.1f} MB")
-
-        yield update
+    with _display(what, columns, stream, size="") as tell:
+        yield lambda done, size: tell(completed=done, size=f"{size / 1e6:,.1f} MB")
 
 
 @contextmanager
 def waiting(what: str, stream: TextIO | None = None, after_seconds: float = MOMENT_SECONDS) -> Iterator[None]:
-    """Show that `what` goes on, and since when, while the block runs: somebody else does the work."""
+    """That `what` goes on, and since when, while the block runs: somebody else does the work."""
+    columns = ("SpinnerColumn", "{task.description}", "TimeElapsedColumn")
+    with _display(what, columns, stream, after_seconds=after_seconds):
+        yield
+
+
+@contextmanager
+def _display(
+    what: str,
+    columns: Sequence[str],
+    stream: TextIO | None,
+    *,
+    total: int | None = None,
+    after_seconds: float = 0.0,
+    **fields: Any,
+) -> Iterator[Callable[..., None]]:
+    """`columns`: classes of rich's, or formats of texts. Gives a function that takes what has changed."""
     stream = stream or sys.stderr
     if not stream.isatty():
-        yield
+        yield lambda **_: None
         return
+    from rich import progress as kinds
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    display = Progress(*columns, console=Console(file=stream), transient=True)
-    display.add_task(what, total=None)
+    made = [getattr(kinds, name)() if name.endswith("Column") else kinds.TextColumn(name) for name in columns]
+    display = kinds.Progress(*made, console=Console(file=stream), transient=True)
+    task = display.add_task(what, total=total, **fields)
     timer = threading.Timer(after_seconds, display.start)
     timer.daemon = True
-    timer.start()
+    if after_seconds:
+        timer.start()
+    else:
+        display.start()
     try:
-        yield
+        yield lambda **changes: display.update(task, **changes)
     finally:
         timer.cancel()
-        timer.join()
+        if after_seconds:
+            timer.join()
         if display.live.is_started:
             display.stop()

@@ -18,8 +18,7 @@ from brokers.checking import checked
 from brokers.cli import root
 from brokers.config import OWN_SECTIONS, load
 from brokers.errors import ExitCode
-from brokers.structure import leaves, written
-from brokers.values import plain
+from brokers.structure import leaves, plain, written
 from shared.errors import BrokerError
 from tests.brokers.test_examples import examples
 from tests.support.server import Server

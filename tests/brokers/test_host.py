@@ -1,15 +1,16 @@
 """The host's beginning and end, over a store that is whatever the test says."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 import pytest
 import trio
+import trio.testing
 
-from brokers import host as host_module
 from brokers.config import load
 from brokers.errors import Refusal
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
@@ -17,6 +18,7 @@ from shared.errors import CorruptRecord, StoreError, StoreReadOnly
 from shared.metrics import Sample
 from shared.plugin import Context, Plugin, Service
 from shared.storage.settings import StorageSettings
+from shared.storage.store import StoreStatistics
 from shared.units import KIB, MIB
 from tests.support.installed import Idle, plugin, quiet_log
 
@@ -45,18 +47,14 @@ class FakeStore:
     def namespace(self, *_: Any, **__: Any) -> None: ...
 
     def statistics(self) -> Any:
-        return Statistics(3)
+        """Every figure is 3."""
+        return StoreStatistics(*[3] * len(attrs.fields(StoreStatistics)))
 
     async def close(self) -> None:
         await trio.lowlevel.checkpoint()
         self.done.append("store closed")
         if self.close_error is not None:
             raise self.close_error
-
-
-@attrs.frozen
-class Statistics:
-    logs: int
 
 
 class Quiet(Idle):
@@ -79,35 +77,40 @@ def done() -> list[str]:
 
 
 @pytest.fixture
-def store(done: list[str], monkeypatch: pytest.MonkeyPatch) -> FakeStore:
-    fake = FakeStore(done)
-
-    class Opener:
-        @staticmethod
-        async def open(folder: Path, settings: StorageSettings) -> FakeStore:
-            done.append("store open")
-            fake.settings = settings
-            return fake
-
-    monkeypatch.setattr(host_module, "Store", Opener)
-    return fake
+def store(done: list[str]) -> FakeStore:
+    return FakeStore(done)
 
 
-def host(folder: Path, done: list[str], *plugins: Plugin, **environ: str) -> Host:
+MakeHost = Callable[..., Host]
+
+
+@pytest.fixture
+def make_host(tmp_path: Path, store: FakeStore, done: list[str]) -> MakeHost:
+    """A host of one quiet protocol, or of these plugins, over the fake store; `environ`: its settings."""
+
+    async def open_store(folder: Path, settings: StorageSettings) -> Any:
+        done.append("store open")
+        store.settings = settings
+        return store
+
     async def open_quiet(_: Context, __: Any) -> Service:
         done.append("service open")
         return Quiet(done)
 
-    (folder / "data").mkdir()
-    chosen = plugins or (plugin("quiet", open=open_quiet),)
-    config = load(chosen, file=None, environ={"BROKERS_SERVE_DATA_DIR": str(folder / "data"), **environ})
-    return Host(chosen, config, quiet_log())
+    def make(*plugins: Plugin, environ: Mapping[str, str] = MappingProxyType({}), **given: Any) -> Host:
+        (tmp_path / "data").mkdir()
+        chosen = plugins or (plugin("quiet", open=open_quiet),)
+        data = {"BROKERS_SERVE_DATA_DIR": str(tmp_path / "data")}
+        config = load(chosen, file=None, environ={**data, **environ})
+        return Host(chosen, config, quiet_log(), open_store=open_store, **given)
+
+    return make
 
 
 async def test_a_stop_drains_then_ends_the_services_then_closes_the_store(
-    tmp_path: Path, store: FakeStore, done: list[str]
+    tmp_path: Path, make_host: MakeHost, store: FakeStore, done: list[str]
 ) -> None:
-    it = host(tmp_path, done)
+    it = make_host()
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
         assert it.unready() is None
@@ -118,21 +121,21 @@ async def test_a_stop_drains_then_ends_the_services_then_closes_the_store(
 
 
 async def test_a_stop_that_comes_before_it_is_ready_is_heard(
-    tmp_path: Path, store: FakeStore, done: list[str]
+    make_host: MakeHost, store: FakeStore, done: list[str]
 ) -> None:
-    it = host(tmp_path, done)
+    it = make_host()
     it.stop()
     await it.run()
     assert done[-1] == "store closed"
 
 
 async def test_a_protocol_whose_logs_cannot_be_opened_says_what_to_do(
-    tmp_path: Path, store: FakeStore, done: list[str]
+    tmp_path: Path, make_host: MakeHost, store: FakeStore, done: list[str]
 ) -> None:
     async def cannot(_: Context, __: Any) -> Service:
         raise CorruptRecord("quiet/orders.log", 7)
 
-    it = host(tmp_path, done, plugin("quiet", open=cannot))
+    it = make_host(plugin("quiet", open=cannot))
     with pytest.raises(ExceptionGroup) as raised:
         await it.run()
     found = raised.value.subgroup(Refusal)
@@ -159,35 +162,30 @@ def keeps(name: str, kept: bool) -> Plugin:
     ],
 )
 async def test_the_journal_is_small_where_nothing_is_kept(
-    plugins: list[Plugin],
-    environ: dict[str, str],
-    segment_bytes: int,
-    tmp_path: Path,
-    store: FakeStore,
-    done: list[str],
+    plugins: list[Plugin], environ: dict[str, str], segment_bytes: int, make_host: MakeHost, store: FakeStore
 ) -> None:
-    it = host(tmp_path, done, *plugins, **environ)
+    it = make_host(*plugins, environ=environ)
     it.stop()
     await it.run()
     assert store.settings is not None
     assert store.settings.segment_bytes == segment_bytes
 
 
-async def test_a_last_sync_that_fails_is_told(tmp_path: Path, store: FakeStore, done: list[str]) -> None:
+async def test_a_last_sync_that_fails_is_told(make_host: MakeHost, store: FakeStore) -> None:
     store.close_error = StoreReadOnly("the last sync failed")
-    it = host(tmp_path, done)
+    it = make_host()
     it.stop()
     with pytest.raises(StoreReadOnly, match="the last sync failed"):
         await it.run()
 
 
 async def test_a_protocol_that_cannot_be_opened_ends_the_start_and_closes_the_store(
-    tmp_path: Path, store: FakeStore, done: list[str]
+    make_host: MakeHost, store: FakeStore, done: list[str]
 ) -> None:
     async def fail(_: Context, __: Any) -> Service:
         raise Refusal("cannot")
 
-    it = host(tmp_path, done, plugin("failing", open=fail))
+    it = make_host(plugin("failing", open=fail))
     with pytest.raises(ExceptionGroup) as error:
         await it.run()
     assert error.group_contains(Refusal, match="cannot")
@@ -195,11 +193,11 @@ async def test_a_protocol_that_cannot_be_opened_ends_the_start_and_closes_the_st
 
 
 async def test_a_bug_in_the_store_ends_the_host_and_is_not_hidden(
-    tmp_path: Path, store: FakeStore, done: list[str]
+    make_host: MakeHost, store: FakeStore, done: list[str]
 ) -> None:
     store.broken.set()
     with pytest.raises(ExceptionGroup) as error:
-        await host(tmp_path, done).run()
+        await make_host().run()
     assert error.group_contains(ZeroDivisionError)
     assert done[-1] == "store closed"
 
@@ -222,21 +220,30 @@ class Recorded:
 
 
 async def test_what_is_held_is_written_before_the_store_closes_whatever_ends_it(
-    tmp_path: Path, store: FakeStore, done: list[str], monkeypatch: pytest.MonkeyPatch
+    make_host: MakeHost, done: list[str]
 ) -> None:
-    monkeypatch.setattr(host_module, "Recording", lambda *_: Recorded(done))
-    it = host(tmp_path, done)
+    it = make_host(record=lambda *_: Recorded(done))
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
         nursery.cancel_scope.cancel()
     assert done[-3:] == ["service ended", "recording flushed", "store closed"]
 
 
-async def test_it_is_ready_while_all_of_it_is(
-    tmp_path: Path, store: FakeStore, done: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("brokers.metrics.store_samples", lambda _: ())
-    it = host(tmp_path, done)
+async def test_it_is_ready_while_all_of_it_is(make_host: MakeHost, store: FakeStore, done: list[str]) -> None:
+    crash, again = trio.Event(), trio.Event()
+
+    class Crashing(Quiet):
+        async def run(self) -> None:
+            if crash.is_set():
+                again.set()
+                await super().run()
+            await crash.wait()
+            raise ZeroDivisionError
+
+    async def open_crashing(_: Context, __: Any) -> Service:
+        return Crashing(done)
+
+    it = make_host(plugin("crashing", open=open_crashing))
 
     def ready() -> float:
         (found,) = (sample.value for sample in it.samples() if sample.name == "ready")
@@ -245,26 +252,24 @@ async def test_it_is_ready_while_all_of_it_is(
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
         assert ready() == 1
-        for state in ("starting", "restarting"):
-            it._services[0].state = state  # type: ignore[assignment]
-            assert it.unready() == "restarting: quiet"
-            assert ready() == 0
-        it._services[0].state = "serving"
+        crash.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert it.unready() == "restarting: crashing"
+        assert ready() == 0
+        await again.wait()
+        assert ready() == 1
         store.read_only = StoreReadOnly("a sync failed")
         assert ready() == 0
         it.stop()
 
 
-async def test_a_backup_says_when_it_was_made(
-    tmp_path: Path, store: FakeStore, done: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_backup_says_when_it_was_made(tmp_path: Path, make_host: MakeHost, store: FakeStore) -> None:
     made: list[Any] = []
 
-    async def backup_files(*asked: Any, now_ms: int) -> None:
+    async def copy(*asked: Any, now_ms: int) -> None:
         made.append((asked, now_ms))
 
-    monkeypatch.setattr(host_module, "backup_files", backup_files)
-    it = host(tmp_path, done)
+    it = make_host(copy=copy)
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
         await it.backup(tmp_path / "copy")
@@ -275,14 +280,14 @@ async def test_a_backup_says_when_it_was_made(
 
 
 async def test_a_store_that_turned_read_only_makes_the_host_unready(
-    tmp_path: Path, store: FakeStore, done: list[str]
+    make_host: MakeHost, store: FakeStore
 ) -> None:
-    it = host(tmp_path, done)
+    it = make_host()
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
         store.read_only = StoreReadOnly("a sync failed: Input/output error")
         assert it.unready() == "the store is read-only: a sync failed: Input/output error"
         status: Mapping[str, Any] = it.status()
         assert (status["state"], status["reason"]) == ("not ready", it.unready())
-        assert status["store"] == {"logs": 3}
+        assert status["store"]["logs"] == 3
         it.stop()

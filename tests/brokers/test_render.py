@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 import pytest
 
-from brokers.render import Output, progress
+from brokers.render import Output
+from shared.cli.progress import progress
 from shared.errors import UsageError
 
 

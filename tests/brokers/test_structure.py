@@ -11,8 +11,7 @@ import pytest
 from attrs import validators
 
 from brokers.errors import Problem
-from brokers.structure import Given, Key, build, environment_keys, flatten, leaves, written
-from brokers.values import plain
+from brokers.structure import Given, Key, build, environment_keys, flatten, leaves, plain, written
 
 
 class Policy(enum.Enum):

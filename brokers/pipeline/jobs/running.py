@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from brokers.pipeline.quiet import of_a_verb
 from brokers.pipeline.session import require_spark, session
-from brokers.render import progress
+from shared.cli.progress import progress
 from shared.errors import BrokerError, UsageError
 
 if TYPE_CHECKING:
