@@ -24,7 +24,7 @@ import math
 from typing import TYPE_CHECKING
 
 from shared.errors import RemoteProtocolError, StoreError
-from shared.net.connection import Connection
+from shared.net.connection import HELD_BYTES_MIN, Connection
 from shared.replies import Replies
 
 if TYPE_CHECKING:
@@ -306,7 +306,8 @@ class SessionBase:
     def _run(self, data: bytes, at: int) -> None:
         """Apply what can be, and keep the rest."""
         start = at
-        self._needed, self._delimiter = 0, b""
+        self._needed = self._at = 0
+        self._delimiter = b""
         self._phase = _APPLYING
         try:
             while True:
@@ -328,24 +329,25 @@ class SessionBase:
             self._pause()
         elif left or self.amid:
             if left:
-                self.kept, self._at = bytearray(memoryview(data)[at:]), 0
+                self.kept = data[at:]
             self.connection.await_rest()
             if self._input_due == math.inf or (left and at > start):  # it is new: something else ended before
                 self._input_due = self.connection.now + self.input_seconds
                 self.wake_by(self._input_due)
         else:
             self._input_due = math.inf
-        if left or self.gathered_bytes or self.connection.held_bytes:
+        if left + self.gathered_bytes > HELD_BYTES_MIN or self.connection.held_bytes:
             self._count()
 
     def _joined(self, data: bytes) -> bytes | None:
         """What was kept, with `data` behind it; None where that is not to be looked at now."""
         kept = self.kept
-        size = len(kept) - self._at + len(data)
-        if not self.stopped and (size >= self._needed or (self._delimiter and self._delimiter in data)):
+        if not self.stopped and (
+            len(kept) + len(data) >= self._needed or (self._delimiter and self._delimiter in data)
+        ):
             self.kept = b""
-            return b"".join((memoryview(kept)[self._at :] if self._at else kept, data))
-        if type(kept) is not bytearray:
+            return b"".join((kept, data))
+        if type(kept) is not bytearray:  # it may be large: no copy of all of it with every read
             self.kept = kept = bytearray(memoryview(kept)[self._at :])
             self._at = 0
         kept += data
@@ -357,9 +359,8 @@ class SessionBase:
     def _go_on(self) -> None:
         """Nothing holds input back any more."""
         if self.kept:
-            data, at = bytes(self.kept), self._at
-            self.kept, self._at = b"", 0
-            self._run(data, at)
+            data, self.kept = bytes(self.kept), b""
+            self._run(data, self._at)
         if not self.stopped:
             self.connection.resume_reading()
             if self._eof:
