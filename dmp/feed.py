@@ -27,12 +27,13 @@ from dmp.wire import (
     runs,
 )
 from shared.file_range import FileRange
-from shared.net.connection import Connection
+from shared.net.session import SessionBase
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
     from shared.net.outbox import Chunk
 
+IDLE = 1
 IDLE_SECONDS = 5.0
 """Silence after which a null message is written."""
 _NO_LIMIT = 1 << 30
@@ -49,6 +50,7 @@ class Feed:
         "_owner",
         "_pushed",
         "_queue",
+        "_session",
         "_sinks",
         "_unsent",
         "_wrote",
@@ -60,14 +62,15 @@ class Feed:
 
     def __init__(
         self,
-        connection: Connection,
+        session: SessionBase,
         broker: "Broker",
         queue: Queue,
         owner: Owner,
         gone: Callable[[], None],
     ) -> None:
         """The answer to the lease is written. `gone`: called when the queue is."""
-        self._connection = connection
+        connection = self._connection = session.connection
+        self._session = session
         self._broker = broker
         self._queue = queue
         self._owner = owner
@@ -85,7 +88,7 @@ class Feed:
         connection.on_drained = self._drained
         owner.hold()
         broker.counts.feeds += 1
-        connection.wake_at(self._wrote + IDLE_SECONDS)
+        session.deadline(IDLE, self._wrote + IDLE_SECONDS)
         queue.attach_feed(self)
 
     # What the queue gives.
@@ -139,39 +142,40 @@ class Feed:
         self._wrote = connection.now
         connection.write(data)
 
-    # The driver's calls.
+    # What the session passes on.
 
-    def receive(self, data: bytes) -> None:
+    def apply(self, data: bytes, at: int) -> int:
         """A feed's client has nothing to say but null messages. Raises WireError."""
-        if data.strip(b"\0"):
+        if data[at:].strip(b"\0"):
             # What it reads are messages: a text between them would be taken for one.
             error = refusal(Reply.INVALID, "a feed is read, not written to")
             error.reply = b""
-            self._end()
             raise error
+        return len(data)
 
-    def receive_eof(self) -> None:
-        self._end()
-        self._gone()
-        self._connection.finish()
-
-    def on_deadline(self, now: float) -> None:
+    def idle(self, now: float) -> None:
+        """Nothing was written for a while, perhaps."""
         idle_at = self._wrote + IDLE_SECONDS
         if now >= idle_at:
             if not self._connection.outbox.size:  # else it is not idle, but slow
                 self._push(NULL_MESSAGE, self._exchange)
             idle_at = now + IDLE_SECONDS
-        self._connection.wake_at(idle_at)
+        self._session.deadline(IDLE, idle_at)
+
+    def end(self) -> None:
+        """Take nothing more."""
+        self.ended = True
+        if self._queue.feed is self:
+            self._queue.detach_feed(self)
 
     def connection_lost(self) -> None:
-        self.ended = True
+        """Give back to the queue what was not sent."""
         queue, broker = self._queue, self._broker
         broker.counts.feeds -= 1
         if not queue.deleted:
             for exchange, messages in reversed(self._not_begun()):
                 for head, bodies in reversed(self._heads(exchange, messages)):
                     queue.take_back(head, bodies)
-            self._end()
             queue.feed_lease = None
             queue.deal()
             broker.topology.consumer_left(queue)
@@ -180,12 +184,6 @@ class Feed:
     def _drained(self) -> None:
         if not self.ended:
             self._queue.deal()
-
-    def _end(self) -> None:
-        """Take nothing more."""
-        self.ended = True
-        if self._queue.feed is self:
-            self._queue.detach_feed(self)
 
     # What goes back.
 

@@ -6,6 +6,7 @@ or a feed. Every refusal is a short string with a code, and then the connection 
 Source: PROTOCOL.md, "DMP".
 """
 
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 
@@ -21,6 +22,7 @@ from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, WireError, ready,
 from shared.errors import LocalProtocolError, RemoteProtocolError
 from shared.net import connection as net
 from shared.net.connection import Connection
+from shared.net.session import SessionBase
 
 
 class State(Enum):
@@ -51,59 +53,70 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
 }
 
 
-class Session:
+# The deadline for a lease; beside it there is a feed's `IDLE`.
+_LEASE = 0
+
+
+class Session(SessionBase):
     """A connection of DMP, behind its header."""
 
-    __slots__ = ("_begun", "_broker", "_connection", "_role", "state")
+    __slots__ = ("_broker", "_role", "state")
 
     def __init__(self, connection: Connection, broker: Broker) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._broker = broker
-        self._begun = b""  # of the lease
         self._role: Sink | Feed | None = None
         self.state = State.LEASE
         connection.write(reply(Reply.OK, GREETING))
-        connection.wake_at(connection.now + broker.settings.login_seconds)
+        self.deadline(_LEASE, connection.now + broker.settings.login_seconds)
 
-    def receive(self, data: bytes) -> None:
-        try:
-            role = self._role
-            if role is None:
-                self._begun += data
-                word = take_short(self._begun)
-                if word is None:
-                    self._connection.await_rest()
-                    return
-                data = self._begun[1 + len(word) :]
-                self._begun = b""
-                role = self._role = self._open(word)
-                if not data:
-                    return
-            role.receive(data)
-        except WireError as error:
-            self._refused(error)
-            raise
+    def apply(self, data: bytes, at: int) -> int:
+        role = self._role
+        if role is None:
+            word = take_short(data, at)
+            if word is None:
+                return at
+            role = self._role = self._open(word)
+            at += 1 + len(word)
+            if at == len(data):
+                return at
+        return role.apply(data, at)
 
-    def receive_eof(self) -> None:
+    def input_ended(self) -> None:
         """The peer has sent all. Messages are not owed to a feed, beyond what is in its outbox."""
-        if self._role is None:
-            self._connection.finish()
-        else:
-            self._role.receive_eof()
+        self._end(Event.END)
+        self.connection.finish()
 
-    def on_deadline(self, now: float) -> None:
-        try:
-            if self._role is None:
-                self._broker.counts.too_late += 1
-                raise refusal(Reply.INVALID, "no lease came in time")
-            self._role.on_deadline(now)
-        except WireError as error:
-            self._refused(error)
-            raise
+    def too_late(self) -> None:
+        self._broker.counts.too_late += 1
+        raise refusal(Reply.SYNTAX_ERROR, f"a message was not complete after {self.input_seconds:g} s")
+
+    def due(self, what: int, now: float) -> None:
+        if isinstance(self._role, Feed):
+            self._role.idle(now)
+        else:
+            self._broker.counts.too_late += 1
+            error = refusal(Reply.INVALID, "no lease came in time")
+            self.fault(error)
+            self.end()
+            raise error
+
+    def fault(self, error: RemoteProtocolError) -> None:
+        assert isinstance(error, WireError)
+        self._broker.counts.refused(f"dmp {error.code.name}")
+        self._step(Event.REFUSED)
+
+    def release(self) -> None:
+        if self.state is not State.ENDED:
+            self._step(Event.END)
+        if isinstance(self._role, Sink):
+            self._role.release()
+        elif self._role is not None:
+            self._role.end()
 
     def connection_lost(self) -> None:
-        self._end(Event.END)
-        if self._role is not None:
+        super().connection_lost()
+        if isinstance(self._role, Feed):
             self._role.connection_lost()
         self._broker.flush()
 
@@ -113,7 +126,7 @@ class Session:
         lease = broker.leases.take(word)
         if lease is None:
             raise refusal(Reply.BAD_LEASE, "not valid for this client")
-        self._connection.wake_at(float("inf"))
+        self.deadline(_LEASE, math.inf)
         target = lease.target
         if isinstance(target, Exchange):
             return self._open_sink(lease, target)
@@ -124,27 +137,25 @@ class Session:
         if broker.exchanges.get(exchange.name) is not exchange:
             raise refusal(Reply.NOT_FOUND, "the exchange is gone")
         self._step(Event.SINK_LEASE)
-        self._connection.write(ready(True, exchange.name))
+        self.connection.write(ready(True, exchange.name))
+        self.begin_input(broker.settings.frame_seconds)
         assert lease.send_return is not None
-        return Sink(self._connection, broker, exchange, lease.owner, lease.send_return)
+        return Sink(self, broker, exchange, lease.owner, lease.send_return)
 
     def _open_feed(self, lease: Lease, queue: Queue) -> Feed:
         if queue.deleted or not lease.owner.alive:  # of very many it goes a moment later
             raise refusal(Reply.NOT_FOUND, "the queue is gone")
         self._step(Event.FEED_LEASE)
-        self._connection.write(ready(False, queue.name))
-        return Feed(self._connection, self._broker, queue, lease.owner, self._gone)
+        self.connection.write(ready(False, queue.name))
+        return Feed(self, self._broker, queue, lease.owner, self._gone)
 
     def _gone(self) -> None:
         self._end(Event.GONE)
 
-    def _refused(self, error: WireError) -> None:
-        self._broker.counts.refused(f"dmp {error.code.name}")
-        self._end(Event.REFUSED)
-
     def _end(self, event: Event) -> None:
         if self.state is not State.ENDED:
             self._step(event)
+        self.end()
 
     def _step(self, event: Event) -> None:
         after = TRANSITIONS[self.state].get(event)

@@ -19,12 +19,13 @@ should have a turn.
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dmp.exchanges import Exchange
 from dmp.leases import SendReturn
 from dmp.message import Head
-from dmp.pacing import WORK_PER_STRETCH, Due, Pacing, Stop
+from dmp.pacing import WORK_PER_STRETCH, Stop
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 from dmp.wire import (
@@ -49,6 +50,7 @@ from dmp.wire import (
 )
 from shared.errors import StoreError
 from shared.net.connection import Connection
+from shared.net.session import SessionBase
 from shared.recording.recorder import Track
 
 if TYPE_CHECKING:
@@ -58,8 +60,6 @@ _ROUTES_MAX = 4096
 """Names and properties that one connection's routes are kept for."""
 _HEADS_MAX = 1024
 """Envelopes whose parsed form one connection keeps."""
-_LARGE_BYTES = 64 * 1024
-"""A message of more is gathered in place."""
 _LOOK_EVERY, _LOOK_AT = 16, 2
 """Columns are compared at the second message of a lane in a row, and at each sixteenth after it."""
 _NO_LIMIT = 1 << 60
@@ -88,25 +88,21 @@ class Route:
         self.envelope_bytes = SIZE_BYTES + names_bytes + LENGTH_BYTES
 
 
-class Sink(Pacing):
-    """What the session hands a sink's connection to."""
+class Sink:
+    """What a sink's session passes its input to."""
 
     __slots__ = (
         "_broker",
-        "_end_of_input",
         "_exchange",
         "_generation",
         "_heads",
-        "_held",
         "_laned",
         "_lanes",
-        "_large",
-        "_needed",
         "_of_queue",
         "_owner",
-        "_rest",
         "_routes",
         "_send_return",
+        "_session",
         "_size_max",
         "_taken",
         "_touched",
@@ -116,13 +112,13 @@ class Sink(Pacing):
 
     def __init__(
         self,
-        connection: Connection,
+        session: SessionBase,
         broker: "Broker",
         exchange: Exchange,
         owner: Owner,
         send_return: SendReturn,
     ) -> None:
-        super().__init__(connection)
+        self._session = session
         self._broker = broker
         self._exchange = exchange
         self._owner = owner if owner.alive else None
@@ -137,90 +133,52 @@ class Sink(Pacing):
         self._touched: list[Lane] = []
         self._work = 0
         self._taken = 0  # of what is scanned, bytes of whole and good messages
-        self._track = _track_of(broker, exchange, connection)
-        self._rest = b""  # the beginning of a message
-        self._large: bytearray | None = None  # that of a large one, which needs so many bytes:
-        self._needed = 0
-        self._held: list[bytes] = []  # read, not applied: input is held back
-        self._end_of_input = False
+        self._track = _track_of(broker, exchange, session.connection)
         if self._owner is not None:
             self._owner.hold()
         broker.counts.sinks += 1
 
-    # The driver's calls; `on_deadline` is Pacing's.
-
-    def receive(self, data: bytes) -> None:
-        if self._stops:
-            self._held.append(data)
-            return
-        large = self._large
-        if large is not None:
-            large += data
-            if len(large) < self._needed:
-                self.connection.await_rest()
-                self.connection.hold(len(large))
-                return
-            self.connection.hold(0)
-            data = bytes(large)
-            self._large = None
-        elif self._rest:
-            data = self._rest + data
-            self._rest = b""
-            self.connection.hold(0)
-        self._stretch(data)
-
-    def receive_eof(self) -> None:
-        self._end_of_input = True
-        if not self._stops:
-            self.connection.finish()
-
-    def connection_lost(self) -> None:
-        self.lost = True
-        self.forget_deadlines()
+    def release(self) -> None:
         self._broker.counts.sinks -= 1
         if self._owner is not None:
             self._owner.release()
 
     # A stretch of input.
 
-    def _stretch(self, data: bytes) -> None:
+    def apply(self, data: bytes, at: int) -> int:
         """Apply everything whole. Raises WireError; messages before what is wrong stand."""
-        broker = self._broker
+        broker, session = self._broker, self._session
         if broker.generation != self._generation:
             self._rewire()
-        self._work = self._taken = 0
+        self._work = 0
+        self._taken = start = at
         sunk = broker.counts.sunk
         try:
-            at = self._taken = self._scan(data)
+            at = self._taken = self._scan(data, at)
         finally:
             if self._track is not None and broker.counts.sunk > sunk:
-                self._track.record(broker.counts.sunk - sunk, memoryview(data)[: self._taken])
+                self._track.record(broker.counts.sunk - sunk, memoryview(data)[start : self._taken])
             self._deliver()
             broker.flush()
         if self._work > WORK_PER_STRETCH:
-            self.stop(Stop.OTHERS)
-            self.due(Due.SOON, self.connection.now)
-        if broker.memory.full and not self._stops & Stop.MEMORY:
+            session.let_others()
+        if broker.memory.full and not session.stopped & Stop.MEMORY:
             broker.counts.memory_waits += 1
-            self.stop(Stop.MEMORY)
-            broker.memory.when_free(self.connection.guarded(lambda: self._go_soon(Stop.MEMORY)))
-        if broker.store.congested and not self._stops & Stop.STORE:
-            self.stop(Stop.STORE)
-            broker.store.when_uncongested(self.connection.guarded(lambda: self._go_soon(Stop.STORE)))
-        if self._stops:
-            self.due(Due.FRAME, float("inf"))
-            self._held.insert(0, data[at:])
-        elif at < len(data):
-            self._keep(data, at)
-        else:
-            self.due(Due.FRAME, float("inf"))
+            session.stop(Stop.MEMORY)
+            broker.memory.when_free(session.connection.guarded(partial(session.go_soon, Stop.MEMORY)))
+        session.stop_if_congested(broker.store)
+        if at < len(data) and not session.stopped:
+            end = end_of(data, at, self._size_max)
+            session.need(SIZE_BYTES if end is None else end - at)
+        return at
 
-    def _scan(self, data: bytes) -> int:
+    def _scan(self, data: bytes, at: int) -> int:
         """Find what goes where; where it stopped. Raises WireError."""
         routes = self._routes
         body_bytes_max = self._broker.settings.message_bytes_max
         end = len(data)
-        at = start = count = overhead = 0
+        count = overhead = 0
+        start = at
         last: Route | None = None
         lanes: Sequence[Lane] | None = None  # of the messages since `start`
         most = _NO_LIMIT  # of them
@@ -436,38 +394,6 @@ class Sink(Pacing):
         self._routes.clear()
         self._lanes.clear()
         self._laned.clear()
-
-    # What is not there yet, and time.
-
-    def _keep(self, data: bytes, at: int) -> None:
-        """The beginning of a message. Raises WireError where its size is already wrong."""
-        if at or Due.FRAME not in self._deadlines:
-            self.due(Due.FRAME, self.connection.now + self._broker.settings.frame_seconds)
-        self.connection.await_rest()
-        end = end_of(data, at, self._size_max)
-        if end is not None and end - at > _LARGE_BYTES:
-            self._large = bytearray(memoryview(data)[at:])
-            self._needed = end - at
-            self.connection.hold(len(self._large))
-        else:
-            self._rest = data[at:]
-            self.connection.hold(len(self._rest))
-
-    def _take_up(self) -> None:
-        held, self._held = self._held, []
-        data = b"".join(held)
-        if data:
-            self._stretch(data)
-        if self._end_of_input and not self._stops:
-            self.connection.finish()
-
-    def _due_now(self, what: Due, now: float) -> None:
-        if what is Due.SOON:
-            self.go(Stop.OTHERS)
-        else:
-            self._broker.counts.too_late += 1
-            seconds = self._broker.settings.frame_seconds
-            raise refusal(Reply.SYNTAX_ERROR, f"a message was not complete after {seconds:g} s")
 
 
 def _track_of(broker: "Broker", exchange: Exchange, connection: Connection) -> Track | None:

@@ -1,374 +1,344 @@
-"""A channel: its deliveries and what became of them, its consumers, and content on its way in.
+"""The channels of a connection: contents on their way in, deliveries, acknowledgements, consumers, confirms.
 
-Its methods' handlers are in `basic_methods` and `wiring_methods`; publishing at speed is in `publishing`.
+`Mux` is what the channels of one connection share, `Channel` one of them. A `Consumer` takes messages from
+its queue and packs them for its channel. `Confirms` numbers a channel's publishes and answers for them.
+
+*Acknowledgements* are gathered over a stretch of input. At its end, or before the next method that could
+notice, the queues hear of them and deal. Confirms go out once a stretch, too.
+
+*Order.* Replies leave in the order of their requests, and one that waits for the disk holds those behind it.
+Deliveries wait meanwhile, so that none comes before the reply that allows it. Confirms keep an order of their
+own.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pamqp import base
+from pamqp import base, commands
 
-from dmp.amqp.confirms import Confirms
-from dmp.amqp.consumers import Consumer
-from dmp.amqp.large import BodyFrames
+from dmp.amqp.content import BodyFrames, Content, Incoming
+from dmp.amqp.publishing import Publishing
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
-from dmp.amqp.transactions import Transaction
-from dmp.amqp.wire import FRAME_OVERHEAD, content_head, content_header, encode, return_frame, split
-from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving
-from dmp.copies import without_bcc
-from dmp.data_types import short
+from dmp.amqp.wire import (
+    FRAME_END,
+    FRAME_OVERHEAD,
+    KEPT_BYTES_MAX,
+    ack_frame,
+    content_head,
+    content_header,
+    deliver_before,
+    deliver_between,
+    encode,
+    nack_frame,
+    return_frame,
+    split,
+    tag_bytes,
+)
+from dmp.broker import Broker
 from dmp.message import Head, Message
-from dmp.properties import note_untrusted
+from dmp.pacing import WORK_PER_STRETCH, Stop
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
-from dmp.topology import REPLY_TO
-from shared.errors import StoreError
+from dmp.takers import LOOKED_AT_ONCE
+from shared.net.session import SessionBase
 from shared.storage.store import Ticket
 
 if TYPE_CHECKING:
-    from dmp.amqp.session import AmqpSession
-    from dmp.broker import Broker
+    from dmp.amqp.transactions import Transaction
 
+# Messages that go back to their queues in one step of the background work: half a millisecond.
 RETURNED_AT_ONCE = 512
-"""Half a millisecond."""
-CONSUMERS_DEALT = 2
-"""To so many consumers nothing is dealt in the time that it takes to put a message into a queue."""
+# A large body needs a log, which is made and removed again. This is its work, in messages put into a queue.
+LARGE_WORK = 512
+# Offering so many consumers nothing takes as long as putting a message into a queue.
+_CONSUMERS_PER_WORK = 2
+# Kinds of messages of which a consumer keeps what is put around the bodies.
+_HEADS_MAX = 64
+_NO_LIMIT = 1 << 30
 
-Delivery = tuple[Consumer | None, Queue, Message]
+ACK_FRAME_BYTES = 21
+_ACK_BEGINNING = 11
+_ack_fields = struct.Struct(">QBB").unpack_from
+
+Delivery = tuple["Consumer | None", Queue, Message]
 """What is unacknowledged, and who has it: a consumer, or None for `basic.get`."""
 _QUEUE = itemgetter(1)
 _NUMBER = attrgetter("number")
 
 
-class Content:
-    """A publish whose content is coming."""
+class Mux:
+    """What the channels of one connection share. `by_number`: those that are open, or closing.
 
-    __slots__ = (
-        "arriving",
-        "body",
-        "exchange",
-        "failed",
-        "head",
-        "immediate",
-        "key",
-        "mandatory",
-        "missing",
-        "properties",
-    )
-
-    def __init__(self, exchange: bytes, key: bytes, mandatory: bool, immediate: bool) -> None:
-        self.exchange = exchange
-        self.key = key
-        self.mandatory = mandatory
-        self.immediate = immediate
-        self.head: Head | None = None
-        self.properties = b""  # as they were sent; those of the head are as they are delivered
-        self.body = bytearray()  # as far as it has come, where it comes in several frames
-        self.missing = 0
-        self.arriving: Arriving | None = None  # a large body, which is written as it comes
-        self.failed = ""  # why that is not so
-
-
-class Channel:
-    """One open channel of a session.
-
-    `delivered`: the last delivery tag. `unacked`: by tag, the oldest first. `prefetch`: for consumers to
-    come; `prefetch_all`: for all together; 0: none.
+    `at` and `current`: where the frame that is being handled ends, and its channel. A Refusal is about these.
+    `dealing`: deliveries may be sent. `capabilities`: the client's. `frame_bytes_max`: as agreed.
     """
 
     __slots__ = (
-        "confirms",
-        "consumers",
-        "content",
-        "crowded",
-        "delivered",
-        "flowing",
-        "last_queue",
-        "number",
-        "payload_max",
-        "prefetch",
-        "prefetch_all",
-        "reply_consumer",
+        "_finishing",
+        "_large_came",
+        "_roomy",
+        "_settled",
+        "_to_confirm",
+        "_waits_to_deal",
+        "_work",
+        "at",
+        "broker",
+        "by_number",
+        "capabilities",
+        "connection",
+        "current",
+        "dealing",
+        "frame_bytes_max",
+        "incoming",
+        "owner",
+        "publishing",
+        "replies",
         "session",
-        "silent",
-        "state",
-        "transaction",
-        "unacked",
     )
 
-    def __init__(self, session: "AmqpSession", number: int) -> None:
+    def __init__(self, session: SessionBase, broker: Broker, large_came: Callable[[], None]) -> None:
         self.session = session
-        self.number = number
-        self.payload_max = session.frame_bytes_max - FRAME_OVERHEAD
-        self.state = ChannelState.OPEN
-        self.silent = False
-        """Nothing more may be sent on it."""
-        self.crowded = False
-        """Some consumer found no room for more unacknowledged messages on the channel."""
-        self.delivered = 0
-        self.unacked: dict[int, Delivery] = {}
-        self.consumers: dict[bytes, Consumer] = {}
-        self.reply_consumer: Consumer | None = None
-        """That of `amq.rabbitmq.reply-to`, one of these."""
-        self.prefetch = 0
-        self.prefetch_all = 0
-        self.flowing = True
-        self.confirms: Confirms | None = None
-        self.transaction: Transaction | None = None
-        self.content: Content | None = None
-        self.last_queue: bytes | None = None
+        self.connection = session.connection
+        self.replies = session.replies
+        self.broker = broker
+        self.owner = broker.new_owner("")
+        self.capabilities: dict[str, Any] = {}
+        self.frame_bytes_max = broker.settings.frame_bytes_max
+        self.by_number: dict[int, Channel] = {}
+        self.at = 0
+        self.current: Channel | None = None
+        self.dealing = False
+        self.incoming = Incoming(session, broker.settings, broker.bodies, self._some_large_came)
+        self.publishing = Publishing(self)
+        self._large_came = large_came
+        self._settled: dict[Queue, list[Message]] = {}  # acknowledged, and not told to the queues yet
+        self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
+        self._to_confirm: dict[Confirms, None] = {}
+        self._waits_to_deal = False
+        self._work = 0
+        self._finishing = False
 
-    def step(self, event: ChannelEvent) -> None:
-        """Raises Refusal (UNEXPECTED_FRAME) for what may not happen now."""
-        after = CHANNEL_TRANSITIONS[self.state].get(event)
-        if after is None:
-            text = f"{event.value} on channel {self.number} while {self.state.value}"
-            raise Refusal(Code.UNEXPECTED_FRAME, text)
-        self.state = after
+    def open(self, user: str) -> None:
+        """The client has logged in: its channels may come."""
+        self.owner.user = user
+        self.dealing = True
 
-    @property
-    def owes_confirms(self) -> bool:
-        return not self.silent and self.confirms is not None and self.confirms.owed
+    def end(self) -> None:
+        """The connection ends: everything that depends on it goes."""
+        self.dealing = False
+        self.release(
+            [channel for channel in self.by_number.values() if channel.state is not ChannelState.CLOSING]
+        )
+        self.owner.release()
 
-    def fall_silent(self) -> None:
-        """Say what can be confirmed; then nothing more is sent on it, but the dialog of its end."""
-        if self.confirms is not None and not self.silent:
-            self.confirms.advance()
-        self.silent = True
+    # -- the stretch of input under way
+
+    def begin_stretch(self) -> None:
+        self._work = 0
+
+    def worked(self, amount: int) -> None:
+        """So much work was done, in messages put into a queue: after enough of it others have their turn."""
+        self._work += amount
+        if self._work > WORK_PER_STRETCH:
+            self.session.let_others()
+
+    def end_stretch(self) -> None:
+        self.settle_now()
+        if self._to_confirm:
+            confirms, self._to_confirm = self._to_confirm, {}
+            for one in confirms:
+                one.advance()
+        self.broker.flush()
 
     # -- out
 
-    def send(self, data: bytes) -> None:
-        """What keeps no order with replies."""
-        if not self.silent:
-            self.session.connection.write(data)
-
-    def reply(self, method: base.Frame, ticket: Ticket | None = None) -> None:
+    def reply(self, data: bytes, ticket: Ticket | None = None) -> None:
         """An answer, in its turn, once `ticket` allows."""
-        self.session.reply(encode(method, self.number), ticket)
-
-    def room(self) -> int:
-        """How many more deliveries may be unacknowledged."""
-        unacked = len(self.unacked)
-        if self.transaction is not None:
-            unacked += self.transaction.settled
-        count = self.session.broker.settings.unacked_max - unacked
-        if self.prefetch_all:
-            count = min(count, self.prefetch_all - unacked)
-        if count <= 0:
-            self.crowded = True
-        return count
-
-    def send_return(self, code: Code, head: Head, body: bytes) -> None:
-        """Give a publish back that could not be routed, or not delivered at once."""
-        self.session.broker.counts.returned += 1
-        self.reply_content(return_frame(self.number, code, head), head, body)
-
-    def return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
-        """The same for what came by a sink that was leased here: it never waits for this client to read."""
-        self.session.connection.attempt(self._return_from_sink, code, head, body)
-
-    def _return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
-        session = self.session
-        outbox = session.connection.outbox
-        if self.silent or session.lost or session.replies.full or outbox.size > outbox.bound:
-            session.broker.counts.returns_lost += 1
+        if ticket is None:
+            self.replies.reply(data)
         else:
-            self.send_return(code, head, body)
+            self.replies.reply_after(ticket, data)
 
-    def reply_content(self, method: bytes, head: Head, body: bytes) -> None:
-        """An answer with a content, in its turn."""
-        session, number, payload_max = self.session, self.number, self.payload_max
-        if head.large:
-            session.reply(method + content_header(number, head))
-            session.replies.reply(self.body_frames(body))
-        else:
-            content = content_head(number, head, payload_max), split(number, body, payload_max), b"\xce"
-            session.reply(b"".join((method, *content)))
-
-    def body_frames(self, reference: bytes) -> BodyFrames:
-        """Of a large body."""
-        connection, broker = self.session.connection, self.session.broker
-        body = broker.bodies.refer(reference)
-        return BodyFrames(
-            connection,
-            self.number,
-            self.payload_max,
-            body,
-            release=partial(broker.bodies.let_go, reference),
-            broken=partial(broker.body_damaged, body),
-        )
-
-    # -- content on its way in
-
-    def begin_content(self, content: Content) -> None:
-        self.step(ChannelEvent.PUBLISH)
-        self.content = content
-
-    def take_header(self, body_bytes: int, properties: bytes) -> bool:
-        """True: the body is empty, and so the content is whole."""
-        content = self.content
-        if self.state is not ChannelState.HEADER or content is None:
-            self.step(ChannelEvent.HEADER)
-            raise AssertionError("a header is taken in one state only")
-        settings = self.session.broker.settings
-        if body_bytes > settings.body_bytes_max:
-            text = f"message size {body_bytes} is larger than configured max size {settings.body_bytes_max}"
-            raise Refusal(Code.PRECONDITION_FAILED, text)
-        content.properties = properties
-        content.head = self._head(content, body_bytes)
-        content.missing = body_bytes
-        self.step(ChannelEvent.HEADER if body_bytes else ChannelEvent.EMPTY)
-        if content.head.large:
-            content.arriving = self.session.begin_large(content.head)
-        else:
-            self.session.unfinished(body_bytes)
-        return not body_bytes
-
-    def _head(self, content: Content, body_bytes: int) -> Head:
-        """As it is delivered: a reply-to that stands for the channel's reply consumer names its queue, and
-        nobody sees `BCC`. Raises Refusal."""
-        properties = content.properties
-        noted = note_untrusted(properties)
-        if noted.reply_to is not None:
-            start, end = noted.reply_to
-            if properties[start + 1 : end] == REPLY_TO:
-                if self.reply_consumer is None:
-                    raise Refusal(Code.PRECONDITION_FAILED, "fast reply consumer does not exist")
-                reply_to = short(self.reply_consumer.queue.name)
-                properties = b"".join((properties[:start], reply_to, properties[end:]))
-                noted = note_untrusted(properties)
-        delivered, keys = without_bcc(properties, noted)
-        if delivered is not properties:
-            noted = note_untrusted(delivered)
-        large = body_bytes > self.session.broker.settings.message_bytes_max
-        reference_bytes = REFERENCE_BYTES if large else 0
-        head = Head(content.exchange, content.key, body_bytes, delivered, noted, reference_bytes)
-        head.more_keys = keys
-        return head
-
-    def take_body(self, part: bytes) -> bytes | None:
-        """The body, or a reference to it, once it is whole; b"" where it could not be written."""
-        content = self.content
-        if self.state is not ChannelState.BODY or content is None:
-            self.step(ChannelEvent.BODY_PART)
-            raise AssertionError("a body is taken in one state only")
-        content.missing -= len(part)
-        if content.missing < 0:
-            raise Refusal(Code.UNEXPECTED_FRAME, "more body than its header has announced", hard=True)
-        if content.head is not None and content.head.large:
-            return self._take_large(content, part)
-        if content.missing or content.body:
-            content.body += part
-            self.session.gathered(len(part))
-        if content.missing:
-            self.step(ChannelEvent.BODY_PART)
-            return None
-        self.step(ChannelEvent.BODY_END)
-        if content.body:
-            part = bytes(content.body)
-            self.session.gathered(-len(part))
-        self.session.unfinished(-len(part))
-        return part
-
-    def _take_large(self, content: Content, part: bytes) -> bytes | None:
-        """What could not be written is read all the same, and then refused."""
-        arriving = content.arriving
-        if arriving is not None:
-            content.body += part
-            self.session.gathered(len(part))
-            if not content.missing or len(content.body) >= PART_BYTES:
-                self.session.gathered(-len(content.body))
-                part, content.body = bytes(content.body), bytearray()
-                try:
-                    arriving.add(part)
-                except StoreError as error:
-                    content.arriving = None
-                    content.failed = str(error) or "the store takes no writes"
-                    arriving.give_up()
-                self.session.large_came()
-                self.session.wait_for_bodies()
-        if content.missing:
-            self.step(ChannelEvent.BODY_PART)
-            return None
-        self.step(ChannelEvent.BODY_END)
-        return b"" if content.arriving is None else content.arriving.finish()
-
-    # -- consumers, and the end
+    def room_bytes(self) -> int:
+        """How much more may be delivered now; negative: nothing."""
+        if self.replies.owed or not self.dealing or self.connection.closed:
+            if self.replies.owed and not self._waits_to_deal:
+                self._waits_to_deal = True
+                self.replies.when_empty(self.deal)
+            return -1
+        outbox = self.connection.outbox
+        return outbox.bound - outbox.size
 
     def deal(self) -> None:
-        """Something allows more deliveries to its consumers."""
-        self.session.worked(len(self.consumers) // CONSUMERS_DEALT)
-        for queue in {consumer.queue: None for consumer in self.consumers.values()}:
+        """More deliveries may be sent."""
+        self._waits_to_deal = False
+        for channel in tuple(self.by_number.values()):
+            channel.deal()
+
+    def finish(self) -> None:
+        """Close the connection once all replies and confirms are out."""
+        self._finishing = True
+        self.finish_if_answered()
+
+    def finish_if_answered(self) -> None:
+        if self._finishing and not self.session.lost:
+            if self.replies.owed:
+                self.replies.when_empty(self.finish_if_answered)
+            elif not any(channel.owes_confirms for channel in self.by_number.values()):
+                self.connection.finish()
+
+    # -- what holds input back
+
+    @property
+    def holds_messages(self) -> bool:
+        return any(
+            channel.unacked or (channel.transaction is not None and channel.transaction.holds)
+            for channel in self.by_number.values()
+        )
+
+    def wait_for_memory(self) -> None:
+        """Its acknowledgements make room, so a connection that holds messages is read on."""
+        if self.holds_messages or self.session.stopped & Stop.MEMORY:
+            return
+        self.broker.counts.memory_waits += 1
+        self.session.stop(Stop.MEMORY)
+        if self.capabilities.get("connection.blocked"):
+            self.connection.write(encode(commands.Connection.Blocked("memory_bytes_max is reached"), 0))
+        self.broker.memory.when_free(self.connection.guarded(self._memory_is_free))
+
+    def _memory_is_free(self) -> None:
+        if not self.session.lost and self.capabilities.get("connection.blocked"):
+            self.connection.write(encode(commands.Connection.Unblocked(), 0))
+        self.session.go_soon(Stop.MEMORY)
+
+    def _some_large_came(self) -> None:
+        """A large body comes no faster than the disk writes it."""
+        self._large_came()
+        session, bodies = self.session, self.broker.bodies
+        if bodies.behind and not session.stopped & Stop.BODIES:
+            session.stop(Stop.BODIES)
+            bodies.when_caught_up(self.connection.guarded(partial(session.go_soon, Stop.BODIES)))
+
+    # -- acknowledgements
+
+    def take_acks(self, channel: "Channel", data: bytes, at: int) -> int:
+        """Acknowledgements that stand at `at`, one behind the other; where they end. Raises Refusal.
+
+        The first is known to begin as one does, and `self.at` is behind the one that is refused.
+        """
+        beginning = data[at : at + _ACK_BEGINNING]
+        unacked, settled, end = channel.unacked, self._settled, len(data)
+        frame_end = FRAME_END[0]
+        while at + ACK_FRAME_BYTES <= end and data.startswith(beginning, at):
+            tag, multiple, last = _ack_fields(data, at + _ACK_BEGINNING)
+            if last != frame_end:
+                break
+            at = self.at = at + ACK_FRAME_BYTES
+            if multiple & 1:
+                self.settle(channel, channel.take_unacked(tag, True))
+                continue
+            found = unacked.pop(tag, None)
+            if found is None:
+                raise _unknown(tag)
+            consumer, queue, message = found
+            if consumer is not None:
+                consumer.unacked -= 1
+            messages = settled.get(queue)
+            if messages is None:
+                settled[queue] = [message]
+            else:
+                messages.append(message)
+        self.settle(channel, ())
+        return at
+
+    def settle(self, channel: "Channel", deliveries: Iterable[tuple[Queue, Message]]) -> None:
+        """They are acknowledged: the queues hear of it at the end of the stretch."""
+        for queue, message in deliveries:
+            self._settled.setdefault(queue, []).append(message)
+        if channel.crowded or channel.prefetch_all:  # room for one is room for all its consumers
+            channel.crowded = False
+            self._roomy[channel] = None
+
+    def settle_now(self) -> int:
+        """Tell the queues, and have them deal; returns how much work that was beside the messages."""
+        for channel in self._roomy:
+            for consumer in channel.consumers.values():
+                self._settled.setdefault(consumer.queue, [])
+        self._roomy.clear()
+        if not self._settled:
+            return 0
+        settled, self._settled = self._settled, {}
+        for queue, messages in settled.items():
+            if messages:
+                self.broker.counts.acknowledged += len(messages)
+                queue.settle(messages)
+        work = 0
+        for queue in settled:
             if not queue.deleted:
+                work += 1 + min(len(queue.consumers), LOOKED_AT_ONCE) // 2
                 queue.deal()
+        return work
 
-    def consumer_cancelled(self, consumer: Consumer) -> None:
-        """Its queue is gone."""
-        self.consumers.pop(consumer.tag, None)
-        self.session.consumer_cancelled(self, consumer)
+    def to_confirm(self, confirms: "Confirms") -> None:
+        """There is something to confirm at the end of the stretch."""
+        self._to_confirm[confirms] = None
 
-    def remove_consumer(self, consumer: Consumer) -> None:
-        """Its client has cancelled it, or the channel ends; what it has stays unacknowledged."""
-        del self.consumers[consumer.tag]
-        queue = consumer.queue
-        if consumer is self.reply_consumer:
-            self.reply_consumer = None
-            self.session.publishing.forget()
-        if not queue.deleted:
-            queue.remove_consumer(consumer)
-            self.session.broker.topology.consumer_left(queue)
+    # -- channels that end
 
-    def let_go(self) -> None:
-        """Its end: what is begun is forgotten or rolled back, nothing is dealt to it any more."""
-        if self.transaction is not None:
-            self.transaction.rollback()
-        content = self.content
-        if content is not None and content.head is not None:
-            if not content.head.large:
-                self.session.unfinished(-content.head.body_bytes)
-            elif content.arriving is not None:
-                content.arriving.give_up()
-            self.session.gathered(-len(content.body))
-        self.content = None
-        self.state = ChannelState.CLOSED if self.state is not ChannelState.CLOSING else self.state
-        self.flowing = False
+    def close(self, channel: "Channel") -> None:
+        """Its client closes it."""
+        channel.step(ChannelEvent.CLOSE)
+        channel.fall_silent()
+        self.release((channel,))
+        del self.by_number[channel.number]
+        channel.reply(commands.Channel.CloseOk())
 
+    def fall_silent(self) -> None:
+        """The connection ends: no more deliveries and confirms."""
+        self.dealing = False
+        for channel in self.by_number.values():
+            channel.fall_silent()
 
-def release(broker: "Broker", channels: Sequence[Channel]) -> None:
-    """Give back all that channels of one session have: consumers at once, messages in turns.
+    def release(self, channels: Sequence["Channel"]) -> None:
+        """Give back all that these channels have: consumers at once, messages in slices.
 
-    Until all have come back their queues give nothing, so that they do so in their order.
-    """
-    unacked: list[dict[int, Delivery]] = []
-    consumers: dict[Queue, list[Consumer]] = {}
-    queues: set[Queue] = set()
-    for channel in channels:
-        channel.let_go()
-        for consumer in channel.consumers.values():
-            consumers.setdefault(consumer.queue, []).append(consumer)
-        channel.consumers.clear()
-        if channel.unacked:
-            queues.update(map(_QUEUE, channel.unacked.values()))
-            unacked.append(channel.unacked)
-            channel.unacked = {}
-    for queue in queues:
-        queue.await_returns()
-    for queue, those in consumers.items():
-        broker.counts.consumers -= len(those)
-        if not queue.deleted:
-            queue.remove_consumers(those)
-            broker.topology.consumer_left(queue)
-    if queues:
-        broker.background.add(_come_back(broker, unacked, queues))
+        A queue deals nothing until all its messages are back, so that they keep their order.
+        """
+        self.settle_now()
+        self.publishing.forget()
+        broker = self.broker
+        broker.counts.channels -= len(channels)
+        unacked: list[dict[int, Delivery]] = []
+        consumers: dict[Queue, list[Consumer]] = {}
+        queues: set[Queue] = set()
+        for channel in channels:
+            channel.end()
+            for consumer in channel.consumers.values():
+                consumers.setdefault(consumer.queue, []).append(consumer)
+            channel.consumers.clear()
+            if channel.unacked:
+                queues.update(map(_QUEUE, channel.unacked.values()))
+                unacked.append(channel.unacked)
+                channel.unacked = {}
+        for queue in queues:
+            queue.await_returns()
+        for queue, those in consumers.items():
+            broker.counts.consumers -= len(those)
+            if not queue.deleted:
+                queue.remove_consumers(those)
+                broker.topology.consumer_left(queue)
+        if queues:
+            broker.background.add(_come_back(broker, unacked, queues))
 
 
 def _come_back(
-    broker: "Broker", unacked: Sequence[dict[int, Delivery]], queues: Iterable[Queue]
+    broker: Broker, unacked: Sequence[dict[int, Delivery]], queues: Iterable[Queue]
 ) -> Iterator[None]:
     """The newest come back first, so that each finds its place at the front."""
     of: dict[Queue, dict[int, list[Message]]] = {queue: {} for queue in queues}
@@ -388,3 +358,418 @@ def _come_back(
     finally:
         for queue in of:
             queue.all_returned()
+
+
+class Channel:
+    """One channel. `delivered`: the last delivery tag. `unacked`: by tag, the oldest first.
+
+    `prefetch`: for consumers to come; `prefetch_all`: for all of them together; 0: no limit. `silent`:
+    nothing more is sent on it. `crowded`: some consumer found no room for more unacknowledged messages.
+    """
+
+    __slots__ = (
+        "confirms",
+        "consumers",
+        "content",
+        "crowded",
+        "delivered",
+        "flowing",
+        "last_queue",
+        "mux",
+        "number",
+        "payload_max",
+        "prefetch",
+        "prefetch_all",
+        "reply_consumer",
+        "silent",
+        "state",
+        "transaction",
+        "unacked",
+    )
+
+    def __init__(self, mux: Mux, number: int) -> None:
+        self.mux = mux
+        self.number = number
+        self.payload_max = mux.frame_bytes_max - FRAME_OVERHEAD
+        self.state = ChannelState.OPEN
+        self.silent = self.crowded = False
+        self.delivered = 0
+        self.unacked: dict[int, Delivery] = {}
+        self.consumers: dict[bytes, Consumer] = {}
+        self.reply_consumer: Consumer | None = None  # of these: that of `amq.rabbitmq.reply-to`
+        self.prefetch = self.prefetch_all = 0
+        self.flowing = True
+        self.confirms: Confirms | None = None
+        self.transaction: Transaction | None = None
+        self.content: Content | None = None
+        self.last_queue: bytes | None = None
+
+    def step(self, event: ChannelEvent) -> None:
+        """Raises Refusal (UNEXPECTED_FRAME) for what may not happen now."""
+        after = CHANNEL_TRANSITIONS[self.state].get(event)
+        if after is None:
+            raise self._unexpected(event)
+        self.state = after
+
+    def _unexpected(self, event: ChannelEvent) -> Refusal:
+        text = f"{event.value} on channel {self.number} while {self.state.value}"
+        return Refusal(Code.UNEXPECTED_FRAME, text)
+
+    @property
+    def owes_confirms(self) -> bool:
+        return not self.silent and self.confirms is not None and self.confirms.owed
+
+    def fall_silent(self) -> None:
+        """Send the confirms that can be sent; then nothing more but the dialog of its end."""
+        if self.confirms is not None and not self.silent:
+            self.confirms.advance()
+        self.silent = True
+
+    # -- out
+
+    def reply(self, method: base.Frame, ticket: Ticket | None = None) -> None:
+        """An answer, in its turn, once `ticket` allows."""
+        self.mux.reply(encode(method, self.number), ticket)
+
+    def send(self, data: bytes) -> None:
+        """What keeps no order with replies."""
+        if not self.silent:
+            self.mux.connection.write(data)
+
+    def send_return(self, code: Code, head: Head, body: bytes) -> None:
+        """Give a publish back that could not be routed, or not delivered at once."""
+        self.mux.broker.counts.returned += 1
+        self.reply_content(return_frame(self.number, code, head), head, body)
+
+    def return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
+        """The same for what came by a sink that was leased here: the sink never waits for this client."""
+        self.mux.connection.attempt(self._return_from_sink, code, head, body)
+
+    def _return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
+        mux = self.mux
+        outbox = mux.connection.outbox
+        if self.silent or mux.session.lost or mux.replies.full or outbox.size > outbox.bound:
+            mux.broker.counts.returns_lost += 1
+        else:
+            self.send_return(code, head, body)
+
+    def reply_content(self, method: bytes, head: Head, body: bytes) -> None:
+        """An answer with a content, in its turn."""
+        mux, number, payload_max = self.mux, self.number, self.payload_max
+        if head.large:
+            mux.reply(method + content_header(number, head))
+            mux.replies.reply(self.body_frames(body))
+        else:
+            content = content_head(number, head, payload_max), split(number, body, payload_max), FRAME_END
+            mux.reply(b"".join((method, *content)))
+
+    def body_frames(self, reference: bytes) -> BodyFrames:
+        """Of a large body."""
+        broker = self.mux.broker
+        body = broker.bodies.refer(reference)
+        return BodyFrames(
+            self.mux.connection,
+            self.number,
+            self.payload_max,
+            body,
+            release=partial(broker.bodies.let_go, reference),
+            broken=partial(broker.body_damaged, body),
+        )
+
+    # -- content on its way in
+
+    def begin_content(self, content: Content) -> None:
+        self.step(ChannelEvent.PUBLISH)
+        self.content = content
+
+    def take_header(self, body_bytes: int, properties: bytes) -> bool:
+        """Whether the content is whole, which is to say that the body is empty."""
+        if self.state is not ChannelState.HEADER or self.content is None:
+            raise self._unexpected(ChannelEvent.HEADER)
+        if body_bytes > self.mux.broker.settings.message_bytes_max:
+            self.mux.worked(LARGE_WORK)
+        reply_queue = None if self.reply_consumer is None else self.reply_consumer.queue.name
+        self.content.begin(self.mux.incoming, body_bytes, properties, reply_queue)
+        self.step(ChannelEvent.HEADER if body_bytes else ChannelEvent.EMPTY)
+        return not body_bytes
+
+    def take_body(self, part: bytes) -> bytes | None:
+        """The body, or a reference to it, once it is whole; b"" where it could not be written."""
+        if self.state is not ChannelState.BODY or self.content is None:
+            raise self._unexpected(ChannelEvent.BODY_PART)
+        body = self.content.take(self.mux.incoming, part)
+        self.step(ChannelEvent.BODY_PART if body is None else ChannelEvent.BODY_END)
+        return body
+
+    # -- deliveries
+
+    def room(self) -> int:
+        """How many more deliveries may be unacknowledged."""
+        unacked = len(self.unacked)
+        if self.transaction is not None:
+            unacked += self.transaction.settled
+        count = self.mux.broker.settings.unacked_max - unacked
+        if self.prefetch_all:
+            count = min(count, self.prefetch_all - unacked)
+        if count <= 0:
+            self.crowded = True
+        return count
+
+    def take_unacked(self, tag: int, multiple: bool) -> list[tuple[Queue, Message]]:
+        """Unacknowledged deliveries, taken out of the books. Raises Refusal for an unknown tag.
+
+        All in one stretch, about a microsecond each, `unacked_max` at most: the next tag may be one of them.
+        """
+        unacked = self.unacked
+        taken = []
+        for number in tags_of(unacked, tag, multiple):
+            consumer, queue, message = unacked.pop(number)
+            if consumer is not None:
+                consumer.unacked -= 1
+            taken.append((queue, message))
+        return taken
+
+    def deal(self) -> None:
+        """Something allows more deliveries to its consumers."""
+        self.mux.worked(len(self.consumers) // _CONSUMERS_PER_WORK)
+        for queue in {consumer.queue: None for consumer in self.consumers.values()}:
+            if not queue.deleted:
+                queue.deal()
+
+    # -- consumers, and the end
+
+    def consumer_cancelled(self, consumer: "Consumer") -> None:
+        """Its queue is gone."""
+        self.consumers.pop(consumer.tag, None)
+        self.mux.broker.counts.consumers -= 1
+        if self.mux.capabilities.get("consumer_cancel_notify"):
+            self.send(encode(commands.Basic.Cancel(consumer.tag.decode(), True), self.number))
+
+    def remove_consumer(self, consumer: "Consumer") -> None:
+        """Its client has cancelled it; what it has stays unacknowledged."""
+        del self.consumers[consumer.tag]
+        self.mux.broker.counts.consumers -= 1
+        queue = consumer.queue
+        if consumer is self.reply_consumer:
+            self.reply_consumer = None
+            self.mux.publishing.forget()
+        if not queue.deleted:
+            queue.remove_consumer(consumer)
+            self.mux.broker.topology.consumer_left(queue)
+
+    def end(self) -> None:
+        """What is begun is forgotten or rolled back, and nothing is dealt to it any more."""
+        if self.transaction is not None:
+            self.transaction.rollback()
+        if self.content is not None:
+            self.content.drop(self.mux.incoming)
+            self.content = None
+        if self.state is not ChannelState.CLOSING:
+            self.state = ChannelState.CLOSED
+        self.flowing = False
+
+
+def tags_of(unacked: Collection[int], tag: int, multiple: bool) -> list[int]:
+    """Which of those that are unacknowledged are meant. They are in their order; 0 stands for the last.
+
+    Raises Refusal for an unknown tag.
+    """
+    if tag not in unacked and (tag or not multiple):
+        raise _unknown(tag)
+    if not multiple:
+        return [tag]
+    return list(unacked) if not tag else list(takewhile(tag.__ge__, unacked))
+
+
+def _unknown(tag: int) -> Refusal:
+    return Refusal(Code.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+
+
+class Consumer:
+    """One `basic.consume`: takes messages from its queue and packs them for its channel.
+
+    `prefetch`: unacknowledged messages it may have, 0: as many as the channel. `priority`: the queue serves
+    those with a higher one first.
+    """
+
+    __slots__ = (
+        "_before",
+        "_between",
+        "_end_before",
+        "_head",
+        "_heads",
+        "channel",
+        "no_ack",
+        "prefetch",
+        "priority",
+        "queue",
+        "tag",
+        "unacked",
+    )
+
+    def __init__(
+        self, channel: Channel, queue: Queue, tag: bytes, *, no_ack: bool, prefetch: int, priority: int = 0
+    ) -> None:
+        self.channel = channel
+        self.queue = queue
+        self.tag = tag
+        self.no_ack = no_ack
+        self.prefetch = prefetch
+        self.priority = priority
+        self.unacked = 0
+        self._heads: dict[Head, tuple[bytes, bytes]] = {}
+        self._head: Head | None = None
+        self._before = self._between = self._end_before = b""
+
+    def room(self) -> tuple[int, int]:
+        channel = self.channel
+        room_bytes = channel.mux.room_bytes()
+        if room_bytes < 0 or not channel.flowing:
+            return 0, 0
+        if self.no_ack:
+            return _NO_LIMIT, room_bytes
+        count = channel.room()
+        if self.prefetch:
+            count = min(count, self.prefetch - self.unacked)
+        return max(count, 0), room_bytes
+
+    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
+        if head is not self._head:
+            self._begin(head)
+        channel = self.channel
+        if head.body_bytes > channel.payload_max:
+            bodies = [split(channel.number, body, channel.payload_max) for body in bodies]
+        between, end_before = self._between, self._end_before
+        parts = [self._before]
+        tag = channel.delivered
+        for tag, body in enumerate(bodies, tag + 1):  # noqa: B020 - it goes on where it was
+            parts += (tag_bytes(tag), between, body, end_before)
+        channel.delivered = tag
+        parts[-1] = FRAME_END
+        channel.mux.connection.write(b"".join(parts))
+
+    def deliver(self, messages: list[Message]) -> None:
+        channel, queue = self.channel, self.queue
+        connection = channel.mux.connection
+        tag = channel.delivered
+        number, payload_max = channel.number, channel.payload_max
+        if not self.no_ack:  # first of all, so that none is lost should the rest fail
+            channel.unacked.update(
+                [(tag, (self, queue, message)) for tag, message in enumerate(messages, tag + 1)]
+            )
+            self.unacked += len(messages)
+        parts: list[bytes] = []
+        for message in messages:
+            tag += 1
+            head = message.head
+            if head is not self._head:
+                self._begin(head)
+            between = self._between
+            if message.redelivered:
+                channel.mux.broker.counts.redelivered += 1
+                between = deliver_between(number, head, True, payload_max)
+            if head.large:
+                parts += (self._before, tag_bytes(tag), between)
+                connection.write(b"".join(parts))
+                parts.clear()
+                connection.write_file(channel.body_frames(message.body))
+                continue
+            body = message.body
+            if head.body_bytes > payload_max:
+                body = split(number, body, payload_max)
+            parts += (self._before, tag_bytes(tag), between, body, FRAME_END)
+        channel.delivered = tag
+        connection.write(b"".join(parts))
+
+    def cancelled(self) -> None:
+        self.channel.consumer_cancelled(self)
+
+    def crashed(self, error: Exception) -> None:
+        self.channel.mux.connection.crashed(error)
+
+    def _begin(self, head: Head) -> None:
+        """Find, or make, what is put around the bodies of `head`."""
+        found = self._heads.get(head)
+        if found is None:
+            if len(self._heads) >= _HEADS_MAX:
+                self._heads.clear()
+            number, payload_max = self.channel.number, self.channel.payload_max
+            between = deliver_between(number, head, False, payload_max)
+            found = deliver_before(number, self.tag, head), between
+            if len(between) <= KEPT_BYTES_MAX:
+                self._heads[head] = found
+        self._head = head
+        self._before, self._between = found
+        self._end_before = FRAME_END + self._before
+
+
+class _Run:
+    """Publishes up to `last` that wait for one ticket (None: for nothing); `refused`: they were not taken."""
+
+    __slots__ = ("last", "refused", "ticket")
+
+    def __init__(self, ticket: Ticket | None, last: int, refused: bool) -> None:
+        self.ticket = ticket
+        self.last = last
+        self.refused = refused
+
+
+class Confirms:
+    """Publisher confirms of one channel (`confirm.select`).
+
+    Publishes are numbered from 1 on, and confirmed in order. A confirm of number n with `multiple` set stands
+    for all before it, so several go out as one. What waits for the disk holds those behind it.
+    """
+
+    __slots__ = ("_channel", "_done", "_published", "_runs")
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._published = 0
+        self._done = 0
+        self._runs: deque[_Run] = deque()
+
+    @property
+    def owed(self) -> bool:
+        return bool(self._runs)
+
+    def add(self, count: int, ticket: Ticket | None = None, *, refused: bool = False) -> None:
+        """So many more publishes; they are answered at the end of the stretch, or once `ticket` is done."""
+        self._published += count
+        self._channel.mux.to_confirm(self)
+        runs = self._runs
+        if runs and runs[-1].ticket is ticket and runs[-1].refused == refused:
+            runs[-1].last = self._published
+            return
+        runs.append(_Run(ticket, self._published, refused))
+        if ticket is not None:
+            ticket.when_done(self._channel.mux.connection.guarded(self._ticket_done))
+
+    def _ticket_done(self, _: Ticket) -> None:
+        self.advance()
+        self._channel.mux.finish_if_answered()
+
+    def advance(self) -> None:
+        """Confirm what can be."""
+        runs, first, taken = self._runs, self._done, 0
+        frames = []
+        number, counts = self._channel.number, self._channel.mux.broker.counts
+        while runs:
+            run = runs[0]
+            if run.ticket is not None and not run.ticket.done:
+                break
+            runs.popleft()
+            if run.refused or (run.ticket is not None and run.ticket.error is not None):
+                if first < self._done:
+                    frames.append(ack_frame(number, self._done, self._done - first > 1))
+                frames.append(nack_frame(number, run.last, run.last - self._done > 1))
+                counts.refused_publishes += run.last - self._done
+                first = run.last
+            else:
+                taken += run.last - self._done
+            self._done = run.last
+        if first < self._done:
+            frames.append(ack_frame(number, self._done, self._done - first > 1))
+        if frames:
+            counts.confirmed += taken
+            self._channel.send(b"".join(frames))

@@ -15,8 +15,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dmp.amqp.channel import Channel, Content
-from dmp.amqp.confirms import Confirms
+from dmp.amqp.content import Content
 from dmp.amqp.states import ChannelState
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
 from dmp.data_types import short
@@ -28,7 +27,7 @@ from shared.errors import StoreError
 from shared.storage.store import Ticket
 
 if TYPE_CHECKING:
-    from dmp.amqp.session import AmqpSession
+    from dmp.amqp.channel import Channel, Confirms, Mux
 
 _POSTS_MAX = 512
 """Kinds of messages that one connection's fast path knows; a producer whose properties change every time pays
@@ -46,7 +45,7 @@ class Post:
 
     __slots__ = ("bytes", "channel", "content", "follower", "generation", "head", "queues", "run_max")
 
-    def __init__(self, data: bytes, channel: Channel, content: Content, head: Head) -> None:
+    def __init__(self, data: bytes, channel: "Channel", content: Content, head: Head) -> None:
         self.bytes = data
         self.channel = channel
         self.content = content
@@ -60,10 +59,10 @@ class Post:
 class Publishing:
     """One session's."""
 
-    __slots__ = ("_last", "_posts", "_session")
+    __slots__ = ("_last", "_mux", "_posts")
 
-    def __init__(self, session: "AmqpSession") -> None:
-        self._session = session
+    def __init__(self, mux: "Mux") -> None:
+        self._mux = mux
         self._posts: dict[bytes, Post] = {}
         self._last: Post | None = None
 
@@ -74,8 +73,8 @@ class Publishing:
 
     def take_runs(self, data: bytes, at: int) -> int:
         """Publish what stands at `at` as far as it is known; where it stopped. Raises Refusal."""
-        end, session = len(data), self._session
-        before = self._last
+        end, mux = len(data), self._mux
+        before, session = self._last, mux.session
         while not session.stopped:
             post = None if before is None else before.follower
             if post is None or not data.startswith(post.bytes, at):
@@ -105,12 +104,12 @@ class Publishing:
                 body_at = at + length
             if not bodies:
                 break
-            session.at = at  # where it goes on, should this be refused
-            session.current = post.channel
+            mux.at = at  # where it goes on, should this be refused
+            mux.current = post.channel
             self.publish(post, bodies)
         return at
 
-    def remember(self, channel: Channel, content: Content, head: Head) -> Post:
+    def remember(self, channel: "Channel", content: Content, head: Head) -> Post:
         """A publish was decoded: how will the next one like it begin?"""
         post = Post(b"", channel, content, head)
         if head.large or not 0 < head.body_bytes <= channel.payload_max:
@@ -139,16 +138,16 @@ class Publishing:
 
     def publish(self, post: Post, bodies: Sequence[bytes]) -> None:
         """Raises Refusal."""
-        session, head, channel = self._session, post.head, post.channel
-        broker = session.broker
+        mux, head, channel = self._mux, post.head, post.channel
+        broker = mux.broker
         if post.generation != broker.generation:
             self._route(post)
         count = len(bodies)
         if channel.transaction is not None:
-            if broker.memory.full and session.holds_messages:
+            if broker.memory.full and mux.holds_messages:
                 raise Refusal(Code.RESOURCE_ERROR, "memory_bytes_max is reached")
             channel.transaction.publish(post, bodies)
-            session.worked(count)
+            mux.worked(count)
             return
         counts = broker.counts
         counts.published += count
@@ -159,15 +158,14 @@ class Publishing:
             counts.unroutable += count
             if post.content.mandatory:
                 self._return(channel, Code.NO_ROUTE, head, bodies)
-        elif broker.memory.full and session.holds_messages:
+        elif broker.memory.full and mux.holds_messages:
             self.refuse(channel, count, "memory_bytes_max is reached")
             return
         elif channel.confirms is not None and any(
             queue.kind.arguments.rejects and queue.room_for(head, count) < count for queue in queues
         ):
             self._publish_one_by_one(post, bodies, channel.confirms)
-            session.to_confirm[channel.confirms] = None
-            session.worked(count * len(queues))
+            mux.worked(count * len(queues))
             return
         elif post.content.immediate:
             ticket = self._publish_immediate(post, bodies)
@@ -178,15 +176,14 @@ class Publishing:
                 self.refuse(channel, count, str(error) or "the store takes no writes")
                 return
         if channel.confirms is not None:
-            channel.confirms.published(count, ticket)
-            session.to_confirm[channel.confirms] = None
-        session.worked(count * len(queues))
+            channel.confirms.add(count, ticket)
+        mux.worked(count * len(queues))
         if broker.memory.full:
-            session.wait_for_memory()
+            mux.wait_for_memory()
 
     def _route(self, post: Post) -> None:
         content, head = post.content, post.head
-        broker = self._session.broker
+        broker = self._mux.broker
         if content.exchange != DEFAULT:
             exchange = broker.exchanges.get(content.exchange)
             if exchange is None:
@@ -194,10 +191,10 @@ class Publishing:
             if exchange.kind.internal:
                 raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(content.exchange)} is internal")
         user = head.noted.user_id
-        if user is not None and user != self._session.user.encode():
+        if user is not None and user != self._mux.owner.user.encode():
             raise Refusal(Code.PRECONDITION_FAILED, "user_id property set to another than the login's user")
         post.queues, work = broker.route(content.exchange, head)
-        self._session.worked(work)
+        self._mux.worked(work)
         post.generation = broker.generation
         post.run_max = max(1, _RUN_MAX // (len(post.queues) or 1))
 
@@ -207,12 +204,12 @@ class Publishing:
         for body in bodies:
             queues = [queue for queue in post.queues if queue.takes_now]
             if queues:
-                ticket = self._session.broker.publish(post.head, queues, (body,)) or ticket
+                ticket = self._mux.broker.publish(post.head, queues, (body,)) or ticket
             else:
                 self._return(post.channel, Code.NO_CONSUMERS, post.head, (body,))
         return ticket
 
-    def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: Confirms) -> None:
+    def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: "Confirms") -> None:
         """Some queue that rejects what it has no room for is nearly full: each has an answer of its own."""
         head = post.head
         for body in bodies:
@@ -220,24 +217,20 @@ class Publishing:
                 queue.kind.arguments.rejects and not queue.room_for(head, 1) for queue in post.queues
             )
             try:
-                ticket = self._session.broker.publish(head, post.queues, (body,))
+                ticket = self._mux.broker.publish(head, post.queues, (body,))
             except StoreError:
                 rejected, ticket = True, None
-            if rejected:
-                confirms.refused(1)
-            else:
-                confirms.published(1, ticket)
+            confirms.add(1, None if rejected else ticket, refused=rejected)
 
-    def _return(self, channel: Channel, code: Code, head: Head, bodies: Sequence[bytes]) -> None:
+    def _return(self, channel: "Channel", code: Code, head: Head, bodies: Sequence[bytes]) -> None:
         for body in bodies:
             channel.send_return(code, head, body)
 
-    def refuse(self, channel: Channel, count: int, why: str) -> None:
+    def refuse(self, channel: "Channel", count: int, why: str) -> None:
         """In confirm mode a nack; without, the specification has nothing softer than the connection's end."""
         if channel.confirms is None:
             raise Refusal(Code.RESOURCE_ERROR, why)
-        channel.confirms.refused(count)
-        self._session.to_confirm[channel.confirms] = None
+        channel.confirms.add(count, refused=True)
 
 
 def _head_end(data: bytes, at: int, end: int) -> int:

@@ -1,31 +1,29 @@
-"""One AMQP connection: frames in, in order; methods to their channels; answers and deliveries out.
+"""One AMQP connection: how it begins, its frames in order, and how it ends.
 
-Theory of operation. `receive` gets what one read brought, often hundreds of frames, and goes through all that
-is whole in one stretch. Publishes at speed are taken as runs (`publishing`); of acknowledgements only the tag
-is unpacked, and what they free is settled and dealt once, at the end of the stretch or before the next method
-that could notice; every other method is decoded by pamqp and handled. Confirms, too, are said once a stretch.
-
-*Order.* Answers take their places in `Replies`: one that waits for the disk holds those behind it. Deliveries
-wait meanwhile, so that none comes before the answer that allows it. Confirms keep an order of their own.
+Theory of operation. A read often brings hundreds of frames, and `apply` goes through all that is whole in
+one stretch. Two kinds have a fast path: publishes are taken as runs (`publishing`), and of acknowledgements
+only the tag is unpacked (`Mux.take_acks`). Every other method is decoded, and answered by its function in
+`methods`. What acknowledgements free is settled and dealt once, at the end of the stretch or before the next
+method that could notice. Confirms, too, are sent once a stretch.
 
 *Faults.* A `Refusal` closes its channel or the connection, as its code says, by the specification's dialog.
-What cannot be framed at all is answered with nothing: the connection closes.
+What cannot be framed at all gets no answer: the connection closes.
 
 Source: PROTOCOL.md. The states are those of `states`.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import functools
+import importlib.metadata
+import math
+from enum import IntEnum
+from typing import Any
 
 from pamqp import commands
 
-from dmp.amqp.channel import Channel, Content
-from dmp.amqp.confirms import Confirms
-from dmp.amqp.handlers import HANDLERS
-from dmp.amqp.handshake import Handshake
-from dmp.amqp.lifetime import Lifetime
-from dmp.amqp.publishing import Publishing
-from dmp.amqp.states import ChannelEvent, ChannelState, State
+from dmp.amqp.channel import Channel, Mux
+from dmp.amqp.content import Content
+from dmp.amqp.methods import HANDLERS, NotYet
+from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
 from dmp.amqp.wire import (
     ACK,
     BODY,
@@ -34,6 +32,7 @@ from dmp.amqp.wire import (
     FRAME_OVERHEAD,
     HEADER,
     HEARTBEAT,
+    HEARTBEAT_FRAME,
     METHOD,
     PUBLISH,
     decode_untrusted,
@@ -41,187 +40,215 @@ from dmp.amqp.wire import (
     header_untrusted,
     publish_untrusted,
 )
-from dmp.bodies import Arriving
-from dmp.message import Head
-from dmp.pacing import WORK_PER_STRETCH, Due, Stop
-from dmp.refusals import Code, Refusal
-from shared.errors import RemoteProtocolError
+from dmp.broker import Broker
+from dmp.pacing import Stop
+from dmp.refusals import Code, Refusal, shown
+from shared.errors import LocalProtocolError, RemoteProtocolError, StoreError
 from shared.net.connection import Connection
+from shared.net.session import SessionBase
 
-if TYPE_CHECKING:
-    from dmp.broker import Broker
+# A frame before tune-ok, when nobody knows yet who sends it. RabbitMQ's; the specification wants 4096.
+LOGIN_FRAME_BYTES_MAX = 8192
+# In the table of what a client says of itself: clients send some twenty fields.
+CONNECTION_FIELDS_MAX = 256
+# For the peer's close-ok.
+CLOSE_SECONDS = 5.0
+FRAME_BYTES_MIN = 4096
+VHOST = "/"
 
+# What things cost, in messages that could have been put into a queue meanwhile.
+# A frame: so a stretch has a thousand at most, also of those that do nothing, like heartbeats.
 FRAME_WORK = 4
-"""A frame that is taken by itself, in messages that could have been put into a queue meanwhile. So a stretch
-has a thousand at most, also of those that do nothing: heartbeats, empty bodies, what is behind a close."""
-LARGE_WORK = 512
-"""A large body, for which a log is made and removed again; and its channel looks at all the others."""
+# A method takes some ten microseconds more, so a stretch that is all methods has a few hundred.
 METHOD_WORK = 4
-"""What a method takes beyond that: some ten microseconds in all. So a stretch that is all methods has a few
-hundred."""
+# A method's bytes: a table may have a field in each of them.
 METHOD_BYTES = 2
-"""The same for what a method says: a table may have a field in each byte, and it is decoded twice."""
+# A content header's bytes: it may hold such a table, which is walked over, and decoded where somebody asks.
 HEADER_BYTES = 4
-"""And for properties, which may hold such a table: it is gone through, and decoded where somebody asks."""
+
 _KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
-_WIRING = frozenset((commands.Exchange.frame_id, commands.Queue.frame_id))
+_TOPOLOGY = frozenset((commands.Exchange.frame_id, commands.Queue.frame_id))
 _END = FRAME_END[0]
 _ACK_BYTES = 13
+_LOOPBACK = ("127.", "[::1]", "unix", "memory")
+_CAPABILITIES = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "authentication_failure_close": True,
+    "consumer_priorities": True,
+    "per_consumer_qos": True,
+    "direct_reply_to": True,
+}
 
 
-class AmqpSession(Lifetime):
-    """The server's side of one connection. `at`: how far the stretch under way has come."""
+class Due(IntEnum):
+    """What a deadline is for. `LARGE`: a large body has not come nearer its end."""
 
-    __slots__ = (
-        "_bytes_needed",
-        "_end_of_input",
-        "_frame_at",
-        "_gathered_bytes",
-        "_held",
-        "_late",
-        "_partial",
-        "_unfinished_bytes",
-        "_work",
-        "at",
-        "to_confirm",
-    )
+    BEAT = 0
+    SILENCE = 1
+    LOGIN = 2
+    CLOSE = 3
+    LARGE = 4
 
-    def __init__(self, connection: Connection, broker: "Broker") -> None:
-        super().__init__(connection, broker)
-        self.handshake = Handshake(self)
-        self.publishing = Publishing(self)
-        self.to_confirm: dict[Confirms, None] = {}
-        self.at = 0
-        self._frame_at = 0  # where the one that is being handled begins
-        self._partial = bytearray()  # the beginning of a frame
-        self._bytes_needed = 0  # of it, before another look is worth it
-        self._held = b""  # read, not applied: input is stopped
-        self._late = b""  # came although reading was paused
-        self._unfinished_bytes = 0  # of content that has begun, as announced
-        self._gathered_bytes = 0  # as far as it has come
-        self._work = 0
-        self._end_of_input = False
-        connection.on_drained = self._drained
-        connection.write(self.handshake.start())
 
-    # The driver's calls; `on_deadline` is Pacing's.
+class AmqpSession(SessionBase):
+    """The server's side of one connection."""
+
+    __slots__ = ("_channel_max", "_heard", "_heartbeat_seconds", "_index", "_user", "broker", "mux", "state")
+
+    def __init__(self, connection: Connection, broker: Broker) -> None:
+        settings = broker.settings
+        super().__init__(connection, settings.frame_seconds)
+        self.broker = broker
+        self.state = State.STARTING
+        self.mux = Mux(self, broker, self._large_came)
+        self.mux.frame_bytes_max = min(settings.frame_bytes_max, LOGIN_FRAME_BYTES_MAX)
+        self._user = ""
+        self._channel_max = settings.channels_max
+        self._heartbeat_seconds = 0
+        self._heard = connection.now
+        self._index = 0  # of the method that is being handled
+        broker.sessions.add(self)
+        connection.on_drained = self.drained
+        self.deadline(Due.LOGIN, connection.now + settings.login_seconds)
+        connection.write(_start(settings.prefer_direct))
+
+    # -- the driver's calls, beside those of the base
 
     def receive(self, data: bytes) -> None:
         self._heard = self.connection.now
-        if self._stops:
-            self._late += data
-            return
-        partial = self._partial
-        if partial:
-            partial += data
-            if len(partial) < self._bytes_needed:
-                self.connection.await_rest()
-                self._count_held()
-                return
-            data = bytes(partial)
-            partial.clear()
-            self.due(Due.FRAME, float("inf"))
-        self._stretch(data, 0)
+        super().receive(data)
 
-    def receive_eof(self) -> None:
-        """The peer has sent all: what it is owed is still answered, deliveries are not owed."""
-        self._end_of_input = True
-        if not self._stops:
-            self._end()
-
-    def connection_lost(self) -> None:
-        self.lost = True
-        self.replies.drop()
-        self._release()
-        self.broker.flush()
-
-    # Input.
-
-    def _stretch(self, data: bytes, at: int) -> None:
-        """Apply everything whole in `data` from `at` on, as far as nothing stops it."""
-        self.at = at
-        self._work = 0
+    def apply(self, data: bytes, at: int) -> int:
+        mux = self.mux
+        mux.begin_stretch()
         while True:
             try:
-                at = self._take(data)
+                at = self._take(data, at)
                 break
             except Refusal as refusal:
-                self._refused(refusal)
-        self._end_stretch()
-        if self._stops:
-            self._held = data[at:]
-        elif at < len(data):
-            self._partial += data[at:]
-            self._bytes_needed = self._frame_end(data, at)
-            self.connection.await_rest()
-            self.due(Due.FRAME, self.connection.now + self.broker.settings.frame_seconds)
-        elif self.current is not None and self.current.content is not None:
+                at = mux.at
+                self._refuse(refusal)
+        mux.end_stretch()
+        if self.state is State.OPEN:
+            self.stop_if_congested(self.broker.store)
+        if at < len(data):
+            head_bytes = FRAME_HEAD.size
+            whole = len(data) - at >= head_bytes
+            self.need(FRAME_HEAD.unpack_from(data, at)[2] + FRAME_OVERHEAD if whole else head_bytes)
+        elif mux.current is not None and mux.current.content is not None:
             self.connection.await_rest()  # of a publish whose frames are written one by one
-        self._count_held()
+        return at
 
-    def _count_held(self) -> None:
-        """What is not all there, or waits, counts with what waits to be sent."""
-        self.connection.hold(self._gathered_bytes + len(self._partial) + len(self._held))
+    def input_ended(self) -> None:
+        """What the peer is owed is still answered; deliveries are not owed."""
+        self._end(Event.END)
 
-    def _take(self, data: bytes) -> int:
-        """Raises Refusal, with `at` behind the frame that is refused."""
-        at, end = self.at, len(data)
-        while not self._stops and self.state is not State.ENDED:
+    def too_late(self) -> None:
+        self.broker.counts.too_late += 1
+        self._end(Event.END)
+
+    def due(self, what: int, now: float) -> None:
+        if what == Due.BEAT:
+            self.connection.write(HEARTBEAT_FRAME)
+            self.deadline(Due.BEAT, now + self._heartbeat_seconds / 2)
+        elif what == Due.SILENCE:
+            silence = self._heartbeat_seconds * 2
+            outbox = self.connection.outbox
+            if self.stopped or outbox.size * 2 > outbox.bound:  # we may not have listened
+                self._heard = now
+            if now - self._heard >= silence:
+                self.broker.counts.heartbeats_missed += 1
+                self.connection.abort("missed heartbeats")
+            else:
+                self.deadline(Due.SILENCE, self._heard + silence)
+        elif what == Due.LARGE:
+            if self.mux.incoming.large and self.stopped:  # it is not the peer that is late
+                self._large_came()
+            elif self.mux.incoming.large:
+                self.broker.counts.too_late += 1
+                self.mux.current, self._index = None, commands.Basic.Publish.index
+                self._refuse(Refusal(Code.RESOURCE_ERROR, "a large body took too long to come"))
+        else:
+            self.broker.counts.too_late += what != Due.CLOSE
+            self._end(Event.END)
+
+    def drained(self) -> None:
+        super().drained()
+        self.mux.deal()
+
+    def drain(self) -> None:
+        """The broker stops."""
+        if self.state in (State.OPEN, State.OPENING, State.TUNING):
+            self._close(Refusal(Code.CONNECTION_FORCED, "the broker stops"))
+
+    def _large_came(self) -> None:
+        self.deadline(Due.LARGE, self.connection.now + self.broker.settings.frame_seconds)
+
+    # -- frames
+
+    def _take(self, data: bytes, at: int) -> int:
+        """Raises Refusal, with `mux.at` behind the frame that is refused."""
+        mux, outbox = self.mux, self.connection.outbox
+        end, head_bytes = len(data), FRAME_HEAD.size
+        while not self.stopped and self.state is not State.ENDED:
             if self.state is State.OPEN:
-                index = data[at + FRAME_HEAD.size : at + FRAME_HEAD.size + 4]
+                index = data[at + head_bytes : at + head_bytes + 4]
                 if index == PUBLISH:
-                    at = self.at = self.publishing.take_runs(data, at)
+                    at = mux.publishing.take_runs(data, at)
                 elif index == ACK:
-                    at = self.at = self._take_acks(data, at)
-                if self._stops:
+                    at = self._take_acks(data, at)
+                if self.stopped:
                     break
-            if end - at < FRAME_HEAD.size:
+            if end - at < head_bytes:
                 break
             kind, number, size = FRAME_HEAD.unpack_from(data, at)
-            stop = at + FRAME_HEAD.size + size
+            stop = at + head_bytes + size
             if kind not in _KINDS:
                 raise RemoteProtocolError(f"a frame of type {kind}")
-            if size + FRAME_OVERHEAD > self.frame_bytes_max:
-                self.at = end
-                text = f"a frame of {size + FRAME_OVERHEAD} bytes, frame_max is {self.frame_bytes_max}"
+            if size + FRAME_OVERHEAD > mux.frame_bytes_max:
+                mux.at = end
+                text = f"a frame of {size + FRAME_OVERHEAD} bytes, frame_max is {mux.frame_bytes_max}"
                 raise Refusal(Code.FRAME_ERROR, text)
             if stop >= end:
                 break
             if data[stop] != _END:
                 raise RemoteProtocolError("a frame without its end octet")
-            self._frame_at = at
-            self.at = stop + 1
-            self.worked(FRAME_WORK)
-            self._frame(kind, number, data[at + FRAME_HEAD.size : stop])
-            at = self.at
-            if self.connection.outbox.size > self.connection.outbox.bound:
+            mux.at = stop + 1
+            mux.worked(FRAME_WORK)
+            try:
+                self._frame(kind, number, data[at + head_bytes : stop])
+            except NotYet as wait:
+                self.stop(Stop.READY)
+                wait.when(self.connection.guarded(functools.partial(self.go_soon, Stop.READY)))
+                break
+            at = stop + 1
+            if outbox.size > outbox.bound:
                 self.stop(Stop.OUTBOX)
-        return len(data) if self.state is State.ENDED else at
+        return end if self.state is State.ENDED else at
 
     def _take_acks(self, data: bytes, at: int) -> int:
         """As many acknowledgements as stand here for one channel; none where they are to be looked at."""
         kind, number, size = FRAME_HEAD.unpack_from(data, at)
-        channel = self.channels.get(number)
+        channel = self.mux.by_number.get(number)
         if kind != METHOD or size != _ACK_BYTES or channel is None or channel.state is not ChannelState.OPEN:
             return at
         if channel.transaction is not None:
             return at
-        self.current = channel
+        self.mux.current = channel
         self._index = commands.Basic.Ack.index
-        return self.settling.take_run(self, channel, data, at)
-
-    def _frame_end(self, data: bytes, at: int) -> int:
-        """How many bytes the frame that begins at `at` needs, as far as one can see."""
-        if len(data) - at < FRAME_HEAD.size:
-            return FRAME_HEAD.size
-        return int(FRAME_HEAD.unpack_from(data, at)[2]) + FRAME_OVERHEAD
+        return self.mux.take_acks(channel, data, at)
 
     def _frame(self, kind: int, number: int, payload: bytes) -> None:
+        """Raises Refusal."""
         if kind == HEARTBEAT:
             if number or payload:
                 raise Refusal(Code.FRAME_ERROR, "a heartbeat on a channel, or with a payload")
             return
-        self.current = None
+        self.mux.current = None
         if number == 0:
             self._on_connection(kind, payload)
             return
@@ -229,7 +256,7 @@ class AmqpSession(Lifetime):
             return
         if self.state is not State.OPEN:
             raise Refusal(Code.COMMAND_INVALID, f"channel {number} before connection.open")
-        channel = self.current = self.channels.get(number)
+        channel = self.mux.current = self.mux.by_number.get(number)
         if channel is not None and channel.state is ChannelState.CLOSING:
             if kind == METHOD:
                 self._while_closing(channel, payload)
@@ -239,7 +266,7 @@ class AmqpSession(Lifetime):
         elif channel is None:
             raise Refusal(Code.CHANNEL_ERROR, f"content on channel {number}, which is not open")
         elif kind == HEADER:
-            self.worked(len(payload) // HEADER_BYTES)
+            self.mux.worked(len(payload) // HEADER_BYTES)
             if channel.take_header(*header_untrusted(payload)):
                 self._published(channel, b"")
         else:
@@ -248,34 +275,40 @@ class AmqpSession(Lifetime):
                 self._published(channel, body)
 
     def _method(self, channel: Channel | None, number: int, payload: bytes) -> None:
-        index = payload[:4]
-        if index == PUBLISH and channel is not None and channel.state is ChannelState.OPEN:
+        """Raises Refusal, NotYet."""
+        if payload[:4] == PUBLISH and channel is not None and channel.state is ChannelState.OPEN:
             channel.begin_content(Content(*publish_untrusted(payload)))
             return
-        self.worked(METHOD_WORK + len(payload) // METHOD_BYTES)
+        mux = self.mux
+        mux.worked(METHOD_WORK + len(payload) // METHOD_BYTES)
         method, table = decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:
             raise Refusal(Code.COMMAND_INVALID, f"{method.name} is not for a server")
         if channel is None:
-            if not isinstance(method, commands.Channel.Open):
-                if isinstance(method, commands.Channel.CloseOk):
-                    return  # the answer to a close that its own has crossed
+            if isinstance(method, commands.Channel.Open):
+                self._open_channel(number)
+            elif not isinstance(
+                method, commands.Channel.CloseOk
+            ):  # which answers a close that its own crossed
                 raise Refusal(Code.CHANNEL_ERROR, f"{method.name} on channel {number}, which is not open")
-            self._open_channel(number)
             return
         if channel.state is not ChannelState.OPEN:
             raise Refusal(Code.UNEXPECTED_FRAME, f"{method.name} while {channel.state.value}")
-        self.worked(self.settling.settle_now())
-        if self.broker.background.busy and method.index >> 16 in _WIRING:
-            self.ask_again(self.broker.background.when_idle)
-            return
-        handler(channel, method, table)
+        mux.worked(mux.settle_now())
+        background = self.broker.background
+        if background.busy and method.index >> 16 in _TOPOLOGY:
+            raise NotYet(background.when_idle)
+        try:
+            handler(channel, method, table)
+        except StoreError as error:  # the connection's end: the specification has nothing softer
+            text = str(error) or "the store takes no writes"
+            raise Refusal(Code.RESOURCE_ERROR, text) from error
 
     def _open_channel(self, number: int) -> None:
         if number > self._channel_max:
             raise Refusal(Code.CHANNEL_ERROR, f"channel {number} is above channel_max {self._channel_max}")
-        channel = self.channels[number] = Channel(self, number)
+        channel = self.mux.by_number[number] = Channel(self.mux, number)
         self.broker.counts.channels += 1
         channel.reply(commands.Channel.OpenOk())
 
@@ -284,7 +317,7 @@ class AmqpSession(Lifetime):
         index = int.from_bytes(payload[:4], "big")
         if index == commands.Channel.CloseOk.index:
             channel.step(ChannelEvent.CLOSE_OK)
-            del self.channels[channel.number]
+            del self.mux.by_number[channel.number]
         elif index == commands.Channel.Close.index:  # they cross
             channel.reply(commands.Channel.CloseOk())
 
@@ -294,141 +327,185 @@ class AmqpSession(Lifetime):
         assert content is not None
         assert content.head is not None
         self._index = commands.Basic.Publish.index
+        publishing = self.mux.publishing
         if content.failed:
-            self.publishing.refuse(channel, 1, content.failed)
+            publishing.refuse(channel, 1, content.failed)
             return
-        post = self.publishing.remember(channel, content, content.head)
+        post = publishing.remember(channel, content, content.head)
         try:
-            self.publishing.publish(post, (body,))
+            publishing.publish(post, (body,))
         finally:
             if content.head.large:
                 self.broker.bodies.let_go(body)
 
-    # The end of a stretch.
+    # -- the connection's own methods: it begins
 
-    def _end_stretch(self) -> None:
-        self.settling.settle_now()
-        if self.to_confirm:
-            confirms, self.to_confirm = self.to_confirm, {}
-            for one in confirms:
-                one.advance()
-        self.broker.flush()
-        if self.broker.store.congested and not self._stops & Stop.STORE and self.state is State.OPEN:
-            self.stop(Stop.STORE)
-            self.broker.store.when_uncongested(self.connection.guarded(self._store_has_room))
-
-    # What others ask of it.
-
-    @property
-    def holds_messages(self) -> bool:
-        return any(
-            channel.unacked or (channel.transaction is not None and channel.transaction.holds)
-            for channel in self.channels.values()
-        )
-
-    def room_bytes(self) -> int:
-        """How much more may be delivered now; negative: nothing."""
-        if self.replies.owed or self.state is not State.OPEN or self.connection.closed:
-            if self.replies.owed and not self._waits_to_deal:
-                self._waits_to_deal = True
-                self.replies.when_empty(self._deal_again)
-            return -1
-        outbox = self.connection.outbox
-        return outbox.bound - outbox.size
-
-    def worked(self, amount: int) -> None:
-        self._work += amount
-        if self._work > WORK_PER_STRETCH and not self._stops & Stop.OTHERS:
-            self.stop(Stop.OTHERS)
-            self.due(Due.SOON, self.connection.now)
-
-    def wait_for_memory(self) -> None:
-        if self.holds_messages or self._stops & Stop.MEMORY:
+    def _on_connection(self, kind: int, payload: bytes) -> None:
+        """Raises Refusal."""
+        if kind != METHOD:
+            raise Refusal(Code.UNEXPECTED_FRAME, "content on channel 0")
+        self._index = int.from_bytes(payload[:4], "big")
+        if self.state is State.CLOSING and self._index not in (
+            commands.Connection.Close.index,
+            commands.Connection.CloseOk.index,
+        ):
             return
-        self.broker.counts.memory_waits += 1
-        self.stop(Stop.MEMORY)
-        if self.handshake.capabilities.get("connection.blocked"):
-            self.connection.write(encode(commands.Connection.Blocked("memory_bytes_max is reached"), 0))
-        self.broker.memory.when_free(self.connection.guarded(self._memory_is_free))
+        method, _ = decode_untrusted(payload, CONNECTION_FIELDS_MAX)
+        match method:
+            case commands.Connection.StartOk() if self.state is State.STARTING:
+                self._start_ok(method)
+            case commands.Connection.TuneOk() if self.state is State.TUNING:
+                self._tune_ok(method)
+            case commands.Connection.Open() if self.state is State.OPENING:
+                self._open(method)
+            case commands.Connection.Close() if self.state is not State.STARTING:
+                self._step(Event.CLOSE)
+                self.mux.fall_silent()
+                self.let_go()
+                self.reply(encode(commands.Connection.CloseOk(), 0))
+                self._end(Event.CLOSE)
+            case commands.Connection.CloseOk() if self.state is State.CLOSING:
+                self._end(Event.CLOSE_OK)
+            case _:
+                raise Refusal(Code.COMMAND_INVALID, f"{method.name} on channel 0 while {self.state.value}")
 
-    def wait_for_bodies(self) -> None:
-        """What came of a large body goes to the disk: not faster than that writes."""
-        bodies = self.broker.bodies
-        if bodies.behind and not self._stops & Stop.BODIES:
-            self.stop(Stop.BODIES)
-            bodies.when_caught_up(self.connection.guarded(self._bodies_caught_up))
+    def _start_ok(self, method: commands.Connection.StartOk) -> None:
+        if method.mechanism != "PLAIN":
+            raise Refusal(Code.COMMAND_INVALID, f"mechanism {shown(method.mechanism.encode())} is not PLAIN")
+        found = method.client_properties.get("capabilities")
+        capabilities = self.mux.capabilities = found if isinstance(found, dict) else {}
+        response: str | bytes = method.response  # bytes where it is not UTF-8
+        user = self._login(response.encode() if isinstance(response, str) else response)
+        if user is None:
+            self.broker.counts.logins_refused += 1
+            self.broker.log.info("amqp login refused", peer=self.connection.peer)
+            if capabilities.get("authentication_failure_close"):
+                text = "login was refused using authentication mechanism PLAIN"
+                self._close(Refusal(Code.ACCESS_REFUSED, text))
+            else:  # the specification has the socket closed without a word
+                self._end(Event.WRONG_LOGIN)
+            return
+        self._step(Event.START_OK)
+        self._user = user
+        settings = self.broker.settings
+        tune = commands.Connection.Tune(
+            settings.channels_max, settings.frame_bytes_max, settings.heartbeat_seconds
+        )
+        self.connection.write(encode(tune, 0))
 
-    def ask_again(self, when: Callable[[Callable[[], None]], None]) -> None:
-        """The method that is being handled is to be taken again, once `when` calls back."""
-        self.at = self._frame_at
-        self.stop(Stop.READY)
-        when(self.connection.guarded(self._is_ready))
+    def _login(self, response: bytes) -> str | None:
+        """The user, if the name, the password and the place are right; all three are always looked at."""
+        fields = response.split(b"\0")
+        if len(fields) != 3:
+            return None
+        _, name, password = fields
+        user = name.decode(errors="replace")
+        near = self.connection.peer.startswith(_LOOPBACK)
+        return user if self.broker.settings.users.allow(user, password, near=near) else None
 
-    def gathered(self, count: int) -> None:
-        """So many bytes of content wait for their rest (or, negative, do not any more)."""
-        self._gathered_bytes += count
+    def _tune_ok(self, method: commands.Connection.TuneOk) -> None:
+        settings = self.broker.settings
+        channels, frame_bytes, heartbeat_seconds = method.channel_max, method.frame_max, method.heartbeat
+        if channels > settings.channels_max:
+            raise Refusal(Code.NOT_ALLOWED, f"channel_max {channels} is above {settings.channels_max}")
+        if frame_bytes and not FRAME_BYTES_MIN <= frame_bytes <= settings.frame_bytes_max:
+            limits = f"between {FRAME_BYTES_MIN} and {settings.frame_bytes_max}"
+            raise Refusal(Code.NOT_ALLOWED, f"frame_max {frame_bytes} is not {limits}")
+        self._step(Event.TUNE_OK)
+        self._channel_max = channels or settings.channels_max
+        self.mux.frame_bytes_max = frame_bytes or settings.frame_bytes_max
+        self._heartbeat_seconds = heartbeat_seconds
+        if heartbeat_seconds:
+            self.deadline(Due.BEAT, self.connection.now + heartbeat_seconds / 2)
+            self.deadline(Due.SILENCE, self.connection.now + heartbeat_seconds * 2)
 
-    def begin_large(self, head: Head) -> Arriving:
-        """A large body has begun. Raises Refusal (RESOURCE_ERROR)."""
-        self.worked(LARGE_WORK)
-        broker = self.broker
-        begun = sum(arriving.length for arriving in self._arriving())
-        if begun + head.body_bytes > 2 * broker.settings.body_bytes_max:
-            raise Refusal(Code.RESOURCE_ERROR, "too much content has begun on too many channels")
-        self.large_came()
-        return broker.bodies.begin(head.body_bytes, head.persistent)
+    def _open(self, method: commands.Connection.Open) -> None:
+        if method.virtual_host != VHOST:
+            raise Refusal(Code.INVALID_PATH, f"vhost {shown(method.virtual_host.encode())} not found")
+        self._step(Event.OPEN)
+        self.deadline(Due.LOGIN, math.inf)
+        self.mux.open(self._user)
+        self.broker.counts.connections += 1
+        self.connection.write(encode(commands.Connection.OpenOk(), 0))
 
-    def large_came(self) -> None:
-        """A large body has begun, or come nearer its end. Until it does, it holds what others might have."""
-        self.due(Due.LARGE, self.connection.now + self.broker.settings.frame_seconds)
+    # -- it ends
 
-    def _arriving(self) -> list[Arriving]:
-        contents = [channel.content for channel in self.channels.values() if channel.content is not None]
-        return [content.arriving for content in contents if content.arriving is not None]
+    def _step(self, event: Event) -> None:
+        after = TRANSITIONS[self.state].get(event)
+        if after is None:
+            raise LocalProtocolError(f"{event.name} while {self.state.name}")
+        self.state = after
 
-    def unfinished(self, body_bytes: int) -> None:
-        """Content has begun (or, negative, is whole). Raises Refusal (RESOURCE_ERROR)."""
-        self._unfinished_bytes += body_bytes
-        if body_bytes > 0 and self._unfinished_bytes > 2 * self.broker.settings.message_bytes_max:
-            raise Refusal(Code.RESOURCE_ERROR, "too much content has begun on too many channels")
-
-    # Time, and input that was held back.
-
-    def _take_up(self) -> None:
-        data, self._held, self._late = self._held + self._late, b"", b""
-        self._work = 0
-        if data:
-            self._stretch(data, 0)
-        if self._end_of_input and not self._stops:
-            self._end()
-
-    def _due_now(self, what: Due, now: float) -> None:
-        if what is Due.SOON:
-            self.go(Stop.OTHERS)
-        elif what is Due.LARGE:
-            if self._arriving() and self.stopped:  # it is not the peer that is late
-                self.large_came()
-            elif self._arriving():
-                self.broker.counts.too_late += 1
-                self.current, self._index = None, commands.Basic.Publish.index
-                self._refused(Refusal(Code.RESOURCE_ERROR, "a large body took too long to come"))
+    def _refuse(self, refusal: Refusal) -> None:
+        """Close the channel of the frame that is being handled, or the connection, and say why."""
+        self.broker.counts.refused(refusal.code.name)
+        self.broker.log.info("amqp refused", peer=self.connection.peer, error=str(refusal))
+        channel = self.mux.current
+        if self.state is State.CLOSING:
+            self._end(Event.END)  # it cannot even close
+        elif refusal.closes_connection or channel is None:
+            self._close(refusal)
         else:
-            super()._due_now(what, now)
+            close = commands.Channel.Close(
+                int(refusal.code), refusal.reply_text.decode(), self._index >> 16, self._index & 0xFFFF
+            )
+            channel.fall_silent()
+            channel.reply(close)
+            channel.step(ChannelEvent.REFUSED)
+            self.mux.release((channel,))
 
-    def _drained(self) -> None:
-        self.go(Stop.OUTBOX)
-        self._deal_again()
+    def _close(self, refusal: Refusal) -> None:
+        """Say why, and wait for the peer to agree."""
+        close = commands.Connection.Close(
+            int(refusal.code), refusal.reply_text.decode(), self._index >> 16, self._index & 0xFFFF
+        )
+        self.mux.fall_silent()
+        self.reply(encode(close, 0))
+        self._step(Event.REFUSED)
+        self.let_go()
+        for what in Due:
+            self.deadline(what, math.inf)
+        self.deadline(Due.CLOSE, self.connection.now + CLOSE_SECONDS)
 
-    def _store_has_room(self) -> None:
-        self.go(Stop.STORE)
+    def _end(self, event: Event) -> None:
+        """Nothing more is read; the connection closes once everything is answered."""
+        if self.state is not State.ENDED:
+            self._step(event)
+        self.end()
+        self.mux.finish()
 
-    def _bodies_caught_up(self) -> None:
-        self._go_soon(Stop.BODIES)
+    def release(self) -> None:
+        self.broker.sessions.discard(self)
+        if self.mux.owner.user:
+            self.broker.counts.connections -= 1
+        self.mux.end()
+        self.broker.flush()
 
-    def _is_ready(self) -> None:
-        self._go_soon(Stop.READY)
+    def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
+        """A declaration or deletion did not reach the disk: nothing behind it can be trusted."""
+        if self.state is State.OPEN:
+            self._index = 0
+            self._close(Refusal(Code.INTERNAL_ERROR, str(error) or "the store takes no writes"))
+        return b""
 
-    def _memory_is_free(self) -> None:
-        if not self.lost and self.handshake.capabilities.get("connection.blocked"):
-            self.connection.write(encode(commands.Connection.Unblocked(), 0))
-        self._go_soon(Stop.MEMORY)
+
+def _start(prefer_direct: bool) -> bytes:
+    """Connection.Start, whole."""
+    properties: dict[str, Any] = {
+        "product": "Brokers",
+        "version": _version(),
+        "platform": "Python",
+        "capabilities": _CAPABILITIES,
+    }
+    if prefer_direct:
+        properties["direct"] = 1
+    return encode(commands.Connection.Start(0, 9, properties, "PLAIN", "en_US"), 0)
+
+
+@functools.cache
+def _version() -> str:
+    """The package's; clients that compare versions need one where it runs from its source, too."""
+    try:
+        return importlib.metadata.version("brokers")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"

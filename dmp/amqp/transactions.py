@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from dmp.amqp.settling import tags_of
+from dmp.amqp.channel import tags_of
 from dmp.broker import Change
 from dmp.dead_letters import LETTERS_PER_TURN, addressed
 from dmp.message import Head, Message
@@ -73,11 +73,11 @@ class Transaction:
         self._bytes += body_bytes
         cost_bytes = post.head.cost_bytes * len(bodies)
         self._cost_bytes += cost_bytes
-        self._channel.session.broker.memory.take(cost_bytes)
+        self._channel.mux.broker.memory.take(cost_bytes)
         self._posts.append((post, post.queues, bodies))
         if post.head.large:
             for body in bodies:
-                self._channel.session.broker.bodies.refer(body)
+                self._channel.mux.broker.bodies.refer(body)
 
     def settle(self, outcome: Outcome, tag: int, multiple: bool) -> None:
         """Raises Refusal."""
@@ -101,8 +101,8 @@ class Transaction:
     def commit(self) -> None:
         """Apply it, and answer when it is on the disk. Raises Refusal; then nothing is applied."""
         channel = self._channel
-        session = channel.session
-        broker = session.broker
+        mux = channel.mux
+        broker = mux.broker
         change = Change(broker)
         returned: list[tuple[Head, Sequence[bytes]]] = []
         for post, queues, bodies in self._posts:
@@ -127,18 +127,18 @@ class Transaction:
             for body in bodies:
                 channel.send_return(Code.NO_ROUTE, head, body)
         settled = list(self._settled.values())
-        session.worked(self._messages + len(settled))
+        mux.worked(self._messages + len(settled))
         self._forget()
         channel.reply(commands.Tx.CommitOk(), ticket)  # before deliveries that it allows
         _give_back(settled)
         channel.crowded = False
         channel.deal()
         if broker.memory.full:
-            session.wait_for_memory()
+            mux.wait_for_memory()
 
     def _settle_all(self, change: Change) -> tuple[int, int]:
         """How many letters have found a queue, and how many none. Raises Refusal."""
-        broker = self._channel.session.broker
+        broker = self._channel.mux.broker
         found = lost = work = 0
         for outcome, (_, queue, message) in self._settled.values():
             if outcome is Outcome.REQUEUED:
@@ -162,7 +162,7 @@ class Transaction:
 
     def _need_room(self, messages: int, body_bytes: int) -> None:
         """For so much more; a transaction of one message needs none. Raises Refusal."""
-        settings = self._channel.session.broker.settings
+        settings = self._channel.mux.broker.settings
         for setting, held, more in (
             ("transaction_messages_max", self._messages, messages),
             ("transaction_bytes_max", self._bytes, body_bytes),
@@ -173,7 +173,7 @@ class Transaction:
                 raise Refusal(Code.PRECONDITION_FAILED, text)
 
     def _forget(self) -> None:
-        broker = self._channel.session.broker
+        broker = self._channel.mux.broker
         broker.memory.give(self._cost_bytes)
         for body in [body for post, _, bodies in self._posts if post.head.large for body in bodies]:
             broker.bodies.let_go(body)
@@ -182,7 +182,7 @@ class Transaction:
         self._messages = self._bytes = self._cost_bytes = 0
 
     def _count(self, letters: int, lost: int) -> None:
-        counts = self._channel.session.broker.counts
+        counts = self._channel.mux.broker.counts
         counts.dead_lettered += letters
         counts.dead_letters_lost += lost
         for post, _, bodies in self._posts:

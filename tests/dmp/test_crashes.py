@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from dmp.amqp.channel import Channel
-from dmp.amqp.confirms import Confirms
-from dmp.amqp.consumers import Consumer
+from dmp.amqp.channel import Channel, Confirms, Consumer, Mux
 from dmp.amqp.session import AmqpSession
 from dmp.amqp.wire import Direct
 from dmp.feed import Feed
@@ -130,7 +128,7 @@ async def test_publishers_that_fail_when_there_is_room_again_do_not_keep_the_oth
     monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
     world = await World.open(DmpSettings(memory_bytes_max=1 << 20))
-    monkeypatch.setattr(AmqpSession, "_memory_is_free", failing_once(AmqpSession._memory_is_free))
+    monkeypatch.setattr(Mux, "_memory_is_free", failing_once(Mux._memory_is_free))
     application = Application(world)
     queue = application.queue(b"q", b"amq.topic")
     one, other = Peer(world).login(), Peer(world).login()

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 from pamqp import body, common, header
 
-from dmp.amqp import wire, wiring_methods
-from dmp.amqp.lifetime import CONNECTION_FIELDS_MAX, LOGIN_FRAME_BYTES_MAX
+from dmp.amqp import methods, wire
+from dmp.amqp.session import CONNECTION_FIELDS_MAX, LOGIN_FRAME_BYTES_MAX
 from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State
 from dmp.bodies import PART_BYTES
 from dmp.copies import KEYS_MAX
@@ -112,7 +112,7 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
     assert defaults.frame_seconds == 30
     assert f"further routing keys, up to {KEYS_MAX} together" in DOCUMENT
     assert f"{REPLIES_WAITING_MAX} wait, `message_bytes_max` together" in DOCUMENT
-    assert f"{wiring_methods.ARGUMENTS_BYTES_MAX} bytes of arguments" in DOCUMENT
+    assert f"{methods.ARGUMENTS_BYTES_MAX} bytes of arguments" in DOCUMENT
     assert f"{FIELDS_MAX} fields, {CONNECTION_FIELDS_MAX} in what a client says" in DOCUMENT
     assert f"above {LOGIN_FRAME_BYTES_MAX} bytes before tune-ok" in DOCUMENT
 

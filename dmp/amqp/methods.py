@@ -1,0 +1,470 @@
+"""The methods of a channel: a table from each to the function that answers it.
+
+A handler gets the channel, the method, and the table among its arguments as it came. It raises `Refusal`
+where the method is refused, and `NotYet` where it has to wait.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pamqp import base, commands
+
+from dmp.amqp.channel import Channel, Confirms, Consumer
+from dmp.amqp.transactions import Outcome, Transaction
+from dmp.amqp.wire import Direct, declare_ok, get_ok
+from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
+from dmp.message import Message
+from dmp.queues import Queue
+from dmp.refusals import Code, Refusal, not_found, shown
+from dmp.topology import REPLY_TO
+from shared.storage.store import Ticket
+
+# Of a declaration or a binding: a durable binding's arguments are part of a row's key.
+ARGUMENTS_BYTES_MAX = 4 * 1024
+# Counting the consumers of so many channels takes as long as putting a message into a queue.
+_CHANNELS_PER_WORK = 16
+
+Handler = Callable[[Channel, Any, bytes], None]
+HANDLERS: dict[type[base.Frame], Handler] = {}
+
+
+class NotYet(Exception):
+    """The method is handled again once `when` calls back."""
+
+    def __init__(self, when: Callable[[Callable[[], None]], None]) -> None:
+        super().__init__()
+        self.when = when
+
+
+def handles(method: type[base.Frame]) -> Callable[[Handler], Handler]:
+    def add(handler: Handler) -> Handler:
+        HANDLERS[method] = handler
+        return handler
+
+    return add
+
+
+@handles(commands.Channel.Open)
+def open_again(channel: Channel, method: commands.Channel.Open, table: bytes) -> None:
+    raise Refusal(Code.CHANNEL_ERROR, f"channel {channel.number} is open already")
+
+
+@handles(commands.Channel.Flow)
+def flow(channel: Channel, method: commands.Channel.Flow, table: bytes) -> None:
+    """The client wants no deliveries for a while, or wants them again."""
+    channel.flowing = bool(method.active)
+    channel.reply(commands.Channel.FlowOk(method.active))
+    if method.active:
+        channel.deal()
+
+
+@handles(commands.Channel.FlowOk)
+def flow_ok(channel: Channel, method: commands.Channel.FlowOk, table: bytes) -> None:
+    """We never ask."""
+    raise Refusal(Code.COMMAND_INVALID, "channel.flow-ok without a channel.flow")
+
+
+@handles(commands.Channel.Close)
+def close(channel: Channel, method: commands.Channel.Close, table: bytes) -> None:
+    channel.mux.close(channel)
+
+
+@handles(commands.Channel.CloseOk)
+def close_ok(channel: Channel, method: commands.Channel.CloseOk, table: bytes) -> None:
+    raise Refusal(Code.COMMAND_INVALID, "channel.close-ok without a channel.close")
+
+
+@handles(commands.Confirm.Select)
+def confirm_select(channel: Channel, method: commands.Confirm.Select, table: bytes) -> None:
+    if channel.transaction is not None:
+        raise Refusal(Code.PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
+    if channel.confirms is None:
+        channel.confirms = Confirms(channel)
+    if not method.nowait:
+        channel.reply(commands.Confirm.SelectOk())
+
+
+@handles(commands.Tx.Select)
+def tx_select(channel: Channel, method: commands.Tx.Select, table: bytes) -> None:
+    if channel.confirms is not None:
+        raise Refusal(Code.PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
+    if channel.transaction is None:
+        channel.transaction = Transaction(channel)
+    channel.reply(commands.Tx.SelectOk())
+
+
+@handles(commands.Tx.Commit)
+def tx_commit(channel: Channel, method: commands.Tx.Commit, table: bytes) -> None:
+    _transaction(channel).commit()
+
+
+@handles(commands.Tx.Rollback)
+def tx_rollback(channel: Channel, method: commands.Tx.Rollback, table: bytes) -> None:
+    _transaction(channel).rollback()
+    channel.reply(commands.Tx.RollbackOk())
+
+
+def _transaction(channel: Channel) -> Transaction:
+    """Raises Refusal."""
+    if channel.transaction is None:
+        raise Refusal(Code.PRECONDITION_FAILED, "channel is not transactional")
+    return channel.transaction
+
+
+@handles(Direct.Put)
+def direct_put(channel: Channel, method: Direct.Put, table: bytes) -> None:
+    """A lease of a sink: any exchange that one may publish to."""
+    mux = channel.mux
+    exchange = mux.broker.topology.exchange(method.sink.encode())
+    if exchange.kind.internal:
+        raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(exchange.name)} is internal")
+    lease = mux.broker.leases.put(mux.owner, exchange, channel.return_from_sink)
+    channel.reply(Direct.PutOk(lease))
+
+
+@handles(Direct.Get)
+def direct_get(channel: Channel, method: Direct.Get, table: bytes) -> None:
+    """A lease of a feed: a queue that is this application's own, and leased to nobody."""
+    mux = channel.mux
+    queue = mux.broker.topology.queue(method.feed.encode(), mux.owner)
+    if queue.owner is None:
+        raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} is not exclusive to this connection")
+    if queue.feed is not None or queue.feed_lease is not None:
+        raise Refusal(Code.RESOURCE_LOCKED, f"queue {shown(queue.name)} is leased already")
+    channel.reply(Direct.GetOk(mux.broker.leases.get(mux.owner, queue)))
+
+
+@handles(commands.Exchange.Declare)
+def exchange_declare(channel: Channel, method: commands.Exchange.Declare, table: bytes) -> None:
+    topology = channel.mux.broker.topology
+    name = method.exchange.encode()
+    if method.passive:
+        topology.exchange(name)
+        ticket = None
+    else:
+        alternate = _arguments(method, table).get("alternate-exchange")
+        kind = ExchangeKind(
+            type=method.exchange_type,
+            durable=method.durable,
+            auto_delete=method.auto_delete,
+            internal=method.internal,
+            alternate=str(alternate).encode()[:255] if alternate is not None else None,
+        )
+        ticket = topology.declare_exchange(name, kind)
+    _answer(channel, method.nowait, commands.Exchange.DeclareOk(), ticket)
+
+
+@handles(commands.Exchange.Delete)
+def exchange_delete(channel: Channel, method: commands.Exchange.Delete, table: bytes) -> None:
+    ticket = channel.mux.broker.topology.delete_exchange(method.exchange.encode(), if_unused=method.if_unused)
+    _answer(channel, method.nowait, commands.Exchange.DeleteOk(), ticket)
+
+
+@handles(commands.Exchange.Bind)
+def exchange_bind(channel: Channel, method: commands.Exchange.Bind, table: bytes) -> None:
+    topology = channel.mux.broker.topology
+    destination = topology.exchange(method.destination.encode())
+    if not destination.name:
+        raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
+    key = method.routing_key.encode()
+    ticket = topology.bind(method.source.encode(), destination, key, table, _arguments(method, table))
+    _answer(channel, method.nowait, commands.Exchange.BindOk(), ticket)
+
+
+@handles(commands.Exchange.Unbind)
+def exchange_unbind(channel: Channel, method: commands.Exchange.Unbind, table: bytes) -> None:
+    broker = channel.mux.broker
+    destination = broker.exchanges.get(method.destination.encode())
+    ticket = broker.topology.unbind(method.source.encode(), destination, method.routing_key.encode(), table)
+    _answer(channel, method.nowait, commands.Exchange.UnbindOk(), ticket)
+
+
+@handles(commands.Queue.Declare)
+def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes) -> None:
+    mux = channel.mux
+    topology = mux.broker.topology
+    name = method.queue.encode()
+    ticket: Ticket | None = None
+    if name.startswith(REPLY_TO):
+        if name != REPLY_TO and name not in mux.broker.reply_queues:
+            raise not_found("queue", name)
+        _answer_declared(channel, method.nowait, name, 0, 1, None)
+        return
+    if method.passive:
+        queue = topology.queue(name, mux.owner)
+        queue.redeclared()
+    else:
+        kind = QueueKind(
+            durable=method.durable,
+            exclusive=method.exclusive,
+            auto_delete=method.auto_delete,
+            table=table,
+            arguments=QueueArguments.read(_arguments(method, table)),
+        )
+        queue, ticket = topology.declare_queue(name, kind, mux.owner)
+    takers = len(queue.consumers) + (queue.feed is not None)
+    _answer_declared(channel, method.nowait, queue.name, queue.depth, takers, ticket)
+
+
+@handles(commands.Queue.Bind)
+def queue_bind(channel: Channel, method: commands.Queue.Bind, table: bytes) -> None:
+    queue = _named(channel, method.queue)
+    key = method.routing_key.encode()
+    if not method.queue and not key:
+        key = queue.name
+    topology = channel.mux.broker.topology
+    ticket = topology.bind(method.exchange.encode(), queue, key, table, _arguments(method, table))
+    _answer(channel, method.nowait, commands.Queue.BindOk(), ticket)
+
+
+@handles(commands.Queue.Unbind)
+def queue_unbind(channel: Channel, method: commands.Queue.Unbind, table: bytes) -> None:
+    topology = channel.mux.broker.topology
+    queue = topology.find_queue(_name_meant(channel, method.queue), channel.mux.owner)
+    ticket = topology.unbind(method.exchange.encode(), queue, method.routing_key.encode(), table)
+    channel.reply(commands.Queue.UnbindOk(), ticket)
+
+
+@handles(commands.Queue.Purge)
+def queue_purge(channel: Channel, method: commands.Queue.Purge, table: bytes) -> None:
+    queue = _named(channel, method.queue)
+    count, ticket = channel.mux.broker.topology.purge_queue(queue)
+    _answer(channel, method.nowait, commands.Queue.PurgeOk(count), ticket)
+
+
+@handles(commands.Queue.Delete)
+def queue_delete(channel: Channel, method: commands.Queue.Delete, table: bytes) -> None:
+    """One that is not there is deleted already, as RabbitMQ has it: clients tear down more than once."""
+    topology = channel.mux.broker.topology
+    queue = topology.find_queue(_name_meant(channel, method.queue), channel.mux.owner)
+    count, ticket = 0, None
+    if queue is not None:
+        count, ticket = topology.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+    _answer(channel, method.nowait, commands.Queue.DeleteOk(count), ticket)
+
+
+def _named(channel: Channel, name: str) -> Queue:
+    """The queue that a method means. Raises Refusal."""
+    return channel.mux.broker.topology.queue(_name_meant(channel, name), channel.mux.owner)
+
+
+def _name_meant(channel: Channel, name: str) -> bytes:
+    """The queue's name; an empty one is the channel's last declared. Raises Refusal, as RabbitMQ has it."""
+    found = name.encode() or channel.last_queue
+    if found is None:
+        raise Refusal(Code.NOT_FOUND, "no queue name, and none declared on this channel")
+    return found
+
+
+def _arguments(method: Any, table: bytes) -> dict[str, Any]:
+    """Of a method, decoded. Raises Refusal."""
+    if len(table) > ARGUMENTS_BYTES_MAX:
+        text = f"arguments of {len(table)} bytes, at most {ARGUMENTS_BYTES_MAX}"
+        raise Refusal(Code.PRECONDITION_FAILED, text)
+    found: dict[str, Any] = method.arguments
+    return found
+
+
+def _answer_declared(
+    channel: Channel, nowait: bool, queue: bytes, ready: int, takers: int, ticket: Ticket | None
+) -> None:
+    channel.last_queue = queue
+    if not nowait:
+        channel.mux.reply(declare_ok(channel.number, queue, ready, takers), ticket)
+
+
+def _answer(channel: Channel, nowait: bool, method: base.Frame, ticket: Ticket | None) -> None:
+    if not nowait:
+        channel.reply(method, ticket)
+
+
+@handles(commands.Basic.Qos)
+def qos(channel: Channel, method: commands.Basic.Qos, table: bytes) -> None:
+    """As RabbitMQ has it: without `global` for each consumer to come, with it for the channel."""
+    if method.prefetch_size:
+        raise Refusal(Code.NOT_IMPLEMENTED, "prefetch_size is not 0")
+    if method.global_:
+        channel.prefetch_all = method.prefetch_count
+        channel.deal()
+    else:
+        channel.prefetch = method.prefetch_count
+    channel.reply(commands.Basic.QosOk())
+
+
+@handles(commands.Basic.Consume)
+def consume(channel: Channel, method: commands.Basic.Consume, table: bytes) -> None:
+    mux = channel.mux
+    tag = (method.consumer_tag or "").encode() or b"amq.ctag-" + mux.broker.new_name().encode()
+    if tag in channel.consumers:
+        raise Refusal(Code.NOT_ALLOWED, f"attempt to reuse consumer tag {shown(tag)}")
+    consumers = sum(len(other.consumers) for other in mux.by_number.values())
+    mux.worked(len(mux.by_number) // _CHANNELS_PER_WORK)
+    if consumers >= mux.broker.settings.consumers_max:
+        most = mux.broker.settings.consumers_max
+        raise Refusal(Code.NOT_ALLOWED, f"there are consumers_max = {most} on this connection already")
+    priority = _priority(_arguments(method, table))
+    name = _name_meant(channel, method.queue)
+    replies = name == REPLY_TO
+    queue = _reply_queue(channel, method) if replies else _queue_to_consume(channel, method, name)
+    consumer = Consumer(
+        channel,
+        queue,
+        tag,
+        no_ack=method.no_ack,
+        prefetch=channel.prefetch,
+        priority=priority,
+    )
+    channel.consumers[tag] = consumer
+    if replies:
+        channel.reply_consumer = consumer
+    mux.broker.counts.consumers += 1
+    queue.exclusive_consumer = method.exclusive
+    queue.add_consumer(consumer)
+    if not method.nowait:
+        channel.reply(commands.Basic.ConsumeOk(tag.decode()))
+    queue.deal()
+
+
+def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: bytes) -> Queue:
+    """Raises Refusal."""
+    queue = channel.mux.broker.topology.queue(name, channel.mux.owner)
+    single = queue.kind.arguments.single_active
+    if queue.exclusive_consumer or (method.exclusive and (queue.in_use or single)):
+        raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
+    return queue
+
+
+def _priority(arguments: Mapping[str, Any]) -> int:
+    """What a consumer asks for. Raises Refusal."""
+    found = arguments.get("x-priority", 0)
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise Refusal(Code.PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a whole number")
+    return found
+
+
+def _reply_queue(channel: Channel, method: commands.Basic.Consume) -> Queue:
+    """For the channel's one consumer of `REPLY_TO`. Raises Refusal, as RabbitMQ has it."""
+    if not method.no_ack:
+        raise Refusal(Code.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+    if channel.reply_consumer is not None:
+        raise Refusal(Code.PRECONDITION_FAILED, "reply consumer already set")
+    return channel.mux.broker.topology.make_reply_queue()
+
+
+@handles(commands.Basic.Cancel)
+def cancel(channel: Channel, method: commands.Basic.Cancel, table: bytes) -> None:
+    """A tag that nobody has is answered the same: it may have crossed our own cancel."""
+    consumer = channel.consumers.get((method.consumer_tag or "").encode())
+    if consumer is not None:
+        channel.remove_consumer(consumer)
+    if not method.nowait:
+        channel.reply(commands.Basic.CancelOk(method.consumer_tag))
+
+
+@handles(commands.Basic.CancelOk)
+def cancel_ok(channel: Channel, method: commands.Basic.CancelOk, table: bytes) -> None:
+    """Some clients answer our cancel, although it asks for none."""
+
+
+@handles(commands.Basic.Publish)
+def publish(channel: Channel, method: commands.Basic.Publish, table: bytes) -> None:
+    raise AssertionError("publishes are taken before methods are decoded")
+
+
+@handles(commands.Basic.Get)
+def get(channel: Channel, method: commands.Basic.Get, table: bytes) -> None:
+    mux = channel.mux
+    queue = _named(channel, method.queue)
+    message = queue.get(method.no_ack)
+    if message is None and queue.warming:
+        raise NotYet(queue.when_warm)
+    if message is None and queue.damaged:
+        text = f"queue {shown(queue.name)} has lost messages to damage; purge it to go on without them"
+        raise Refusal(Code.INTERNAL_ERROR, text)
+    if message is None:
+        channel.reply(commands.Basic.GetEmpty())
+        return
+    mux.broker.counts.got += 1
+    mux.broker.counts.redelivered += message.redelivered
+    channel.delivered += 1
+    tag = channel.delivered
+    if not method.no_ack:
+        channel.unacked[tag] = None, queue, message
+    head = message.head
+    found = get_ok(channel.number, tag, message.redelivered, head, queue.depth)
+    channel.reply_content(found, head, message.body)
+
+
+@handles(commands.Basic.Ack)
+def ack(channel: Channel, method: commands.Basic.Ack, table: bytes) -> None:
+    if channel.transaction is not None:
+        channel.transaction.settle(Outcome.ACKNOWLEDGED, method.delivery_tag, method.multiple)
+        return
+    channel.mux.settle(channel, channel.take_unacked(method.delivery_tag, method.multiple))
+
+
+@handles(commands.Basic.Nack)
+def nack(channel: Channel, method: commands.Basic.Nack, table: bytes) -> None:
+    _settle_otherwise(channel, method.delivery_tag, method.multiple, method.requeue)
+
+
+@handles(commands.Basic.Reject)
+def reject(channel: Channel, method: commands.Basic.Reject, table: bytes) -> None:
+    _settle_otherwise(channel, method.delivery_tag or 0, False, method.requeue)
+
+
+def _settle_otherwise(channel: Channel, tag: int, multiple: bool, requeue: bool) -> None:
+    if channel.transaction is not None:
+        outcome = Outcome.REQUEUED if requeue else Outcome.REJECTED
+        channel.transaction.settle(outcome, tag, multiple)
+        return
+    _give_back(channel, channel.take_unacked(tag, multiple), requeue)
+
+
+@handles(commands.Basic.Recover)
+def recover(channel: Channel, method: commands.Basic.Recover, table: bytes) -> None:
+    channel.reply(commands.Basic.RecoverOk())
+    _recover(channel, method.requeue)
+
+
+@handles(commands.Basic.RecoverAsync)
+def recover_async(channel: Channel, method: commands.Basic.RecoverAsync, table: bytes) -> None:
+    _recover(channel, method.requeue)
+
+
+def _recover(channel: Channel, requeue: bool) -> None:
+    """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it."""
+    unacked = list(channel.unacked.values())
+    again: dict[Consumer, list[Message]] = {}
+    back: list[tuple[Queue, Message]] = []
+    channel.unacked.clear()
+    for consumer, queue, message in unacked:
+        if consumer is not None:
+            consumer.unacked -= 1
+        if requeue or consumer is None or channel.consumers.get(consumer.tag) is not consumer:
+            back.append((queue, message))
+        else:
+            message.redelivered = True
+            again.setdefault(consumer, []).append(message)
+    _give_back(channel, back, requeue=True)
+    for consumer, messages in again.items():
+        consumer.deliver(messages)
+    channel.deal()
+
+
+def _give_back(channel: Channel, deliveries: list[tuple[Queue, Message]], requeue: bool) -> None:
+    counts = channel.mux.broker.counts
+    queues: dict[Queue, list[Message]] = {}
+    for queue, message in deliveries:
+        queues.setdefault(queue, []).append(message)
+    for queue, messages in queues.items():
+        if requeue:
+            counts.requeued += len(messages)
+            queue.requeue(messages)
+        else:
+            counts.rejected += len(messages)
+            queue.reject(messages)
+    for queue in queues:
+        if not queue.deleted:
+            queue.deal()
+    channel.deal()  # others of its consumers may have room now, too
