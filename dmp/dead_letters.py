@@ -17,9 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dmp.copies import CC, KEYS_MAX, keys_in
 from dmp.message import Head, Message
-from dmp.properties import unpack
+from dmp.properties import CC, KEYS_MAX, keys_in, unpack
 from dmp.queues import Queue
 from dmp.refusals import Refusal
 from shared.errors import StoreError

@@ -9,8 +9,9 @@ exchanges, whose own answers are added. Nothing comes twice, and no circle of ex
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
+import attrs
+
 from dmp.declarations import Binding, ExchangeKind
-from dmp.header_match import HeaderMatch
 from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
@@ -40,38 +41,76 @@ cannot have their turn meanwhile, and patterns may be made for a key to cost tha
 HEADERS_COMPARED = 4
 """Of a message's headers, so many are held against a binding in a step."""
 
+_MATCHES = ("all", "any", "all-with-x", "any-with-x")
+
 Destination: TypeAlias = "Queue | Exchange"
 
 
+class HeaderMatch:
+    """Which headers a message must have: a headers exchange's binding.
+
+    `x-match` says whether all of the binding's arguments must be there, with their values, or one.
+
+    Arguments whose names begin with `x-` count only in the two forms that say so. An argument without a value
+    (void) asks for the header, whatever it holds.
+    """
+
+    __slots__ = ("_all", "_wanted")
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """Raises Refusal (PRECONDITION_FAILED)."""
+        match = arguments.get("x-match", "all")
+        if match not in _MATCHES:
+            raise Refusal(Code.PRECONDITION_FAILED, f"x-match is one of {', '.join(_MATCHES)}")
+        with_x = match.endswith("-with-x")
+        self._all = match.startswith("all")
+        self._wanted = {
+            name: value
+            for name, value in arguments.items()
+            if name != "x-match" and (with_x or not name.startswith("x-"))
+        }
+
+    def fits(self, headers: Mapping[str, Any]) -> bool:
+        """The shorter of both is gone through, so a message with few headers is soon held against any."""
+        wanted = self._wanted
+        if self._all:
+            return len(wanted) <= len(headers) and all(self._has(headers, name) for name in wanted)
+        names = wanted if len(wanted) <= len(headers) else headers
+        return any(name in wanted and self._has(headers, name) for name in names)
+
+    def _has(self, headers: Mapping[str, Any], name: str) -> bool:
+        value = self._wanted[name]
+        return name in headers and (value is None or _equal(headers[name], value))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """By value; a truth value is no number."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+@attrs.define(eq=False, repr=False)
 class Exchange:
-    """One exchange. `bindings` are those it is the source of; `bound_to` those it is the destination of."""
+    """One exchange."""
 
-    __slots__ = (
-        "_compared",
-        "_everything",
-        "_headers",
-        "_index",
-        "_uses",
-        "bindings",
-        "bound_to",
-        "deleted",
-        "kind",
-        "name",
-    )
+    name: bytes
+    kind: ExchangeKind
+    deleted: bool = attrs.field(default=False, init=False)
+    """Its bindings are being removed (`topology`), and count for nothing."""
+    bindings: dict[Binding, Destination] = attrs.field(factory=dict, init=False)
+    """Those that it is the source of."""
+    bound_to: set[Binding] = attrs.field(factory=set, init=False)
+    """Those that it is the destination of."""
+    _index: RoutingIndex[Destination] = attrs.field(init=False)
+    _uses: dict[tuple[Destination, bytes], int] = attrs.field(factory=dict, init=False)
+    """So many bindings differ in their arguments only."""
+    _headers: dict[Binding, HeaderMatch] = attrs.field(factory=dict, init=False)
+    _everything: bool = attrs.field(init=False)
+    _compared: int = attrs.field(default=0, init=False)
 
-    def __init__(self, name: bytes, kind: ExchangeKind) -> None:
-        self.name = name
-        self.kind = kind
-        self.deleted = False
-        """Its bindings are on their way out (`topology`), and count for nothing."""
-        self.bindings: dict[Binding, Destination] = {}
-        self.bound_to: set[Binding] = set()
-        words = TOPIC_WORDS if kind.type == "topic" else None
-        self._index: RoutingIndex[Destination] = RoutingIndex(words, cache_bytes_max=_CACHE_BYTES)
-        self._uses: dict[tuple[Destination, bytes], int] = {}  # bindings that differ in arguments only
-        self._headers: dict[Binding, HeaderMatch] = {}
-        self._everything = kind.type == "fanout"
-        self._compared = 0
+    def __attrs_post_init__(self) -> None:
+        words = TOPIC_WORDS if self.kind.type == "topic" else None
+        self._index = RoutingIndex(words, cache_bytes_max=_CACHE_BYTES)
+        self._everything = self.kind.type == "fanout"
 
     def __repr__(self) -> str:
         return f"<Exchange {self.name!r} {self.kind.type}>"

@@ -29,7 +29,6 @@ from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Destination, Exchange
 from dmp.queue_log import QueueLog, load
 from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
-from dmp.waiting import WaitingBindings
 from shared.errors import StoreError
 from shared.storage.log import describe_lost
 from shared.storage.store import Log, Ticket
@@ -46,6 +45,42 @@ UNBOUND_AT_ONCE = 64
 """Half a millisecond, together with their rows."""
 _SHOWN_MAX = 10
 """Names in one line of the log."""
+
+
+_End = tuple[bytes, bool]
+"""A name, and whether it is an exchange's."""
+
+
+class WaitingBindings:
+    """Bindings that a start found, and whose exchange or queue it did not; found by either end."""
+
+    def __init__(self) -> None:
+        self._bindings: dict[Binding, None] = {}
+        self._by_end: dict[_End, dict[Binding, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._bindings)
+
+    def __iter__(self) -> Iterator[Binding]:
+        return iter(self._bindings)
+
+    def add(self, binding: Binding) -> None:
+        self._bindings[binding] = None
+        for end in _ends(binding):
+            self._by_end.setdefault(end, {})[binding] = None
+
+    def discard(self, binding: Binding) -> None:
+        if self._bindings.pop(binding, self) is self:
+            return
+        for end in _ends(binding):
+            those = self._by_end.get(end, {})
+            those.pop(binding, None)
+            if not those:
+                self._by_end.pop(end, None)
+
+    def naming(self, name: bytes, is_exchange: bool) -> list[Binding]:
+        """Those that lead to or from it."""
+        return list(self._by_end.get((name, is_exchange), ()))
 
 
 class Topology:
@@ -559,3 +594,7 @@ def _reserved(kind: str, name: bytes) -> Refusal:
 
 def _too_many(setting: str, most: int) -> Refusal:
     return Refusal(Code.PRECONDITION_FAILED, f"there are {setting} = {most} already")
+
+
+def _ends(binding: Binding) -> tuple[_End, _End]:
+    return (binding.source, True), (binding.destination, binding.to_exchange)

@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD
 from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving, Bodies, Body, part_bytes
-from dmp.copies import without_bcc
 from dmp.data_types import short
 from dmp.message import Head
-from dmp.properties import note_untrusted
+from dmp.properties import note_untrusted, without_bcc
 from dmp.queue_records import places
 from dmp.refusals import Code, Refusal
 from dmp.settings import DmpSettings

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pamqp import commands, header
 
-from dmp.copies import KEYS_MAX
 from dmp.data_types import check_table, without_field
+from dmp.properties import KEYS_MAX
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, closed, opened
 from tests.dmp.world import World, laborious

@@ -11,8 +11,8 @@ from dmp.amqp import methods, wire
 from dmp.amqp.session import CONNECTION_FIELDS_MAX, LOGIN_FRAME_BYTES_MAX
 from dmp.amqp.states import CHANNEL_TRANSITIONS, TRANSITIONS, ChannelState, State
 from dmp.bodies import PART_BYTES
-from dmp.copies import KEYS_MAX
 from dmp.data_types import FIELDS_MAX
+from dmp.properties import KEYS_MAX
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.topology import REPLIES_WAITING_MAX

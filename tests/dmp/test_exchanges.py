@@ -6,7 +6,7 @@ import pytest
 from pamqp import commands, encode
 
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
-from dmp.header_match import HeaderMatch
+from dmp.exchanges import HeaderMatch
 from dmp.message import Head
 from dmp.refusals import Code, Refusal
 from dmp.settings import DmpSettings

@@ -13,7 +13,7 @@ from dmp.broker import QUEUES_AT_ONCE
 from dmp.data_types import short
 from dmp.dead_letters import LETTER_BYTES, LETTER_QUEUES, LETTERS_PER_TURN
 from dmp.declarations import QueueArguments, QueueKind
-from dmp.header_match import HeaderMatch
+from dmp.exchanges import HeaderMatch
 from dmp.message import Message
 from dmp.queues import EXPIRED_AT_ONCE, Queue
 from dmp.rows import Row
