@@ -332,8 +332,7 @@ class SessionBase:
                 self.kept = data[at:]
             self.connection.await_rest()
             if self._input_due == math.inf or (left and at > start):  # it is new: something else ended before
-                self._input_due = self.connection.now + self.input_seconds
-                self.wake_by(self._input_due)
+                self._await_rest_in_time()
         else:
             self._input_due = math.inf
         if left + self.gathered_bytes > HELD_BYTES_MIN or self.connection.held_bytes:
@@ -361,10 +360,16 @@ class SessionBase:
         if self.kept:
             data, self.kept = bytes(self.kept), b""
             self._run(data, self._at)
+        elif self.amid:
+            self._await_rest_in_time()
         if not self.stopped:
             self.connection.resume_reading()
             if self._eof:
                 self.receive_eof()
+
+    def _await_rest_in_time(self) -> None:
+        self._input_due = self.connection.now + self.input_seconds
+        self.wake_by(self._input_due)
 
     def _pause(self) -> None:
         self._input_due = math.inf

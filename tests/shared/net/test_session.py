@@ -379,6 +379,18 @@ def test_time_does_not_run_while_input_is_held_back() -> None:
         connection.advance(1)
 
 
+def test_time_runs_again_after_a_pause_for_a_request_of_which_nothing_is_kept() -> None:
+    session, connection = opened()
+    session.receive(b"skip 5\n")
+    session.stop(OWN)
+    connection.advance(1000)
+    session.go(OWN)
+    connection.advance(SECONDS - 1)
+    assert session.told == []
+    with pytest.raises(RemoteProtocolError):
+        connection.advance(1)
+
+
 def test_deadlines_come_each_at_its_time_and_once() -> None:
     session, connection = opened()
     session.receive(b"a")
