@@ -1,19 +1,11 @@
 """What a LogMQ connection is doing, and what may happen then: the table behind the diagram in PROTOCOL.md.
 
 What the table leaves out: requests that answer at once change no state, and the session holds its input back
-without a state of its own while an answer, the disk or the peer keeps it waiting (stops, below).
+without a state of its own while an answer, the disk or the peer keeps it waiting (`SessionBase.stopped`).
 """
 
 from collections.abc import Mapping
 from enum import Enum
-
-# Why input is held back. Bits: several may hold at once.
-STOP_TURN = 1  # an earlier answer has to leave first
-STOP_READ = 2  # a read is under way
-STOP_OWED = 4  # too many answers wait
-STOP_OUTBOX = 8  # the peer does not take its answers
-STOP_STORE = 16  # the disk is behind
-STOP_OTHERS = 32  # other connections have their turn
 
 
 class State(Enum):
