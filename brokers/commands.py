@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from brokers import folder_cli, server_cli
 from brokers.flags import ConfigFile, Flag, ServeCommand, port_flags, with_host_flags, with_table_flags
+from shared.cli.app import examples
 from shared.cli.options import Json
 
 PIPELINE_HELP = "Logs as data: Spark jobs over what passed through (needs the extra spark)."
@@ -18,13 +19,32 @@ BENCH_HELP = "Measure this machine: the network layer, or a protocol's server."
 
 def add_commands(app: App, root: Callable[[], App]) -> None:
     """Put the host's verbs into `app`; `root` makes the whole tree, for completion scripts."""
-    app.command(with_host_flags(serve), help_epilogue=_SERVE_EXAMPLES)
+    app.command(
+        with_host_flags(serve),
+        help_epilogue=examples(
+            "brokers",
+            "brokers serve",
+            "brokers serve --enable logmq --port logmq=9000 --data-dir /srv/brokers",
+            "brokers serve --record pubsub,kqmsgq",
+            "brokers serve --config brokers.toml --ready-file /run/brokers.json",
+            "BROKERS_LOGMQ_PORT=0 brokers serve --durability interval:50ms",
+        ),
+    )
     app.command(_config_app())
     server_cli.add_commands(app)
     folder_cli.add_commands(app)
     app.command("brokers.bench.cli:app", name="bench", help=BENCH_HELP)
     app.command("brokers.pipeline.cli:app", name="pipeline", help=PIPELINE_HELP)
-    app.command(completion(root), name="completion", help_epilogue=_COMPLETION_EXAMPLES)
+    app.command(
+        completion(root),
+        name="completion",
+        help_epilogue=examples(
+            "brokers",
+            "source <(brokers completion bash)",
+            "brokers completion zsh > ~/.zsh/completions/_brokers",
+            "brokers completion fish > ~/.config/fish/completions/brokers.fish",
+        ),
+    )
 
 
 def serve(
@@ -52,15 +72,6 @@ def serve(
     if record is not None:
         chosen.append(Flag(("record", "protocols"), record, "--record"))
     return ServeCommand(flags=(*chosen, *port_flags(port)))
-
-
-_SERVE_EXAMPLES = """Examples:
-
-    brokers serve
-    brokers serve --enable logmq --port logmq=9000 --data-dir /srv/brokers
-    brokers serve --record pubsub,kqmsgq
-    brokers serve --config brokers.toml --ready-file /run/brokers.json
-    BROKERS_LOGMQ_PORT=0 brokers serve --durability interval:50ms"""
 
 
 def _config_app() -> App:
@@ -128,10 +139,3 @@ def completion(root: Callable[[], App]) -> Callable[..., str]:
         return root().generate_completion(prog_name="brokers", shell=shell)
 
     return completion
-
-
-_COMPLETION_EXAMPLES = """Examples:
-
-    source <(brokers completion bash)
-    brokers completion zsh > ~/.zsh/completions/_brokers
-    brokers completion fish > ~/.config/fish/completions/brokers.fish"""

@@ -11,6 +11,7 @@ from brokers.errors import ExitCode, Refusal, of_copy, of_folder
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import Outcome, Several, cell
 from brokers.server_cli import DataDir, copied, data_folder, there
+from shared.cli.app import examples
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import progress
 
@@ -24,8 +25,16 @@ Name = Annotated[str, Parameter(help="The log's name, as a LogMQ topic's.")]
 
 def add_commands(app: App) -> None:
     """Put these verbs into `app`."""
-    app.command(fsck, help_epilogue=_FSCK_EXAMPLES)
-    app.command(restore, help_epilogue=_RESTORE_EXAMPLES)
+    app.command(
+        fsck,
+        help_epilogue=examples(
+            "brokers", "brokers fsck", "brokers fsck --repair --data-dir /var/lib/brokers"
+        ),
+    )
+    app.command(
+        restore,
+        help_epilogue=examples("brokers", "brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers"),
+    )
     log = App(
         name="log",
         help="Look into the logs of a data folder; a server may be running.",
@@ -36,7 +45,15 @@ def add_commands(app: App) -> None:
         with_table_flags(ls),
         help_epilogue="Examples:\n\n    brokers log ls --json | jq -s 'map(.records) | add'",
     )
-    log.command(dump, help_epilogue=_DUMP_EXAMPLES)
+    log.command(
+        dump,
+        help_epilogue=examples(
+            "brokers",
+            "brokers log dump logmq orders",
+            "brokers log dump recorded pubsub",
+            "brokers log dump logmq orders --from 1048576 --json | jq -r .payload",
+        ),
+    )
     log.command(
         verify, help_epilogue="Examples:\n\n    brokers log verify\n    brokers log verify logmq orders"
     )
@@ -76,12 +93,6 @@ def fsck(
     }
     repairs = [{"repair": text} for text in report.repairs]
     return Outcome(Several((*filter(None, (report.findings, repairs)), sums)), code)
-
-
-_FSCK_EXAMPLES = """Examples:
-
-    brokers fsck
-    brokers fsck --repair --data-dir /var/lib/brokers"""
 
 
 def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Any:
@@ -143,13 +154,6 @@ def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**first, **{name: f"{name}={cell(value)}" for name, value in said.items()}}
 
 
-_DUMP_EXAMPLES = """Examples:
-
-    brokers log dump logmq orders
-    brokers log dump recorded pubsub
-    brokers log dump logmq orders --from 1048576 --json | jq -r .payload"""
-
-
 def verify(
     namespace: Annotated[str | None, Parameter(help="Only logs of this namespace.")] = None,
     name: Annotated[str | None, Parameter(help="Only this log.")] = None,
@@ -189,8 +193,3 @@ def restore(
     with progress(f"restoring {folder}"), of_copy(folder, "data folder"):
         report = put_back(there(source), folder)
     return copied(report, json)
-
-
-_RESTORE_EXAMPLES = """Examples:
-
-    brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers"""

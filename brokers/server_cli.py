@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 from brokers.errors import ExitCode, Refusal, of_copy
 from brokers.flags import ConfigFile
 from brokers.render import Outcome, Several, json_value
+from shared.cli.app import examples
 from shared.cli.options import Json, a_path
 from shared.cli.progress import progress, waiting
 from shared.local_path import local_path
@@ -29,10 +30,24 @@ DataDir = Annotated[
 
 def add_commands(app: App) -> None:
     """Put these verbs into `app`."""
-    app.command(status, help_epilogue=_STATUS_EXAMPLES)
+    app.command(
+        status,
+        help_epilogue=examples(
+            "brokers", "brokers status", "brokers status --data-dir /var/lib/brokers --json | jq .state"
+        ),
+    )
     app.command(metrics, help_epilogue="Examples:\n\n    brokers metrics | grep brokers_connections")
-    app.command(call, help_epilogue=_CALL_EXAMPLES)
-    app.command(backup, help_epilogue=_BACKUP_EXAMPLES)
+    app.command(
+        call, help_epilogue=examples("brokers", "brokers call", "brokers call logmq VERB topic=orders")
+    )
+    app.command(
+        backup,
+        help_epilogue=examples(
+            "brokers",
+            "brokers backup /backups/2026-03-01",
+            "brokers backup --data-dir /var/lib/brokers /backups/today",
+        ),
+    )
 
 
 USUAL = Path("data")
@@ -92,12 +107,6 @@ def status(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = 
     return Outcome(Several((found, protocols, store)), code)
 
 
-_STATUS_EXAMPLES = """Examples:
-
-    brokers status
-    brokers status --data-dir /var/lib/brokers --json | jq .state"""
-
-
 def metrics(*, data_dir: DataDir = None, config: ConfigFile = None) -> str:
     """Print the running server's metrics, as Prometheus reads them."""
     from brokers import control
@@ -128,12 +137,6 @@ def call(
             raise Refusal(f"no protocol that runs here is called {protocol} and has such verbs")
         return found
     return control.request(folder, "POST", f"/{quote(protocol)}/{quote(verb)}", keyed("ARGUMENTS", arguments))
-
-
-_CALL_EXAMPLES = """Examples:
-
-    brokers call
-    brokers call logmq VERB topic=orders"""
 
 
 def ask(request: "VerbRequest") -> Any:
@@ -203,9 +206,3 @@ def copied(report: Any, json: bool) -> Outcome:
     if json:
         return Outcome({**summary, "findings": check["findings"]}, code)
     return Outcome(Several((*filter(None, [check["findings"]]), summary)), code)
-
-
-_BACKUP_EXAMPLES = """Examples:
-
-    brokers backup /backups/2026-03-01
-    brokers backup --data-dir /var/lib/brokers /backups/today"""

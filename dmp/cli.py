@@ -6,28 +6,26 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 import attrs
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from dmp.amqp_client import Client, open_amqp
 from dmp.client import Message, open_feed, open_sink
 from dmp.data_types import SHORT_BYTES_MAX
-from shared.cli.commands import bodies_shown, keyed, lost_is_refused, send_given
+from shared.cli.app import protocol_app
+from shared.cli.commands import Left, bodies_shown, keyed, lost_is_refused, send_given
 from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.errors import UsageError
 from shared.plugin import ServeRequest, VerbRequest
 
-app = App(
-    name="dmp",
-    help="AMQP 0-9-1 exchanges and queues, and bulk messages over leased connections.",
-    help_epilogue="""Examples:
-
-    brokers dmp serve
-    brokers dmp declare queue jobs
-    brokers dmp bind jobs amq.topic -k 'orders.#'
-    brokers dmp get mine --bind amq.topic:stocks.#
-    brokers dmp put amq.topic -k stocks.acme -m 17.20
-    brokers dmp queues --json""",
-    help_format="plaintext",
+app, command = protocol_app(
+    "dmp",
+    "AMQP 0-9-1 exchanges and queues, and bulk messages over leased connections.",
+    "serve",
+    "declare queue jobs",
+    "bind jobs amq.topic -k 'orders.#'",
+    "get mine --bind amq.topic:stocks.#",
+    "put amq.topic -k stocks.acme -m 17.20",
+    "queues --json",
 )
 
 
@@ -58,12 +56,7 @@ def _place(server: Server, login: Login) -> dict[str, Any]:
     }
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dmp serve
-    brokers dmp serve 5672 --host 0.0.0.0 --insecure"""
-)
+@command("serve", "serve 5672 --host 0.0.0.0 --insecure")
 def serve(
     port: Annotated[int | None, Parameter(help="Bind this port (5672 unless set); 0 picks one.")] = None,
 ) -> ServeRequest:
@@ -71,12 +64,10 @@ def serve(
     return ServeRequest("dmp", {"dmp": {"port": port}})
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dmp put amq.topic -k stocks.acme -m 17.20
-    seq 1000000 | brokers dmp put amq.fanout
-    brokers dmp put files -k picture --whole < picture.png"""
+@command(
+    "put amq.topic -k stocks.acme -m 17.20",
+    "seq 1000000 | brokers dmp put amq.fanout",
+    "put files -k picture --whole < picture.png",
 )
 async def put(
     sink: Annotated[str, Parameter(name=("--exchange", "--sink"), help="The exchange, which must be there.")],
@@ -104,12 +95,10 @@ async def put(
     return {"sink": sink, "messages": done}
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dmp get mine --bind amq.topic:stocks.# amq.fanout:
-    brokers dmp get mine --bind amq.topic:# --json | jq .key
-    brokers dmp get mine --bind files:picture --raw --max 1 > picture.png"""
+@command(
+    "get mine --bind amq.topic:stocks.# amq.fanout:",
+    "get mine --bind amq.topic:# --json | jq .key",
+    "get mine --bind files:picture --raw --max 1 > picture.png",
 )
 async def get(
     feed: Annotated[
@@ -143,14 +132,11 @@ async def get(
     bindings = [_binding(said) for said in bind or ()]
 
     async def shown() -> AsyncIterator[Any]:
-        left = max_
+        left = Left(max_)
         with lost_is_refused():
             async with open_feed(bindings, queue=feed, **_place(server, login)) as opened:
-                while left is None or left > 0:
-                    messages = await opened.batch()
-                    if left is not None:
-                        messages = messages[:left]
-                        left -= len(messages)
+                while left:
+                    messages = left.of(await opened.batch())
                     for item in _shown(messages, json=json, raw=raw):
                         yield item
 
@@ -172,12 +158,7 @@ Arguments = Annotated[
 ]
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dmp declare queue jobs -a x-dead-letter-exchange=dead
-    brokers dmp declare exchange logs --type topic"""
-)
+@command("declare queue jobs -a x-dead-letter-exchange=dead", "declare exchange logs --type topic")
 async def declare(
     what: What,
     name: Name,
@@ -217,12 +198,7 @@ async def declare(
     return {what: name, "declared": True}
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dmp delete queue jobs --if-empty
-    brokers dmp delete exchange logs"""
-)
+@command("delete queue jobs --if-empty", "delete exchange logs")
 async def delete(
     what: What,
     name: Name,
@@ -246,12 +222,7 @@ async def delete(
         return {what: name, "deleted": True, "messages": messages}
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dmp bind jobs amq.topic -k 'orders.#'
-    brokers dmp bind both amq.headers -a x-match=all -a kind=order"""
-)
+@command("bind jobs amq.topic -k 'orders.#'", "bind both amq.headers -a x-match=all -a kind=order")
 async def bind(
     queue: QueueName,
     exchange: ExchangeName,
@@ -269,7 +240,7 @@ async def bind(
     return {"queue": queue, "exchange": exchange, "key": key, "bound": True}
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers dmp unbind jobs amq.topic -k 'orders.#'")
+@command("unbind jobs amq.topic -k 'orders.#'")
 async def unbind(
     queue: QueueName,
     exchange: ExchangeName,
@@ -289,7 +260,7 @@ async def unbind(
     return {"queue": queue, "exchange": exchange, "key": key, "bound": False}
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers dmp purge jobs")
+@command("purge jobs")
 async def purge(
     queue: QueueName, *, login: Login = GUEST, server: Server, json: Json = False
 ) -> Mapping[str, Any]:
@@ -308,7 +279,7 @@ async def _amqp(server: Server, login: Login, *names: str) -> AsyncIterator[Clie
             yield client
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers dmp leases\n    brokers dmp leases --json")
+@command("leases", "leases --json")
 def leases(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
     """List the leases that are given and not used yet: their targets and ages.
 
@@ -318,13 +289,13 @@ def leases(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
     return VerbRequest("dmp", "leases", {}, data_dir)
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers dmp queues\n    brokers dmp queues --json")
+@command("queues", "queues --json")
 def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
     """List the queues of the running server: ready, unacknowledged, consumers."""
     return VerbRequest("dmp", "queues", {}, data_dir)
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers dmp exchanges\n    brokers dmp exchanges --json")
+@command("exchanges", "exchanges --json")
 def exchanges(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
     """List the exchanges of the running server: types and bindings."""
     return VerbRequest("dmp", "exchanges", {}, data_dir)

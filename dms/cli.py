@@ -3,21 +3,19 @@
 Flags and their defaults are those of the specification's own server and client; what they lack is added.
 """
 
-import os
-import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import trio
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from dms.client import Client, DmsError, Message, QueueExists, QueueOptions, Unreachable, connect
 from dms.consumer import Consumer
 from dms.feeder import Feeder
 from dms.stress import stress as run_stress
-from shared.cli.commands import line_runs, lost_is_refused
+from shared.cli.app import protocol_app
+from shared.cli.commands import Left, bodies_shown, lost_is_refused, send_given
 from shared.cli.options import Json, Max, Messages, Server, Words, a_path, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
@@ -28,21 +26,19 @@ PREFETCH = 64
 LEVELS = ("debug", "info", "warning", "error")
 DATA_DIR = Path("dms_data")
 
-app = App(
-    name="dms",
-    help="Work queues: a message leaves its queue when a consumer acknowledges it.",
-    help_epilogue="""Exit codes: 0 done; 1 refused; 2 a mistake on the command line; 66 no such
+app, command = protocol_app(
+    "dms",
+    "Work queues: a message leaves its queue when a consumer acknowledges it.",
+    "serve -P",
+    "create -q orders",
+    'produce -q orders -m "order 42"',
+    "consume -q orders -c",
+    before="""Exit codes: 0 done; 1 refused; 2 a mistake on the command line; 66 no such
 queue; 69 no server answers; 74 the connection was lost, what was under way may
 or may not have been done; 75 try again later (no message came in time, the
 queue is full); 130 interrupted.
 
-Examples:
-
-    brokers dms serve -P
-    brokers dms create -q orders
-    brokers dms produce -q orders -m "order 42"
-    brokers dms consume -q orders -c""",
-    help_format="plaintext",
+""",
 )
 
 
@@ -66,13 +62,7 @@ async def _connected(server: Server) -> AsyncIterator[Client]:
             yield client
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dms serve
-    brokers dms serve -p 9191 -d 5000 -P -D /var/lib/dms
-    brokers dms serve -l 0"""
-)
+@command("serve", "serve -p 9191 -d 5000 -P -D /var/lib/dms", "serve -l 0")
 def serve(
     *,
     port: Annotated[
@@ -127,12 +117,10 @@ def serve(
     return ServeRequest("dms", {"dms": own, "serve": host}, defaults, flags)
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dms produce -q orders -m "order 42"
-    seq 1000 | brokers dms produce -q numbers --json
-    tail -f events.log | brokers dms produce -q events --wait --again"""
+@command(
+    'produce -q orders -m "order 42"',
+    "seq 1000 | brokers dms produce -q numbers --json",
+    "tail -f events.log | brokers dms produce -q events --wait --again",
 )
 async def produce(
     queue: QueueName,
@@ -157,28 +145,18 @@ async def produce(
     async with _connected(server) as client:
         feeder = Feeder(client, queue, wait=wait, again=again)
         try:
-            if given := (*words, *message):
-                await feeder.put([os.fsencode(text) for text in given])
-            else:
-                stdin: Any = trio.wrap_file(sys.stdin.buffer)
-                with counting("messages") as update:
-                    async with aclosing(line_runs(stdin)) as runs:
-                        async for lines in runs:
-                            await feeder.put(lines)
-                            update(feeder.messages, feeder.size)
+            await send_given(feeder.put, (*words, *message))
         except DmsError as error:
             error.text += f" ({feeder.messages} messages were put)"
             raise
     return {"queue": queue, "messages": feeder.messages, "sent_again": feeder.sent_again}
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dms consume -q orders
-    brokers dms consume -q orders -c
-    brokers dms consume -q orders --max 5 --nack
-    brokers dms consume -q orders -c --json | jq -r .message"""
+@command(
+    "consume -q orders",
+    "consume -q orders -c",
+    "consume -q orders --max 5 --nack",
+    "consume -q orders -c --json | jq -r .message",
 )
 async def consume(
     queue: QueueName,
@@ -204,18 +182,16 @@ async def consume(
     if nack and continuous:
         raise UsageError("--nack", "needs --max and not --continuous: what goes back comes again")
     reader = OutputReader()
-    left = max_ if continuous or max_ is not None else 1
+    left = Left(max_ if continuous or max_ is not None else 1)
 
     async def shown() -> AsyncIterator[Any]:
-        nonlocal left
         async with (
             _connected(server) as client,
-            client.consume(queue, prefetch=PREFETCH if continuous else 1, at_most=left) as consumer,
+            client.consume(queue, prefetch=PREFETCH if continuous else 1, at_most=left.count) as consumer,
             _nacked(consumer) as refused,
         ):
-            while left is None or left > 0:
-                some = await consumer.several() if continuous else [await consumer.receive()]
-                left = None if left is None else left - len(some)
+            while left:  # it takes no more than that: `at_most`
+                some = left.of(await consumer.several() if continuous else [await consumer.receive()])
                 taken: list[Message] = []
                 try:
                     for portion in reader.portions(some):
@@ -247,21 +223,17 @@ def _shown(messages: Sequence[Message], queue: str, *, json: bool) -> Sequence[A
     """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
     if json:
         return [{"queue": queue, "delivery": message.id, "message": message.body} for message in messages]
-    if sys.stdout.isatty():
-        return [message.body.decode(errors="backslashreplace") for message in messages]
-    return [b"".join(message.body + b"\n" for message in messages)]
+    return bodies_shown(message.body for message in messages)
 
 
 def _option(help_: str) -> Parameter:
     return Parameter(help=help_, show_default=False)
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dms create -q orders
-    brokers dms create -q orders --max-deliveries 5 --dead-letter orders-dead
-    brokers dms create -q mails --retry-ms 1000 --retry-max-ms 60000 --exist-ok"""
+@command(
+    "create -q orders",
+    "create -q orders --max-deliveries 5 --dead-letter orders-dead",
+    "create -q mails --retry-ms 1000 --retry-max-ms 60000 --exist-ok",
 )
 async def create(
     queue: QueueName,
@@ -297,7 +269,7 @@ async def create(
     return {"queue": queue, "created": True}
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers dms delete -q orders")
+@command("delete -q orders")
 async def delete(queue: QueueName, *, server: Server, json: Json = False) -> Mapping[str, Any]:
     """End a queue: its messages go for good."""
     async with _connected(server) as client:
@@ -305,22 +277,14 @@ async def delete(queue: QueueName, *, server: Server, json: Json = False) -> Map
     return {"queue": queue, "deleted": True}
 
 
-@app.command(
-    name="list",
-    help_epilogue="Examples:\n\n    brokers dms list\n    brokers dms list --json | jq 'select(.depth > 0)'",
-)
+@command("list", "list --json | jq 'select(.depth > 0)'", name="list")
 async def list_(*, server: Server, json: Json = False) -> Sequence[Mapping[str, Any]]:
     """List the queues, and how many messages are in each, held ones counted."""
     async with _connected(server) as client:
         return [{"queue": queue.name, "depth": queue.depth} for queue in await client.queues()]
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers dms stress -q bench -n 1000
-    brokers dms stress -q bench -n 100000 --size 1000 --json"""
-)
+@command("stress -q bench -n 1000", "stress -q bench -n 100000 --size 1000 --json")
 async def stress(
     queue: QueueName,
     *,
@@ -351,17 +315,13 @@ def _administrative(verb: str, data_dir: Path | None, **arguments: Any) -> VerbR
     return VerbRequest("dms", verb, arguments, data_dir, cold=True, own_dir=DATA_DIR)
 
 
-@app.command(
-    help_epilogue="Examples:\n\n    brokers dms queues\n    brokers dms queues --json | jq 'select(.held)'"
-)
+@command("queues", "queues --json | jq 'select(.held)'")
 def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
     """List the queues with everything that is known of them."""
     return _administrative("queues", data_dir)
 
 
-@app.command(
-    help_epilogue="Examples:\n\n    brokers dms peek -q orders\n    brokers dms peek -q orders -n 5 --json"
-)
+@command("peek -q orders", "peek -q orders -n 5 --json")
 def peek(
     queue: QueueName,
     *,
@@ -377,13 +337,13 @@ def peek(
     return _administrative("peek", data_dir, queue=queue, limit=number)
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers dms purge -q orders")
+@command("purge -q orders")
 def purge(queue: QueueName, *, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
     """Drop all messages of a queue but those that consumers hold."""
     return _administrative("purge", data_dir, queue=queue)
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers dms redrive orders-dead")
+@command("redrive orders-dead")
 def redrive(
     queue: Annotated[str, Parameter(name=("--queue", "-q"), help="A dead letter queue.")],
     *,
@@ -394,7 +354,7 @@ def redrive(
     return _administrative("redrive", data_dir, queue=queue)
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers dms export -q orders orders.dmsq")
+@command("export -q orders orders.dmsq")
 def export(
     file: Annotated[Path, Parameter(help="A .dmsq file to write.", converter=a_path)],
     queue: QueueName,
@@ -406,10 +366,7 @@ def export(
     return _administrative("export", data_dir, queue=queue, target=str(file.absolute()))
 
 
-@app.command(
-    name="import",
-    help_epilogue="Examples:\n\n    brokers dms import orders.dmsq\n    brokers dms import x.dmsq -q orders",
-)
+@command("import orders.dmsq", "import x.dmsq -q orders", name="import")
 def import_(
     file: Annotated[Path, Parameter(help="A .dmsq file.", converter=a_path)],
     queue: Annotated[

@@ -4,25 +4,23 @@ import os
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from kqmsgq.client import Message, open_consumer, open_producer
-from shared.cli.commands import bodies_shown, lost_is_refused, send_given
+from shared.cli.app import protocol_app
+from shared.cli.commands import Left, bodies_shown, lost_is_refused, send_given
 from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.client.dial import Address, Disconnected
 from shared.errors import RemoteProtocolError, UsageError
 from shared.plugin import ServeRequest, VerbRequest
 
-app = App(
-    name="kqmsgq",
-    help="Queues by name, fanned out from memory to every consumer that subscribes.",
-    help_epilogue="""Examples:
-
-    brokers kqmsgq serve 8000
-    brokers kqmsgq consume -q orders
-    brokers kqmsgq produce -q orders -m hello
-    brokers kqmsgq consume --all --json | jq .message""",
-    help_format="plaintext",
+app, command = protocol_app(
+    "kqmsgq",
+    "Queues by name, fanned out from memory to every consumer that subscribes.",
+    "serve 8000",
+    "consume -q orders",
+    "produce -q orders -m hello",
+    "consume --all --json | jq .message",
 )
 
 PROBE = (b"\n",) * 6
@@ -30,12 +28,7 @@ PROBE = (b"\n",) * 6
 of another protocol answers, or closes: with the role it is a line, and longer than any first word."""
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers kqmsgq serve 8000
-    brokers kqmsgq serve --host 0.0.0.0 --insecure"""
-)
+@command("serve 8000", "serve --host 0.0.0.0 --insecure")
 def serve(
     port: Annotated[int | None, Parameter(help="Bind this port (8000 unless set); 0 picks one.")] = None,
 ) -> ServeRequest:
@@ -43,12 +36,10 @@ def serve(
     return ServeRequest("kqmsgq", {"kqmsgq": {"port": port}})
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers kqmsgq produce -q orders -m hello -m "a second one"
-    seq 1000000 | brokers kqmsgq produce -q numbers
-    brokers kqmsgq produce -q files --whole < picture.png"""
+@command(
+    'produce -q orders -m hello -m "a second one"',
+    "seq 1000000 | brokers kqmsgq produce -q numbers",
+    "produce -q files --whole < picture.png",
 )
 async def produce(
     queue: Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")],
@@ -73,12 +64,8 @@ async def produce(
     return {"queue": queue, "messages": done}
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers kqmsgq consume -q orders -q returns
-    brokers kqmsgq consume --all --json
-    brokers kqmsgq consume -q files --raw --max 1 > picture.png"""
+@command(
+    "consume -q orders -q returns", "consume --all --json", "consume -q files --raw --max 1 > picture.png"
 )
 async def consume(
     queue: Annotated[
@@ -103,7 +90,7 @@ async def consume(
     names = [_named(name, server) for name in queue]
 
     async def shown() -> AsyncIterator[Any]:
-        left = max_
+        left = Left(max_)
         heard = False
         with lost_is_refused():
             async with open_consumer(**_place(server)) as consumer:
@@ -112,30 +99,22 @@ async def consume(
                     await consumer.subscribe_all()
                 if names:
                     await consumer.subscribe(*names)
-                while left is None or left > 0:
+                while left:
                     try:
-                        messages = await consumer.batch()
+                        messages = left.of(await consumer.batch())
                     except (Disconnected, RemoteProtocolError) as error:
                         if heard:
                             raise
                         address = Address(server.host, server.port, kind="KqueueMsgQ")
                         raise address.not_answered(error) from error
                     heard = True
-                    if left is not None:
-                        messages = messages[:left]
-                        left -= len(messages)
                     for item in _shown(messages, json=json, raw=raw):
                         yield item
 
     return shown()
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers kqmsgq consumers
-    brokers kqmsgq consumers --dropped --json"""
-)
+@command("consumers", "consumers --dropped --json")
 def consumers(
     *,
     dropped: Annotated[bool, flag("Only those that lost messages because they did not read.")] = False,

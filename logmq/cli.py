@@ -8,10 +8,11 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Annotated, Any
 
 import trio
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
-from shared.cli.commands import line_runs, lost_is_refused
+from shared.cli.app import protocol_app
+from shared.cli.commands import Left, bodies_shown, line_runs, lost_is_refused
 from shared.cli.options import DataDir, Json, Max, Messages, Server, Words, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
@@ -19,16 +20,13 @@ from shared.errors import UsageError
 from shared.plugin import ServeRequest, VerbRequest
 from shared.units import moment_ms
 
-app = App(
-    name="logmq",
-    help="A log of records on disk for each topic, read by offset.",
-    help_epilogue="""Examples:
-
-    brokers logmq serve
-    brokers logmq produce orders hello
-    brokers logmq consume orders
-    brokers logmq tail orders --json | jq .message""",
-    help_format="plaintext",
+app, command = protocol_app(
+    "logmq",
+    "A log of records on disk for each topic, read by offset.",
+    "serve",
+    "produce orders hello",
+    "consume orders",
+    "tail orders --json | jq .message",
 )
 
 
@@ -55,12 +53,7 @@ async def _connected(server: Server) -> AsyncIterator[Client]:
             yield client
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers logmq serve
-    brokers logmq serve --port 0 --data-dir /var/lib/logmq"""
-)
+@command("serve", "serve --port 0 --data-dir /var/lib/logmq")
 def serve(
     *,
     port: Annotated[int | None, Parameter(help="Bind this port (8080 unless set); 0 picks one.")] = None,
@@ -69,12 +62,7 @@ def serve(
     return ServeRequest("logmq", {"logmq": {"port": port}})
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers logmq produce orders hello "a second one"
-    seq 1000000 | brokers logmq produce numbers --json"""
-)
+@command('produce orders hello "a second one"', "seq 1000000 | brokers logmq produce numbers --json")
 async def produce(
     topic: Topic,
     *words: Words,
@@ -119,12 +107,10 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
     return {"topic": topic, "messages": done, "first": first, "last": last}
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers logmq consume orders
-    brokers logmq consume orders --from 128 --max 10 --offsets
-    brokers logmq consume orders --group billing --commit --follow"""
+@command(
+    "consume orders",
+    "consume orders --from 128 --max 10 --offsets",
+    "consume orders --group billing --commit --follow",
 )
 async def consume(
     topic: Topic,
@@ -148,16 +134,13 @@ async def consume(
         raise UsageError("--commit", "needs a --group whose offset it is")
 
     async def shown() -> AsyncIterator[Any]:
-        left = max_
+        left = Left(max_)
         async with _connected(server) as client, AsyncExitStack() as stack:
             # With --follow the client's next FETCH waits, and holds up what is asked behind it.
             beside = await stack.enter_async_context(_connected(server)) if commit and follow else client
             start = await _start(client, topic, from_, group, missing=0 if follow else None)
             records = client.records(topic, start, follow=follow)
-            while (left is None or left > 0) and (chunk := await records.chunk()):
-                if left is not None:
-                    chunk = chunk[:left]
-                    left -= len(chunk)
+            while left and (chunk := left.of(await records.chunk())):
                 taken: int | None = None
                 try:
                     for portion in reader.portions(chunk) if commit else [chunk]:
@@ -173,12 +156,7 @@ async def consume(
     return shown()
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers logmq tail orders
-    brokers logmq tail orders --from first --json"""
-)
+@command("tail orders", "tail orders --from first --json")
 async def tail(
     topic: Topic,
     *,
@@ -191,22 +169,18 @@ async def tail(
     """Show messages as they are written, from the end on, until interrupted."""
 
     async def shown() -> AsyncIterator[Any]:
-        left = max_
+        left = Left(max_)
         async with _connected(server) as client:
             start = await _start(client, topic, from_ or "end", None, missing=0)
             async with client.tail(topic, start) as records:
-                while left is None or left > 0:
-                    for item in _shown([await anext(records)], json=json, offsets=offsets):
+                while left:
+                    for item in _shown(left.of([await anext(records)]), json=json, offsets=offsets):
                         yield item
-                    if left is not None:
-                        left -= 1
 
     return shown()
 
 
-@app.command(
-    help_epilogue="Examples:\n\n    brokers logmq topics\n    brokers logmq topics --json | jq .topic"
-)
+@command("topics", "topics --json | jq .topic")
 async def topics(*, server: Server, json: Json = False) -> Sequence[Mapping[str, Any]]:
     """List the topics: the first offset that is kept, the end, and the bytes between."""
     async with _connected(server) as client:
@@ -216,7 +190,7 @@ async def topics(*, server: Server, json: Json = False) -> Sequence[Mapping[str,
         ]
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers logmq offsets orders")
+@command("offsets orders")
 async def offsets(topic: Topic, *, server: Server, json: Json = False) -> Mapping[str, Any]:
     """Show a topic's first offset that is kept, and its end."""
     async with _connected(server) as client:
@@ -224,13 +198,7 @@ async def offsets(topic: Topic, *, server: Server, json: Json = False) -> Mappin
     return {"topic": topic, "first": found.first, "end": found.end}
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers logmq seek orders 1h
-    brokers logmq seek orders 2026-01-31T12:00
-    brokers logmq seek orders 1769860800000 --json | jq .offset"""
-)
+@command("seek orders 1h", "seek orders 2026-01-31T12:00", "seek orders 1769860800000 --json | jq .offset")
 async def seek(
     topic: Topic,
     when: Annotated[str, Parameter(help=f"A time: {TIMES}.")],
@@ -244,9 +212,7 @@ async def seek(
         return {"topic": topic, "offset": await client.seek(topic, unix_ms)}
 
 
-@app.command(
-    help_epilogue="Examples:\n\n    brokers logmq groups\n    brokers logmq groups --topic orders --json"
-)
+@command("groups", "groups --topic orders --json")
 def groups(
     *,
     topic: Annotated[str | None, Parameter(help="Only of this topic.")] = None,
@@ -262,7 +228,7 @@ def groups(
     return VerbRequest("logmq", "groups", {"topic": topic, "group": group}, data_dir)
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers logmq delete orders")
+@command("delete orders")
 async def delete(topic: Topic, *, server: Server, json: Json = False) -> Mapping[str, Any]:
     """End a topic: its messages, its groups' offsets and its writers go for good."""
     async with _connected(server) as client:
@@ -304,6 +270,4 @@ def _shown(records: Sequence[Record], *, json: bool, offsets: bool) -> Sequence[
     """Records as the host shows them: rows, lines on a terminal, or just their bytes."""
     if json or offsets:
         return [{"offset": record.offset, "message": record.payload} for record in records]
-    if sys.stdout.isatty():
-        return [record.payload.decode(errors="backslashreplace") for record in records]
-    return [b"".join(record.payload + b"\n" for record in records)]
+    return bodies_shown(record.payload for record in records)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from pubsub import wire
 from pubsub.wire import Kind
+from shared.cli.app import protocol_app
 from shared.cli.options import DataDir, Json, Place, Port, Server, flag
 from shared.errors import NotThere, UsageError
 from shared.plugin import ServeRequest, VerbRequest
@@ -24,15 +25,12 @@ from shared.plugin import ServeRequest, VerbRequest
 CONNECT_SECONDS = 10.0
 """As for every client (`shared.client.dial`, which brings trio: a quarter of a subscriber's start)."""
 
-app = App(
-    name="pubsub",
-    help="Topics with levels and wildcards: UDP publishers, TCP subscribers.",
-    help_epilogue="""Examples:
-
-    brokers pubsub serve 7070
-    brokers pubsub subscriber A 127.0.0.1 7070
-    brokers pubsub publish hall/3/temperature --float 21.50""",
-    help_format="plaintext",
+app, command = protocol_app(
+    "pubsub",
+    "Topics with levels and wildcards: UDP publishers, TCP subscribers.",
+    "serve 7070",
+    "subscriber A 127.0.0.1 7070",
+    "publish hall/3/temperature --float 21.50",
 )
 
 
@@ -57,11 +55,8 @@ def serve(
     return ServeRequest("pubsub", {"pubsub": {"port": port}}, says=True)
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers pubsub subscriber A 127.0.0.1 7070
-    echo 'subscribe hall/+/door' | brokers pubsub subscriber A 127.0.0.1 7070"""
+@command(
+    "subscriber A 127.0.0.1 7070", "echo 'subscribe hall/+/door' | brokers pubsub subscriber A 127.0.0.1 7070"
 )
 def subscriber(
     client_id: Annotated[str, Parameter(help="1 to 10 printable ASCII characters.")],
@@ -195,12 +190,7 @@ async def publish(
     return {"messages": sent, "to": f"{server.host}:{server.port}"}
 
 
-@app.command(
-    help_epilogue="""Examples:
-
-    brokers pubsub sessions
-    brokers pubsub sessions --topics --json"""
-)
+@command("sessions", "sessions --topics --json")
 def sessions(
     *,
     topics: Annotated[bool, flag("With what each is subscribed to.")] = False,
@@ -215,7 +205,7 @@ def sessions(
     return VerbRequest("pubsub", "sessions", {"topics": topics}, data_dir, cold=True)
 
 
-@app.command(help_epilogue="Examples:\n\n    brokers pubsub forget A")
+@command("forget A")
 def forget(
     client_id: Annotated[str, Parameter(help="The client.")],
     *,

@@ -5,8 +5,9 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+import attrs
 import trio
 
 from shared.cli.progress import counting
@@ -14,6 +15,7 @@ from shared.client.dial import Disconnected
 from shared.errors import UsageError
 
 READ_BYTES = 256 * 1024
+T = TypeVar("T")
 
 
 async def line_runs(file: Any) -> AsyncGenerator[list[bytes], None]:
@@ -49,6 +51,23 @@ def keyed(argument: str, words: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+@attrs.define(eq=False)
+class Left:
+    """How many messages a command may still take; None: as many as come. False once there are none left."""
+
+    count: int | None
+
+    def __bool__(self) -> bool:
+        return self.count is None or self.count > 0
+
+    def of(self, messages: Sequence[T]) -> Sequence[T]:
+        """As many of them as it may take, which are taken."""
+        if self.count is not None:
+            messages = messages[: self.count]
+            self.count -= len(messages)
+        return messages
+
+
 @contextmanager
 def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
     """A lost connection ends a command as a refused one does; `lost`: one of this kind."""
@@ -59,7 +78,7 @@ def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
 
 
 async def send_given(
-    send: Callable[[Iterable[bytes]], Awaitable[None]], messages: Sequence[str], *, whole: bool
+    send: Callable[[list[bytes]], Awaitable[None]], messages: Sequence[str], *, whole: bool = False
 ) -> int:
     """Send what a command was given: its --message flags, else all of standard input, or each of its lines.
 
@@ -87,7 +106,7 @@ async def send_given(
     return done
 
 
-def bodies_shown(bodies: Iterable[bytes], *, raw: bool) -> Sequence[str | bytes]:
+def bodies_shown(bodies: Iterable[bytes], *, raw: bool = False) -> Sequence[str | bytes]:
     """Messages as the host shows them: lines on a terminal, else their bytes, each on a line unless `raw`."""
     if raw:
         return [b"".join(bodies)]
