@@ -124,10 +124,14 @@ class Principal:
         )
 
     async def sink_lease(self, exchange: str) -> bytes:
-        return (await self.call(Direct.Put(exchange), Direct.PutOk)).lease.encode()
+        return await self._lease(Direct.Put(exchange), Direct.PutOk)
 
     async def feed_lease(self, queue: str) -> bytes:
-        return (await self.call(Direct.Get(queue), Direct.GetOk)).lease.encode()
+        return await self._lease(Direct.Get(queue), Direct.GetOk)
+
+    async def _lease(self, method: base.Frame, answer: Any) -> bytes:
+        lease: str = (await self.call(method, answer)).lease
+        return lease.encode()
 
     async def call(self, method: base.Frame, answer: type[M], *, channel: int = _CHANNEL) -> M:
         """Ask and wait. Raises Refused, Disconnected, RemoteProtocolError."""

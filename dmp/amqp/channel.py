@@ -20,6 +20,7 @@ from itertools import islice, takewhile
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from pamqp import base, commands
 
 from dmp.amqp.content import BodyFrames, Content, Incoming
@@ -27,7 +28,6 @@ from dmp.amqp.publishing import Publishing
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
 from dmp.amqp.wire import (
     FRAME_END,
-    FRAME_OVERHEAD,
     KEPT_BYTES_MAX,
     ack_frame,
     content_head,
@@ -76,7 +76,7 @@ class Mux:
     """What the channels of one connection share. `by_number`: those that are open, or closing.
 
     `at` and `current`: where the frame that is being handled ends, and its channel. A Refusal is about these.
-    `dealing`: deliveries may be sent. `capabilities`: the client's. `frame_bytes_max`: as agreed.
+    `dealing`: deliveries may be sent. `capabilities`: the client's. `payload_max`: bytes that a frame holds.
     """
 
     __slots__ = (
@@ -94,9 +94,9 @@ class Mux:
         "connection",
         "current",
         "dealing",
-        "frame_bytes_max",
         "incoming",
         "owner",
+        "payload_max",
         "publishing",
         "replies",
         "session",
@@ -109,7 +109,7 @@ class Mux:
         self.broker = broker
         self.owner = broker.new_owner("")
         self.capabilities: dict[str, Any] = {}
-        self.frame_bytes_max = broker.settings.frame_bytes_max
+        self.payload_max = 0
         self.by_number: dict[int, Channel] = {}
         self.at = 0
         self.current: Channel | None = None
@@ -360,49 +360,31 @@ def _come_back(
             queue.all_returned()
 
 
+@attrs.define(eq=False, repr=False)
 class Channel:
     """One channel. `delivered`: the last delivery tag. `unacked`: by tag, the oldest first.
 
     `prefetch`: for consumers to come; `prefetch_all`: for all of them together; 0: no limit. `silent`:
     nothing more is sent on it. `crowded`: some consumer found no room for more unacknowledged messages.
+    `reply_consumer`: that of `amq.rabbitmq.reply-to`, one of `consumers`.
     """
 
-    __slots__ = (
-        "confirms",
-        "consumers",
-        "content",
-        "crowded",
-        "delivered",
-        "flowing",
-        "last_queue",
-        "mux",
-        "number",
-        "payload_max",
-        "prefetch",
-        "prefetch_all",
-        "reply_consumer",
-        "silent",
-        "state",
-        "transaction",
-        "unacked",
-    )
-
-    def __init__(self, mux: Mux, number: int) -> None:
-        self.mux = mux
-        self.number = number
-        self.payload_max = mux.frame_bytes_max - FRAME_OVERHEAD
-        self.state = ChannelState.OPEN
-        self.silent = self.crowded = False
-        self.delivered = 0
-        self.unacked: dict[int, Delivery] = {}
-        self.consumers: dict[bytes, Consumer] = {}
-        self.reply_consumer: Consumer | None = None  # of these: that of `amq.rabbitmq.reply-to`
-        self.prefetch = self.prefetch_all = 0
-        self.flowing = True
-        self.confirms: Confirms | None = None
-        self.transaction: Transaction | None = None
-        self.content: Content | None = None
-        self.last_queue: bytes | None = None
+    mux: Mux
+    number: int
+    state: ChannelState = ChannelState.OPEN
+    silent: bool = False
+    crowded: bool = False
+    flowing: bool = True
+    delivered: int = 0
+    unacked: dict[int, Delivery] = attrs.Factory(dict)
+    consumers: dict[bytes, "Consumer"] = attrs.Factory(dict)
+    reply_consumer: "Consumer | None" = None
+    prefetch: int = 0
+    prefetch_all: int = 0
+    confirms: "Confirms | None" = None
+    transaction: "Transaction | None" = None
+    content: Content | None = None
+    last_queue: bytes | None = None
 
     def step(self, event: ChannelEvent) -> None:
         """Raises Refusal (UNEXPECTED_FRAME) for what may not happen now."""
@@ -455,7 +437,7 @@ class Channel:
 
     def reply_content(self, method: bytes, head: Head, body: bytes) -> None:
         """An answer with a content, in its turn."""
-        mux, number, payload_max = self.mux, self.number, self.payload_max
+        mux, number, payload_max = self.mux, self.number, self.mux.payload_max
         if head.large:
             mux.reply(method + content_header(number, head))
             mux.replies.reply(self.body_frames(body))
@@ -470,7 +452,7 @@ class Channel:
         return BodyFrames(
             self.mux.connection,
             self.number,
-            self.payload_max,
+            self.mux.payload_max,
             body,
             release=partial(broker.bodies.let_go, reference),
             broken=partial(broker.body_damaged, body),
@@ -585,6 +567,7 @@ def _unknown(tag: int) -> Refusal:
     return Refusal(Code.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
 
 
+@attrs.define(eq=False, repr=False)
 class Consumer:
     """One `basic.consume`: takes messages from its queue and packs them for its channel.
 
@@ -592,34 +575,19 @@ class Consumer:
     those with a higher one first.
     """
 
-    __slots__ = (
-        "_before",
-        "_between",
-        "_end_before",
-        "_head",
-        "_heads",
-        "channel",
-        "no_ack",
-        "prefetch",
-        "priority",
-        "queue",
-        "tag",
-        "unacked",
-    )
-
-    def __init__(
-        self, channel: Channel, queue: Queue, tag: bytes, *, no_ack: bool, prefetch: int, priority: int = 0
-    ) -> None:
-        self.channel = channel
-        self.queue = queue
-        self.tag = tag
-        self.no_ack = no_ack
-        self.prefetch = prefetch
-        self.priority = priority
-        self.unacked = 0
-        self._heads: dict[Head, tuple[bytes, bytes]] = {}
-        self._head: Head | None = None
-        self._before = self._between = self._end_before = b""
+    channel: Channel
+    queue: Queue
+    tag: bytes
+    no_ack: bool
+    prefetch: int
+    priority: int
+    unacked: int = 0
+    # What is put around the bodies of messages by their heads, and of the last head.
+    _heads: dict[Head, tuple[bytes, bytes]] = attrs.Factory(dict)
+    _head: Head | None = None
+    _before: bytes = b""
+    _between: bytes = b""
+    _end_before: bytes = b""
 
     def room(self) -> tuple[int, int]:
         channel = self.channel
@@ -637,8 +605,8 @@ class Consumer:
         if head is not self._head:
             self._begin(head)
         channel = self.channel
-        if head.body_bytes > channel.payload_max:
-            bodies = [split(channel.number, body, channel.payload_max) for body in bodies]
+        if head.body_bytes > channel.mux.payload_max:
+            bodies = [split(channel.number, body, channel.mux.payload_max) for body in bodies]
         between, end_before = self._between, self._end_before
         parts = [self._before]
         tag = channel.delivered
@@ -652,7 +620,7 @@ class Consumer:
         channel, queue = self.channel, self.queue
         connection = channel.mux.connection
         tag = channel.delivered
-        number, payload_max = channel.number, channel.payload_max
+        number, payload_max = channel.number, channel.mux.payload_max
         if not self.no_ack:  # first of all, so that none is lost should the rest fail
             channel.unacked.update(
                 [(tag, (self, queue, message)) for tag, message in enumerate(messages, tag + 1)]
@@ -693,7 +661,7 @@ class Consumer:
         if found is None:
             if len(self._heads) >= _HEADS_MAX:
                 self._heads.clear()
-            number, payload_max = self.channel.number, self.channel.payload_max
+            number, payload_max = self.channel.number, self.channel.mux.payload_max
             between = deliver_between(number, head, False, payload_max)
             found = deliver_before(number, self.tag, head), between
             if len(between) <= KEPT_BYTES_MAX:
@@ -703,17 +671,16 @@ class Consumer:
         self._end_before = FRAME_END + self._before
 
 
+@attrs.define(eq=False)
 class _Run:
     """Publishes up to `last` that wait for one ticket (None: for nothing); `refused`: they were not taken."""
 
-    __slots__ = ("last", "refused", "ticket")
-
-    def __init__(self, ticket: Ticket | None, last: int, refused: bool) -> None:
-        self.ticket = ticket
-        self.last = last
-        self.refused = refused
+    ticket: Ticket | None
+    last: int
+    refused: bool
 
 
+@attrs.define(eq=False, repr=False)
 class Confirms:
     """Publisher confirms of one channel (`confirm.select`).
 
@@ -721,13 +688,10 @@ class Confirms:
     for all before it, so several go out as one. What waits for the disk holds those behind it.
     """
 
-    __slots__ = ("_channel", "_done", "_published", "_runs")
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._published = 0
-        self._done = 0
-        self._runs: deque[_Run] = deque()
+    _channel: Channel
+    _published: int = 0
+    _done: int = 0
+    _runs: deque[_Run] = attrs.Factory(deque)
 
     @property
     def owed(self) -> bool:

@@ -7,6 +7,8 @@ is written behind it is sent behind it.
 
 from collections.abc import Callable
 
+import attrs
+
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD
 from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving, Bodies, Body, part_bytes
 from dmp.data_types import short
@@ -26,23 +28,20 @@ from shared.storage.store import Ticket
 READ_BYTES = 256 << 10
 
 
+@attrs.define(eq=False, repr=False)
 class Incoming:
     """What has begun to come on all channels of one connection. `large_came`: called when part of one has.
 
     Bytes that are here and not written yet count with the session's input (`SessionBase.gathered_bytes`).
+    `announced_bytes`: of bodies that are gathered in memory, as their headers say.
     """
 
-    __slots__ = ("announced_bytes", "bodies", "large", "large_came", "session", "settings")
-
-    def __init__(
-        self, session: SessionBase, settings: DmpSettings, bodies: Bodies, large_came: Callable[[], None]
-    ) -> None:
-        self.session = session
-        self.settings = settings
-        self.bodies = bodies
-        self.large_came = large_came
-        self.announced_bytes = 0  # of bodies that are gathered in memory, by their headers
-        self.large: set[Arriving] = set()
+    session: SessionBase
+    settings: DmpSettings
+    bodies: Bodies
+    large_came: Callable[[], None]
+    announced_bytes: int = 0
+    large: set[Arriving] = attrs.Factory(set)
 
     def announce(self, body_bytes: int) -> None:
         """Raises Refusal (RESOURCE_ERROR)."""
@@ -63,33 +62,23 @@ class Incoming:
             raise Refusal(Code.RESOURCE_ERROR, "too much content has begun on too many channels")
 
 
+@attrs.define(eq=False, repr=False)
 class Content:
-    """A publish whose content is coming. `head` is its head as it is delivered, `properties` as they came."""
+    """A publish whose content is coming. `head`: as it is delivered; `properties`: as they came.
 
-    __slots__ = (
-        "_arriving",
-        "_gathered",
-        "exchange",
-        "failed",
-        "head",
-        "immediate",
-        "key",
-        "mandatory",
-        "missing",
-        "properties",
-    )
+    `failed`: why a large body could not be written.
+    """
 
-    def __init__(self, exchange: bytes, key: bytes, mandatory: bool, immediate: bool) -> None:
-        self.exchange = exchange
-        self.key = key
-        self.mandatory = mandatory
-        self.immediate = immediate
-        self.head: Head | None = None
-        self.properties = b""
-        self.missing = 0
-        self.failed = ""  # why a large body could not be written
-        self._gathered = bytearray()  # what is here of a body in several frames
-        self._arriving: Arriving | None = None  # a large body, which is written as it comes
+    exchange: bytes
+    key: bytes
+    mandatory: bool
+    immediate: bool
+    head: Head | None = None
+    properties: bytes = b""
+    missing: int = 0
+    failed: str = ""
+    _gathered: bytearray = attrs.Factory(bytearray)  # what is here of a body in several frames
+    _arriving: Arriving | None = None  # a large body, which is written as it comes
 
     def begin(
         self, incoming: Incoming, body_bytes: int, properties: bytes, reply_queue: bytes | None

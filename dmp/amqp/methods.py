@@ -44,11 +44,6 @@ def handles(method: type[base.Frame]) -> Callable[[Handler], Handler]:
     return add
 
 
-@handles(commands.Channel.Open)
-def open_again(channel: Channel, method: commands.Channel.Open, table: bytes) -> None:
-    raise Refusal(Code.CHANNEL_ERROR, f"channel {channel.number} is open already")
-
-
 @handles(commands.Channel.Flow)
 def flow(channel: Channel, method: commands.Channel.Flow, table: bytes) -> None:
     """The client wants no deliveries for a while, or wants them again."""
@@ -58,19 +53,21 @@ def flow(channel: Channel, method: commands.Channel.Flow, table: bytes) -> None:
         channel.deal()
 
 
-@handles(commands.Channel.FlowOk)
-def flow_ok(channel: Channel, method: commands.Channel.FlowOk, table: bytes) -> None:
-    """We never ask."""
-    raise Refusal(Code.COMMAND_INVALID, "channel.flow-ok without a channel.flow")
-
-
 @handles(commands.Channel.Close)
 def close(channel: Channel, method: commands.Channel.Close, table: bytes) -> None:
     channel.mux.close(channel)
 
 
+@handles(commands.Channel.Open)
+@handles(commands.Channel.FlowOk)
 @handles(commands.Channel.CloseOk)
-def close_ok(channel: Channel, method: commands.Channel.CloseOk, table: bytes) -> None:
+def out_of_place(channel: Channel, method: base.Frame, table: bytes) -> None:
+    """We ask for none of these, nor for a channel twice."""
+    match method:
+        case commands.Channel.Open():
+            raise Refusal(Code.CHANNEL_ERROR, f"channel {channel.number} is open already")
+        case commands.Channel.FlowOk():
+            raise Refusal(Code.COMMAND_INVALID, "channel.flow-ok without a channel.flow")
     raise Refusal(Code.COMMAND_INVALID, "channel.close-ok without a channel.close")
 
 
@@ -112,7 +109,7 @@ def _transaction(channel: Channel) -> Transaction:
 
 
 @handles(Direct.Put)
-def direct_put(channel: Channel, method: Direct.Put, table: bytes) -> None:
+def direct_put(channel: Channel, method: Any, table: bytes) -> None:
     """A lease of a sink: any exchange that one may publish to."""
     mux = channel.mux
     exchange = mux.broker.topology.exchange(method.sink.encode())
@@ -123,7 +120,7 @@ def direct_put(channel: Channel, method: Direct.Put, table: bytes) -> None:
 
 
 @handles(Direct.Get)
-def direct_get(channel: Channel, method: Direct.Get, table: bytes) -> None:
+def direct_get(channel: Channel, method: Any, table: bytes) -> None:
     """A lease of a feed: a queue that is this application's own, and leased to nobody."""
     mux = channel.mux
     queue = mux.broker.topology.queue(method.feed.encode(), mux.owner)
@@ -404,36 +401,24 @@ def ack(channel: Channel, method: commands.Basic.Ack, table: bytes) -> None:
 
 
 @handles(commands.Basic.Nack)
-def nack(channel: Channel, method: commands.Basic.Nack, table: bytes) -> None:
-    _settle_otherwise(channel, method.delivery_tag, method.multiple, method.requeue)
-
-
 @handles(commands.Basic.Reject)
-def reject(channel: Channel, method: commands.Basic.Reject, table: bytes) -> None:
-    _settle_otherwise(channel, method.delivery_tag or 0, False, method.requeue)
-
-
-def _settle_otherwise(channel: Channel, tag: int, multiple: bool, requeue: bool) -> None:
+def nack(channel: Channel, method: commands.Basic.Nack | commands.Basic.Reject, table: bytes) -> None:
+    tag, multiple = method.delivery_tag or 0, isinstance(method, commands.Basic.Nack) and method.multiple
     if channel.transaction is not None:
-        outcome = Outcome.REQUEUED if requeue else Outcome.REJECTED
+        outcome = Outcome.REQUEUED if method.requeue else Outcome.REJECTED
         channel.transaction.settle(outcome, tag, multiple)
-        return
-    _give_back(channel, channel.take_unacked(tag, multiple), requeue)
+    else:
+        _give_back(channel, channel.take_unacked(tag, multiple), method.requeue)
 
 
 @handles(commands.Basic.Recover)
-def recover(channel: Channel, method: commands.Basic.Recover, table: bytes) -> None:
-    channel.reply(commands.Basic.RecoverOk())
-    _recover(channel, method.requeue)
-
-
 @handles(commands.Basic.RecoverAsync)
-def recover_async(channel: Channel, method: commands.Basic.RecoverAsync, table: bytes) -> None:
-    _recover(channel, method.requeue)
-
-
-def _recover(channel: Channel, requeue: bool) -> None:
+def recover(
+    channel: Channel, method: commands.Basic.Recover | commands.Basic.RecoverAsync, table: bytes
+) -> None:
     """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it."""
+    if isinstance(method, commands.Basic.Recover):
+        channel.reply(commands.Basic.RecoverOk())
     unacked = list(channel.unacked.values())
     again: dict[Consumer, list[Message]] = {}
     back: list[tuple[Queue, Message]] = []
@@ -441,7 +426,7 @@ def _recover(channel: Channel, requeue: bool) -> None:
     for consumer, queue, message in unacked:
         if consumer is not None:
             consumer.unacked -= 1
-        if requeue or consumer is None or channel.consumers.get(consumer.tag) is not consumer:
+        if method.requeue or consumer is None or channel.consumers.get(consumer.tag) is not consumer:
             back.append((queue, message))
         else:
             message.redelivered = True

@@ -15,6 +15,8 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from dmp.amqp.content import Content
 from dmp.amqp.states import ChannelState
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
@@ -40,20 +42,21 @@ _END = FRAME_END[0]
 _SIZE = struct.Struct(">I").unpack_from
 
 
+@attrs.define(eq=False, repr=False)
 class Post:
-    """What the bytes before a body mean. `queues` is right while `generation` is the broker's."""
+    """What the bytes before a body mean. `queues` is right while `generation` is the broker's.
 
-    __slots__ = ("bytes", "channel", "content", "follower", "generation", "head", "queues", "run_max")
+    `follower`: what came behind it the last time, and so may again.
+    """
 
-    def __init__(self, data: bytes, channel: "Channel", content: Content, head: Head) -> None:
-        self.bytes = data
-        self.channel = channel
-        self.content = content
-        self.head = head
-        self.follower: Post | None = None  # what came behind it the last time, and so may again
-        self.generation = -1
-        self.run_max = _RUN_MAX
-        self.queues: Sequence[Queue] = ()
+    bytes: bytes
+    channel: "Channel"
+    content: Content
+    head: Head
+    follower: "Post | None" = None
+    generation: int = -1
+    run_max: int = _RUN_MAX
+    queues: Sequence[Queue] = ()
 
 
 class Publishing:
@@ -112,7 +115,7 @@ class Publishing:
     def remember(self, channel: "Channel", content: Content, head: Head) -> Post:
         """A publish was decoded: how will the next one like it begin?"""
         post = Post(b"", channel, content, head)
-        if head.large or not 0 < head.body_bytes <= channel.payload_max:
+        if head.large or not 0 < head.body_bytes <= channel.mux.payload_max:
             return post
         bits = content.mandatory | content.immediate << 1
         names = short(content.exchange) + short(content.key)
@@ -157,7 +160,8 @@ class Publishing:
         if not queues:
             counts.unroutable += count
             if post.content.mandatory:
-                self._return(channel, Code.NO_ROUTE, head, bodies)
+                for body in bodies:
+                    channel.send_return(Code.NO_ROUTE, head, body)
         elif broker.memory.full and mux.holds_messages:
             self.refuse(channel, count, "memory_bytes_max is reached")
             return
@@ -206,7 +210,7 @@ class Publishing:
             if queues:
                 ticket = self._mux.broker.publish(post.head, queues, (body,)) or ticket
             else:
-                self._return(post.channel, Code.NO_CONSUMERS, post.head, (body,))
+                post.channel.send_return(Code.NO_CONSUMERS, post.head, body)
         return ticket
 
     def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: "Confirms") -> None:
@@ -221,10 +225,6 @@ class Publishing:
             except StoreError:
                 rejected, ticket = True, None
             confirms.add(1, None if rejected else ticket, refused=rejected)
-
-    def _return(self, channel: "Channel", code: Code, head: Head, bodies: Sequence[bytes]) -> None:
-        for body in bodies:
-            channel.send_return(code, head, body)
 
     def refuse(self, channel: "Channel", count: int, why: str) -> None:
         """In confirm mode a nack; without, the specification has nothing softer than the connection's end."""

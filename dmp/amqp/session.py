@@ -15,7 +15,6 @@ Source: PROTOCOL.md. The states are those of `states`.
 import functools
 import importlib.metadata
 import math
-from enum import IntEnum
 from typing import Any
 
 from pamqp import commands
@@ -71,27 +70,17 @@ _TOPOLOGY = frozenset((commands.Exchange.frame_id, commands.Queue.frame_id))
 _END = FRAME_END[0]
 _ACK_BYTES = 13
 _LOOPBACK = ("127.", "[::1]", "unix", "memory")
-_CAPABILITIES = {
-    "publisher_confirms": True,
-    "exchange_exchange_bindings": True,
-    "basic.nack": True,
-    "consumer_cancel_notify": True,
-    "connection.blocked": True,
-    "authentication_failure_close": True,
-    "consumer_priorities": True,
-    "per_consumer_qos": True,
-    "direct_reply_to": True,
-}
+_CAPABILITIES = dict.fromkeys(
+    (
+        *("publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify"),
+        *("connection.blocked", "authentication_failure_close", "consumer_priorities", "per_consumer_qos"),
+        "direct_reply_to",
+    ),
+    True,
+)
 
-
-class Due(IntEnum):
-    """What a deadline is for. `LARGE`: a large body has not come nearer its end."""
-
-    BEAT = 0
-    SILENCE = 1
-    LOGIN = 2
-    CLOSE = 3
-    LARGE = 4
+# What a deadline is for. LARGE: a large body has not come nearer its end.
+BEAT, SILENCE, LOGIN, CLOSE, LARGE = range(5)
 
 
 class AmqpSession(SessionBase):
@@ -105,7 +94,7 @@ class AmqpSession(SessionBase):
         self.broker = broker
         self.state = State.STARTING
         self.mux = Mux(self, broker, self._large_came)
-        self.mux.frame_bytes_max = min(settings.frame_bytes_max, LOGIN_FRAME_BYTES_MAX)
+        self.mux.payload_max = min(settings.frame_bytes_max, LOGIN_FRAME_BYTES_MAX) - FRAME_OVERHEAD
         self._user = ""
         self._channel_max = settings.channels_max
         self._heartbeat_seconds = 0
@@ -113,7 +102,7 @@ class AmqpSession(SessionBase):
         self._index = 0  # of the method that is being handled
         broker.sessions.add(self)
         connection.on_drained = self.drained
-        self.deadline(Due.LOGIN, connection.now + settings.login_seconds)
+        self.deadline(LOGIN, connection.now + settings.login_seconds)
         connection.write(_start(settings.prefer_direct))
 
     # -- the driver's calls, beside those of the base
@@ -152,10 +141,10 @@ class AmqpSession(SessionBase):
         self._end(Event.END)
 
     def due(self, what: int, now: float) -> None:
-        if what == Due.BEAT:
+        if what == BEAT:
             self.connection.write(HEARTBEAT_FRAME)
-            self.deadline(Due.BEAT, now + self._heartbeat_seconds / 2)
-        elif what == Due.SILENCE:
+            self.deadline(BEAT, now + self._heartbeat_seconds / 2)
+        elif what == SILENCE:
             silence = self._heartbeat_seconds * 2
             outbox = self.connection.outbox
             if self.stopped or outbox.size * 2 > outbox.bound:  # we may not have listened
@@ -164,8 +153,8 @@ class AmqpSession(SessionBase):
                 self.broker.counts.heartbeats_missed += 1
                 self.connection.abort("missed heartbeats")
             else:
-                self.deadline(Due.SILENCE, self._heard + silence)
-        elif what == Due.LARGE:
+                self.deadline(SILENCE, self._heard + silence)
+        elif what == LARGE:
             if self.mux.incoming.large and self.stopped:  # it is not the peer that is late
                 self._large_came()
             elif self.mux.incoming.large:
@@ -173,7 +162,7 @@ class AmqpSession(SessionBase):
                 self.mux.current, self._index = None, commands.Basic.Publish.index
                 self._refuse(Refusal(Code.RESOURCE_ERROR, "a large body took too long to come"))
         else:
-            self.broker.counts.too_late += what != Due.CLOSE
+            self.broker.counts.too_late += what != CLOSE
             self._end(Event.END)
 
     def drained(self) -> None:
@@ -186,7 +175,7 @@ class AmqpSession(SessionBase):
             self._close(Refusal(Code.CONNECTION_FORCED, "the broker stops"))
 
     def _large_came(self) -> None:
-        self.deadline(Due.LARGE, self.connection.now + self.broker.settings.frame_seconds)
+        self.deadline(LARGE, self.connection.now + self.broker.settings.frame_seconds)
 
     # -- frames
 
@@ -209,9 +198,10 @@ class AmqpSession(SessionBase):
             stop = at + head_bytes + size
             if kind not in _KINDS:
                 raise RemoteProtocolError(f"a frame of type {kind}")
-            if size + FRAME_OVERHEAD > mux.frame_bytes_max:
+            if size > mux.payload_max:
                 mux.at = end
-                text = f"a frame of {size + FRAME_OVERHEAD} bytes, frame_max is {mux.frame_bytes_max}"
+                frame_max = mux.payload_max + FRAME_OVERHEAD
+                text = f"a frame of {size + FRAME_OVERHEAD} bytes, frame_max is {frame_max}"
                 raise Refusal(Code.FRAME_ERROR, text)
             if stop >= end:
                 break
@@ -413,17 +403,17 @@ class AmqpSession(SessionBase):
             raise Refusal(Code.NOT_ALLOWED, f"frame_max {frame_bytes} is not {limits}")
         self._step(Event.TUNE_OK)
         self._channel_max = channels or settings.channels_max
-        self.mux.frame_bytes_max = frame_bytes or settings.frame_bytes_max
+        self.mux.payload_max = (frame_bytes or settings.frame_bytes_max) - FRAME_OVERHEAD
         self._heartbeat_seconds = heartbeat_seconds
         if heartbeat_seconds:
-            self.deadline(Due.BEAT, self.connection.now + heartbeat_seconds / 2)
-            self.deadline(Due.SILENCE, self.connection.now + heartbeat_seconds * 2)
+            self.deadline(BEAT, self.connection.now + heartbeat_seconds / 2)
+            self.deadline(SILENCE, self.connection.now + heartbeat_seconds * 2)
 
     def _open(self, method: commands.Connection.Open) -> None:
         if method.virtual_host != VHOST:
             raise Refusal(Code.INVALID_PATH, f"vhost {shown(method.virtual_host.encode())} not found")
         self._step(Event.OPEN)
-        self.deadline(Due.LOGIN, math.inf)
+        self.deadline(LOGIN, math.inf)
         self.mux.open(self._user)
         self.broker.counts.connections += 1
         self.connection.write(encode(commands.Connection.OpenOk(), 0))
@@ -463,9 +453,9 @@ class AmqpSession(SessionBase):
         self.reply(encode(close, 0))
         self._step(Event.REFUSED)
         self.let_go()
-        for what in Due:
+        for what in range(5):
             self.deadline(what, math.inf)
-        self.deadline(Due.CLOSE, self.connection.now + CLOSE_SECONDS)
+        self.deadline(CLOSE, self.connection.now + CLOSE_SECONDS)
 
     def _end(self, event: Event) -> None:
         """Nothing more is read; the connection closes once everything is answered."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import attrs
 from pamqp import commands
 
 from dmp.amqp.channel import tags_of
@@ -39,18 +40,16 @@ class Outcome(Enum):
     REQUEUED = "requeued"
 
 
+@attrs.define(eq=False, repr=False)
 class Transaction:
     """One channel's, from commit to commit."""
 
-    __slots__ = ("_bytes", "_channel", "_cost_bytes", "_messages", "_posts", "_settled")
-
-    def __init__(self, channel: "Channel") -> None:
-        self._channel = channel
-        self._posts: list[tuple[Post, Sequence[Queue], Sequence[bytes]]] = []
-        self._settled: dict[int, tuple[Outcome, Delivery]] = {}  # by tag
-        self._messages = 0
-        self._bytes = 0
-        self._cost_bytes = 0
+    _channel: "Channel"
+    _posts: "list[tuple[Post, Sequence[Queue], Sequence[bytes]]]" = attrs.Factory(list)
+    _settled: "dict[int, tuple[Outcome, Delivery]]" = attrs.Factory(dict)  # by tag
+    _messages: int = 0
+    _bytes: int = 0
+    _cost_bytes: int = 0
 
     @property
     def holds(self) -> bool:

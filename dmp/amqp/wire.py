@@ -11,7 +11,7 @@ hand-packed frame with pamqp's.
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any
 
 from pamqp import base, commands
 
@@ -49,57 +49,24 @@ KEPT_BYTES_MAX = 2048
 _CHANNELS_KEPT = 64
 
 
-class _DirectMethod(base.Frame):
-    """A method of class Direct has one argument, a short string: pamqp reads name and type off its class."""
+def _direct(name: str, number: int, argument: str) -> Any:
+    """A method of class 61500 as pamqp has its own: `argument` is its one argument, a short string."""
 
-    frame_id: ClassVar[int] = 61500
+    def set_argument(self: base.Frame, value: str = "") -> None:
+        setattr(self, argument, value)
 
-    def __init__(self, argument: str = "") -> None:
-        setattr(self, self.__slots__[0], argument)
+    fields: dict[str, Any] = {"name": f"Direct.{name}", "frame_id": 61500, "index": 61500 << 16 | number}
+    fields |= {"__slots__": [argument], "__init__": set_argument, f"_{argument}": "shortstr"}
+    return type(name, (base.Frame,), fields)
 
 
 class Direct:
-    """Class 61500, DMP's own: an application asks for leases."""
+    """Class 61500, DMP's own: an application asks for the leases of a sink or a feed."""
 
-    class Put(_DirectMethod):
-        """Ask for the lease of a sink."""
-
-        __slots__: ClassVar[list[str]] = ["sink"]
-        sink: str
-        index: ClassVar[int] = 61500 << 16 | 10
-        name: ClassVar[str] = "Direct.Put"
-        synchronous: ClassVar[bool] = True
-        valid_responses: ClassVar[list[str]] = ["Direct.PutOk"]
-        _sink: ClassVar[str] = "shortstr"
-
-    class PutOk(_DirectMethod):
-        """The lease of a sink."""
-
-        __slots__: ClassVar[list[str]] = ["lease"]
-        lease: str
-        index: ClassVar[int] = 61500 << 16 | 11
-        name: ClassVar[str] = "Direct.PutOk"
-        _lease: ClassVar[str] = "shortstr"
-
-    class Get(_DirectMethod):
-        """Ask for the lease of a feed."""
-
-        __slots__: ClassVar[list[str]] = ["feed"]
-        feed: str
-        index: ClassVar[int] = 61500 << 16 | 20
-        name: ClassVar[str] = "Direct.Get"
-        synchronous: ClassVar[bool] = True
-        valid_responses: ClassVar[list[str]] = ["Direct.GetOk"]
-        _feed: ClassVar[str] = "shortstr"
-
-    class GetOk(_DirectMethod):
-        """The lease of a feed."""
-
-        __slots__: ClassVar[list[str]] = ["lease"]
-        lease: str
-        index: ClassVar[int] = 61500 << 16 | 21
-        name: ClassVar[str] = "Direct.GetOk"
-        _lease: ClassVar[str] = "shortstr"
+    Put = _direct("Put", 10, "sink")
+    PutOk = _direct("PutOk", 11, "lease")
+    Get = _direct("Get", 20, "feed")
+    GetOk = _direct("GetOk", 21, "lease")
 
 
 # pamqp's own table, which others in the process may use, stays as it is.
