@@ -8,7 +8,6 @@ from pamqp import commands
 from dmp.queues import Queue
 from dmp.takers import LOOKED_AT_ONCE
 from tests.dmp.amqp_peer import Peer, bodies, closed, opened
-from tests.dmp.test_queues import declared
 from tests.dmp.world import Taker, World
 
 C = commands
@@ -21,9 +20,8 @@ def consuming(queue: Queue, *priorities: int, room: int = 2) -> Sequence[Taker]:
     return takers
 
 
-async def test_the_highest_is_served_while_it_has_credit_and_equals_take_turns() -> None:
-    world = await World.open()
-    queue = declared(world)
+async def test_the_highest_is_served_while_it_has_credit_and_equals_take_turns(world: World) -> None:
+    queue = world.queue()
     low, high, other, lowest = consuming(queue, 0, 7, 7, -3)
     world.publish(b"", b"q", *[b"%d" % number for number in range(8)])
     assert [taker.bodies for taker in (high, other)] == [[b"0", b"2"], [b"1", b"3"]]
@@ -38,9 +36,8 @@ async def test_the_highest_is_served_while_it_has_credit_and_equals_take_turns()
     assert high.bodies[2:] == [b"10", b"11"]
 
 
-async def test_one_that_comes_or_goes_changes_who_is_first() -> None:
-    world = await World.open()
-    queue = declared(world)
+async def test_one_that_comes_or_goes_changes_who_is_first(world: World) -> None:
+    queue = world.queue()
     (low,) = consuming(queue, 1)
     world.publish(b"", b"q", b"a")
     (high,) = consuming(queue, 2)
@@ -50,9 +47,8 @@ async def test_one_that_comes_or_goes_changes_who_is_first() -> None:
     assert (low.bodies, high.bodies) == ([b"a", b"c"], [b"b"])
 
 
-async def test_a_single_active_consumer_stays_until_it_goes_and_the_highest_is_next() -> None:
-    world = await World.open()
-    queue = declared(world, single_active=True)
+async def test_a_single_active_consumer_stays_until_it_goes_and_the_highest_is_next(world: World) -> None:
+    queue = world.queue(single_active=True)
     first, low, high = consuming(queue, 1, 2, 3, room=9)
     for body in (b"a", b"b"):
         world.publish(b"", b"q", body)
@@ -61,9 +57,8 @@ async def test_a_single_active_consumer_stays_until_it_goes_and_the_highest_is_n
     assert (first.bodies, low.bodies, high.bodies) == ([b"a", b"b"], [], [b"c"])
 
 
-async def test_very_many_busy_consumers_of_many_priorities_are_gone_through_in_turns() -> None:
-    world = await World.open()
-    queue = declared(world)
+async def test_very_many_busy_consumers_of_many_priorities_are_gone_through_in_turns(world: World) -> None:
+    queue = world.queue()
     asked = 0
 
     class Busy(Taker):

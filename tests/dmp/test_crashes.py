@@ -64,9 +64,12 @@ async def consumers(world: World, *, no_ack: bool = False) -> tuple[Peer, Peer, 
 @pytest.mark.parametrize("properties", [b"\0\0", PERSISTENT], ids=["memory", "disk"])
 @pytest.mark.parametrize("name", ["room", "_begin"])
 async def test_a_consumer_that_fails_leaves_its_messages_to_the_others(
-    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection], name: str, properties: bytes
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    crashed: list[MemoryConnection],
+    name: str,
+    properties: bytes,
 ) -> None:
-    world = await World.open()
     publisher, one, other = await consumers(world)
     monkeypatch.setattr(Consumer, name, failing_once(getattr(Consumer, name)))
     publisher.publish("", "q", b"a", b"b", b"c", properties=properties)
@@ -79,9 +82,8 @@ async def test_a_consumer_that_fails_leaves_its_messages_to_the_others(
 
 
 async def test_a_lone_consumer_without_acknowledgements_that_fails_leaves_the_publisher_alone(
-    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+    world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
-    world = await World.open()
     publisher, one, other = await consumers(world, no_ack=True)
     other.lose()
     monkeypatch.setattr(Consumer, "_begin", failing_once(Consumer._begin))
@@ -95,9 +97,8 @@ async def test_a_lone_consumer_without_acknowledgements_that_fails_leaves_the_pu
 
 
 async def test_a_channel_whose_confirms_fail_leaves_the_others_theirs(
-    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+    world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
-    world = await World.open()
     one, other = Peer(world).login(), Peer(world).login()
     one.ask(commands.Queue.Declare(queue="q", durable=True))
     monkeypatch.setattr(Confirms, "_ticket_done", failing_once(Confirms._ticket_done))
@@ -110,9 +111,8 @@ async def test_a_channel_whose_confirms_fail_leaves_the_others_theirs(
 
 
 async def test_a_consumer_that_fails_at_its_queues_end_does_not_keep_the_others_from_hearing_of_it(
-    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+    world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
-    world = await World.open()
     one, other = (Peer(world).login(capabilities={"consumer_cancel_notify": True}) for _ in range(2))
     one.ask(commands.Queue.Declare(queue="q"))
     for peer in (one, other):
@@ -146,9 +146,8 @@ async def test_publishers_that_fail_when_there_is_room_again_do_not_keep_the_oth
 
 @pytest.mark.parametrize("name", ["room", "deliver_run", "deliver_whole"])
 async def test_a_feed_that_fails_leaves_the_other_feeds_and_the_sink_alone(
-    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection], name: str
+    world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection], name: str
 ) -> None:
-    world = await World.open()
     application = Application(world)
     queues = [application.queue(queue, b"amq.topic") for queue in (b"a", b"b")]
     leases = [application.feed_lease(queue.name) for queue in queues]
@@ -166,9 +165,8 @@ async def test_a_feed_that_fails_leaves_the_other_feeds_and_the_sink_alone(
 
 
 async def test_a_principal_that_fails_at_a_returned_message_leaves_the_sink_alone(
-    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+    world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
-    world = await World.open()
     principal = Peer(world).login()
     lease = principal.ask(Direct.Put("amq.topic")).lease.encode()
     sink = Application(world).open(lease)
@@ -179,9 +177,8 @@ async def test_a_principal_that_fails_at_a_returned_message_leaves_the_sink_alon
 
 
 async def test_a_session_that_fails_as_the_server_stops_does_not_keep_the_others_from_their_goodbye(
-    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
+    world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
-    world = await World.open()
     peers = [Peer(world).login() for _ in range(2)]
     monkeypatch.setattr(AmqpSession, "drain", failing_once(AmqpSession.drain))
     DmpService(world.broker).drain()
@@ -203,9 +200,8 @@ def failing_for(name: bytes, function: Any) -> Any:
 
 @pytest.mark.parametrize("properties", [b"\0\0", PERSISTENT], ids=["memory", "disk"])
 async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
-    monkeypatch: pytest.MonkeyPatch, properties: bytes
+    world: World, monkeypatch: pytest.MonkeyPatch, properties: bytes
 ) -> None:
-    world = await World.open()
     publisher = Peer(world).login()
     publisher.ask(commands.Confirm.Select())
     for name in ("bad", "good"):
@@ -224,9 +220,8 @@ async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
 
 
 async def test_a_queue_that_fails_as_time_passes_leaves_the_others_theirs(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = await World.open()
     peer = Peer(world).login()
     for name in ("bad", "good"):
         peer.ask(commands.Queue.Declare(queue=name, arguments={"x-message-ttl": 1000}))
@@ -238,9 +233,8 @@ async def test_a_queue_that_fails_as_time_passes_leaves_the_others_theirs(
 
 
 async def test_a_log_that_fails_leaves_the_others_what_they_have_to_write(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = await World.open()
     peer = Peer(world).login()
     for name in ("bad", "good"):
         peer.ask(commands.Queue.Declare(queue=name, durable=True))

@@ -13,7 +13,7 @@ from shared.errors import StoreError
 from shared.storage import catalog
 from shared.storage.settings import Durability
 from tests.dmp.amqp_peer import Peer
-from tests.dmp.world import PERSISTENT, Taker, World
+from tests.dmp.world import PERSISTENT, Taker, World, ready
 from tests.support.fake_disk import FakeDisk
 
 DEFINITIONS = "dmp-tables/definitions"
@@ -201,7 +201,7 @@ async def test_a_delete_that_a_crash_cuts_short_is_finished_at_the_next_start(
     if what == "exchange":
         world.topology.declare_exchange(b"e", ExchangeKind("fanout", durable=True))
     else:
-        world.topology.declare_queue(b"q", QueueKind(durable=True), world.owner)
+        world.queue(b"q", durable=True)
     assert world.broker.bindings == (1 if what == "queue" else 0)
 
 
@@ -210,7 +210,7 @@ async def test_no_crash_leaves_a_queue_without_its_log_or_a_log_without_its_queu
     world = await World.open(DmpSettings(durability=Durability.parse(mode)))
     table = world.broker.definitions._table.log
     batches = world.store.statistics().journal_batches
-    queue, _ = world.topology.declare_queue(b"q", QueueKind(durable=True), world.owner)
+    queue = world.queue(b"q", durable=True)
     world.settle()
     assert world.store.statistics().journal_batches == batches + 1
     assert queue.log is not None
@@ -225,13 +225,11 @@ def fails(*_: object, **__: object) -> None:
 
 
 async def test_a_dead_letter_that_cannot_be_written_keeps_what_others_acknowledged(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = await World.open()
     durable = QueueKind(durable=True)
     world.topology.declare_queue(b"dead", durable, world.owner)
-    arguments = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
-    queue, _ = world.topology.declare_queue(b"q", QueueKind(durable=True, arguments=arguments), world.owner)
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
     world.publish(b"", b"q", b"acknowledged", b"rejected", properties=PERSISTENT)
@@ -243,4 +241,4 @@ async def test_a_dead_letter_that_cannot_be_written_keeps_what_others_acknowledg
     world.settle()
     queue.remove_consumer(taker)
     after = await world.again()
-    assert [message.body for message in after.broker.queues[b"q"].ready] == [b"rejected"]
+    assert ready(after.broker.queues[b"q"]) == [b"rejected"]

@@ -45,16 +45,16 @@ def routed(world: World, name: bytes, key: bytes = b"", headers: dict[str, Any] 
         (b"a*.b", [b"a*.b"], [b"ax.b"]),
     ],
 )
-async def test_topics_match_by_words(pattern: bytes, matching: list[bytes], others: list[bytes]) -> None:
-    world = await World.open()
+async def test_topics_match_by_words(
+    world: World, pattern: bytes, matching: list[bytes], others: list[bytes]
+) -> None:
     exchange(world, b"t", "topic")
     bind(world, b"t", queue(world, b"q"), pattern)
     assert all(routed(world, b"t", key) == {b"q"} for key in matching)
     assert all(routed(world, b"t", key) == set() for key in others)
 
 
-async def test_direct_and_fanout_and_the_default() -> None:
-    world = await World.open()
+async def test_direct_and_fanout_and_the_default(world: World) -> None:
     for name in (b"one", b"two"):
         bind(world, b"amq.direct", queue(world, name), b"k-" + name)
         bind(world, b"amq.fanout", queue(world, name), b"ignored")
@@ -67,8 +67,7 @@ async def test_direct_and_fanout_and_the_default() -> None:
         routed(world, b"none")
 
 
-async def test_a_message_goes_to_each_queue_once() -> None:
-    world = await World.open()
+async def test_a_message_goes_to_each_queue_once(world: World) -> None:
     exchange(world, b"t", "topic")
     bound = queue(world, b"q")
     for pattern in (b"#", b"a.*", b"a.b"):
@@ -77,8 +76,7 @@ async def test_a_message_goes_to_each_queue_once() -> None:
     assert len(bound.ready) == 1
 
 
-async def test_bindings_that_differ_in_arguments_only_are_two() -> None:
-    world = await World.open()
+async def test_bindings_that_differ_in_arguments_only_are_two(world: World) -> None:
     bound = queue(world, b"q")
     bind(world, b"amq.direct", bound, b"k", n=1)
     bind(world, b"amq.direct", bound, b"k", n=2)
@@ -90,8 +88,7 @@ async def test_bindings_that_differ_in_arguments_only_are_two() -> None:
     assert world.broker.bindings == 0
 
 
-async def test_exchanges_in_a_circle_are_walked_once() -> None:
-    world = await World.open()
+async def test_exchanges_in_a_circle_are_walked_once(world: World) -> None:
     one, two = exchange(world, b"1", "fanout"), exchange(world, b"2", "fanout")
     bind(world, b"1", two)
     bind(world, b"2", one)
@@ -99,8 +96,7 @@ async def test_exchanges_in_a_circle_are_walked_once() -> None:
     assert routed(world, b"1") == {b"q"}
 
 
-async def test_the_alternate_exchange_gets_what_nobody_wants() -> None:
-    world = await World.open()
+async def test_the_alternate_exchange_gets_what_nobody_wants(world: World) -> None:
     exchange(world, b"main", "direct", alternate=b"amq.fanout")
     bind(world, b"main", queue(world, b"q"), b"k")
     bind(world, b"amq.fanout", queue(world, b"rest"))
@@ -132,8 +128,7 @@ def test_headers_fit_a_binding_by_all_or_any_of_its_arguments(
     assert HeaderMatch(arguments).fits(headers) is fits
 
 
-async def test_a_binding_that_makes_no_sense_is_refused_before_anything_is_written() -> None:
-    world = await World.open()
+async def test_a_binding_that_makes_no_sense_is_refused_before_anything_is_written(world: World) -> None:
     bound = queue(world, b"q", durable=True)
     with pytest.raises(Refusal, match="x-match"):
         bind(world, b"amq.headers", bound, **{"x-match": "some"})
@@ -142,8 +137,7 @@ async def test_a_binding_that_makes_no_sense_is_refused_before_anything_is_writt
     assert after.broker.bindings == 0
 
 
-async def test_what_is_deleted_takes_its_bindings_along() -> None:
-    world = await World.open()
+async def test_what_is_deleted_takes_its_bindings_along(world: World) -> None:
     exchange(world, b"e", "fanout", auto_delete=True, durable=True)
     bound = queue(world, b"q", durable=True)
     bind(world, b"e", bound)
@@ -157,8 +151,7 @@ async def test_what_is_deleted_takes_its_bindings_along() -> None:
     assert b"e" not in after.broker.exchanges
 
 
-async def test_an_exchange_that_is_bound_to_itself_can_be_deleted() -> None:
-    world = await World.open()
+async def test_an_exchange_that_is_bound_to_itself_can_be_deleted(world: World) -> None:
     exchange(world, b"e", "fanout", durable=True)
     bind(world, b"e", world.topology.exchange(b"e"))
     ticket = world.topology.delete_exchange(b"e")
@@ -177,8 +170,9 @@ async def test_an_exchange_that_is_bound_to_itself_can_be_deleted() -> None:
         (Code.PRECONDITION_FAILED, {"exclusive": True}),
     ],
 )
-async def test_a_queue_is_declared_again_just_as_it_was(code: Code, kind: dict[str, Any]) -> None:
-    world = await World.open()
+async def test_a_queue_is_declared_again_just_as_it_was(
+    world: World, code: Code, kind: dict[str, Any]
+) -> None:
     first = queue(world, b"q")
     assert queue(world, b"q") is first
     with pytest.raises(Refusal) as error:
@@ -186,8 +180,7 @@ async def test_a_queue_is_declared_again_just_as_it_was(code: Code, kind: dict[s
     assert error.value.code is code
 
 
-async def test_deletes_that_ask_first() -> None:
-    world = await World.open()
+async def test_deletes_that_ask_first(world: World) -> None:
     bound = queue(world, b"q")
     bind(world, b"amq.fanout", bound)
     world.publish(b"", b"q", b"x")

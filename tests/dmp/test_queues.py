@@ -4,51 +4,34 @@ import pytest
 from pamqp import encode
 
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
-from dmp.queues import Queue
 from dmp.settings import DmpSettings
-from tests.dmp.world import PERSISTENT, Taker, World, head
+from tests.dmp.world import PERSISTENT, Taker, World, head, ready
 
 
-def declared(world: World, name: bytes = b"q", **arguments: object) -> Queue:
-    kind = QueueKind(arguments=QueueArguments(**arguments))  # type: ignore[arg-type]
-    return world.topology.declare_queue(name, kind, world.owner)[0]
-
-
-def durable(world: World, name: bytes = b"q") -> Queue:
-    return world.topology.declare_queue(name, QueueKind(durable=True), world.owner)[0]
-
-
-def bodies(queue: Queue) -> list[bytes]:
-    return [message.body for message in queue.ready]
-
-
-async def test_messages_wait_in_order_and_go_to_the_first_that_takes_them() -> None:
-    world = await World.open()
-    queue = declared(world)
+async def test_messages_wait_in_order_and_go_to_the_first_that_takes_them(world: World) -> None:
+    queue = world.queue()
     world.publish(b"", b"q", b"a", b"b", b"c")
     taker = Taker(room=2)
     queue.add_consumer(taker)
     queue.deal()
     assert taker.bodies == [b"a", b"b"]
-    assert bodies(queue) == [b"c"]
+    assert ready(queue) == [b"c"]
     taker.count = 5
     queue.deal()
     assert taker.bodies == [b"a", b"b", b"c"]
     assert world.broker.memory.held_bytes == 0
 
 
-async def test_a_run_for_one_idle_consumer_is_passed_on_whole() -> None:
-    world = await World.open()
-    queue = declared(world)
+async def test_a_run_for_one_idle_consumer_is_passed_on_whole(world: World) -> None:
+    queue = world.queue()
     taker = Taker()
     queue.add_consumer(taker)
     world.publish(b"", b"q", b"a")
     assert (taker.runs, taker.bodies, world.broker.memory.held_bytes) == (1, [b"a"], 0)
 
 
-async def test_consumers_take_turns() -> None:
-    world = await World.open()
-    queue = declared(world)
+async def test_consumers_take_turns(world: World) -> None:
+    queue = world.queue()
     one, two = Taker(no_ack=False), Taker(no_ack=False)
     world.publish(b"", b"q", *[b"%d" % n for n in range(6)])
     queue.add_consumer(one)
@@ -60,85 +43,79 @@ async def test_consumers_take_turns() -> None:
     assert (len(one.bodies), len(two.bodies)) == (5, 5)
 
 
-async def test_what_is_requeued_comes_back_to_its_old_place() -> None:
-    world = await World.open()
-    queue = declared(world)
+async def test_what_is_requeued_comes_back_to_its_old_place(world: World) -> None:
+    queue = world.queue()
     taker = Taker(no_ack=False, room=3)
     queue.add_consumer(taker)
     world.publish(b"", b"q", *[b"%d" % n for n in range(5)])
     queue.settle([taker.messages[1]])
     queue.requeue([taker.messages[2]])
-    assert bodies(queue) == [b"2", b"3", b"4"]
+    assert ready(queue) == [b"2", b"3", b"4"]
     assert [message.redelivered for message in queue.ready] == [True, False, False]
     queue.requeue([taker.messages[0]])
-    assert bodies(queue) == [b"0", b"2", b"3", b"4"]
+    assert ready(queue) == [b"0", b"2", b"3", b"4"]
     assert queue.unacked == 0
     taker.count = 3
     queue.deal()
     queue.requeue([taker.messages[-1], taker.messages[-3], taker.messages[-2]])
-    assert bodies(queue) == [b"0", b"2", b"3", b"4"]
+    assert ready(queue) == [b"0", b"2", b"3", b"4"]
 
 
-async def test_a_feed_comes_before_consumers_and_gives_back_what_it_has_not_written() -> None:
-    world = await World.open()
-    queue = declared(world)
+async def test_a_feed_comes_before_consumers_and_gives_back_what_it_has_not_written(world: World) -> None:
+    queue = world.queue()
     consumer, feed = Taker(), Taker(room=2)
     world.publish(b"", b"q", b"0")
     queue.add_consumer(consumer)
     queue.deal()
     queue.attach_feed(feed)
     world.publish(b"", b"q", b"1", b"2", b"3")
-    assert (consumer.bodies, feed.bodies, bodies(queue)) == ([b"0"], [b"1", b"2"], [b"3"])
+    assert (consumer.bodies, feed.bodies, ready(queue)) == ([b"0"], [b"1", b"2"], [b"3"])
     queue.take_back(queue.ready[0].head, [b"2"])
-    assert bodies(queue) == [b"2", b"3"]
+    assert ready(queue) == [b"2", b"3"]
     queue.detach_feed(feed)
     assert consumer.bodies == [b"0", b"2", b"3"]
 
 
-async def test_messages_too_old_are_dead_letters() -> None:
-    world = await World.open()
-    declared(world, ttl_ms=1000, dead_letter_exchange=b"", dead_letter_key=b"dead")
-    dead = declared(world, b"dead")
+async def test_messages_too_old_are_dead_letters(world: World) -> None:
+    world.queue(ttl_ms=1000, dead_letter_exchange=b"", dead_letter_key=b"dead")
+    dead = world.queue(b"dead")
     world.publish(b"", b"q", b"old")
     world.advance(0.5)
     world.publish(b"", b"q", b"young")
     world.advance(0.6)
-    assert bodies(dead) == [b"old"]
+    assert ready(dead) == [b"old"]
     (death,) = dead.ready[0].head.headers["x-death"]
     assert (death["reason"], death["queue"], death["count"]) == ("expired", "q", 1)
     world.advance(1)
-    assert bodies(dead) == [b"old", b"young"]
+    assert ready(dead) == [b"old", b"young"]
 
 
-async def test_the_oldest_go_where_a_queue_is_full() -> None:
-    world = await World.open()
-    queue = declared(world, messages_max=2)
+async def test_the_oldest_go_where_a_queue_is_full(world: World) -> None:
+    queue = world.queue(messages_max=2)
     world.publish(b"", b"q", b"1", b"2", b"3")
-    assert bodies(queue) == [b"2", b"3"]
+    assert ready(queue) == [b"2", b"3"]
     assert world.broker.counts.overflowed == 1
 
 
 async def test_the_newest_go_where_the_settings_say_drop() -> None:
     world = await World.open(DmpSettings(queue_drop_messages=2, queue_warn_messages=1))
-    queue = declared(world)
+    queue = world.queue()
     world.publish(b"", b"q", b"1", b"2", b"3")
-    assert bodies(queue) == [b"1", b"2"]
+    assert ready(queue) == [b"1", b"2"]
     assert (world.broker.counts.dropped_full, world.broker.counts.warned) == (1, 1)
 
 
-async def test_a_circle_of_dead_letters_ends() -> None:
-    world = await World.open()
-    queue = declared(world, ttl_ms=10, dead_letter_exchange=b"")
+async def test_a_circle_of_dead_letters_ends(world: World) -> None:
+    queue = world.queue(ttl_ms=10, dead_letter_exchange=b"")
     world.publish(b"", b"q", b"x")
     world.advance(1)
-    assert bodies(queue) == []
+    assert ready(queue) == []
     assert world.broker.counts.dead_letters_lost == 1
     assert world.broker.memory.held_bytes == 0
 
 
-async def test_an_unused_queue_goes() -> None:
-    world = await World.open()
-    queue = declared(world, expires_ms=1000)
+async def test_an_unused_queue_goes(world: World) -> None:
+    queue = world.queue(expires_ms=1000)
     taker = Taker()
     queue.add_consumer(taker)
     world.advance(5)
@@ -151,15 +128,14 @@ async def test_an_unused_queue_goes() -> None:
     assert b"q" not in world.broker.queues
 
 
-async def test_persistent_messages_are_seen_after_the_sync_and_again_after_a_restart() -> None:
-    world = await World.open()
-    queue = durable(world)
+async def test_persistent_messages_are_seen_after_the_sync_and_again_after_a_restart(world: World) -> None:
+    queue = world.queue(durable=True)
     ticket = world.publish(b"", b"q", b"kept", b"taken", properties=PERSISTENT)
     world.publish(b"", b"q", b"light")
-    assert bodies(queue) == []
+    assert ready(queue) == []
     world.settle()
     assert ticket.done
-    assert bodies(queue) == [b"kept", b"taken", b"light"]
+    assert ready(queue) == [b"kept", b"taken", b"light"]
     taker = Taker(no_ack=False, room=2)
     queue.add_consumer(taker)
     queue.deal()
@@ -167,13 +143,12 @@ async def test_persistent_messages_are_seen_after_the_sync_and_again_after_a_res
     world.settle()
     after = await world.again()
     found = after.broker.queues[b"q"]
-    assert bodies(found) == [b"kept"]
+    assert ready(found) == [b"kept"]
     assert found.ready[0].redelivered
 
 
-async def test_durable_exchanges_queues_and_bindings_come_back() -> None:
-    world = await World.open()
-    queue = durable(world)
+async def test_durable_exchanges_queues_and_bindings_come_back(world: World) -> None:
+    queue = world.queue(durable=True)
     world.topology.declare_exchange(b"e", ExchangeKind("topic", durable=True))
     world.topology.declare_exchange(b"gone", ExchangeKind("topic"))
     world.topology.bind(b"e", queue, b"a.#", b"\0\0\0\0", {})
@@ -182,15 +157,14 @@ async def test_durable_exchanges_queues_and_bindings_come_back() -> None:
     assert b"gone" not in after.broker.exchanges
     assert after.broker.exchanges[b"e"].kind.type == "topic"
     after.publish(b"e", b"a.b.c", b"x")
-    assert bodies(after.broker.queues[b"q"]) == [b"x"]
+    assert ready(after.broker.queues[b"q"]) == [b"x"]
 
 
-async def test_a_log_whose_messages_all_become_dead_letters_is_kept_small() -> None:
-    world = await World.open()
+async def test_a_log_whose_messages_all_become_dead_letters_is_kept_small(world: World) -> None:
     arguments = QueueArguments(ttl_ms=1, dead_letter_exchange=b"", dead_letter_key=b"dead")
     kind = QueueKind(durable=True, arguments=arguments)
     dying = world.topology.declare_queue(b"dying", kind, world.owner)[0]
-    dead = durable(world, b"dead")
+    dead = world.queue(b"dead", durable=True)
     for _ in range(4):
         for _ in range(40):
             world.publish(b"", b"dying", bytes(10_000), properties=PERSISTENT)
@@ -203,9 +177,8 @@ async def test_a_log_whose_messages_all_become_dead_letters_is_kept_small() -> N
     assert dying.log.log.end - dying.log.log.first < 600_000
 
 
-async def test_a_dead_letter_moves_from_log_to_log_as_one() -> None:
-    world = await World.open()
-    dead = durable(world, b"dead")
+async def test_a_dead_letter_moves_from_log_to_log_as_one(world: World) -> None:
+    dead = world.queue(b"dead", durable=True)
     table = b"\0\0\0\0"
     kind = QueueKind(
         True, table=table, arguments=QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
@@ -218,17 +191,15 @@ async def test_a_dead_letter_moves_from_log_to_log_as_one() -> None:
     queue.deal()
     queue.reject(taker.messages)
     world.settle()
-    assert bodies(dead) == [b"x"]
+    assert ready(dead) == [b"x"]
     after = await world.again()
-    assert bodies(after.broker.queues[b"dead"]) == [b"x"]
-    assert bodies(after.broker.queues[b"q"]) == []
+    assert ready(after.broker.queues[b"dead"]) == [b"x"]
+    assert ready(after.broker.queues[b"q"]) == []
 
 
-async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart() -> None:
-    world = await World.open()
-    durable(world, b"dead")
-    arguments = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
-    queue = world.topology.declare_queue(b"q", QueueKind(True, arguments=arguments), world.owner)[0]
+async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart(world: World) -> None:
+    world.queue(b"dead", durable=True)
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
     world.publish(b"", b"q", b"x", properties=PERSISTENT)
     world.settle()
     taker = Taker(no_ack=False)
@@ -246,12 +217,11 @@ async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart() -
     assert world.broker.counts.dead_letters_lost == 1
     world.disk.before = None
     after = await world.again()
-    assert bodies(after.broker.queues[b"q"]) == [b"x"]
+    assert ready(after.broker.queues[b"q"]) == [b"x"]
 
 
-async def test_a_queue_that_is_drained_keeps_its_log_small() -> None:
-    world = await World.open()
-    queue = durable(world)
+async def test_a_queue_that_is_drained_keeps_its_log_small(world: World) -> None:
+    queue = world.queue(durable=True)
     taker = Taker(no_ack=False)
     world.publish(b"", b"q", b"stays", properties=PERSISTENT)
     world.settle()
@@ -269,12 +239,11 @@ async def test_a_queue_that_is_drained_keeps_its_log_small() -> None:
     assert log.end - log.first < 1 << 20 < log.end
     queue.requeue([kept])
     after = await world.again()
-    assert bodies(after.broker.queues[b"q"]) == [b"stays"]
+    assert ready(after.broker.queues[b"q"]) == [b"stays"]
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_an_application_ends_with_the_last_that_holds_it(count: int) -> None:
-    world = await World.open()
+async def test_an_application_ends_with_the_last_that_holds_it(world: World, count: int) -> None:
     kind = QueueKind(exclusive=True)
     queue = world.topology.declare_queue(b"mine", kind, world.owner)[0]
     for _ in range(count - 1):
@@ -286,10 +255,9 @@ async def test_an_application_ends_with_the_last_that_holds_it(count: int) -> No
     assert queue.deleted
 
 
-async def test_a_queue_whose_takers_are_full_does_not_ask_them_at_every_message() -> None:
+async def test_a_queue_whose_takers_are_full_does_not_ask_them_at_every_message(world: World) -> None:
     """A thousand consumers at their prefetch limit cost a publisher nothing."""
-    world = await World.open()
-    queue = declared(world)
+    queue = world.queue()
     asked: list[Taker] = []
 
     class Counting(Taker):
@@ -314,9 +282,8 @@ async def test_a_queue_whose_takers_are_full_does_not_ask_them_at_every_message(
     assert len(late.bodies) == 101
 
 
-async def test_what_has_expired_is_never_delivered_though_one_before_it_lives_on() -> None:
-    world = await World.open()
-    queue = world.topology.declare_queue(b"q", QueueKind(), world.owner)[0]
+async def test_what_has_expired_is_never_delivered_though_one_before_it_lives_on(world: World) -> None:
+    queue = world.queue(b"q")
     for expiration, body in ((b"", b"1"), (b"1000", b"2"), (b"9000", b"3"), (b"1000", b"4")):
         properties = b"\x01\x00" + bytes((len(expiration),)) + expiration if expiration else b"\0\0"
         world.publish(b"", b"q", body, properties=properties)
@@ -332,8 +299,7 @@ async def test_what_has_expired_is_never_delivered_though_one_before_it_lives_on
     assert world.broker.memory.held_bytes == 0
 
 
-async def test_priorities_hold_over_a_restart_and_for_what_comes_back() -> None:
-    world = await World.open()
+async def test_priorities_hold_over_a_restart_and_for_what_comes_back(world: World) -> None:
     table = encode.field_table({"x-max-priority": 9})
     kind = QueueKind(durable=True, table=table, arguments=QueueArguments.read({"x-max-priority": 9}))
     world.topology.declare_queue(b"q", kind, world.owner)
@@ -345,29 +311,24 @@ async def test_priorities_hold_over_a_restart_and_for_what_comes_back() -> None:
     first = queue.get(no_ack=False)
     assert first is not None
     queue.requeue([first])
-    assert bodies(queue) == [b"9", b"9", b"4", b"1"]
+    assert ready(queue) == [b"9", b"9", b"4", b"1"]
 
 
-async def test_a_full_queue_that_rejects_has_room_for_what_a_consumer_takes() -> None:
-    world = await World.open()
-    arguments = QueueArguments(messages_max=2, rejects=True)
-    queue = world.topology.declare_queue(b"q", QueueKind(arguments=arguments), world.owner)[0]
+async def test_a_full_queue_that_rejects_has_room_for_what_a_consumer_takes(world: World) -> None:
+    queue = world.queue(b"q", messages_max=2, rejects=True)
     taker = Taker(room=3)
     queue.add_consumer(taker)
     world.broker.publish(head(b"q", 1), [queue], [b"%d" % number for number in range(9)])
     assert taker.bodies == [b"0", b"1", b"2"]
-    assert bodies(queue) == [b"3", b"4"]
+    assert ready(queue) == [b"3", b"4"]
     assert world.broker.counts.dropped_full == 4
 
 
-async def test_a_full_queue_by_bytes_rejects_too_and_takes_no_dead_letters() -> None:
-    world = await World.open()
-    full = QueueArguments(bytes_max=10, rejects=True)
-    queue = world.topology.declare_queue(b"full", QueueKind(arguments=full), world.owner)[0]
-    dying = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"full")
-    source = world.topology.declare_queue(b"q", QueueKind(arguments=dying), world.owner)[0]
+async def test_a_full_queue_by_bytes_rejects_too_and_takes_no_dead_letters(world: World) -> None:
+    queue = world.queue(b"full", bytes_max=10, rejects=True)
+    source = world.queue(b"q", dead_letter_exchange=b"", dead_letter_key=b"full")
     world.publish(b"", b"full", b"12345", b"123456", b"1234")
-    assert bodies(queue) == [b"12345", b"1234"]
+    assert ready(queue) == [b"12345", b"1234"]
     world.publish(b"", b"q", b"12")
     message = source.get(no_ack=False)
     assert message is not None

@@ -11,12 +11,11 @@ from dmp import wire
 from dmp.data_types import short
 from dmp.declarations import QueueKind
 from dmp.pacing import WORK_PER_STRETCH
-from dmp.queues import Queue
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
 from tests.dmp.peers import Application, Peer, bodies, packed, texts
-from tests.dmp.world import World, laborious
+from tests.dmp.world import World, laborious, ready
 
 PERSISTENT = commands.Basic.Properties(delivery_mode=2).marshal()
 REFUSED = "502 SYNTAX-ERROR"
@@ -27,10 +26,6 @@ async def opened(settings: DmpSettings | None = None) -> tuple[World, Applicatio
     app = Application(world)
     app.exchange(b"quotes")
     return world, app
-
-
-def ready(queue: Queue) -> list[bytes]:
-    return [message.body for message in queue.ready]
 
 
 async def test_messages_reach_the_queues_that_are_bound() -> None:

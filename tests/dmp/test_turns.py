@@ -12,7 +12,6 @@ from dmp.background import STEPS_PER_TURN
 from dmp.broker import QUEUES_AT_ONCE
 from dmp.data_types import short
 from dmp.dead_letters import LETTER_BYTES, LETTER_QUEUES, LETTERS_PER_TURN
-from dmp.declarations import QueueArguments, QueueKind
 from dmp.exchanges import HeaderMatch
 from dmp.message import Message
 from dmp.queues import EXPIRED_AT_ONCE, Queue
@@ -21,7 +20,7 @@ from dmp.takers import LOOKED_AT_ONCE
 from dmp.topology import UNBOUND_AT_ONCE
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, bodies, publish
-from tests.dmp.world import PERSISTENT, Taker, World, head
+from tests.dmp.world import PERSISTENT, Taker, World, head, ready
 from tests.support.commits import fail, journal_write
 
 C = commands
@@ -29,21 +28,12 @@ EXPIRES_SOON = struct.pack(">H", 0x0100) + short(b"1")
 EXPIRES_LATER = struct.pack(">H", 0x0100) + short(b"60000")
 
 
-def declared(world: World, name: bytes, **arguments: object) -> Queue:
-    kind = QueueKind(arguments=QueueArguments(**arguments))  # type: ignore[arg-type]
-    return world.topology.declare_queue(name, kind, world.owner)[0]
-
-
 def dying(world: World, name: bytes, **arguments: object) -> Queue:
-    return declared(world, name, dead_letter_exchange=b"", dead_letter_key=b"dead", **arguments)
+    return world.queue(name, dead_letter_exchange=b"", dead_letter_key=b"dead", **arguments)
 
 
 def numbered(count: int) -> list[bytes]:
     return [b"%06d" % number for number in range(count)]
-
-
-def ready(queue: Queue) -> list[bytes]:
-    return [message.body for message in queue.ready]
 
 
 def rejected(world: World, queue: Queue, sent: list[bytes], properties: bytes = b"\0\0") -> None:
@@ -54,9 +44,8 @@ def rejected(world: World, queue: Queue, sent: list[bytes], properties: bytes = 
     queue.reject(taker.messages)
 
 
-async def test_many_dead_letters_are_buried_in_turns_and_in_order() -> None:
-    world = await World.open()
-    dead = declared(world, b"dead")
+async def test_many_dead_letters_are_buried_in_turns_and_in_order(world: World) -> None:
+    dead = world.queue(b"dead")
     sent = numbered(5 * LETTERS_PER_TURN)
     rejected(world, dying(world, b"q"), sent)
     assert ready(dead) == sent[:LETTERS_PER_TURN]
@@ -67,9 +56,8 @@ async def test_many_dead_letters_are_buried_in_turns_and_in_order() -> None:
     assert world.broker.memory.held_bytes == sum(message.head.cost_bytes for message in dead.ready)
 
 
-async def test_the_few_dead_of_one_queue_do_not_wait_for_the_many_of_another() -> None:
-    world = await World.open()
-    dead = declared(world, b"dead")
+async def test_the_few_dead_of_one_queue_do_not_wait_for_the_many_of_another(world: World) -> None:
+    dead = world.queue(b"dead")
     many = numbered(10 * LETTERS_PER_TURN)
     rejected(world, dying(world, b"q"), many)
     rejected(world, dying(world, b"other"), [b"few"])
@@ -79,9 +67,8 @@ async def test_the_few_dead_of_one_queue_do_not_wait_for_the_many_of_another() -
     assert sorted(ready(dead)) == [*many, b"few"]
 
 
-async def test_a_dead_letter_with_large_headers_is_a_turn_of_its_own() -> None:
-    world = await World.open()
-    dead = declared(world, b"dead")
+async def test_a_dead_letter_with_large_headers_is_a_turn_of_its_own(world: World) -> None:
+    dead = world.queue(b"dead")
     table = b"".join(short(b"%04d" % number) + b"V" for number in range(LETTERS_PER_TURN * LETTER_BYTES // 6))
     properties = struct.pack(">HI", 0x2000, len(table)) + table
     rejected(world, dying(world, b"q"), numbered(3), properties)
@@ -90,23 +77,20 @@ async def test_a_dead_letter_with_large_headers_is_a_turn_of_its_own() -> None:
     assert ready(dead) == numbered(3)
 
 
-async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many() -> None:
-    world = await World.open()
+async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many(world: World) -> None:
     count = LETTERS_PER_TURN * LETTER_QUEUES
-    targets = [declared(world, b"dead%d" % number) for number in range(count)]
+    targets = [world.queue(b"dead%d" % number) for number in range(count)]
     for target in targets:
         world.topology.bind(b"amq.fanout", target, b"", b"\0\0\0\0", {})
-    rejected(world, declared(world, b"q", dead_letter_exchange=b"amq.fanout"), numbered(3))
+    rejected(world, world.queue(b"q", dead_letter_exchange=b"amq.fanout"), numbered(3))
     assert {len(ready(target)) for target in targets} == {1}
     world.advance(0)
     assert all(ready(target) == numbered(3) for target in targets)
 
 
-async def test_dead_letters_outlive_their_queue() -> None:
-    world = await World.open()
-    dead = world.topology.declare_queue(b"dead", QueueKind(durable=True), world.owner)[0]
-    arguments = QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
-    queue = world.topology.declare_queue(b"q", QueueKind(durable=True, arguments=arguments), world.owner)[0]
+async def test_dead_letters_outlive_their_queue(world: World) -> None:
+    dead = world.queue(b"dead", durable=True)
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
     sent = numbered(2 * LETTERS_PER_TURN)
@@ -122,9 +106,8 @@ async def test_dead_letters_outlive_their_queue() -> None:
     assert ready(after.broker.queues[b"dead"]) == sent
 
 
-async def test_much_that_expires_at_once_goes_in_turns_and_nobody_is_given_any_of_it() -> None:
-    world = await World.open()
-    queue = declared(world, b"q")
+async def test_much_that_expires_at_once_goes_in_turns_and_nobody_is_given_any_of_it(world: World) -> None:
+    queue = world.queue(b"q")
     world.publish(b"", b"q", b"long", properties=EXPIRES_LATER)
     for _ in range(3):
         message_head = head(b"q", 1, EXPIRES_SOON)
@@ -145,8 +128,7 @@ async def test_much_that_expires_at_once_goes_in_turns_and_nobody_is_given_any_o
     assert world.broker.memory.held_bytes == 0
 
 
-async def test_a_get_behind_what_expires_waits_until_that_is_gone() -> None:
-    world = await World.open()
+async def test_a_get_behind_what_expires_waits_until_that_is_gone(world: World) -> None:
     peer = Peer(world).login()
     peer.method(C.Queue.Declare(0, "q"))
     queue = world.broker.queues[b"q"]
@@ -161,8 +143,7 @@ async def test_a_get_behind_what_expires_waits_until_that_is_gone() -> None:
     assert bodies(peer.frames()) == [b"alive"]
 
 
-async def test_methods_in_great_number_leave_others_their_turn() -> None:
-    world = await World.open()
+async def test_methods_in_great_number_leave_others_their_turn(world: World) -> None:
     peer = Peer(world).login()
     count = 5000
     peer.session.receive(encode(C.Queue.Declare(0, "q"), 1) * count)
@@ -199,8 +180,7 @@ async def test_bodies_that_never_come_nearer_their_end_leave_others_their_turn()
     assert not peer.connection.reading
 
 
-async def test_tables_count_by_their_bytes() -> None:
-    world = await World.open()
+async def test_tables_count_by_their_bytes(world: World) -> None:
     peer = Peer(world).login()
     table = short(b"a") + b"A" + struct.pack(">I", 4000) + b"V" * 4000
     declare = encode(C.Queue.Declare(0, "q"), 1)
@@ -209,8 +189,7 @@ async def test_tables_count_by_their_bytes() -> None:
     assert len(peer.frames_now()) < 5
 
 
-async def test_a_refusal_amid_a_long_stretch_still_hears_the_clients_answer() -> None:
-    world = await World.open()
+async def test_a_refusal_amid_a_long_stretch_still_hears_the_clients_answer(world: World) -> None:
     peer = Peer(world).login()
     cheap = encode(C.Basic.Cancel("nobody", True), 1)
     for count in range(280, 300):  # somewhere in there the turn ends with the method that is refused
@@ -222,9 +201,8 @@ async def test_a_refusal_amid_a_long_stretch_still_hears_the_clients_answer() ->
     assert peer.connection.reading
 
 
-async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns() -> None:
-    world = await World.open()
-    queue = declared(world, b"q")
+async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(world: World) -> None:
+    queue = world.queue(b"q")
     asked = 0
 
     class Busy(Taker):
@@ -252,8 +230,7 @@ async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns() 
     assert free.bodies == [b"a", b"b", b"c"]
 
 
-async def test_all_that_a_connection_held_comes_back_in_its_order() -> None:
-    world = await World.open()
+async def test_all_that_a_connection_held_comes_back_in_its_order(world: World) -> None:
     owner = Peer(world).login()
     owner.method(C.Queue.Declare(0, "q"))
     sent = numbered(400)
@@ -269,8 +246,7 @@ async def test_all_that_a_connection_held_comes_back_in_its_order() -> None:
     assert (queue.unacked, len(queue.consumers), world.broker.counts.consumers) == (0, 0, 0)
 
 
-async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_order() -> None:
-    world = await World.open()
+async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_order(world: World) -> None:
     other = Peer(world).login()
     other.method(C.Queue.Declare(0, "q"))
     sent = numbered(6 * STEPS_PER_TURN * RETURNED_AT_ONCE)
@@ -312,8 +288,7 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
     assert queue.unacked == len(sent) + 1
 
 
-async def test_very_many_queues_of_one_owner_go_in_turns() -> None:
-    world = await World.open()
+async def test_very_many_queues_of_one_owner_go_in_turns(world: World) -> None:
     count = 5 * STEPS_PER_TURN * QUEUES_AT_ONCE
     peer = Peer(world).login()
     for start in range(0, count, 256):
@@ -338,8 +313,7 @@ async def test_very_many_queues_of_one_owner_go_in_turns() -> None:
     assert list(world.broker.queues) == [b"0"]
 
 
-async def test_what_comes_back_to_a_queue_that_is_deleted_meanwhile_is_gone() -> None:
-    world = await World.open()
+async def test_what_comes_back_to_a_queue_that_is_deleted_meanwhile_is_gone(world: World) -> None:
     owner = Peer(world).login()
     owner.method(C.Queue.Declare(0, "q"))
     peer = Peer(world).login()
@@ -380,10 +354,8 @@ def test_what_comes_back_among_what_others_gave_back_costs_no_more_the_more_that
     assert Counted.taken <= len(numbers)
 
 
-async def test_bytes_that_wait_for_the_disk_are_counted_until_it_has_them() -> None:
-    world = await World.open()
-    arguments = QueueArguments(bytes_max=10, rejects=True)
-    queue = world.topology.declare_queue(b"q", QueueKind(durable=True, arguments=arguments), world.owner)[0]
+async def test_bytes_that_wait_for_the_disk_are_counted_until_it_has_them(world: World) -> None:
+    queue = world.queue(b"q", durable=True, bytes_max=10, rejects=True)
     world.publish(b"", b"q", b"1234", properties=PERSISTENT)
     assert (queue.unsynced_bytes, queue.room_for(head(b"q", 4), 3)) == (4, 1)
     world.settle()
@@ -422,9 +394,8 @@ async def many_bindings(world: World, exchange: str, count: int) -> Peer:
 
 @pytest.mark.parametrize("deletes", [C.Queue.Delete(0, "q"), C.Exchange.Delete(0, "x")])
 async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_half_done(
-    deletes: base.Frame,
+    world: World, deletes: base.Frame
 ) -> None:
-    world = await World.open()
     broker, count = world.broker, 5 * STEPS_PER_TURN * UNBOUND_AT_ONCE
     peer = await many_bindings(world, "x", count)
     other = Peer(world).login()
@@ -464,8 +435,7 @@ async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_h
     assert after.broker.bindings == left
 
 
-async def test_a_deletion_of_which_a_part_did_not_reach_the_disk_is_not_said_to_be_done() -> None:
-    world = await World.open()
+async def test_a_deletion_of_which_a_part_did_not_reach_the_disk_is_not_said_to_be_done(world: World) -> None:
     peer = await many_bindings(world, "x", 2 * STEPS_PER_TURN * UNBOUND_AT_ONCE)
     peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
     fail(world.disk, errno.ENOSPC, journal_write, times=1)
@@ -477,8 +447,7 @@ async def test_a_deletion_of_which_a_part_did_not_reach_the_disk_is_not_said_to_
     assert world.broker.bindings == 0
 
 
-async def test_bindings_of_what_is_deleted_go_where_nothing_can_be_written_any_more() -> None:
-    world = await World.open()
+async def test_bindings_of_what_is_deleted_go_where_nothing_can_be_written_any_more(world: World) -> None:
     peer = await many_bindings(world, "x", 2 * STEPS_PER_TURN * UNBOUND_AT_ONCE)
     peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
     fail(world.disk, errno.EIO, journal_write)
@@ -496,8 +465,9 @@ async def test_bindings_of_what_is_deleted_go_where_nothing_can_be_written_any_m
 
 
 @pytest.mark.parametrize("deletes", [C.Queue.Delete(0, "q"), C.Exchange.Delete(0, "x")])
-async def test_a_crash_while_bindings_go_leaves_none_of_what_was_deleted(deletes: base.Frame) -> None:
-    world = await World.open()
+async def test_a_crash_while_bindings_go_leaves_none_of_what_was_deleted(
+    world: World, deletes: base.Frame
+) -> None:
     peer = await many_bindings(world, "x", 2 * STEPS_PER_TURN * UNBOUND_AT_ONCE)
     peer.session.receive(encode(deletes, 1))
     assert world.broker.background.busy

@@ -7,11 +7,12 @@ import structlog
 
 from dmp.bodies import REFERENCE_BYTES, part_bytes
 from dmp.broker import Broker
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.listener import BODIES, open_broker
 from dmp.message import Head, Message
 from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import places
-from dmp.queues import Owner
+from dmp.queues import Owner, Queue
 from dmp.settings import DmpSettings
 from shared.errors import StoreError
 from shared.plugin import Context
@@ -55,6 +56,11 @@ class World:
         """The process dies, and another one starts on what it wrote."""
         self.store.abandon()
         return await World.open(self.broker.settings, self.disk.kill())
+
+    def queue(self, name: bytes = b"q", *, durable: bool = False, **arguments: Any) -> Queue:
+        """One of this name, with these `QueueArguments`."""
+        kind = QueueKind(durable=durable, arguments=QueueArguments(**arguments))
+        return self.topology.declare_queue(name, kind, self.owner)[0]
 
     def advance(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -149,3 +155,8 @@ def head(key: bytes = b"", size: int = 0, properties: bytes = NO_PROPERTIES, exc
 
 def owner_of(broker: Broker) -> Owner:
     return broker.new_owner("guest")
+
+
+def ready(queue: Queue) -> list[bytes]:
+    """The bodies of what is ready, the next one out first."""
+    return [message.body for message in queue.ready]
