@@ -37,7 +37,7 @@ from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
-from shared.storage.tools.live_backup import backup_files
+from shared.storage.tools.backup import backup_files
 
 UNUSED_SEGMENT_BYTES = 64 * 1024
 """Of a journal that stays empty: two segments of the usual size would be 128 MiB of zeros, for nothing."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logmq.settings import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
-from shared.storage.changes import Change, change
+from shared.storage.format import TableChange, table_change
 from shared.tables.table import PLACES, RECORDS, VOLUMES, Table, places_schema, schema_of, volumes_schema
 from shared.tables.volumes import added_up, by_minute, per_minute
 
@@ -70,7 +70,7 @@ def places(batch: pa.RecordBatch) -> pa.RecordBatch:
     return _changes(batch, places_schema(), "it is no commit", _place, topic_end_bytes=_NUMBER_BYTES)
 
 
-def _place(found: Change) -> Mapping[str, Any] | None:
+def _place(found: TableChange) -> Mapping[str, Any] | None:
     value = found.value
     if len(found.key) <= _NUMBER_BYTES or (value is not None and len(value) != _NUMBER_BYTES):
         return None
@@ -88,7 +88,7 @@ def writers(batch: pa.RecordBatch) -> pa.RecordBatch:
     return _changes(batch, WRITERS_SCHEMA, "it is no writer's batch", _batch)
 
 
-def _batch(found: Change) -> Mapping[str, Any] | None:
+def _batch(found: TableChange) -> Mapping[str, Any] | None:
     value = found.value
     if len(found.key) <= _NUMBER_BYTES + _SLOT_BYTES:
         return None
@@ -107,7 +107,7 @@ def _changes(
     batch: pa.RecordBatch,
     schema: pa.Schema,
     fault: str,
-    row_of: Callable[[Change], Mapping[str, Any] | None],
+    row_of: Callable[[TableChange], Mapping[str, Any] | None],
     topic_end_bytes: int = -1,
 ) -> pa.RecordBatch:
     """A row for each change of a table; `fault` where `row_of` makes none of it. One by one: these are few.
@@ -116,7 +116,7 @@ def _changes(
     """
     rows: list[dict[str, Any]] = []
     for record in batch.select(["topic", "offset", "timestamp", "value"]).to_pylist():
-        found = change(record["value"])
+        found = table_change(record["value"])
         if found is not None and len(found.key) == topic_end_bytes:
             continue
         row = {"log": record["topic"], "offset": record["offset"], "time": record["timestamp"]}

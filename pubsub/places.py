@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from shared.storage.changes import change
+from shared.storage.format import table_change
 from shared.tables.table import kept_schema, places_schema
 
 
@@ -11,7 +11,7 @@ def places(batch: pa.RecordBatch) -> pa.RecordBatch:
     rows = []
     for record in batch.to_pylist():
         row = {"log": record["topic"], "offset": record["offset"], "time": record["timestamp"]}
-        found = change(record["value"])
+        found = table_change(record["value"])
         client, nul, topic = found.key.partition(b"\0") if found is not None else (b"", b"", b"")
         if found is None or not nul:
             rows.append(row | {"fault": "it is no subscription"})

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from shared.storage import format
-from shared.storage.disk import Disk
-from shared.storage.journal import write_all
+from shared.storage.disk import Disk, opened
 
 PATH = "CATALOG"
 NEW_PATH = "CATALOG.new"
@@ -96,29 +95,13 @@ def unpack(data: bytes) -> Catalog | None:
 def read(disk: Disk) -> Catalog | None:
     """Read CATALOG; None where there is none. Raises ValueError where it is damaged, and OSError."""
     try:
-        fd = disk.open(PATH)
+        with opened(disk, PATH) as fd:
+            found = unpack(disk.read(fd, disk.size(fd), 0))
     except FileNotFoundError:
         return None
-    try:
-        found = unpack(disk.read(fd, disk.size(fd), 0))
-    finally:
-        disk.close(fd)
     if found is None:
         raise ValueError(f"{PATH} is damaged")
     return found
-
-
-def replace(disk: Disk, data: bytes) -> None:
-    """Put a packed catalog in place: the whole old one or the whole new one, at any moment."""
-    fd = disk.open(NEW_PATH, create=True)
-    try:
-        disk.truncate(fd, 0)
-        write_all(disk, fd, data, 0)
-        disk.sync_data(fd)
-    finally:
-        disk.close(fd)
-    disk.rename(NEW_PATH, PATH)
-    disk.sync_folder("")
 
 
 def file_name(name: str) -> str:

@@ -20,9 +20,8 @@ import structlog
 import trio
 
 from shared.storage import catalog
-from shared.storage.clock import Clock
 from shared.storage.committer import Committer
-from shared.storage.disk import Disk
+from shared.storage.disk import Clock, Disk, replace_file
 from shared.storage.files import LogFile, OpenFiles, describe, out_of_space
 from shared.storage.index_writer import IndexWriter
 from shared.storage.inventory import Inventory
@@ -229,7 +228,7 @@ class Checkpointer:
             self._files.sync(file, fd)
 
     def _put_in_place(self, snapshot: Snapshot, clean: bool) -> None:
-        catalog.replace(self._disk, snapshot.catalog)
+        replace_file(self._disk, catalog.PATH, snapshot.catalog)
         self._journal.release(snapshot.replay_lsn)
         if not clean:  # else nothing more is written
             self._journal.prepare()

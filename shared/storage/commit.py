@@ -10,12 +10,11 @@ import attrs
 import structlog
 
 from shared.storage import index
-from shared.storage.clock import Clock
-from shared.storage.disk import Disk
+from shared.storage.disk import Clock, Disk, write_all, write_pieces
 from shared.storage.files import FileGone, OpenFiles
 from shared.storage.format import BATCH_HEADER_BYTES, ENTRY_HEADER_BYTES, IndexEntry, Kind, pack_entry
 from shared.storage.index import ENTRY_COVERS_SECONDS
-from shared.storage.journal import Journal, PoisonError, write_all, write_pieces
+from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import UNKNOWN, CommitBatch, Log, LogAppend
 
 logger = structlog.stdlib.get_logger("brokers.storage")

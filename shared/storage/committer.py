@@ -18,10 +18,9 @@ import structlog
 import trio
 
 from shared.errors import LogDeleted, StoreClosed, StoreError, StoreFull, StoreReadOnly
-from shared.storage.clock import Clock
 from shared.storage.commit import Commit, LogCommit
 from shared.storage.direct import DirectWrites
-from shared.storage.disk import Disk
+from shared.storage.disk import Clock, Disk
 from shared.storage.files import OpenFiles, describe, refusal
 from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, Kind
 from shared.storage.journal import Journal, PoisonError

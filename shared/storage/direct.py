@@ -12,8 +12,7 @@ from typing import Any
 
 import trio
 
-from shared.storage.clock import Clock
-from shared.storage.disk import Disk
+from shared.storage.disk import Clock, Disk
 from shared.storage.files import LogFile, OpenFiles
 from shared.storage.journal import PoisonError
 from shared.storage.log import Log

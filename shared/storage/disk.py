@@ -5,7 +5,10 @@ link is followed, files are made 0600 and folders 0700. Errors are OSError with 
 them; what they mean is decided by the store, not here. All calls block.
 """
 
-from collections.abc import Sequence
+import errno
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 
@@ -72,3 +75,106 @@ class Disk(Protocol):
 
     def free_bytes(self) -> tuple[int, int]:
         """Bytes free to us, and the size of the whole file system."""
+
+
+class Clock(Protocol):
+    """What time it is."""
+
+    def wall_ms(self) -> int:
+        """Unix milliseconds; may jump."""
+
+    def monotonic(self) -> float:
+        """Seconds; never jumps."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+# -- what is done with any disk
+
+_PIECES_MAX = 1024
+"""What POSIX systems take in one call (IOV_MAX)."""
+_COPY_BYTES = 1 << 20
+
+
+@contextmanager
+def opened(disk: Disk, path: str, *, create: bool = False) -> Iterator[int]:
+    """A file's descriptor, closed at the end. Raises OSError."""
+    fd = disk.open(path, create=create)
+    try:
+        yield fd
+    finally:
+        disk.close(fd)
+
+
+def size_of(disk: Disk, path: str) -> int | None:
+    """A file's length; None where it is not there."""
+    try:
+        with opened(disk, path) as fd:
+            return disk.size(fd)
+    except FileNotFoundError:
+        return None
+
+
+def write_file(disk: Disk, path: str, data: bytes) -> None:
+    """Make `data` all that the file holds, and sync that; its name is not synced."""
+    with opened(disk, path, create=True) as fd:
+        disk.truncate(fd, 0)
+        write_all(disk, fd, data, 0)
+        disk.sync_data(fd)
+
+
+def replace_file(disk: Disk, path: str, data: bytes) -> None:
+    """Put a whole file in place: at any moment there is the whole old one or the whole new one."""
+    write_file(disk, f"{path}.new", data)
+    disk.rename(f"{path}.new", path)
+    disk.sync_folder(path.rpartition("/")[0])
+
+
+def copy_file(disk: Disk, path: str, to: str, start: int = 0) -> None:
+    """Copy what a file holds from `start` on to another one, and sync that."""
+    with opened(disk, path) as source, opened(disk, to, create=True) as target:
+        for position in range(start, disk.size(source), _COPY_BYTES):
+            write_all(disk, target, disk.read(source, _COPY_BYTES, position), position - start)
+        disk.sync_data(target)
+
+
+def write_all(
+    disk: Disk, fd: int, data: bytes | bytearray | memoryview, offset: int, *, passing: bool = False
+) -> None:
+    """Write every byte, however short the disk's writes are. `passing`: see `Disk.write`."""
+    view = memoryview(data)
+    taken = disk.write(fd, view, offset, passing=passing)
+    while taken < len(view):
+        count = disk.write(fd, view[taken:], offset + taken, passing=passing)
+        if count <= 0:
+            raise OSError(errno.EIO, "the disk takes no bytes")
+        taken += count
+
+
+def write_pieces(
+    disk: Disk, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
+) -> None:
+    """Write every byte of these, one behind the other, without putting them together first."""
+    at = 0
+    while at < len(pieces):
+        those = pieces[at : at + _PIECES_MAX]
+        taken = disk.write_pieces(fd, those, offset, passing=passing)
+        if taken <= 0 < sum(map(len, those)):
+            raise OSError(errno.EIO, "the disk takes no bytes")
+        offset += taken
+        for piece in those:
+            if taken < len(piece):  # some of it was left
+                write_all(disk, fd, memoryview(piece)[taken:], offset, passing=passing)
+                offset += len(piece) - taken
+                at += 1
+                break
+            taken -= len(piece)
+            at += 1

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 FORMAT_PATH = "FORMAT"
+MANIFEST_PATH = "BACKUP"
+"""Of a backup: what it consists of, written last."""
 FORMAT_NUMBER = 1
 FORMAT_TEXT = b"brokers data folder, format %d\n"
 
@@ -323,6 +325,28 @@ def unpack_flipped_entry(data: bytes, log_id: int) -> IndexEntry | None:
             return entry
         flipped[bit // 8] ^= 1 << bit % 8
     return None
+
+
+# -- tables
+
+
+class TableChange(NamedTuple):
+    """A key of a table and its new value; None: it is gone."""
+
+    key: bytes
+    value: bytes | None
+
+
+_TABLE_HEAD_BYTES = 3
+PUT, DELETE = 1, 2
+
+
+def table_change(payload: bytes) -> TableChange | None:
+    """What a table's record says; None where it is no record of a table."""
+    end = _TABLE_HEAD_BYTES + int.from_bytes(payload[1:_TABLE_HEAD_BYTES], "big")
+    if len(payload) < end or payload[0] not in (PUT, DELETE):
+        return None
+    return TableChange(payload[_TABLE_HEAD_BYTES:end], payload[end:] if payload[0] == PUT else None)
 
 
 # -- text

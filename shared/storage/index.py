@@ -13,10 +13,9 @@ from crc32c import crc32c
 
 from shared.errors import CorruptRecord
 from shared.storage import format
-from shared.storage.disk import Disk
+from shared.storage.disk import Disk, opened, write_all
 from shared.storage.files import OpenFiles
 from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, Flag, IndexEntry
-from shared.storage.journal import write_all
 from shared.storage.log import Log
 
 ENTRY_COVERS_BYTES = 64 << 10
@@ -157,16 +156,37 @@ def read_index(disk: Disk, fd: int, number: int = 0) -> IndexFile | None:
     return IndexFile(log_id, created_ms, dropped, entries)
 
 
+def read_index_of(disk: Disk, path: str, log_id: int, created_ms: int) -> IndexFile | None:
+    """A log's whole index; None where there is none, or no entry of it is this log's.
+
+    Each entry names its log, so entries count even where the header is damaged.
+    """
+    try:
+        with opened(disk, path) as fd:
+            found = read_index(disk, fd)
+            if found is not None:
+                return found if found.log_id == log_id else None
+            data = disk.read(fd, disk.size(fd), INDEX_HEADER_BYTES)
+    except FileNotFoundError:
+        return None
+    entries = format.unpack_index_entries(data, log_id)
+    dropped = next((number for number, entry in enumerate(entries) if entry is not None), len(entries))
+    return IndexFile(log_id, created_ms, dropped, entries[dropped:]) if dropped < len(entries) else None
+
+
+def pack_index(log_id: int, created_ms: int, entries: Iterable[IndexEntry]) -> bytes:
+    """A whole index file."""
+    packed = (format.pack_index_entry(entry, log_id) for entry in entries)
+    return format.pack_index_header(log_id, created_ms) + b"".join(packed)
+
+
 def owner(disk: Disk, path: str) -> int | None:
     """The log that an index file is of; None where there is none, or its header does not tell."""
     try:
-        fd = disk.open(path)
+        with opened(disk, path) as fd:
+            header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
     except FileNotFoundError:
         return None
-    try:
-        header = format.unpack_index_header(disk.read(fd, INDEX_HEADER_BYTES, 0))
-    finally:
-        disk.close(fd)
     return None if header is None else header[0]
 
 

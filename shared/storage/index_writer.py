@@ -8,14 +8,12 @@ import structlog
 import trio
 
 from shared.storage import index
-from shared.storage.clock import Clock
 from shared.storage.commit import open_log
 from shared.storage.committer import Committer
-from shared.storage.disk import Disk
+from shared.storage.disk import Clock, Disk, write_all
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
 from shared.storage.index import ENTRY_COVERS_SECONDS
-from shared.storage.journal import write_all
 from shared.storage.log import UNKNOWN, Log
 
 logger = structlog.stdlib.get_logger("brokers.storage")

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+import attrs
 import structlog
 
 from shared.errors import StoreError, StoreFull
 from shared.storage import catalog
 from shared.storage.catalog import Catalog, LogLine
-from shared.storage.clock import Clock
 from shared.storage.committer import Committer
-from shared.storage.disk import Disk
+from shared.storage.disk import Clock, Disk
 from shared.storage.files import OpenFiles
-from shared.storage.format import Kind
+from shared.storage.format import IndexEntry, Kind
 from shared.storage.log import Change, Log, Mode, Ticket, call, mode_of
 from shared.storage.reading import Reader
 from shared.storage.settings import Durability, Retention
@@ -267,3 +267,23 @@ def line_of(log: Log) -> LogLine:
 
 def _fold(log: Log) -> tuple[str, str]:
     return log.namespace, log.file.path.casefold()
+
+
+@attrs.frozen
+class LogSnapshot:
+    """A log up to what was visible. Its bytes up to `line.end` never change, but for retention and deletion.
+
+    `entries`: those not in the index file yet. `unapplied`: bytes not in the log file yet, as (offset,
+    bytes). `log`: ask it afterwards whether it is deleted, and for its first offset.
+    """
+
+    log: Log
+    line: LogLine
+    entries: tuple[IndexEntry, ...]
+    unapplied: tuple[tuple[int, bytes], ...]
+
+
+def log_snapshot(log: Log) -> LogSnapshot:
+    """Between two commits, in the trio thread: then what is visible is in the log's file and indexed."""
+    entries = [*log.closed_entries, log.open_entry] if log.open_entry is not None else log.closed_entries
+    return LogSnapshot(log, line_of(log), tuple(entries), tuple(log.unapplied))

@@ -20,12 +20,10 @@ from collections.abc import Sequence
 import attrs
 
 from shared.storage import format
-from shared.storage.disk import Disk
+from shared.storage.disk import Disk, write_all
 
 FOLDER = "journal"
 _ZEROS = bytes(1 << 20)
-_PIECES_MAX = 1024
-"""What POSIX systems take in one call (IOV_MAX)."""
 
 
 class PoisonError(Exception):
@@ -57,40 +55,6 @@ def segment_lsns(disk: Disk) -> list[int]:
     """The segments there are, in order."""
     names = (name for name in disk.names(FOLDER) if name.endswith(".wal"))
     return sorted(int(name[:-4]) for name in names if len(name) == 24 and name[:-4].isdigit())
-
-
-def write_all(
-    disk: Disk, fd: int, data: bytes | bytearray | memoryview, offset: int, *, passing: bool = False
-) -> None:
-    """Write every byte, however short the disk's writes are. `passing`: see `Disk.write`."""
-    view = memoryview(data)
-    taken = disk.write(fd, view, offset, passing=passing)
-    while taken < len(view):
-        count = disk.write(fd, view[taken:], offset + taken, passing=passing)
-        if count <= 0:
-            raise OSError(errno.EIO, "the disk takes no bytes")
-        taken += count
-
-
-def write_pieces(
-    disk: Disk, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
-) -> None:
-    """Write every byte of these, one behind the other, without putting them together first."""
-    at = 0
-    while at < len(pieces):
-        those = pieces[at : at + _PIECES_MAX]
-        taken = disk.write_pieces(fd, those, offset, passing=passing)
-        if taken <= 0 < sum(map(len, those)):
-            raise OSError(errno.EIO, "the disk takes no bytes")
-        offset += taken
-        for piece in those:
-            if taken < len(piece):  # some of it was left
-                write_all(disk, fd, memoryview(piece)[taken:], offset, passing=passing)
-                offset += len(piece) - taken
-                at += 1
-                break
-            taken -= len(piece)
-            at += 1
 
 
 @attrs.define(eq=False)

@@ -21,12 +21,15 @@ class FolderLock:
         self._fd: int | None = fd
 
     @classmethod
-    def take(cls, folder: Path) -> Self:
-        """Lock an existing folder. Raises StoreInUse (naming the holder's pid where it can) and OSError."""
+    def take(cls, folder: Path, name: str = LOCK_NAME, mode: int = 0o600) -> Self:
+        """Lock an existing folder by its file `name`.
+
+        Raises StoreInUse (naming the holder's pid where it can) and OSError.
+        """
         root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            fd = os.open(LOCK_NAME, flags, 0o600, dir_fd=root)
+            fd = os.open(name, flags, mode, dir_fd=root)
         finally:
             os.close(root)
         try:

@@ -7,11 +7,10 @@ from crc32c import crc32c
 
 from shared.storage import format, index
 from shared.storage.catalog import LogLine
-from shared.storage.damage import Damage
-from shared.storage.disk import Disk
-from shared.storage.files import out_of_space
+from shared.storage.disk import Disk, copy_file, opened, size_of, write_all
+from shared.storage.files import Damage, out_of_space
 from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, Flag, IndexEntry
-from shared.storage.journal import segment_path, write_all
+from shared.storage.journal import segment_path
 from shared.storage.log import Lost
 from shared.storage.replay import SegmentFile
 
@@ -62,8 +61,8 @@ class RecoveredLog:
     """The log as it is now; `paths`: the files to be synced, if `changed`.
 
     `kept_bytes`: at its end, once acknowledged, which the journal does not vouch for any more. `cut`: what
-    the index told of behind the end, or the file had, and which do not agree; `aside`: where those bytes are
-    now.
+    the index told of behind the end, or the file had, and which do not agree; `quarantined`: where those
+    bytes are now.
     """
 
     line: LogLine
@@ -71,7 +70,7 @@ class RecoveredLog:
     changed: bool
     kept_bytes: int
     cut: Lost | None
-    aside: str | None
+    quarantined: str | None
 
 
 def recover_log(
@@ -101,43 +100,26 @@ def recover_log(
         # journal has lost what stood there, or the index what went around the journal.
         may_be_ours = damaged or (direct and index.owner(disk, paths[1]) is None)
         cut = _make_room(disk, paths, line.id, keep=may_be_ours)
-    fd = disk.open(paths[0], create=True)
-    try:
-        index_fd = disk.open(paths[1], create=True)
-        try:
-            recovery = _LogRecovery(disk, line, fd, index_fd, in_files)
-            changed = recovery.run(segments, pieces, new=new, direct=direct, damaged=damaged, adopted=adopted)
-        finally:
-            disk.close(index_fd)
-    finally:
-        disk.close(fd)
+    with opened(disk, paths[0], create=True) as fd, opened(disk, paths[1], create=True) as index_fd:
+        recovery = _LogRecovery(disk, line, fd, index_fd, in_files)
+        changed = recovery.run(segments, pieces, new=new, direct=direct, damaged=damaged, adopted=adopted)
     end = recovery.position
     line = line._replace(end=end, first=min(line.first, end))
-    aside = recovery.aside or (f"{paths[0]}.stray-{line.id}" if cut is not None else None)
-    return RecoveredLog(line, paths, changed, recovery.kept_bytes, recovery.cut or cut, aside)
+    quarantined = recovery.quarantined or (f"{paths[0]}.stray-{line.id}" if cut is not None else None)
+    return RecoveredLog(line, paths, changed, recovery.kept_bytes, recovery.cut or cut, quarantined)
 
 
 def _is_longer(disk: Disk, path: str, pieces: Pieces) -> bool:
     """Whether a new log's file has more than the journal: another's did, or the journal has lost it."""
-    try:
-        fd = disk.open(path)
-    except FileNotFoundError:
-        return False
-    try:
-        return disk.size(fd) > (pieces[-1].offset + pieces[-1].length if pieces else 0)
-    finally:
-        disk.close(fd)
+    return (size_of(disk, path) or 0) > (pieces[-1].offset + pieces[-1].length if pieces else 0)
 
 
 def _has_index(disk: Disk, path: str, log_id: int) -> bool:
     try:
-        fd = disk.open(path)
+        with opened(disk, path) as fd:
+            return index.belongs_to(disk, fd, log_id)
     except FileNotFoundError:
         return False
-    try:
-        return index.belongs_to(disk, fd, log_id)
-    finally:
-        disk.close(fd)
 
 
 def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -> Lost | None:
@@ -146,11 +128,8 @@ def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -
     for name in paths:
         try:
             if keep:
-                fd = disk.open(name)
-                try:
+                with opened(disk, name) as fd:
                     size = size or disk.size(fd)
-                finally:
-                    disk.close(fd)
                 disk.rename(name, f"{name}.stray-{log_id}")
             else:
                 disk.unlink(name)
@@ -183,7 +162,7 @@ class _LogRecovery:
         self.position = 0
         self.kept_bytes = 0
         self.cut: Lost | None = None
-        self.aside: str | None = None
+        self.quarantined: str | None = None
 
     def run(
         self, segments: Segments, pieces: Pieces, *, new: bool, direct: bool, damaged: bool, adopted: bool
@@ -396,27 +375,21 @@ class _LogRecovery:
             self.cut = Lost(self.position, end - self.position, records)
         if size > self.position:
             if self._rest_is_whole():
-                self._copy_rest(size)
+                self._copy_rest()
             disk.truncate(self._fd, self.position)
             changed = True
         return changed
 
-    def _copy_rest(self, size: int) -> None:
+    def _copy_rest(self) -> None:
         """It may have been acknowledged, though nothing says so: it goes to a file of its own."""
-        disk = self._disk
-        self.aside = f"{self._line.namespace}/{self._line.file}.log.cut-{self.position}"
-        fd = disk.open(self.aside, create=True)
+        path = f"{self._line.namespace}/{self._line.file}.log"
+        self.quarantined = f"{path}.cut-{self.position}"
         try:
-            for position in range(self.position, size, _WRITE_BYTES):
-                data = disk.read(self._fd, min(_WRITE_BYTES, size - position), position)
-                write_all(disk, fd, data, position - self.position)
-            disk.sync_data(fd)
+            copy_file(self._disk, path, self.quarantined, self.position)
         except OSError as error:
             if not out_of_space(error):
                 raise
-            self.aside = None
-        finally:
-            disk.close(fd)
+            self.quarantined = None
 
 
 def _adjacent(pieces: Pieces) -> list[Pieces]:

@@ -6,8 +6,10 @@ taken only if it is a record's start: it is known to be one where an entry begin
 else the records are walked from the entry's start.
 """
 
+import os
+import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -18,15 +20,94 @@ from shared.errors import CorruptRecord, LogDeleted, NotARecord, OutOfRange, Sto
 from shared.file_range import FileRange
 from shared.storage import format
 from shared.storage.background import Background
-from shared.storage.cache import Cache
 from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
 from shared.storage.index import ENTRY_COVERS_BYTES
 from shared.storage.index_reader import IndexTable, NotInMemory
 from shared.storage.log import Log
-from shared.storage.memory_range import MemoryRange, spooled
-from shared.storage.verified import Verified
+
+
+class MemoryRange(FileRange):
+    """A range whose bytes are in memory, for what reads it through `read`."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(-1, 0, len(data), lambda: None)
+        self._data = data
+
+    def read(self, bytes_max: int) -> bytes:
+        return self._data[self.offset : self.offset + min(bytes_max, self.length)]
+
+
+def spooled(data: bytes) -> FileRange:
+    """Bytes that are only in memory, as a range of a file that the system can send."""
+    try:
+        fd = os.memfd_create("brokers") if hasattr(os, "memfd_create") else _unnamed_file()
+        os.write(fd, data)
+    except OSError as error:
+        raise StoreError(f"no file for bytes in memory: {describe(error)}") from error
+    return FileRange(fd, 0, len(data), lambda: os.close(fd))
+
+
+def _unnamed_file() -> int:
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+class Cache:
+    """Pieces of logs by key, each with the offset at which it begins; the oldest go first, used or not."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._entries: OrderedDict[Hashable, tuple[int, bytes]] = OrderedDict()
+        self.size = 0
+
+    def get(self, key: Hashable) -> tuple[int, bytes] | None:
+        return self._entries.get(key)
+
+    def put(self, key: Hashable, offset: int, data: bytes) -> None:
+        self.drop(key)
+        if len(data) > self._bytes_max:
+            return
+        self._entries[key] = offset, data
+        self.size += len(data)
+        while self.size > self._bytes_max:
+            _, (_, oldest) = self._entries.popitem(last=False)
+            self.size -= len(oldest)
+
+    def drop(self, key: Hashable) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.size -= len(entry[1])
+
+
+class Verified:
+    """By log id and an entry's number. A number below 0 is no entry's of its own, and is never verified."""
+
+    __slots__ = ("_bits",)
+
+    def __init__(self) -> None:
+        self._bits: dict[int, bytearray] = {}
+
+    def has(self, log_id: int, number: int) -> bool:
+        bits = self._bits.get(log_id)
+        return (
+            bits is not None and 0 <= number >> 3 < len(bits) and bool(bits[number >> 3] & 1 << (number & 7))
+        )
+
+    def add(self, log_id: int, number: int) -> None:
+        if number < 0:
+            return
+        bits = self._bits.setdefault(log_id, bytearray())
+        if number >> 3 >= len(bits):
+            bits.extend(bytes((number >> 3) + 64 - len(bits)))
+        bits[number >> 3] |= 1 << (number & 7)
+
+    def forget(self, log_id: int) -> None:
+        self._bits.pop(log_id, None)
+
 
 _UNVERIFIED_BYTES_MAX = 1 << 20
 """Of one answer: checking a megabyte takes some 0.2 ms, after which other connections have their turn."""

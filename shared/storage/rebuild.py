@@ -2,15 +2,19 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from urllib.parse import unquote
+
+import attrs
+import structlog
 
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog, LogLine, unpack_create
-from shared.storage.disk import Disk
+from shared.storage.disk import Disk, opened, size_of
 from shared.storage.format import INDEX_ENTRY_BYTES, SECTOR, IndexEntry, Kind
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
+from shared.storage.log_recovery import Pieces, Segments, holds
 
 QUARANTINE = "quarantine"
 """Where `brokers fsck --repair` puts what it replaces and what nobody owns."""
@@ -48,7 +52,7 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
             lines[line.id] = line
     next_id = max(lines, default=0) + _IDS_SKIPPED
     for namespace, file in unknown:
-        size = _size(disk, f"{namespace}/{file}.log")
+        size = size_of(disk, f"{namespace}/{file}.log") or 0
         lines[next_id] = LogLine(next_id, namespace, name_of(file), file, "always", now_ms, 0, size)
         next_id += 1
     return Catalog(journal_id, replay_lsn, next_id, now_ms, False, [lines[n] for n in sorted(lines)])
@@ -57,8 +61,7 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
 def _batches(disk: Disk) -> Iterator[tuple[int, int]]:
     """(LSN, journal id) of every good batch."""
     for segment in replay.segment_files(disk):
-        fd = disk.open(segment_path(segment.lsn))
-        try:
+        with opened(disk, segment_path(segment.lsn)) as fd:
             for start in range(0, segment.size, _SEARCH_BYTES):
                 data = disk.read(fd, _SEARCH_BYTES, start)
                 for at in range(0, len(data), SECTOR):
@@ -67,8 +70,6 @@ def _batches(disk: Disk) -> Iterator[tuple[int, int]]:
                         continue
                     if format.batch_is_good(batch, disk.read(fd, batch.size, start + at)):
                         yield batch.lsn, batch.journal_id
-        finally:
-            disk.close(fd)
 
 
 def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, str], int]:
@@ -101,22 +102,15 @@ def files(disk: Disk) -> Iterator[tuple[str, str]]:
 def line_of(disk: Disk, namespace: str, file: str) -> LogLine | None:
     """What a log's index tells; None without one that can be read at all."""
     try:
-        fd = disk.open(f"{namespace}/{file}.idx")
+        with opened(disk, f"{namespace}/{file}.idx") as fd:
+            owner = format.unpack_index_header(disk.read(fd, format.INDEX_HEADER_BYTES, 0))
+            data = disk.read(fd, disk.size(fd), index.entry_position(0))
     except FileNotFoundError:
         return None
-    try:
-        owner = format.unpack_index_header(disk.read(fd, format.INDEX_HEADER_BYTES, 0))
-        data = disk.read(fd, disk.size(fd), index.entry_position(0))
-    finally:
-        disk.close(fd)
     log_id = owner[0] if owner is not None else _owner(data)
     if log_id is None:
         return None
-    entries = [
-        m
-        for at in range(0, len(data), INDEX_ENTRY_BYTES)
-        if (m := format.unpack_index_entry(data, log_id, at))
-    ]
+    entries = [entry for entry in format.unpack_index_entries(data, log_id) if entry is not None]
     created_ms = owner[1] if owner is not None else entries[0].first_ms
     first = _first(disk, f"{namespace}/{file}.log", entries)
     end = max((entry.end for entry in entries), default=first)
@@ -139,20 +133,84 @@ def _owner(data: bytes) -> int | None:
 
 def _first(disk: Disk, path: str, entries: list[IndexEntry]) -> int:
     """Where the bytes begin that retention has not punched out: those read as zeros, and match no CRC."""
-    fd = disk.open(path)
-    try:
+    with opened(disk, path) as fd:
         for entry in entries:
             head = disk.read(fd, format.LENGTH_BYTES, entry.offset)
             if any(head) or index.entry_matches(disk, fd, entry):
                 return entry.offset
-    finally:
-        disk.close(fd)
     return entries[-1].end if entries else 0
 
 
-def _size(disk: Disk, path: str) -> int:
-    fd = disk.open(path)
-    try:
-        return disk.size(fd)
-    finally:
-        disk.close(fd)
+logger = structlog.stdlib.get_logger("brokers.storage")
+
+RECOVERED = "recovered"
+
+
+@attrs.define
+class Orphans:
+    """Logs that were found, by id. `replaced`: logs that were deleted, since a later one has their files."""
+
+    found: dict[int, LogLine] = attrs.Factory(dict)
+    replaced: set[int] = attrs.Factory(set)
+
+
+def find_orphans(
+    disk: Disk,
+    segments: Segments,
+    lines: Mapping[int, LogLine],
+    pieces: Mapping[int, Pieces],
+    deleted: Container[int],
+    next_log_id: int,
+    *,
+    damaged: bool,
+) -> Orphans:
+    """Look for the logs made since the catalog was written, whose ids begin at `next_log_id`.
+
+    `lines`: those that are known. `damaged`: the journal has a hole, so a file under a known log's name may
+    be another's.
+    """
+    orphans = Orphans()
+    owners = {(line.namespace, line.file): line.id for line in lines.values()}
+    nameless: list[tuple[str, str]] = []
+    for namespace, file in files(disk):
+        owner = owners.get((namespace, file))
+        if owner is not None and not damaged:
+            continue
+        log_id = index.owner(disk, f"{namespace}/{file}.idx")
+        if log_id is None:
+            if owner is None:
+                nameless.append((namespace, file))
+            continue
+        if log_id < next_log_id or log_id in lines or log_id in deleted:
+            continue
+        line = line_of(disk, namespace, file)
+        if line is None or line.end == line.first:
+            continue
+        if owner is not None:
+            orphans.replaced.add(owner)
+        orphans.found[log_id] = line._replace(end=line.first)
+    for log_id, those in sorted(pieces.items()):
+        if log_id >= next_log_id and not (log_id in lines or log_id in deleted or log_id in orphans.found):
+            where = next(_holding(disk, segments, nameless, those), (RECOVERED, f"log-{log_id}"))
+            created_ms = those[0].time_ms
+            orphans.found[log_id] = LogLine(
+                log_id, where[0], name_of(where[1]), where[1], "always", created_ms, 0, 0
+            )
+    say = logger.error if damaged else logger.warning  # a cut may have come before it was synced
+    for line in orphans.found.values():
+        say(
+            "the making of a log is lost: what its files and the journal have of it is recovered",
+            log=f"{line.namespace}/{line.name}",
+            id=line.id,
+        )
+    return orphans
+
+
+def _holding(
+    disk: Disk, segments: Segments, nameless: list[tuple[str, str]], pieces: Pieces
+) -> Iterator[tuple[str, str]]:
+    """Files, of nobody and without an index, that have what the journal has."""
+    for namespace, file in nameless:
+        with opened(disk, f"{namespace}/{file}.log") as fd:
+            if holds(disk, fd, segments, pieces[0]):
+                yield namespace, file

@@ -12,14 +12,12 @@ import attrs
 import structlog
 
 from shared.errors import StoreFormat
-from shared.storage import catalog, format, index, journal, orphans, rebuild, replay
+from shared.storage import catalog, format, index, journal, rebuild, replay
 from shared.storage.catalog import Catalog, LogLine
-from shared.storage.clock import Clock
-from shared.storage.damage import Damage
-from shared.storage.disk import Disk
-from shared.storage.files import describe
+from shared.storage.disk import Clock, Disk, copy_file, opened, replace_file, size_of, write_file
+from shared.storage.files import Damage, describe
 from shared.storage.format import Entry, Kind
-from shared.storage.journal import segment_path, write_all
+from shared.storage.journal import segment_path
 from shared.storage.log_recovery import Piece, Pieces, RecoveredLog, Segments, recover_log
 from shared.storage.replay import Found, Replay, SegmentFile
 from shared.storage.settings import Durability
@@ -85,7 +83,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     if not found.clean or seen_id >= next_log_id:
         next_log_id = max(next_log_id, seen_id + 1) + _SKIPPED_IDS
     after = Catalog(found.journal_id, next_lsn, next_log_id, clock.wall_ms(), False, logs)
-    catalog.replace(disk, after.pack())
+    replace_file(disk, catalog.PATH, after.pack())
     segments = _move_damaged(disk, segments, kept)
     seconds = clock.monotonic() - began
     if not found.clean:
@@ -121,32 +119,34 @@ def has_gone_on(disk: Disk, found: Catalog) -> bool:
     )
 
 
+def format_number(disk: Disk) -> int | None:
+    """The number in FORMAT; 0 where it is damaged, None where it is missing."""
+    try:
+        with opened(disk, format.FORMAT_PATH) as fd:
+            return format.format_number(disk.read(fd, 200, 0)) or 0
+    except FileNotFoundError:
+        return None
+
+
 def _check_format(disk: Disk, found: Catalog | None, in_files: Damage) -> None:
     """A good catalog tells the format, too. Raises StoreFormat."""
-    try:
-        fd = disk.open(format.FORMAT_PATH)
-    except FileNotFoundError:
-        data = None
-    else:
-        try:
-            data = disk.read(fd, 200, 0)
-        finally:
-            disk.close(fd)
-    number = None if data is None else format.format_number(data)
-    if found is not None and (number is None or number <= format.FORMAT_NUMBER):
-        if number != format.FORMAT_NUMBER:
-            in_files.in_file(format.FORMAT_PATH, "the catalog tells the format: FORMAT is written anew")
-            _write_format(disk)
-        return
-    if number is None and _has_begun(disk):
-        raise StoreFormat(
-            "the data folder has neither a good FORMAT nor a good CATALOG: a copy that was cut short (make "
-            "it anew), or something that brokers fsck --repair can rebuild"
-        )
-    if number is not None and number > format.FORMAT_NUMBER:
+    number = format_number(disk) or 0
+    if number > format.FORMAT_NUMBER:
         raise StoreFormat(
             f"the data folder has format {number}, written by a newer version; this one knows "
             f"{format.FORMAT_NUMBER}"
+        )
+    if found is not None:
+        if number != format.FORMAT_NUMBER:
+            in_files.in_file(
+                format.FORMAT_PATH,
+                "FORMAT was missing or damaged: it is written anew, as the catalog tells it",
+            )
+            _write_format(disk)
+    elif not number and _has_begun(disk):
+        raise StoreFormat(
+            "the data folder has neither a good FORMAT nor a good CATALOG: a copy that was cut short (make "
+            "it anew), or something that brokers fsck --repair can rebuild"
         )
 
 
@@ -158,13 +158,7 @@ def _begin(disk: Disk, clock: Clock) -> Catalog:
 
 
 def _write_format(disk: Disk) -> None:
-    fd = disk.open(format.FORMAT_PATH, create=True)
-    try:
-        disk.truncate(fd, 0)
-        write_all(disk, fd, format.FORMAT_TEXT % format.FORMAT_NUMBER, 0)
-        disk.sync_data(fd)
-    finally:
-        disk.close(fd)
+    write_file(disk, format.FORMAT_PATH, format.FORMAT_TEXT % format.FORMAT_NUMBER)
     disk.sync_folder("")
 
 
@@ -172,7 +166,7 @@ def _rebuild(disk: Disk, clock: Clock, reason: str, in_files: Damage) -> Catalog
     """The catalog is lost, and logs and journal say what was in it."""
     names = disk.names("")
     if catalog.PATH in names:
-        _copy_aside(disk, catalog.PATH, set(names))
+        copy_file(disk, catalog.PATH, _quarantined(catalog.PATH, names))
     made = rebuild.rebuild_catalog(disk, clock.wall_ms())
     in_files.in_file(
         catalog.PATH,
@@ -216,42 +210,19 @@ def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
     for segment in scanned.damaged_segments():
         path = segment_path(segment.lsn)
         try:
-            _copy_aside(disk, path, names)
+            copy_file(disk, path, _quarantined(path, names))
         except OSError as error:
             logger.error("no copy of a damaged segment: it is renamed", path=path, reason=describe(error))
-            left.append((segment, _aside(path, names)))
+            left.append((segment, _quarantined(path, names)))
     return left
 
 
-def _aside(path: str, names: Container[str]) -> str:
+def _quarantined(path: str, names: Container[str]) -> str:
     """Where a damaged file goes; `names`: those that there are."""
     number = 1
     while f"{path}.damaged-{number}" in names:
         number += 1
     return f"{path}.damaged-{number}"
-
-
-def _copy_aside(disk: Disk, path: str, names: Container[str]) -> None:
-    fd = disk.open(path)
-    try:
-        size = disk.size(fd)
-    finally:
-        disk.close(fd)
-    _copy(disk, path, _aside(path, names), size)
-
-
-def _copy(disk: Disk, path: str, to: str, size: int) -> None:
-    source = disk.open(path)
-    try:
-        target = disk.open(to, create=True)
-        try:
-            for position in range(0, size, 1 << 20):
-                write_all(disk, target, disk.read(source, 1 << 20, position), position)
-            disk.sync_data(target)
-        finally:
-            disk.close(target)
-    finally:
-        disk.close(source)
 
 
 def _move_damaged(
@@ -330,7 +301,7 @@ def _replay(
             _unlink(disk, line)
     touched: list[RecoveredLog] = []
     with Segments(disk) as segments:
-        found_again = orphans.find(
+        found_again = rebuild.find_orphans(
             disk,
             segments,
             lines,
@@ -397,21 +368,14 @@ def _recover_log(
             path=log.paths[0],
             bytes=log.cut.length,
             records=log.cut.records,
-            kept=log.aside,
+            kept=log.quarantined,
         )
     return log
 
 
 def _is_longer(disk: Disk, line: LogLine) -> bool:
     """Whether a log's file goes on behind what the catalog vouches for."""
-    try:
-        fd = disk.open(f"{line.namespace}/{line.file}.log")
-    except FileNotFoundError:
-        return False
-    try:
-        return disk.size(fd) > line.end
-    finally:
-        disk.close(fd)
+    return (size_of(disk, f"{line.namespace}/{line.file}.log") or 0) > line.end
 
 
 def _unlink(disk: Disk, line: LogLine) -> None:
@@ -462,11 +426,8 @@ def _sync(disk: Disk, touched: list[RecoveredLog], folders: set[str], sync_all_l
         return
     for log in touched:
         for path in log.paths:
-            fd = disk.open(path)
-            try:
+            with opened(disk, path) as fd:
                 disk.sync_data(fd)
-            finally:
-                disk.close(fd)
     for folder in sorted(folders):
         disk.sync_folder(folder)
     disk.sync_folder("")

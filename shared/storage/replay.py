@@ -9,7 +9,7 @@ from typing import NamedTuple
 import attrs
 
 from shared.storage import format
-from shared.storage.disk import Disk
+from shared.storage.disk import Disk, opened
 from shared.storage.format import Batch
 from shared.storage.journal import segment_lsns, segment_path
 
@@ -68,11 +68,8 @@ class Replay:
 def segment_files(disk: Disk) -> list[SegmentFile]:
     found = []
     for lsn in segment_lsns(disk):
-        fd = disk.open(segment_path(lsn))
-        try:
+        with opened(disk, segment_path(lsn)) as fd:
             found.append(SegmentFile(lsn, disk.size(fd)))
-        finally:
-            disk.close(fd)
     return found
 
 

@@ -12,9 +12,8 @@ import structlog
 import trio
 
 from shared.errors import StoreError
-from shared.storage.clock import Clock
 from shared.storage.committer import Committer
-from shared.storage.disk import Disk
+from shared.storage.disk import Clock, Disk
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.index import drop_entries
 from shared.storage.index_reader import NotInMemory

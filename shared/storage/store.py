@@ -18,16 +18,14 @@ import structlog
 import trio
 
 from shared.errors import StoreError, StoreReadOnly
-from shared.storage import snapshot
 from shared.storage.background import BackgroundReads, Threads
 from shared.storage.checkpoint import Checkpointer
-from shared.storage.clock import Clock, SystemClock
 from shared.storage.committer import Committer
-from shared.storage.disk import Disk
+from shared.storage.disk import Clock, Disk, SystemClock
 from shared.storage.files import OpenFiles
 from shared.storage.format import SECTOR
 from shared.storage.index_writer import IndexWriter
-from shared.storage.inventory import Inventory, Namespace
+from shared.storage.inventory import Inventory, LogSnapshot, Namespace, log_snapshot
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.lock import FolderLock
 from shared.storage.log import Log, LogAppend, Ticket
@@ -37,7 +35,6 @@ from shared.storage.recovery import Recovered, recover
 from shared.storage.retention import RetentionKeeper
 from shared.storage.scrub import Scrub
 from shared.storage.settings import Durability, Retention, StorageSettings
-from shared.storage.snapshot import LogSnapshot
 from shared.storage.space import SpaceWatch
 
 __all__ = ["Durability", "Log", "LogAppend", "Namespace", "Retention", "Store", "StoreStatistics", "Ticket"]
@@ -269,7 +266,9 @@ class Store:
         """Every log as it is at one moment, just after a checkpoint if one can be made."""
         if self.read_only is None:
             await self.checkpoint()
-        return await self._committer.between_commits(lambda: snapshot.take(self._inventory.all_logs()))
+        return await self._committer.between_commits(
+            lambda: [log_snapshot(log) for log in self._inventory.all_logs()]
+        )
 
     async def flush_index(self) -> bool:
         """Write the index entries that are only in memory; False where some could not be written."""

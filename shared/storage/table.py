@@ -21,15 +21,13 @@ from typing import Self
 import structlog
 
 from shared.errors import CorruptRecord, StoreError
-from shared.storage.format import LENGTH_BYTES, length_at
+from shared.storage.format import DELETE, LENGTH_BYTES, PUT, length_at
 from shared.storage.inventory import KEEP_ALL, Namespace
 from shared.storage.log import Log, Lost, Ticket, WholeRecords, describe_lost
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 _HEAD = struct.Struct(">IBH")
-_PUT = 1
-_DELETE = 2
 KEY_BYTES_MAX = 0xFFFF
 
 _READ_BYTES = 1 << 20
@@ -112,7 +110,7 @@ class Table:
 
     def put(self, key: bytes, value: bytes) -> Ticket:
         """Raises what `Log.append` raises; it may use the reserve."""
-        return self._append(_record(_PUT, key, value))
+        return self._append(_record(PUT, key, value))
 
     def delete(self, key: bytes) -> Ticket:
         """The same, to remove a key; a key that is not there is removed already."""
@@ -120,11 +118,11 @@ class Table:
             ticket = Ticket()
             ticket.resolve(None)
             return ticket
-        return self._append(_record(_DELETE, key, b""))
+        return self._append(_record(DELETE, key, b""))
 
     def delete_all(self, keys: Sequence[bytes]) -> Ticket:
         """To remove many keys, some thousand at a time: what one such change tidies is done once for all."""
-        records = [_record(_DELETE, key, b"") for key in keys if key in self._live]
+        records = [_record(DELETE, key, b"") for key in keys if key in self._live]
         ticket = Ticket()
         if not records:
             ticket.resolve(None)
@@ -145,11 +143,11 @@ class Table:
 
     def put_record(self, key: bytes, value: bytes) -> tuple[Log, bytes, int]:
         """What to give `Store.append_all` to put a key together with other logs' records."""
-        return self.log, _record(_PUT, key, value), 1
+        return self.log, _record(PUT, key, value), 1
 
     def delete_record(self, key: bytes) -> tuple[Log, bytes, int]:
         """The same, to remove a key."""
-        return self.log, _record(_DELETE, key, b""), 1
+        return self.log, _record(DELETE, key, b""), 1
 
     def _append(self, record: bytes) -> Ticket:
         _, ticket = self.log.append(record, 1, reserved=True)
@@ -180,12 +178,12 @@ class Table:
                 raise CorruptRecord(self.log.file.path, offset + at)
             _, op, key_bytes = _HEAD.unpack_from(records, at)
             key = records[start : start + key_bytes]
-            if op not in (_PUT, _DELETE) or start + key_bytes > end:
+            if op not in (PUT, DELETE) or start + key_bytes > end:
                 raise CorruptRecord(self.log.file.path, offset + at)
             before = self._live.pop(key, None)
             if before is not None:
                 self._live_bytes -= _HEAD.size + key_bytes + len(before[1])
-            if op == _PUT:
+            if op == PUT:
                 self._live[key] = offset + at, records[start + key_bytes : end]
                 self._live_bytes += end - at
             if undoable:
@@ -216,7 +214,7 @@ class Table:
                 key, (offset, value) = next(iter(self._live.items()))
                 if offset >= log.visible:
                     break  # it is new: those before it are gone already
-                self._append(_record(_PUT, key, value))
+                self._append(_record(PUT, key, value))
             oldest = next(iter(self._live.values()))[0] if self._live else log.end
             if oldest - log.first >= _SLACK_BYTES:
                 log.drop_below(oldest)

@@ -11,6 +11,7 @@ from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from shared.errors import StoreError
 from shared.storage import catalog
+from shared.storage.disk import replace_file
 from shared.storage.settings import Durability
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.world import PERSISTENT, Taker, World, ready
@@ -52,7 +53,7 @@ def without_log(disk: FakeDisk, name: str) -> FakeDisk:
     found = catalog.read(disk)
     assert found is not None
     found = attrs.evolve(found, logs=[line for line in found.logs if line.name != name])
-    catalog.replace(disk, found.pack())
+    replace_file(disk, catalog.PATH, found.pack())
     for line in (f"{name}.log", f"{name}.idx"):
         folder = "dmp-tables" if name == "definitions" else "dmp-queues"
         disk.unlink(f"{folder}/{line}")

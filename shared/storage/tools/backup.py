@@ -8,27 +8,86 @@ running broker makes one. All calls block.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import attrs
+from crc32c import crc32c
 
 from shared.errors import StoreError, StoreFormat
 from shared.storage import catalog as catalog_file
-from shared.storage import syscalls
-from shared.storage.format import FORMAT_PATH
+from shared.storage import format, index, syscalls
+from shared.storage.catalog import Catalog, LogLine
+from shared.storage.disk import opened
+from shared.storage.format import FORMAT_PATH, MANIFEST_PATH, IndexEntry
 from shared.storage.index import checked_from
+from shared.storage.inventory import LogSnapshot
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
+from shared.storage.os_disk import OsDisk
 from shared.storage.rebuild import QUARANTINE
-from shared.storage.tools import copying, manifest
+from shared.storage.store import Store
+from shared.storage.tools import copying
 from shared.storage.tools.fsck import FsckReport, check
-from shared.storage.tools.manifest import FileLine, Manifest
 from shared.storage.tools.view import FolderView, LogView, viewing
 
+_NUMBER = 1
+
+
+class FileLine(NamedTuple):
+    """A file. `crc32c`: of its bytes from `start` to `end`, its length; below `start` it is a hole."""
+
+    path: str
+    start: int
+    end: int
+    crc32c: int
+
+
+@attrs.frozen
+class Manifest:
+    """`live`: taken from a running broker."""
+
+    made_ms: int
+    live: bool
+    files: Sequence[FileLine]
+
+    def pack(self) -> bytes:
+        head = {"backup": _NUMBER, "made_ms": self.made_ms, "live": self.live}
+        return format.pack_lines([head, *(line._asdict() for line in self.files)])
+
+
+def read_manifest(backup: Path) -> Manifest:
+    """Raises StoreFormat where the folder is not a backup, a newer one, or damaged."""
+    try:
+        data = (backup / MANIFEST_PATH).read_bytes()
+    except FileNotFoundError:
+        raise StoreFormat(
+            f"{backup} is not a backup, or one that was not finished: it has no file {MANIFEST_PATH}"
+        ) from None
+    lines = format.unpack_lines(data)
+    if not lines:
+        raise StoreFormat(f"{backup / MANIFEST_PATH} is damaged")
+    try:
+        head = lines[0]
+        if head["backup"] > _NUMBER:
+            raise StoreFormat(f"{backup} was made by a newer version")
+        files = [FileLine(**line) for line in lines[1:]]
+        if any(not _plain(line.path) for line in files):
+            raise StoreFormat(f"{backup / MANIFEST_PATH} names a file outside of the backup")
+        return Manifest(head["made_ms"], head["live"], files)
+    except (KeyError, TypeError, ValueError):
+        raise StoreFormat(f"{backup / MANIFEST_PATH} is damaged") from None
+
+
+def _plain(path: str) -> bool:
+    return not os.path.isabs(path) and all(part not in ("", ".", "..") for part in path.split("/"))
+
+
 # Of the process that runs, not of the data.
-_NOT_COPIED = frozenset({LOCK_NAME, "control.sock", manifest.PATH, catalog_file.NEW_PATH, QUARANTINE})
+_NOT_COPIED = frozenset({LOCK_NAME, "control.sock", MANIFEST_PATH, catalog_file.NEW_PATH, QUARANTINE})
 
 
 @attrs.frozen
@@ -71,17 +130,11 @@ def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
             quiet = view.catalog.clean and not journal.batches and not journal.damage
             inside = [] if quiet else [path for path in inside if path not in spent]
         for path in inside:
-            fd = view.disk.open(path)
-            try:
+            with opened(view.disk, path) as fd:
                 size = view.disk.size(fd)
-            finally:
-                view.disk.close(fd)
             yield path, min(starts.get(path, 0), size), size
-    fd = view.disk.open(FORMAT_PATH)
-    try:
+    with opened(view.disk, FORMAT_PATH) as fd:
         yield FORMAT_PATH, 0, view.disk.size(fd)
-    finally:
-        view.disk.close(fd)
 
 
 def _start(view: FolderView, log: LogView) -> int:
@@ -96,7 +149,7 @@ def restore(source: Path, target: Path) -> BackupReport:
     is not as it was made, or `target` is not empty; and OSError. A target that was left half-made has no
     FORMAT, and no broker takes it.
     """
-    found = manifest.read(source)
+    found = read_manifest(source)
     make_target(source, target)
     last = [line for line in found.files if line.path == FORMAT_PATH]
     for lines in [line for line in found.files if line.path != FORMAT_PATH], last:
@@ -142,7 +195,7 @@ def finish(target: Path, made: Manifest) -> BackupReport:
     """Everything is copied: sync names, check the copy, write the manifest."""
     _sync_folders(target, made.files)
     report = check(target)
-    copying.write_file(target / manifest.PATH, made.pack())
+    copying.write_file(target / MANIFEST_PATH, made.pack())
     copying.sync_folder(target)
     return BackupReport(str(target), len(made.files), _bytes(made.files), report)
 
@@ -155,3 +208,94 @@ def _sync_folders(target: Path, files: Iterable[FileLine]) -> None:
 
 def _bytes(files: Iterable[FileLine]) -> int:
     return sum(line.end - line.start for line in files)
+
+
+async def backup_files(store: Store, source: Path, target: Path, *, now_ms: int) -> BackupReport:
+    """Copy the folder `source`, which `store` has open, to `target`, which must be empty or not there.
+
+    Raises StoreError and OSError; then what was copied so far stays, without a manifest. Damage does not stop
+    it: what is damaged is copied as it is, and named in the report.
+    """
+    snapshots = await store.snapshot()
+    report: BackupReport = await store.in_thread(_copy_all, snapshots, source, target, now_ms)
+    return report
+
+
+def _copy_all(snapshots: list[LogSnapshot], source: Path, target: Path, now_ms: int) -> BackupReport:
+    make_target(source, target)
+    files: list[FileLine] = []
+    lines: list[LogLine] = []
+    with OsDisk(source, create=False, read_only=True) as disk:
+        for snapshot in snapshots:
+            copied = _copy_log(disk, snapshot, source, target)
+            if copied is not None:
+                lines.append(copied[0])
+                files.extend(copied[1])
+    next_id = max((line.id for line in lines), default=0) + 1
+    whole = Catalog(secrets.randbits(64), 0, next_id, now_ms, True, lines)
+    files.append(_write(target, catalog_file.PATH, whole.pack()))
+    files.append(_write(target, format.FORMAT_PATH, format.FORMAT_TEXT % format.FORMAT_NUMBER))
+    return finish(target, Manifest(now_ms, True, files))
+
+
+def _copy_log(
+    disk: OsDisk, snapshot: LogSnapshot, source: Path, target: Path
+) -> tuple[LogLine, list[FileLine]] | None:
+    """Copy one log; None where it was deleted meanwhile."""
+    line = snapshot.line
+    if line.end == 0:
+        return line, []  # nothing was ever written to it
+    paths = [f"{line.namespace}/{line.file}{ending}" for ending in (".log", ".idx")]
+    try:
+        with opened(disk, paths[0]) as fd:
+            # In this order: if the index is still this log's, so is the file that was opened before it.
+            stored = _stored_entries(disk, paths[1], line)
+            if stored is None or snapshot.log.gone:
+                return None
+            first, files = _copy_opened(disk, snapshot, fd, stored, target, paths)
+    except FileNotFoundError:
+        if snapshot.log.gone:
+            return None
+        raise
+    return line._replace(first=first), files
+
+
+def _stored_entries(disk: OsDisk, path: str, line: LogLine) -> list[IndexEntry] | None:
+    """The good entries of an index file; None where it is another log's."""
+    if index.owner(disk, path) not in (None, line.id):
+        return None
+    found = index.read_index_of(disk, path, line.id, line.created_ms)
+    return [entry for entry in found.entries if entry is not None] if found is not None else []
+
+
+def _copy_opened(
+    disk: OsDisk, snapshot: LogSnapshot, fd: int, stored: list[IndexEntry], target: Path, paths: list[str]
+) -> tuple[int, list[FileLine]]:
+    """Returns the first offset of the copy, and its files. Entries that are not good are made anew there."""
+    line = snapshot.line
+    behind = snapshot.entries[0].offset if snapshot.entries else line.end
+    good = [entry for entry in stored if entry.offset < behind and entry.end <= line.end]
+    good += snapshot.entries
+    (target / paths[0]).parent.mkdir(mode=0o700, exist_ok=True)
+    out = copying.create_target(target / paths[0])
+    try:
+        start = index.checked_from(good, line.first)
+        copying.copy_range(fd, out, start, min(line.end, os.fstat(fd).st_size))
+        for offset, data in snapshot.unapplied:
+            copying.write_at(out, data[: max(line.end - offset, 0)], offset)
+        os.ftruncate(out, line.end)
+        syscalls.sync_data(out)
+        # Asked after the copy: retention punches only below it.
+        first = min(max(line.first, snapshot.log.first_kept), line.end)
+        start = index.checked_from(good, first)
+        copied = FileLine(paths[0], start, line.end, copying.crc_of_range(out, start, line.end))
+        wanted, _ = index.whole(disk, out, good, first, line.end, line.created_ms)
+    finally:
+        os.close(out)
+    packed = index.pack_index(line.id, line.created_ms, wanted)
+    return first, [copied, _write(target, paths[1], packed)]
+
+
+def _write(target: Path, path: str, data: bytes) -> FileLine:
+    copying.write_file(target / path, data)
+    return FileLine(path, 0, len(data), crc32c(data))

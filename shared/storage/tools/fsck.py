@@ -11,20 +11,28 @@ import attrs
 
 from shared.storage import catalog
 from shared.storage.disk import Disk
-from shared.storage.format import FORMAT_PATH, INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES
+from shared.storage.format import FORMAT_PATH, INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, MANIFEST_PATH
 from shared.storage.index import entry_position
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
 from shared.storage.rebuild import QUARANTINE
 from shared.storage.settings import Durability
-from shared.storage.tools import manifest
-from shared.storage.tools.ranges import State, ranges
-from shared.storage.tools.view import DamagedFile, FolderView, Held, LogReader, LogView, check_format, look
+from shared.storage.tools.view import (
+    DamagedFile,
+    FolderView,
+    Held,
+    LogReader,
+    LogView,
+    State,
+    check_format,
+    look,
+    ranges,
+)
 
 _OURS = frozenset(
     {FORMAT_PATH, LOCK_NAME, catalog.PATH, catalog.NEW_PATH, JOURNAL_FOLDER}
-    | {"control.sock", manifest.PATH, QUARANTINE}
+    | {"control.sock", MANIFEST_PATH, QUARANTINE}
 )
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import attrs
 
 from shared.errors import LogMissing
-from shared.storage.tools.ranges import Range, State, ranges
-from shared.storage.tools.view import FolderView, LogReader, LogView, viewing
+from shared.storage.tools.view import FolderView, LogReader, LogView, Range, State, ranges, viewing
 
 
 @attrs.frozen

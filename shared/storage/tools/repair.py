@@ -6,6 +6,7 @@ not match their CRC stay as they are, and go on being an error to read.
 """
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -13,17 +14,13 @@ import attrs
 from shared.storage import catalog as catalog_file
 from shared.storage import format, index, recovery, replay
 from shared.storage.catalog import Catalog
-from shared.storage.clock import SystemClock
-from shared.storage.disk import Disk
-from shared.storage.journal import write_all
+from shared.storage.disk import Disk, SystemClock, copy_file, opened, replace_file
 from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
 from shared.storage.rebuild import QUARANTINE, rebuild_catalog
 from shared.storage.settings import StorageSettings
 from shared.storage.tools.fsck import FsckReport, Severity, check, orphans
 from shared.storage.tools.view import DamagedFile, FolderView, LogView, check_format, look
-
-_COPY_BYTES = 1 << 20
 
 
 def repair(folder: Path) -> FsckReport:
@@ -78,7 +75,7 @@ class _Mender:
                     continue
                 for name in names:
                     if name.endswith((".log", ".idx")):
-                        self._copy_aside(f"{namespace}/{name}")
+                        self._copy_to_quarantine(f"{namespace}/{name}")
 
     def journal(self) -> None:
         """Put in place what the journal holds, as the next start would; it then says nothing any more."""
@@ -104,19 +101,14 @@ class _Mender:
         found = view.read_index(log)
         kept = [entry for entry in found.entries if entry is not None] if found is not None else []
         try:
-            fd = self._disk.open(log.log_path)
+            with opened(self._disk, log.log_path) as fd:
+                whole, filled = index.whole(self._disk, fd, kept, log.first, log.end, log.created_ms)
         except FileNotFoundError:
             return
-        try:
-            whole, filled = index.whole(self._disk, fd, kept, log.first, log.end, log.created_ms)
-        finally:
-            self._disk.close(fd)
         if found is None and not whole:
             return  # an empty log need not have one
         if found is None or filled or None in found.entries or not view.header_is_good(log):
-            header = format.pack_index_header(log.id, log.created_ms)
-            packed = b"".join(format.pack_index_entry(entry, log.id) for entry in whole)
-            self._replace(log.index_path, header + packed)
+            self._replace(log.index_path, index.pack_index(log.id, log.created_ms, whole))
             self.done.append(f"{log.index_path}: made whole, {filled} bytes unverified")
 
     def orphans(self, view: FolderView) -> None:
@@ -124,13 +116,13 @@ class _Mender:
         namespaces = {log.namespace for log in view.logs.values()}
         for finding in list(orphans(view)):
             if finding.severity is Severity.WARNING and finding.path.partition("/")[0] in namespaces:
-                self._disk.rename(finding.path, self._aside(finding.path))
+                self._disk.rename(finding.path, self._quarantined(finding.path))
                 self._disk.sync_folder(finding.path.partition("/")[0])
                 self.done.append(f"{finding.path}: moved to {self._quarantine}")
 
     # -- nothing is thrown away
 
-    def _aside(self, path: str) -> str:
+    def _quarantined(self, path: str) -> str:
         """Where something goes; its folder is made."""
         folder = ""
         for part in (*self._quarantine.split("/"), *path.split("/")[:-1]):
@@ -138,32 +130,11 @@ class _Mender:
             self._disk.make_folder(folder)
         return f"{self._quarantine}/{path}"
 
-    def _copy_aside(self, path: str) -> None:
-        try:
-            source = self._disk.open(path)
-        except FileNotFoundError:
-            return
-        try:
-            target = self._disk.open(self._aside(path), create=True)
-            try:
-                for position in range(0, self._disk.size(source), _COPY_BYTES):
-                    write_all(self._disk, target, self._disk.read(source, _COPY_BYTES, position), position)
-                self._disk.sync_data(target)
-            finally:
-                self._disk.close(target)
-        finally:
-            self._disk.close(source)
+    def _copy_to_quarantine(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            copy_file(self._disk, path, self._quarantined(path))
 
     def _replace(self, path: str, data: bytes) -> None:
         """Keep what is there, then put the whole new file in its place."""
-        self._copy_aside(path)
-        fresh = f"{path}.new"
-        fd = self._disk.open(fresh, create=True)
-        try:
-            self._disk.truncate(fd, 0)
-            write_all(self._disk, fd, data, 0)
-            self._disk.sync_data(fd)
-        finally:
-            self._disk.close(fd)
-        self._disk.rename(fresh, path)
-        self._disk.sync_folder(path.rpartition("/")[0])
+        self._copy_to_quarantine(path)
+        replace_file(self._disk, path, data)

@@ -12,6 +12,7 @@ import errno
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -23,11 +24,12 @@ from shared.storage import catalog as catalog_file
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog
 from shared.storage.disk import Disk
-from shared.storage.format import FORMAT_PATH, INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, Kind
+from shared.storage.format import FORMAT_PATH, IndexEntry, Kind
 from shared.storage.index import IndexFile
 from shared.storage.journal import segment_path
 from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
+from shared.storage.recovery import format_number
 from shared.storage.replay import Replay
 from shared.storage.settings import Durability
 
@@ -97,40 +99,12 @@ class FolderView:
         return sorted(self.logs.values(), key=lambda log: (log.namespace, log.name))
 
     def read_index(self, log: LogView) -> IndexFile | None:
-        """A log's index; None where there is none, or no entry of it is this log's.
-
-        Each entry names its log, so they count even where the header is damaged (see `header_is_good`).
-        """
-        try:
-            fd = self.disk.open(log.index_path)
-        except FileNotFoundError:
-            return None
-        try:
-            found = index.read_index(self.disk, fd)
-            if found is not None:
-                return found if found.log_id == log.id else None
-            data = self.disk.read(fd, self.disk.size(fd), INDEX_HEADER_BYTES)
-        finally:
-            self.disk.close(fd)
-        entries = [
-            format.unpack_index_entry(data, log.id, at) for at in range(0, len(data), INDEX_ENTRY_BYTES)
-        ]
-        while entries and entries[0] is None:  # given back by retention, or damaged: nobody can tell
-            del entries[0]
-        dropped = len(data) // INDEX_ENTRY_BYTES - len(entries)
-        return IndexFile(log.id, log.created_ms, dropped, entries) if entries else None
+        """A log's index; None where there is none, or no entry of it is this log's."""
+        return index.read_index_of(self.disk, log.index_path, log.id, log.created_ms)
 
     def header_is_good(self, log: LogView) -> bool:
         """Whether the index says in front whose it is."""
-        try:
-            fd = self.disk.open(log.index_path)
-        except FileNotFoundError:
-            return False
-        try:
-            header = format.unpack_index_header(self.disk.read(fd, INDEX_HEADER_BYTES, 0))
-        finally:
-            self.disk.close(fd)
-        return header is not None and header[0] == log.id
+        return index.owner(self.disk, log.index_path) == log.id
 
     def reader(self, log: LogView) -> "LogReader":
         return LogReader(self.disk, log)
@@ -272,27 +246,12 @@ def check_format(disk: Disk, folder: Path | str = "this", *, may_be_damaged: boo
 
     `folder`: what people call it.
     """
-    try:
-        _check_format(disk, folder)
-    except DamagedFile:
-        if not may_be_damaged:
-            raise
-
-
-def _check_format(disk: Disk, folder: Path | str) -> None:
-    names = disk.names("")
-    if FORMAT_PATH not in names:
-        if catalog_file.PATH in names:
-            raise DamagedFile(FORMAT_PATH, "is missing")
+    number = format_number(disk)
+    if number is None and catalog_file.PATH not in disk.names(""):
         raise StoreFormat(f"{folder} is not a data folder: it has no file FORMAT")
-    fd = disk.open(FORMAT_PATH)
-    try:
-        number = format.format_number(disk.read(fd, 200, 0))
-    finally:
-        disk.close(fd)
-    if number is None:
-        raise DamagedFile(FORMAT_PATH, "is damaged")
-    if number > format.FORMAT_NUMBER:
+    if not number and not may_be_damaged:
+        raise DamagedFile(FORMAT_PATH, "is missing" if number is None else "is damaged")
+    if number and number > format.FORMAT_NUMBER:
         raise StoreFormat(f"{folder} has format {number}; this program reads {format.FORMAT_NUMBER}")
 
 
@@ -396,3 +355,107 @@ def _end_with_index(view: FolderView, log: LogView) -> None:
             if crc32c(reader.read(entry.offset, entry.length)) == entry.crc32c:
                 log.end = entry.end
                 return
+
+
+class State(Enum):
+    """How far a range can be trusted."""
+
+    GOOD = "good"  # its CRC, made when it was written, agrees
+    UNVERIFIED = "unverified"  # its CRC was made later, when an index was rebuilt, and agrees
+    UNCOVERED = "uncovered"  # whole records, but nothing says that they are the ones written
+    DAMAGED = "damaged"
+
+
+@attrs.frozen
+class Range:
+    """`length` bytes of a log from `offset` on; `text` says what is wrong, if something is.
+
+    `last_ms`: the time of its last record, None where nothing tells.
+    """
+
+    offset: int
+    length: int
+    records: int
+    state: State
+    text: str = ""
+    last_ms: int | None = None
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+def ranges(view: FolderView, log: LogView, reader: LogReader, start: int, stop: int) -> Iterator[Range]:
+    """The ranges that touch [start, stop), in order and without gaps, from the first kept offset to the end.
+
+    Reads every byte of them. The index's gaps are walked record by record.
+    """
+    position = log.first
+    found = view.read_index(log)
+    for entry in found.entries if found is not None else []:
+        if entry is None or entry.end <= position:
+            continue
+        if entry.offset >= stop or entry.offset >= log.end:
+            break
+        if entry.offset < position > log.first:
+            continue  # it overlaps its neighbour: its CRC cannot be asked
+        if entry.offset > position:
+            yield from _gap(log, reader, position, entry.offset, start)
+        if entry.end > start:
+            checked = _of_entry(reader, entry)
+            if view.live and entry.offset < position and checked.state is State.DAMAGED:
+                continue  # more may be dropped by now than we know of, and be a hole
+            yield checked if entry.offset >= position else _kept(checked, reader, position)
+        position = entry.end
+    if position < min(stop, log.end):
+        yield from _gap(log, reader, position, log.end, start)
+
+
+def _of_entry(reader: LogReader, entry: IndexEntry) -> Range:
+    if entry.damaged:
+        return _damaged(entry, "the journal lost what stood here")
+    data = reader.read(entry.offset, entry.length)
+    if len(data) < entry.length:
+        return _damaged(entry, f"the file ends {entry.length - len(data)} bytes too early")
+    if crc32c(data) != entry.crc32c:
+        return _damaged(entry, "these are not the bytes that were written (CRC)")
+    if format.count_records(data) != entry.records:
+        return _damaged(entry, "the length fields do not lead to the range's end")
+    state = State.UNVERIFIED if entry.unverified else State.GOOD
+    return Range(entry.offset, entry.length, entry.records, state, "", entry.last_ms)
+
+
+def _kept(whole: Range, reader: LogReader, first: int) -> Range:
+    """What is kept of an entry's range: the records before `first`, a record's start, are dropped."""
+    dropped = format.count_records(reader.read(whole.offset, first - whole.offset)) or 0
+    records = max(whole.records - dropped, 0)
+    return attrs.evolve(whole, offset=first, length=whole.end - first, records=records)
+
+
+def _damaged(entry: IndexEntry, text: str) -> Range:
+    return Range(entry.offset, entry.length, entry.records, State.DAMAGED, text, entry.last_ms)
+
+
+def _gap(log: LogView, reader: LogReader, position: int, stop: int, wanted: int) -> Iterator[Range]:
+    """A range that no entry covers: some of it may stand in the journal, whose batches have CRCs."""
+    while position < stop:
+        end, state = stop, State.UNCOVERED
+        for patch in log.patches_in(position, stop):
+            if patch.offset > position and state is State.UNCOVERED:
+                end = patch.offset
+            elif patch.offset <= (end if state is State.GOOD else position):
+                end, state = patch.offset + patch.length, State.GOOD
+                continue
+            break
+        end = min(end, stop)
+        records = 0
+        reached = position
+        for offset, payload in reader.records(position, end):
+            records += 1
+            reached = offset + format.LENGTH_BYTES + len(payload)
+        if reached > max(position, wanted):
+            yield Range(position, reached - position, records, state)
+        if reached < end:
+            text = "no whole record stands here, and the index says nothing of it"
+            yield Range(reached, end - reached, 0, State.DAMAGED, text)
+        position = end

@@ -11,10 +11,8 @@ from shared.storage import syscalls
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.tools import copying
-from shared.storage.tools.backup import backup, restore
+from shared.storage.tools.backup import FileLine, Manifest, backup, backup_files, restore
 from shared.storage.tools.fsck import check
-from shared.storage.tools.live_backup import backup_files
-from shared.storage.tools.manifest import FileLine, Manifest
 from tests.support.folders import SETTINGS, add, contents, fill, flip, open_folder, tree
 
 WORDS = {

@@ -11,15 +11,15 @@ import trio
 
 from shared.errors import LogMissing, StoreFormat, StoreInUse
 from shared.storage import catalog, format, replay
+from shared.storage.disk import replace_file
 from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.tools.fsck import FsckReport, Kind, Severity, check
 from shared.storage.tools.logs import DamagedRow, RecordRow, log_dump, log_ls, log_verify
-from shared.storage.tools.ranges import State
 from shared.storage.tools.repair import repair
-from shared.storage.tools.view import viewing
+from shared.storage.tools.view import State, viewing
 from tests.support.folders import ALWAYS, add, contents, fill, flip, open_folder, tree
 
 # 30 records of 5,000 bytes, in three index entries.
@@ -164,7 +164,7 @@ async def test_a_served_folder_is_looked_at_again_where_a_checkpoint_came_in_bet
         scans.append(arguments)
         if len(scans) == 1:  # what is made now is in the catalog that follows, and not in the one just read
             add(store, "logmq", "new", [b"x"])
-            catalog.replace(store._disk, _stocked(store))
+            replace_file(store._disk, catalog.PATH, _stocked(store))
             raise FileNotFoundError("a segment that a checkpoint has freed")
         return scan(*arguments)
 

@@ -11,8 +11,8 @@ from shared.storage.index import entry_position, read_index
 from shared.storage.log import Log
 from shared.storage.settings import Retention
 from shared.storage.store import Store
+from shared.storage.tools.backup import backup_files
 from shared.storage.tools.fsck import Severity, check_disk
-from shared.storage.tools.live_backup import backup_files
 from shared.storage.tools.logs import log_verify
 from shared.units import KIB
 from tests.shared.storage.test_cold_reads import ColdDisk

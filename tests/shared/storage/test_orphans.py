@@ -7,6 +7,7 @@ import pytest
 
 from shared.errors import CorruptRecord
 from shared.storage import catalog, replay
+from shared.storage.disk import replace_file
 from shared.storage.journal import segment_path
 from shared.storage.settings import Durability
 from shared.storage.store import Store
@@ -126,7 +127,7 @@ async def test_files_that_are_newer_than_a_copys_catalog_are_logs_again() -> Non
     await store.wait(log.append(records(b"a", b"b"), 2)[1])
     await store.close()
     disk = disk.kill()
-    catalog.replace(disk, before)
+    replace_file(disk, catalog.PATH, before)
     store, found = await logs_of(disk)
     assert found == {"orders": [b"a", b"b"]}
     other, _ = store.namespace("logmq", ALWAYS).create("other")
