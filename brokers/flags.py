@@ -93,57 +93,34 @@ def port_flags(ports: Iterable[str]) -> Iterator[Flag]:
 
 
 def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Callable[..., ServeCommand]:
-    """A `serve` verb with the host's flags beside its own (its own win where both have one).
+    """A `serve` verb with the host's flags beside its own.
 
     The verb returns a ServeCommand, or a protocol's ServeRequest. `recordable`: the protocol can be recorded.
     """
-    own = inspect.signature(verb, eval_str=True)
-    flags = {**HOST_FLAGS, **(RECORD_FLAG if recordable else {})}
-    host = {name: kind for name, kind in flags.items() if name not in own.parameters}
 
-    @functools.wraps(verb)
-    def serve(*arguments: Any, **keywords: Any) -> ServeCommand:
-        given = {name: keywords.pop(name, None) for name in host}
-        result = verb(*arguments, **keywords)
+    def serve(own: Callable[[], Any], given: dict[str, Any]) -> ServeCommand:
         record = bool(given.pop("record", None))
+        result = own()
         command = result if isinstance(result, ServeCommand) else _requested(result, record)
-        settings = tuple(
+        files = {name: given.pop(name) for name in ("config", "ready_file") if name in given}
+        settings = [
             Flag(
                 ("serve", name),
                 str(value).lower() if value is True else str(value),
                 f"--{name}".replace("_", "-"),
             )
             for name, value in given.items()
-            if value is not None and name not in ("config", "ready_file")
-        )
-        return attrs.evolve(
-            command,
-            config=given.get("config", command.config),
-            ready_file=given.get("ready_file", command.ready_file),
-            flags=settings + command.flags,
-        )
+            if value is not None
+        ]
+        return attrs.evolve(command, flags=(*settings, *command.flags), **files)
 
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in host.items()
-    ]
-    _sign(serve, own, added)
-    return serve
+    kinds = {**HOST_FLAGS, **(RECORD_FLAG if recordable else {})}
+    return _with_flags(verb, {name: (kind, None) for name, kind in kinds.items()}, serve)
 
 
 def with_config_flag(verb: "Callable[..., VerbRequest]") -> "Callable[..., VerbRequest]":
     """A protocol's verb that asks about a data folder, with `--config` beside its own flags."""
-    own = inspect.signature(verb, eval_str=True)
-    if "config" in own.parameters:
-        return verb
-
-    @functools.wraps(verb)
-    def asking(*arguments: Any, config: Path | None = None, **keywords: Any) -> "VerbRequest":
-        return attrs.evolve(verb(*arguments, **keywords), config=config)
-
-    added = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
-    _sign(asking, own, [added])
-    return asking
+    return _with_flags(verb, CONFIG_FLAG, lambda own, given: attrs.evolve(own(), **given))
 
 
 PLACE_FLAGS: Mapping[str, Any] = {"host": (Host, None), "port": (Port, None)}
@@ -155,8 +132,7 @@ SERVER_FLAGS: Mapping[str, Any] = {
     "key_file": (KeyFile, None),
 }
 """As they are called in `Server`, but for the file of a key: `--key` is a routing key elsewhere."""
-
-
+CONFIG_FLAG: Mapping[str, Any] = {"config": (ConfigFile, None)}
 Find = Callable[[type[Place], "Plugin", Mapping[str, Any], Path | None], Place]
 """Where a server is: by the flags that were given, and by what the settings of a file leave open."""
 
@@ -167,50 +143,34 @@ def with_server_flags(verb: Callable[..., Any], plugin: "Plugin", find: Find) ->
     A verb without a parameter of the class `Place` or `Server` is given back as it is. `find` makes what such
     a parameter gets.
     """
-    own = inspect.signature(verb, eval_str=True)
     asked = {
         name: parameter.annotation
-        for name, parameter in own.parameters.items()
+        for name, parameter in inspect.signature(verb, eval_str=True).parameters.items()
         if isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Place)
     }
     if not asked:
         return verb
     ((wanted, kind),) = asked.items()
-    taken = own.parameters.keys() - {wanted}
-    flags = {
-        name: flag
-        for name, flag in (SERVER_FLAGS if issubclass(kind, Server) else PLACE_FLAGS).items()
-        if name not in taken
-    }
 
-    @functools.wraps(verb)
-    def asking(*arguments: Any, config: Path | None = None, **keywords: Any) -> Any:
-        given = {"key" if name == "key_file" else name: keywords.pop(name, None) for name in flags}
-        return verb(*arguments, **keywords, **{wanted: find(kind, plugin, given, config)})
+    def asking(own: Callable[..., Any], given: dict[str, Any]) -> Any:
+        config = given.pop("config")
+        said = {"key" if name == "key_file" else name: value for name, value in given.items()}
+        return own(**{wanted: find(kind, plugin, said, config)})
 
     variable = f"BROKERS_{plugin.name}_PORT".upper().replace("-", "_")
     usual = f"Its port; {plugin.settings().port} unless set ({plugin.name}.port, {variable})."
-    added = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=Annotated[hint, Parameter(name=("--port", "-p"), help=usual)]
-            if hint is Port
-            else hint,
-        )
-        for name, (hint, default) in flags.items()
-    ]
-    config_flag = inspect.Parameter(
-        "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile
-    )
-    parameters = [parameter for name, parameter in own.parameters.items() if name != wanted]
-    _sign(asking, own.replace(parameters=parameters), [*added, config_flag])
-    return asking
+    port = Annotated[Port, Parameter(name=("--port", "-p"), help=usual)]
+    flags = SERVER_FLAGS if issubclass(kind, Server) else PLACE_FLAGS
+    return _with_flags(verb, {**flags, "port": (port, None), **CONFIG_FLAG}, asking, without=wanted)
 
 
-WIDE = Annotated[bool, flag("All columns on a terminal, however wide.")]
-COLUMNS = Annotated[str | None, Parameter(help="Show these columns: names with commas.", show_default=False)]
+TABLE_FLAGS: Mapping[str, Any] = {
+    "wide": (Annotated[bool, flag("All columns on a terminal, however wide.")], False),
+    "columns": (
+        Annotated[str | None, Parameter(help="Show these columns: names with commas.", show_default=False)],
+        None,
+    ),
+}
 _LISTED = re.compile(r"List the (\w+)")
 
 
@@ -225,27 +185,40 @@ def with_table_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     The host reads them where it shows what the verb returns.
     """
-    own = inspect.signature(verb, eval_str=True)
-    if listed(verb) is None or "wide" in own.parameters:
-        return verb
+    return verb if listed(verb) is None else _with_flags(verb, TABLE_FLAGS, lambda own, given: own())
+
+
+def _with_flags(
+    verb: Callable[..., Any],
+    flags: Mapping[str, tuple[Any, Any]],
+    use: Callable[[Callable[..., Any], dict[str, Any]], Any],
+    without: str | None = None,
+) -> Callable[..., Any]:
+    """A verb with `flags` (type, default) beside its own; where both have one, the verb's own stays.
+
+    `use(own, given)` calls the verb, whose own arguments are bound in `own`, and says what the command
+    returns. `without`: a parameter that the command line does not see, since `use` gives it.
+    """
+    signature = inspect.signature(verb, eval_str=True)
+    own = [parameter for name, parameter in signature.parameters.items() if name != without]
+    names = {parameter.name for parameter in own}
+    added = {name: flag for name, flag in flags.items() if name not in names}
 
     @functools.wraps(verb)
-    def listing(*arguments: Any, wide: bool = False, columns: str | None = None, **keywords: Any) -> Any:
-        return verb(*arguments, **keywords)
+    def command(*arguments: Any, **keywords: Any) -> Any:
+        given = {name: keywords.pop(name, default) for name, (_, default) in added.items()}
+        return use(functools.partial(verb, *arguments, **keywords), given)
 
-    added = [
-        inspect.Parameter("wide", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=WIDE),
-        inspect.Parameter("columns", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=COLUMNS),
+    parameters = [
+        *own,
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (kind, default) in added.items()
+        ),
     ]
-    _sign(listing, own, added)
-    return listing
-
-
-def _sign(verb: Callable[..., Any], own: inspect.Signature, added: Iterable[inspect.Parameter]) -> None:
-    """Let the command line see a verb's own parameters and those."""
-    parameters = [*own.parameters.values(), *added]
-    verb.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
 
 
 def _requested(request: "ServeRequest", record: bool) -> ServeCommand:
