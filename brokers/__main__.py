@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     _claim_standard_descriptors()
-    _buffer_standard_output()
+    buffer_standard_output()
     # In a locale that is not UTF-8 the characters that it lacks are shown by their numbers.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -42,7 +42,7 @@ def _claim_standard_descriptors() -> None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
-def _buffer_standard_output() -> None:
+def buffer_standard_output() -> None:
     """Buffer it also where Python was started not to (PYTHONUNBUFFERED).
 
     Unbuffered, Python drops what a short write did not take: a reader that leaves after half of a large

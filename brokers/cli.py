@@ -114,7 +114,7 @@ def _run(arguments: Sequence[str]) -> int:
     if inspect.iscoroutine(result) or isinstance(result, AsyncIterable):
         import trio
 
-        result = trio.run(_finish, result, output)
+        result = trio.run(finish, result, output)
     code = int(ExitCode.OK)
     if _is_for_the_server(result):
         result = server_cli.ask(result)
@@ -130,16 +130,16 @@ def _is_for_the_server(result: Any) -> bool:
     return plugin is not None and isinstance(result, plugin.VerbRequest)
 
 
-async def _finish(result: Any, output: Output) -> Any:
+async def finish(result: Any, output: Output) -> Any:
     """Await what is async, and show rows as they come; returns what is left to show."""
     if inspect.iscoroutine(result):
         result = await result
     if isinstance(result, AsyncIterable):
-        return await _stream(result, output)
+        return await stream(result, output)
     return result
 
 
-async def _stream(rows: AsyncIterable[Any], output: Output) -> None:
+async def stream(rows: AsyncIterable[Any], output: Output) -> None:
     """Show rows as they come, for as long as somebody reads them."""
     import trio
 

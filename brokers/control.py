@@ -34,7 +34,7 @@ def listen(folder: Path) -> socket.socket:
     try:
         with contextlib.suppress(OSError):  # Linux takes the file's mode from here, others from chmod below
             os.fchmod(listener.fileno(), 0o600)
-        with _address(folder) as address:
+        with address_of(folder) as address:
             listener.bind(address)
         os.chmod(folder / NAME, 0o600)
         listener.listen(16)
@@ -57,7 +57,7 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
     Raises Refusal: UNAVAILABLE where none serves it, FAILED with the server's own words where it says no.
     """
     seconds = ANSWER_SECONDS if method == "GET" else None  # a backup takes as long as it takes
-    with contextlib.closing(_Connection(folder, seconds)) as connection:
+    with contextlib.closing(ControlConnection(folder, seconds)) as connection:
         try:
             data = None if body is None else json.dumps(body).encode()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
@@ -87,7 +87,7 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
     return result
 
 
-class _Connection(http.client.HTTPConnection):
+class ControlConnection(http.client.HTTPConnection):
     """HTTP over the socket in a folder; `seconds` for each step of it, or None."""
 
     def __init__(self, folder: Path, seconds: float | None) -> None:
@@ -97,12 +97,12 @@ class _Connection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        with _address(self._folder) as address:
+        with address_of(self._folder) as address:
             self.sock.connect(address)
 
 
 @contextlib.contextmanager
-def _address(folder: Path) -> Iterator[str]:
+def address_of(folder: Path) -> Iterator[str]:
     """A path of the socket in `folder` that fits a socket address."""
     plain = str(folder / NAME)
     if len(os.fsencode(plain)) <= PATH_BYTES_MAX:

@@ -32,18 +32,18 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 def names() -> list[str]:
     """The installed protocols, sorted; whether they work is not known yet."""
-    return sorted(_found())
+    return sorted(installed())
 
 
 def packages() -> list[str]:
     """The top-level packages that the installed protocols are in, sorted."""
-    return sorted({point.module.partition(".")[0] for points in _found().values() for point in points})
+    return sorted({point.module.partition(".")[0] for points in installed().values() for point in points})
 
 
 def summary(name: str) -> str:
     """One line about a protocol, from its package's docstring: what a list of commands can afford."""
     try:
-        package = importlib.import_module(_found()[name][0].module.partition(".")[0])
+        package = importlib.import_module(installed()[name][0].module.partition(".")[0])
     except Exception as error:
         return f"(broken: {said(error)})"
     return (package.__doc__ or "").strip().partition("\n")[0]
@@ -51,7 +51,7 @@ def summary(name: str) -> str:
 
 def load(name: str) -> "Plugin":
     """The plugin of an installed protocol. Raises Refusal, in one line, where it is missing or broken."""
-    candidates = _found().get(name)
+    candidates = installed().get(name)
     if not candidates:
         meant = nearest(name, names())
         hint = f"; did you mean {meant}?" if meant else f"; installed: {', '.join(names()) or 'none'}"
@@ -110,8 +110,12 @@ def enabled(enable: Sequence[str], plugins: Sequence["Plugin"], source: str) -> 
     return [working[name] for name in dict.fromkeys(enable)]
 
 
-@functools.cache  # a look into every installed package: a command asked six times, for most of its start
-def _found() -> dict[str, list[EntryPoint]]:
+@functools.cache
+def installed() -> dict[str, list[EntryPoint]]:
+    """By name, the entry points that offer a protocol of that name: more than one is a mistake.
+
+    Kept, since it reads the metadata of every installed package; uncached, one command did it six times.
+    """
     found: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         # By value: one installation can be seen twice, through an editable install and its folder.

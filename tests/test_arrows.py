@@ -304,7 +304,6 @@ PRIVATES_ALLOWED: Mapping[str, int] = {
     "shared/net/poll.py": 34,
     "shared/net/rounds.py": 22,
     "shared/net/stream.py": 16,
-    "tests/brokers": 19,
     "tests/dmp": 20,
     "tests/dms": 5,
     "tests/kqmsgq": 2,

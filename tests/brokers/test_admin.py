@@ -306,12 +306,12 @@ def test_an_answer_that_is_none_is_one_line(near_path: Path, said: bytes) -> Non
 def test_only_what_asks_has_a_time_to_be_answered_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float | None] = []
 
-    class Connection(control._Connection):
+    class Connection(control.ControlConnection):
         def connect(self) -> None:
             given.append(self.timeout)
             raise ConnectionRefusedError
 
-    monkeypatch.setattr(control, "_Connection", Connection)
+    monkeypatch.setattr(control, "ControlConnection", Connection)
     for method in ("GET", "POST"):
         with pytest.raises(Refusal):
             control.request(tmp_path, method, "/backup", {})
@@ -331,15 +331,15 @@ def test_the_socket_is_its_owners_by_either_way_to_say_so(
 def test_a_name_of_just_the_length_that_fits_is_used_as_it_is(tmp_path: Path) -> None:
     room = control.PATH_BYTES_MAX - len(f"/{control.NAME}")
     folder = Path("/" + "x" * (room - 1))
-    with control._address(folder) as address:
+    with control.address_of(folder) as address:
         assert address == f"{folder}/{control.NAME}"
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     before = os.listdir("/proc/self/fd")
-    with control._address(folder) as address:
+    with control.address_of(folder) as address:
         assert len(address) < control.PATH_BYTES_MAX
     assert os.listdir("/proc/self/fd") == before
-    with pytest.raises(OSError, match="x" * room), control._address(Path("/" + "x" * room)):
+    with pytest.raises(OSError, match="x" * room), control.address_of(Path("/" + "x" * room)):
         pass  # it is not there, and so has no short name
 
 

@@ -17,8 +17,8 @@ import trio
 from cyclopts import App, ValidationError
 from trio.testing import MockClock
 
-from brokers.__main__ import _buffer_standard_output
-from brokers.cli import _finish, _stream, root, run
+from brokers.__main__ import buffer_standard_output
+from brokers.cli import finish, root, run, stream
 from brokers.errors import ExitCode
 from brokers.render import Output
 from shared.cli.options import DataDir
@@ -370,7 +370,7 @@ def test_a_reader_that_leaves_in_the_middle_is_noticed_where_python_does_not_buf
     unbuffered = io.TextIOWrapper(os.fdopen(writer, "wb", buffering=0), write_through=True)
     with unbuffered:
         monkeypatch.setattr(sys, "stdout", unbuffered)
-        _buffer_standard_output()
+        buffer_standard_output()
         leaving = threading.Thread(target=lambda: (os.read(reader, 1), os.close(reader)))
         leaving.start()
         with pytest.raises(BrokenPipeError):
@@ -391,7 +391,7 @@ def test_a_verb_that_waits_ends_when_its_reader_has_left(monkeypatch: pytest.Mon
     with os.fdopen(writer, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
         with pytest.raises(BaseExceptionGroup) as ended:
-            trio.run(_stream, rows(), Output(stdout), clock=MockClock(autojump_threshold=0))
+            trio.run(stream, rows(), Output(stdout), clock=MockClock(autojump_threshold=0))
     assert ended.group_contains(BrokenPipeError)
 
 
@@ -411,7 +411,7 @@ def test_a_verb_with_tasks_of_its_own_ends_as_any_other_when_its_reader_has_left
                 closed.append(True)
 
     with pytest.raises(BaseExceptionGroup) as ended:
-        trio.run(_finish, rows(), Output(Left()))
+        trio.run(finish, rows(), Output(Left()))
     assert ended.group_contains(BrokenPipeError)
     assert closed
 

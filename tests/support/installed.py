@@ -66,7 +66,7 @@ def install(monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Mapping[str, 
 
 def look_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """For this test what is installed is looked for each time, not once a process."""
-    monkeypatch.setattr(plugins, "_found", getattr(plugins._found, "__wrapped__", plugins._found))
+    monkeypatch.setattr(plugins, "installed", getattr(plugins.installed, "__wrapped__", plugins.installed))
 
 
 def quiet_log() -> structlog.stdlib.BoundLogger:
