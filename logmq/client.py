@@ -25,24 +25,23 @@ from typing import Any, Self, TypeVar, cast
 import attrs
 import trio
 
-from logmq.answers import (
+from logmq import connector
+from logmq.connector import (
     Answer,
+    Ask,
     ChunkAnswer,
     LineAnswer,
     LogmqError,
     Mark,
     OffsetsAnswer,
     Record,
-    RecordAnswer,
-    RowsAnswer,
     Topic,
-    mark_row,
+    checked_name,
     records_of,
     take_message,
-    topic_row,
 )
 from logmq.runs import HEADER_BYTES, encode
-from logmq.wire import name_untrusted, topic_untrusted
+from logmq.wire import name_untrusted
 from shared.client.dial import Address, Disconnected, Unreachable, broken, keep_trying
 from shared.client.nursery import beside
 from shared.client.pipelining import RECEIVE_BYTES, Asking, Reconnecting
@@ -130,7 +129,7 @@ class Client:
 
         Raises the first refusal (LogmqError) once all are answered: others may have been written.
         """
-        name = _name(topic)
+        name = checked_name(topic).encode()
         link = await self._reconnecting.connected()
         awaited: list[OffsetsAnswer] = []
         for requests, count in _write_requests(name, messages):
@@ -155,7 +154,7 @@ class Client:
         """Write a message by APPEND; `produce` does that by itself for those that no line can hold."""
         answer = OffsetsAnswer(1)
         link = await self._reconnecting.connected()
-        await link.ask(b"APPEND %b %d\n%b" % (_name(topic), len(message), message), answer)
+        await link.ask(b"APPEND %b %d\n%b" % (checked_name(topic).encode(), len(message), message), answer)
         await answered(answer)
         (offset,) = answer.offsets
         if isinstance(offset, LogmqError):
@@ -187,7 +186,7 @@ class Client:
         written. The end of the block waits for all of them; errors are raised by the next `send`, or there.
         """
         name = name_untrusted((writer or secrets.token_hex(8)).encode(), "writer")
-        _name(topic)
+        checked_name(topic)
         producer = Producer(self, topic, name, on_written)
         async with beside() as nursery:
             nursery.start_soon(producer.run)
@@ -198,8 +197,7 @@ class Client:
 
     async def consume(self, topic: str, offset: int) -> Record | None:
         """The record at `offset`; None at or past the end."""
-        request = b"CONSUME %b %d\n" % (_name(topic), offset)
-        return cast(Record | None, await self._ask(request, RecordAnswer))
+        return cast(Record | None, await self._ask(connector.consume(topic, offset)))
 
     async def fetch(
         self, topic: str, offset: int, bytes_max: int = FETCH_BYTES, wait_ms: int = 0
@@ -228,7 +226,7 @@ class Client:
         It has a connection of its own, made again where it is lost, and ends only by an error: LogmqError
         (NO_TOPIC when the topic is deleted), or Unreachable.
         """
-        tail = Tail(self._address, _name(topic), offset, self._retry_seconds)
+        tail = Tail(self._address, checked_name(topic).encode(), offset, self._retry_seconds)
         try:
             yield tail
         finally:
@@ -236,35 +234,32 @@ class Client:
 
     async def offsets(self, topic: str) -> Topic:
         """The first kept offset and the end."""
-        first, end = await self._ask(b"OFFSETS %b\n" % _name(topic), lambda: LineAnswer(b"OFFSETS", 2))
+        first, end = await self._ask(connector.offsets(topic))
         return Topic(topic, first, end)
 
     async def seek(self, topic: str, unix_ms: int) -> int:
         """The offset of the first record at or after that time, at the index's grain."""
-        (offset,) = await self._ask(b"SEEK %b %d\n" % (_name(topic), unix_ms), lambda: LineAnswer(b"OK", 1))
+        (offset,) = await self._ask(connector.seek(topic, unix_ms))
         return cast(int, offset)
 
     async def marks(self, topic: str, start: int, stop: int) -> list[Mark]:
         """Index entries that touch [start, stop)."""
-        request = b"MARKS %b %d %d\n" % (_name(topic), start, stop)
-        return cast(list[Mark], await self._ask(request, lambda: RowsAnswer(mark_row)))
+        return cast(list[Mark], await self._ask(connector.marks(topic, start, stop)))
 
     async def topics(self) -> list[Topic]:
         """All, by name."""
-        return cast(list[Topic], await self._ask(b"TOPICS\n", lambda: RowsAnswer(topic_row)))
+        return cast(list[Topic], await self._ask(connector.topics()))
 
     # Groups and the rest.
 
     async def commit(self, group: str, topic: str, offset: int) -> None:
         """The group has dealt with everything before `offset`, which is a record's start or the end."""
-        request = b"COMMIT %b %b %d\n" % (_name(group), _name(topic), offset)
-        await self._ask(request, lambda: LineAnswer(b"OK", 1))
+        await self._ask(connector.commit(group, topic, offset))
 
     async def committed(self, group: str, topic: str) -> int | None:
         """What the group has committed last; None if nothing."""
-        request = b"COMMITTED %b %b\n" % (_name(group), _name(topic))
         try:
-            (offset,) = await self._ask(request, lambda: LineAnswer(b"OK", 1))
+            (offset,) = await self._ask(connector.committed(group, topic))
         except LogmqError as error:
             if error.code == "NO_COMMIT":
                 return None
@@ -275,12 +270,12 @@ class Client:
         """End a topic. Not asked again where the answer is lost (Disconnected): it may be new by then."""
         link = await self._reconnecting.connected()
         answer = LineAnswer(b"OK", 0)
-        await link.ask(b"DELETE %b\n" % _name(topic), answer)
+        await link.ask(b"DELETE %b\n" % checked_name(topic).encode(), answer)
         await answered(answer)
 
     async def ping(self) -> None:
         """A round trip."""
-        await self._ask(b"PING\n", lambda: LineAnswer(b"PONG", 0))
+        await self._ask(connector.ping())
 
     async def check_answers(self, seconds: float) -> None:
         """The same over the connection that there is, once: whoever does not answer in that time, or not as
@@ -301,16 +296,16 @@ class Client:
     # What `Records` and `Producer` use: a request on its way, whose answer is waited for later.
 
     async def send_fetch(self, topic: str, offset: int, bytes_max: int, wait_ms: int) -> ChunkAnswer:
-        request = b"FETCH %b %d %d %d\n" % (_name(topic), offset, bytes_max, wait_ms)
+        request, _ = connector.fetch(topic, offset, bytes_max, wait_ms)
         return await self._send(request, ChunkAnswer(offset))
 
     async def send_batch(self, topic: str, writer: str, seq: int, records: bytes) -> LineAnswer:
-        request = b"BATCH %b %b %d %d\n%b" % (_name(topic), _name(writer), seq, len(records), records)
-        return await self._send(request, LineAnswer(b"OK", 1))
+        head, _ = connector.batch(topic, writer, seq, len(records))
+        return await self._send(head + records, LineAnswer(b"OK", 1))
 
-    async def _ask(self, request: bytes, make_answer: Callable[[], Answer]) -> Any:
+    async def _ask(self, ask: Ask) -> Any:
         """The result of what may be asked twice."""
-        return await self._again(lambda: self._send(request, make_answer()))
+        return await self._again(lambda: self._send(ask.request, ask.answer()))
 
     async def _again(self, send: Callable[[], Any]) -> Any:
         """The same, for a request that is sent by `send`."""
@@ -612,12 +607,6 @@ class Producer:
 
 def _offsets(records: bytes, offset: int) -> list[int]:
     return [record.offset for record in records_of(records, offset)]
-
-
-def _name(name: str) -> bytes:
-    if not isinstance(name, str):
-        raise TypeError(f"topics and groups are named by text, not by {type(name).__name__}")
-    return topic_untrusted(name.encode()).encode()
 
 
 def _write_requests(topic: bytes, messages: Iterable[bytes]) -> Iterable[tuple[bytes, int]]:

@@ -11,7 +11,7 @@ Source: PROTOCOL.md, "Readers that wait".
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from logmq.metrics import Counts
 from logmq.runs import message_lines
@@ -20,7 +20,9 @@ from shared.errors import LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.replies import Replies, ReplySlot
-from shared.storage.store import Log
+
+if TYPE_CHECKING:
+    from shared.storage.store import Log
 
 READ_BYTES = 256 * 1024
 """Of one read for tails: about a millisecond's work, after which other connections have their turn."""
@@ -43,7 +45,7 @@ class Owner(Protocol):
 class Feeds:
     """Where readers wait: for the next records of a log, or for a topic to be made. `logs`: by name."""
 
-    def __init__(self, logs: Mapping[str, Log]) -> None:
+    def __init__(self, logs: "Mapping[str, Log]") -> None:
         self._logs = logs
         self._by_log: dict[Log, Feed] = {}
         self._awaited: dict[str, dict[_Reader, None]] = {}
@@ -68,11 +70,11 @@ class Feeds:
             if not awaited:
                 del self._awaited[reader.topic]
 
-    def topic_made(self, log: Log) -> None:
+    def topic_made(self, log: "Log") -> None:
         for reader in self._awaited.pop(log.name, ()):
             reader.owner.replies.attempt(reader.found, log)
 
-    def of(self, log: Log) -> "Feed":
+    def of(self, log: "Log") -> "Feed":
         feed = self._by_log.get(log)
         if feed is None:
             feed = self._by_log[log] = Feed(log, self._by_log.pop)
@@ -84,7 +86,7 @@ class Feed:
 
     __slots__ = ("_closed", "_fetches", "_on_idle", "_position", "_reading", "_tails", "log")
 
-    def __init__(self, log: Log, on_idle: Callable[[Log], object]) -> None:
+    def __init__(self, log: "Log", on_idle: "Callable[[Log], object]") -> None:
         self.log = log
         self._on_idle = on_idle
         self._tails: dict[Tail, None] = {}  # ordered, unlike a set: the first to come is served first
@@ -95,7 +97,7 @@ class Feed:
         self._closed = False
         log.watchers.add(self.moved)
 
-    def moved(self, log: Log) -> None:
+    def moved(self, log: "Log") -> None:
         """The log's visible end moved, or the log was deleted."""
         if log.deleted:
             self._refuse([*self._fetches, *self._tails], refusal_for(LogDeleted()))
@@ -183,7 +185,7 @@ class _Reader:
         self._log: Log | None = None
         self._feed: Feed | None = None
 
-    def found(self, log: Log) -> None:
+    def found(self, log: "Log") -> None:
         """The topic is there."""
         raise NotImplementedError
 
@@ -194,7 +196,7 @@ class _Reader:
             self._feeds.leave(self)
             self._leave_feed()
 
-    def _join_feed(self, log: Log) -> None:
+    def _join_feed(self, log: "Log") -> None:
         self._feed = self._feeds.of(log)
         self._feed.join(self)
 
@@ -223,7 +225,7 @@ class Tail(_Reader):
         else:
             self._feeds.enter(self)
 
-    def found(self, log: Log) -> None:
+    def found(self, log: "Log") -> None:
         self._log = log
         self.catch_up()
 
@@ -316,7 +318,7 @@ class Fetch(_Reader):
     def start(self) -> None:
         self._feeds.enter(self)
 
-    def found(self, log: Log) -> None:
+    def found(self, log: "Log") -> None:
         self._log = log
         if log.visible > self.next:
             self.read()

@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, groupby
 from math import inf
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from logmq import runs
-from logmq.broker import Broker
 from logmq.readers import Fetch, Tail
 from logmq.states import TRANSITIONS, Event, State
 from logmq.windows import FIRST_READ_BYTES, NEXT_READ_BYTES, Window
@@ -49,7 +48,10 @@ from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.session import SessionBase, Stop
 from shared.replies import ReplySlot
-from shared.storage.store import Log, Ticket
+
+if TYPE_CHECKING:
+    from logmq.broker import Broker
+    from shared.storage.store import Log, Ticket
 
 LINES_PER_ROUND = 1024
 """Lines looked at one by one before others have their turn: about a millisecond."""
@@ -101,7 +103,7 @@ class Session(SessionBase):
         "topics",
     )
 
-    def __init__(self, connection: Connection, broker: Broker) -> None:
+    def __init__(self, connection: Connection, broker: "Broker") -> None:
         super().__init__(connection, broker.settings.line_seconds)
         self.broker = broker
         self.topics = broker.topics
@@ -471,7 +473,7 @@ class Session(SessionBase):
             self.counts.batches_repeated += 1
         self._reply_after(ticket, b"OK %d\n" % first)
 
-    def _writable(self, topic: bytes) -> Log:
+    def _writable(self, topic: bytes) -> "Log":
         """The log of a topic, made if it is not there, which counts as a read does. Raises Refusal."""
         before = len(self.topics)
         log = self.topics.writable_untrusted(topic)
@@ -479,7 +481,7 @@ class Session(SessionBase):
             self._has_read()
         return log
 
-    def _queue(self, log: Log, message: bytes) -> None:
+    def _queue(self, log: "Log", message: bytes) -> None:
         """A write that is appended with its neighbours, by `_flush`."""
         self._queued_logs.append(log)
         self._queued_messages.append(message)
@@ -498,7 +500,7 @@ class Session(SessionBase):
         else:
             self._append_by_topic(logs, messages)
 
-    def _append(self, log: Log, records: bytes, count: int, lengths: runs.Lengths) -> None:
+    def _append(self, log: "Log", records: bytes, count: int, lengths: runs.Lengths) -> None:
         """Append a run; its answers wait for the commit."""
         try:
             if log.deleted:
@@ -514,7 +516,7 @@ class Session(SessionBase):
         if self.broker.store.congested:
             self.stop_if_congested(self.broker.store)
 
-    def _append_by_topic(self, logs: Sequence[Log], messages: Sequence[bytes]) -> None:
+    def _append_by_topic(self, logs: "Sequence[Log]", messages: Sequence[bytes]) -> None:
         """Of several topics: one append for each, and the answers in the order of the requests."""
         places: dict[Log, list[int]] = {}
         for place, log in enumerate(logs):
@@ -543,7 +545,7 @@ class Session(SessionBase):
             start = end
         self.stop_if_congested(self.broker.store)
 
-    def _alive(self, log: Log) -> Log:
+    def _alive(self, log: "Log") -> "Log":
         """`log`, or the one that takes its place if it was deleted since it was looked up."""
         if not log.deleted:
             return log
@@ -579,7 +581,7 @@ class Session(SessionBase):
         log = self.topics.find_untrusted(fields[0])
         self._consume_all(log, (number_untrusted(fields[1], "offset"),))
 
-    def _consume_all(self, log: Log | None, offsets: Sequence[int]) -> int:
+    def _consume_all(self, log: "Log | None", offsets: Sequence[int]) -> int:
         """Answer CONSUMEs of one topic, as many as nothing stops; returns how many."""
         if log is None:
             self.reply(_EOF * len(offsets))
@@ -599,7 +601,7 @@ class Session(SessionBase):
                 break
         return done
 
-    def _read_ahead(self, log: Log, offset: int, size: int) -> Window | None:
+    def _read_ahead(self, log: "Log", offset: int, size: int) -> Window | None:
         """A window that begins at `offset`; None where its request is answered here, or will be."""
         window: Window | None = None
 
@@ -669,7 +671,7 @@ class Session(SessionBase):
 
     def _read(
         self,
-        log: Log,
+        log: "Log",
         offset: int,
         begin: Callable[[Callable[[Any], None]], None],
         finish: Callable[[Any, ReplySlot | None], None],
@@ -777,7 +779,7 @@ class Session(SessionBase):
                     self.replies.reply_after(ticket, reply)
                     return
 
-                def written(done: Ticket) -> None:
+                def written(done: "Ticket") -> None:
                     slot.resolve(reply if done.error is None else self._refused(done.error))
 
                 ticket.when_done(self.replies.guarded(written))
@@ -896,7 +898,7 @@ class Session(SessionBase):
             for part in parts:
                 self.replies.reply(part)
 
-    def _reply_after(self, ticket: Ticket | None, reply: bytes) -> None:
+    def _reply_after(self, ticket: "Ticket | None", reply: bytes) -> None:
         """The answer to one request, once `ticket` is done; None: it is."""
         if ticket is None:
             self.reply(reply)

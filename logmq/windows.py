@@ -6,9 +6,12 @@ a window never goes stale; it is given up with its log, its connection, or when 
 """
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 from logmq.runs import same_length
-from shared.storage.store import Log
+
+if TYPE_CHECKING:
+    from shared.storage.store import Log
 
 FIRST_READ_BYTES = 8 * 1024
 NEXT_READ_BYTES = 64 * 1024
@@ -24,7 +27,7 @@ class Window:
 
     __slots__ = ("at", "length", "log", "offset", "records")
 
-    def __init__(self, log: Log, offset: int, records: bytes) -> None:
+    def __init__(self, log: "Log", offset: int, records: bytes) -> None:
         self.log = log
         self.offset = offset
         self.records = records

@@ -11,7 +11,7 @@ import pytest
 from brokers.pipeline.source import sink, sink_options
 from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.packing import Piece
-from logmq.answers import Record, records_of
+from logmq.connector import Record, records_of
 from shared.errors import ConfigError
 from tests.support.server import Server, speak
 

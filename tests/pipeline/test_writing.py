@@ -12,7 +12,7 @@ from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.packing import Piece
 from brokers.pipeline.source.writing import NotWritten, Writer
-from logmq.answers import LogmqError
+from logmq.connector import LogmqError
 from logmq.runs import encode
 from tests.support.server import Server, speak
 

@@ -13,13 +13,13 @@ from typing import Any, cast
 import attrs
 
 from brokers.pipeline.source.address import Reach, Server
-from brokers.pipeline.source.link import Ask, Link
+from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import LogSpot
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.stretch import Stretch
-from logmq.answers import LineAnswer, LogmqError, RowsAnswer, mark_row
-from logmq.wire import Refusal, name_untrusted
+from logmq import connector
+from logmq.connector import LogmqError, Refusal, name_untrusted
 
 
 @attrs.frozen
@@ -52,7 +52,7 @@ def behind(server: Server, reach: Reach, groups: Sequence[str]) -> list[Behind]:
     with closing(Served(server, reach)) as served, closing(Link(server, reach)) as link:
         spots = served.spots(Topics(pattern=".*"))
         pairs = list(product(sorted(spots), groups))
-        asks: list[Ask] = [(f"COMMITTED {group} {topic}\n".encode(), _offset) for topic, group in pairs]
+        asks = [connector.committed(group, topic) for topic, group in pairs]
         places = [
             (group, spots[topic], cast(tuple[int], answer)[0])
             for (topic, group), answer in zip(pairs, link.ask_all(asks), strict=True)
@@ -74,10 +74,6 @@ def _behind(group: str, spot: LogSpot, position: int, ahead: Stretch, marks: Seq
     return Behind(group, spot, position, messages, min(times, default=0), max(times, default=0))
 
 
-def _mark_at(topic: str, offset: int) -> Ask:
+def _mark_at(topic: str, offset: int) -> connector.Ask:
     offset = max(offset, 0)
-    return f"MARKS {topic} {offset} {offset + 1}\n".encode(), lambda: RowsAnswer(mark_row)
-
-
-def _offset() -> LineAnswer:
-    return LineAnswer(b"OK", 1)
+    return connector.marks(topic, offset, offset + 1)

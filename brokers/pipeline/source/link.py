@@ -1,6 +1,6 @@
 """A blocking connection to one LogMQ server, for Spark's Python workers: no loop, no threads.
 
-Answers are taken by LogMQ's own client code, which does no I/O (`logmq.answers`). What is asked here may be
+Requests and answers are those of `logmq.connector`, which does no I/O. What is asked here may be
 asked twice without harm, so a connection that breaks, or over which nothing comes for `reply_seconds`, is
 made again and the unanswered is asked again, with growing pauses, until `retry_seconds` have gone by without
 any answer.
@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from typing import Any, cast
 
 from brokers.pipeline.source.address import Reach, Server
-from logmq.answers import BODY_BYTES_MAX, Answer, LineAnswer, LogmqError
+from logmq.connector import BODY_BYTES_MAX, Answer, Ask, LineAnswer, LogmqError
 from shared.client.dial import TLS_ALERT
 from shared.client.retry import Retry
 from shared.errors import RemoteProtocolError
@@ -25,9 +25,6 @@ RECEIVE_BYTES = 256 * 1024
 PIPELINED = 256
 """Requests on their way at once: their answers are small, and so the two sides cannot block each other."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
-
-Ask = tuple[bytes, Callable[[], Answer]]
-"""A request, and what makes the answer that it should get."""
 
 
 class Link:
@@ -42,9 +39,9 @@ class Link:
         self._data = bytearray()
         self._at = 0
 
-    def ask(self, request: bytes, answer: Callable[[], Answer]) -> Any:
+    def ask(self, ask: Ask) -> Any:
         """The result. Raises LogmqError where the server refuses."""
-        (result,) = self.ask_all([(request, answer)])
+        (result,) = self.ask_all([ask])
         if isinstance(result, LogmqError):
             raise result
         return result

@@ -17,7 +17,7 @@ import attrs
 
 from brokers.pipeline.source.address import Reach, parse_servers
 from brokers.pipeline.source.same import once_each
-from logmq.wire import Refusal, name_untrusted, topic_untrusted
+from logmq.connector import Refusal, name_untrusted, topic_untrusted
 from shared.errors import ConfigError
 from shared.local_path import local_path
 

@@ -17,13 +17,13 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from brokers.pipeline.source.address import Reach, Server
-from brokers.pipeline.source.link import PIPELINED, Ask, Link
+from brokers.pipeline.source.link import PIPELINED, Link
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import Chunk, LogSpot, Policy
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Asked, Entries, Found, Need, Stretch, advance_all
-from logmq.answers import ChunkAnswer, LineAnswer, LogmqError, RowsAnswer, Topic, mark_row, topic_row
-from logmq.wire import topic_untrusted
+from logmq import connector
+from logmq.connector import LogmqError, Topic
 from shared.client.retry import Retry
 from shared.errors import BrokerError
 from shared.storage import format
@@ -59,13 +59,11 @@ class Served:
 
     def spots(self, topics: Topics) -> dict[str, LogSpot]:
         if topics.pattern is None:
-            for name in topics.names:
-                topic_untrusted(name.encode())
-            asks: list[Ask] = [(_line("OFFSETS", name), _offsets) for name in topics.names]
+            asks = [connector.offsets(name) for name in topics.names]
             answers = zip(topics.names, self._link.ask_all(asks), strict=True)
             found = {name: answer for name, answer in answers if not isinstance(answer, LogmqError)}
         else:
-            rows = cast(list[Topic], self._link.ask(b"TOPICS\n", lambda: RowsAnswer(topic_row)))
+            rows = cast(list[Topic], self._link.ask(connector.topics()))
             by_name = {row.name: (row.first, row.end) for row in rows}
             found = {name: by_name[name] for name in topics.matching(by_name)}
         newest = self._newest(found)
@@ -77,9 +75,9 @@ class Served:
     def _newest(self, ends: dict[str, tuple[int, int]]) -> dict[str, int]:
         """The time of the newest record of each topic that has any."""
         names = [name for name, (first, end) in ends.items() if end > first]
-        asks = [(_line("MARKS", name, ends[name][1] - 1, ends[name][1]), _marks) for name in names]
+        asks = [connector.marks(name, ends[name][1] - 1, ends[name][1]) for name in names]
         answers = zip(names, self._link.ask_all(asks), strict=True)
-        return {name: rows[-1].first_ms for name, rows in answers if isinstance(rows, list) and rows}
+        return {name: rows[-1].unix_ms for name, rows in answers if isinstance(rows, list) and rows}
 
     def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
         if offset > spot.end:
@@ -92,7 +90,7 @@ class Served:
     # -- places in a log
 
     def at_time(self, spot: LogSpot, unix_ms: int) -> int | None:
-        (offset,) = self._link.ask(_line("SEEK", spot.name, unix_ms), lambda: LineAnswer(b"OK", 1))
+        (offset,) = self._link.ask(connector.seek(spot.name, unix_ms))
         return None if offset >= spot.end else max(offset, spot.first)
 
     def start_below(self, spot: LogSpot, offset: int) -> int:
@@ -120,13 +118,13 @@ class Served:
         answers = self._link.ask_all([_ask(stretch.spot.name, need) for stretch, need in asked])
         for (_, need), answer in zip(asked, answers, strict=True):
             if isinstance(need, Entries):
-                yield Found([] if isinstance(answer, LogmqError) else answer, need.stop)
+                yield Found([] if isinstance(answer, LogmqError) else _entries(answer), need.stop)
             else:
                 offset, data = (-1, b"") if isinstance(answer, LogmqError) else answer
                 yield data if offset == need.start else b""
 
     def _marks(self, topic: str, start: int, stop: int) -> list[IndexEntry]:
-        return cast(list[IndexEntry], self._link.ask(_line("MARKS", topic, start, stop), _marks))
+        return _entries(self._link.ask(connector.marks(topic, start, stop)))
 
     def _marks_if_any(self, topic: str, start: int, stop: int) -> list[IndexEntry]:
         try:
@@ -144,10 +142,7 @@ class Served:
 
     def commit(self, group: str, places: Mapping[str, int]) -> dict[str, LogmqError]:
         """Say how far a group is in topics; what is refused, by topic."""
-        asks: list[Ask] = [
-            (_line("COMMIT", group, name, offset), lambda: LineAnswer(b"OK", 1))
-            for name, offset in places.items()
-        ]
+        asks = [connector.commit(group, name, offset) for name, offset in places.items()]
         answers = zip(places, self._link.ask_all(asks), strict=True)
         return {name: answer for name, answer in answers if isinstance(answer, LogmqError)}
 
@@ -168,16 +163,14 @@ class Served:
     def _covered(self, span: Span, policy: Policy) -> Iterator[IndexEntry]:
         """Marks for all of the span that is there; what is not is told."""
         ends, marks = self._link.ask_all(
-            [
-                (_line("OFFSETS", span.topic), _offsets),
-                (_line("MARKS", span.topic, span.start, span.stop), _marks),
-            ]
+            [connector.offsets(span.topic), connector.marks(span.topic, span.start, span.stop)]
         )
         for answer in (ends, marks):
             if isinstance(answer, LogmqError):
                 self._lose(policy, span, span.start, span.stop, answer)
                 return
         first, end = ends
+        marks = _entries(marks)
         if span.stop > end or (marks and span.log_id and marks[-1].first_ms > span.log_id + SAME_MS):
             self._lose(policy, span, span.start, span.stop, "the topic was deleted and made again")
             return
@@ -205,7 +198,7 @@ class Served:
             return
         text: str | LogmqError = error
         if error.code == "OUT_OF_RANGE":
-            first, _ = self._link.ask(_line("OFFSETS", span.topic), _offsets)
+            first, _ = self._link.ask(connector.offsets(span.topic))
             text = _dropped(first)
         self._lose(policy, span, marks[0].offset, marks[-1].end, text)
 
@@ -238,7 +231,7 @@ class Served:
         asked = False
 
         def ask(at: int, stop: int) -> None:
-            link.send(_line("FETCH", topic, at, stop - at))
+            link.send(connector.fetch(topic, at, stop - at).request)
 
         try:
             for number, (start, stop) in enumerate(ranges, 1):
@@ -321,27 +314,17 @@ def _ends(found: tuple[int, memoryview] | LogmqError | None, stop: int) -> bool:
     return isinstance(found, tuple) and found[0] + len(found[1]) == stop
 
 
-def _line(word: str, *fields: object) -> bytes:
-    return " ".join([word, *map(str, fields)]).encode() + b"\n"
-
-
-def _ask(topic: str, need: Need) -> Ask:
+def _ask(topic: str, need: Need) -> connector.Ask:
     if isinstance(need, Entries):
-        return _line("MARKS", topic, need.start, need.stop), _marks
-    return _line("FETCH", topic, need.start, need.size), lambda: ChunkAnswer(need.start)
+        return connector.marks(topic, need.start, need.stop)
+    return connector.fetch(topic, need.start, need.size)
 
 
-def _offsets() -> LineAnswer:
-    return LineAnswer(b"OFFSETS", 2)
-
-
-def _marks() -> RowsAnswer:
-    return RowsAnswer(_mark)
-
-
-def _mark(line: bytes) -> IndexEntry:
-    mark = mark_row(line)
-    return IndexEntry(mark.offset, mark.unix_ms, mark.unix_ms, mark.length, mark.records, mark.crc32c)
+def _entries(marks: Sequence[connector.Mark]) -> list[IndexEntry]:
+    return [
+        IndexEntry(mark.offset, mark.unix_ms, mark.unix_ms, mark.length, mark.records, mark.crc32c)
+        for mark in marks
+    ]
 
 
 def _dropped(first: int) -> str:

@@ -6,7 +6,7 @@ import attrs
 
 from brokers.pipeline.source.address import Reach, Server, parse_servers
 from brokers.pipeline.source.options import REACH_NAMES, Given, count, reach, served_name, size
-from logmq.wire import NAME_BYTES_MAX, SKIPPED_BODY_BYTES_MAX, Refusal, name_untrusted
+from logmq.connector import NAME_BYTES_MAX, SKIPPED_BODY_BYTES_MAX, Refusal, name_untrusted
 from shared.errors import ConfigError
 
 BATCH_BYTES = 1024 * 1024

@@ -20,8 +20,8 @@ import attrs
 from brokers.pipeline.source.address import Reach, Server
 from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.packing import Piece
-from logmq.answers import LineAnswer, LogmqError
-from logmq.wire import SKIPPED_BODY_BYTES_MAX, Refusal, topic_untrusted
+from logmq import connector
+from logmq.connector import SKIPPED_BODY_BYTES_MAX, LineAnswer, LogmqError, Refusal
 from shared.client.retry import Retry
 from shared.errors import BrokerError
 
@@ -87,8 +87,9 @@ class Writer:
         try:
             while self._on_wire < len(self._unanswered):
                 sent = self._unanswered[self._on_wire]
-                head = f"BATCH {sent.piece.topic} {sent.writer} {sent.seq} {len(sent.piece.records)}\n"
-                self._link.send(head.encode(), sent.piece.records)
+                records = sent.piece.records
+                head, _ = connector.batch(sent.piece.topic, sent.writer, sent.seq, len(records))
+                self._link.send(head, records)
                 self._on_wire += 1
         except OSError as error:
             self._lost(error)
@@ -120,11 +121,10 @@ class Writer:
 
     def _end_of(self, topic: str) -> int:
         try:
-            topic_untrusted(topic.encode())  # rows say what they like, and it is to stand in a request's line
-        except Refusal as error:
+            ask = connector.offsets(topic)
+        except Refusal as error:  # rows say what they like
             raise NotWritten(f"a row's topic is {error.text}") from None
-        request = f"OFFSETS {topic}\n".encode()
-        (found,) = self._link.ask_all([(request, lambda: LineAnswer(b"OFFSETS", 2))])
+        (found,) = self._link.ask_all([ask])
         if isinstance(found, LogmqError):
             if found.code != "NO_TOPIC":
                 raise NotWritten(f"topic {topic!r} on {self._link.server}: {found}")
@@ -141,7 +141,7 @@ class Writer:
         try:
             while at < size:
                 try:
-                    beside.send(f"FETCH {sent.piece.topic} {offset + at} {size - at}\n".encode())
+                    beside.send(connector.fetch(sent.piece.topic, offset + at, size - at).request)
                     found = beside.receive_chunk(lambda length: memoryview(bytearray(length)))
                 except OSError as error:
                     beside.failed(error, retry)

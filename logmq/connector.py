@@ -1,18 +1,60 @@
-"""A client's side of the wire: answers, in the order of the requests, out of a stream of bytes. No I/O.
+"""LogMQ's wire for programs that are no server: requests as bytes, and what takes their answers. No I/O.
+
+This is what other packages speak LogMQ by: Spark's data source imports this module and no other of LogMQ's.
 
 Each request that was sent has an `Answer` that knows its shape. `take` gets the bytes received so far and
 where the answer begins; it returns where it ends, or -1 while it is not all there.
 
-Source: PROTOCOL.md, "Replies".
+Source: PROTOCOL.md, "Requests" and "Replies".
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import attrs
 
 from logmq.runs import HEADER_BYTES
-from logmq.wire import NUMBER_MAX
+from logmq.wire import (
+    NAME_BYTES_MAX,
+    NUMBER_MAX,
+    SKIPPED_BODY_BYTES_MAX,
+    Refusal,
+    name_untrusted,
+    topic_untrusted,
+)
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "NAME_BYTES_MAX",
+    "SKIPPED_BODY_BYTES_MAX",
+    "Answer",
+    "Ask",
+    "ChunkAnswer",
+    "LineAnswer",
+    "LogmqError",
+    "Mark",
+    "OffsetsAnswer",
+    "Record",
+    "RecordAnswer",
+    "Refusal",
+    "RowsAnswer",
+    "Topic",
+    "batch",
+    "checked_name",
+    "commit",
+    "committed",
+    "consume",
+    "fetch",
+    "marks",
+    "name_untrusted",
+    "offsets",
+    "ping",
+    "records_of",
+    "seek",
+    "topic_untrusted",
+    "topics",
+]
 
 LINE_BYTES_MAX = 64 * 1024
 """Of any line but MESSAGE: the longest, HELP's, has less than 1 KiB."""
@@ -69,6 +111,81 @@ class Mark:
     records: int
     crc32c: int
     unix_ms: int
+
+
+class Ask(NamedTuple):
+    """A request, and what makes the answer that it should get."""
+
+    request: bytes
+    answer: "Callable[[], Answer]"
+
+
+# Each raises Refusal for a name that no server takes.
+
+
+def offsets(topic: str) -> Ask:
+    """The result: the first kept offset and the end."""
+    return Ask(_line_of("OFFSETS", checked_name(topic)), lambda: LineAnswer(b"OFFSETS", 2))
+
+
+def topics() -> Ask:
+    """The result: a `Topic` each, by name."""
+    return Ask(b"TOPICS\n", lambda: RowsAnswer(topic_row))
+
+
+def marks(topic: str, start: int, stop: int) -> Ask:
+    """The result: a `Mark` each, those that touch [start, stop)."""
+    return Ask(_line_of("MARKS", checked_name(topic), start, stop), lambda: RowsAnswer(mark_row))
+
+
+def seek(topic: str, unix_ms: int) -> Ask:
+    """The result: the offset, in a tuple."""
+    return Ask(_line_of("SEEK", checked_name(topic), unix_ms), _ok)
+
+
+def consume(topic: str, offset: int) -> Ask:
+    """The result: a Record; None at or past the end."""
+    return Ask(_line_of("CONSUME", checked_name(topic), offset), RecordAnswer)
+
+
+def fetch(topic: str, offset: int, bytes_max: int, wait_ms: int | None = None) -> Ask:
+    """The result: where the bytes begin, and the bytes; none at the end."""
+    wait = () if wait_ms is None else (wait_ms,)
+    return Ask(_line_of("FETCH", checked_name(topic), offset, bytes_max, *wait), lambda: ChunkAnswer(offset))
+
+
+def batch(topic: str, writer: str, seq: int, length: int) -> Ask:
+    """What stands before `length` bytes of records. The result: the offset of the first, in a tuple."""
+    return Ask(_line_of("BATCH", checked_name(topic), checked_name(writer), seq, length), _ok)
+
+
+def commit(group: str, topic: str, offset: int) -> Ask:
+    """The result: the offset, in a tuple."""
+    return Ask(_line_of("COMMIT", checked_name(group), checked_name(topic), offset), _ok)
+
+
+def committed(group: str, topic: str) -> Ask:
+    """The result: the offset, in a tuple."""
+    return Ask(_line_of("COMMITTED", checked_name(group), checked_name(topic)), _ok)
+
+
+def ping() -> Ask:
+    return Ask(b"PING\n", lambda: LineAnswer(b"PONG", 0))
+
+
+def _line_of(word: str, *fields: object) -> bytes:
+    return " ".join([word, *map(str, fields)]).encode() + b"\n"
+
+
+def checked_name(name: str) -> str:
+    """A topic's, group's or writer's name that may stand in a request. Raises Refusal, and TypeError."""
+    if not isinstance(name, str):
+        raise TypeError(f"topics and groups are named by text, not by {type(name).__name__}")
+    return topic_untrusted(name.encode())
+
+
+def _ok() -> "LineAnswer":
+    return LineAnswer(b"OK", 1)
 
 
 class Answer:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logmq.answers import (
+from logmq.connector import (
     Answer,
     ChunkAnswer,
     LineAnswer,
