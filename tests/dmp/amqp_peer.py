@@ -35,7 +35,11 @@ class Peer:
         moved = True
         while moved:
             moved = False
-            if self._unread and self.connection.reading and not self.connection._mute:
+            if (
+                self._unread
+                and self.connection.reading
+                and not (self.connection.finished or self.connection.closed)
+            ):
                 data, self._unread = self._unread, b""
                 try:
                     self.session.receive(data)

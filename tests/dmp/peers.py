@@ -18,7 +18,7 @@ GREETING = wire.reply(wire.Reply.OK, wire.GREETING)
 
 
 class Peer:
-    """One DMP connection: what it says goes through the door, as from a driver."""
+    """One DMP connection, served as by a driver."""
 
     def __init__(self, world: World, *, bound: int = 1 << 20) -> None:
         self.world = world

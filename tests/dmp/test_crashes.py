@@ -1,11 +1,12 @@
 """A bug in what a connection, or a queue, does on somebody else's time costs nobody else."""
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
 from pamqp import commands
 
-from dmp.amqp.channel import Channel, Confirms, Consumer, Mux
+from dmp.amqp import channel
 from dmp.amqp.session import AmqpSession
 from dmp.amqp.wire import Direct
 from dmp.feed import Feed
@@ -14,6 +15,7 @@ from dmp.queue_log import QueueLog
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from shared.checks import MemoryConnection
+from shared.net.session import SessionBase
 from tests.dmp.amqp_peer import Peer, bodies
 from tests.dmp.peers import Application, packed
 from tests.dmp.peers import bodies as feed_bodies
@@ -51,6 +53,12 @@ def failing_once(function: Any) -> Any:
     return fail
 
 
+def fail_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What `dmp.amqp.channel` calls by that name: its first call raises."""
+    function = attrgetter(name)(channel)
+    monkeypatch.setattr(f"{channel.__name__}.{name}", failing_once(function))
+
+
 async def consumers(world: World, *, no_ack: bool = False) -> tuple[Peer, Peer, Peer]:
     """A publisher with confirms, and two that consume the durable queue that it has declared."""
     publisher, one, other = (Peer(world).login() for _ in range(3))
@@ -62,16 +70,16 @@ async def consumers(world: World, *, no_ack: bool = False) -> tuple[Peer, Peer, 
 
 
 @pytest.mark.parametrize("properties", [b"\0\0", PERSISTENT], ids=["memory", "disk"])
-@pytest.mark.parametrize("name", ["room", "_begin"])
+@pytest.mark.parametrize("amid", ["Consumer.room", "deliver_before"])
 async def test_a_consumer_that_fails_leaves_its_messages_to_the_others(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
     crashed: list[MemoryConnection],
-    name: str,
+    amid: str,
     properties: bytes,
 ) -> None:
     publisher, one, other = await consumers(world)
-    monkeypatch.setattr(Consumer, name, failing_once(getattr(Consumer, name)))
+    fail_once(monkeypatch, amid)
     publisher.publish("", "q", b"a", b"b", b"c", properties=properties)
     world.settle()
     assert crashed == [one.connection]
@@ -86,7 +94,7 @@ async def test_a_lone_consumer_without_acknowledgements_that_fails_leaves_the_pu
 ) -> None:
     publisher, one, other = await consumers(world, no_ack=True)
     other.lose()
-    monkeypatch.setattr(Consumer, "_begin", failing_once(Consumer._begin))
+    fail_once(monkeypatch, "deliver_before")
     publisher.publish("", "q", b"a")
     assert crashed == [one.connection]
     assert publisher.names() == ["Basic.Ack"]
@@ -101,10 +109,11 @@ async def test_a_channel_whose_confirms_fail_leaves_the_others_theirs(
 ) -> None:
     one, other = Peer(world).login(), Peer(world).login()
     one.ask(commands.Queue.Declare(queue="q", durable=True))
-    monkeypatch.setattr(Confirms, "_ticket_done", failing_once(Confirms._ticket_done))
     for peer in (one, other):
         peer.ask(commands.Confirm.Select())
+    for peer in (one, other):
         peer.publish("", "q", b"x", properties=PERSISTENT)
+    fail_once(monkeypatch, "Confirms.advance")
     world.settle()
     assert crashed == [one.connection]
     assert other.names() == ["Basic.Ack"]
@@ -118,7 +127,7 @@ async def test_a_consumer_that_fails_at_its_queues_end_does_not_keep_the_others_
     for peer in (one, other):
         peer.ask(commands.Basic.Consume(queue="q"))
     owner = Peer(world).login()
-    monkeypatch.setattr(Consumer, "cancelled", failing_once(Consumer.cancelled))
+    fail_once(monkeypatch, "Consumer.cancelled")
     assert owner.ask(commands.Queue.Delete(queue="q")).name == "Queue.DeleteOk"
     assert crashed == [one.connection]
     assert other.names() == ["Basic.Cancel"]
@@ -128,7 +137,6 @@ async def test_publishers_that_fail_when_there_is_room_again_do_not_keep_the_oth
     monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
     world = await World.open(DmpSettings(memory_bytes_max=1 << 20))
-    monkeypatch.setattr(Mux, "_memory_is_free", failing_once(Mux._memory_is_free))
     application = Application(world)
     queue = application.queue(b"q", b"amq.topic")
     one, other = Peer(world).login(), Peer(world).login()
@@ -137,6 +145,7 @@ async def test_publishers_that_fail_when_there_is_room_again_do_not_keep_the_oth
     sink = application.sink(b"amq.topic")
     sink.say(packed(b"x"))
     assert not any(peer.connection.reading for peer in (one, other, sink))
+    monkeypatch.setattr(SessionBase, "go_soon", failing_once(SessionBase.go_soon))
     queue.purge()
     assert crashed == [one.connection]
     assert other.ask(commands.Basic.Qos()).name == "Basic.QosOk"
@@ -170,7 +179,7 @@ async def test_a_principal_that_fails_at_a_returned_message_leaves_the_sink_alon
     principal = Peer(world).login()
     lease = principal.ask(Direct.Put("amq.topic")).lease.encode()
     sink = Application(world).open(lease)
-    monkeypatch.setattr(Channel, "_return_from_sink", failing_once(Channel._return_from_sink))
+    fail_once(monkeypatch, "Channel.send_return")
     assert sink.say(packed(b"x", options=2) + packed(b"y")) == b""
     assert crashed == [principal.connection]
     assert world.broker.counts.sunk == 2
