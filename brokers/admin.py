@@ -155,7 +155,10 @@ async def serve(
         try:
             await TCPServer(app, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
         except* Exception as group:
-            log.warning("control connection failed", error=repr(group.exceptions[0]))
+            log.warning(
+                "control connection failed: one request has no answer; ask again",
+                error=repr(group.exceptions[0]),
+            )
             await trio.aclose_forcefully(stream)
 
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))

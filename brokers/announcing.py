@@ -20,6 +20,9 @@ from shared.local_path import check_replaceable
 
 STILL_STARTING_SECONDS = 5.0
 """A start that takes longer, as after a crash with much to recover, says so, and again each time."""
+STILL_STARTING = (
+    "still starting: the data folder is read; after a crash its journal is replayed, which takes long"
+)
 
 
 def make_way(ready_file: Path | None) -> None:
@@ -44,7 +47,7 @@ async def still_starting(starting: trio.CancelScope, log: structlog.stdlib.Bound
     with starting:
         while True:
             await trio.sleep(STILL_STARTING_SECONDS)
-            log.info("still starting", seconds=round(trio.current_time() - began))
+            log.info(STILL_STARTING, seconds=round(trio.current_time() - began))
             notify(f"EXTEND_TIMEOUT_USEC={3 * STILL_STARTING_SECONDS * 1e6:.0f}")
 
 

@@ -185,7 +185,12 @@ class Host:
                     nursery.start_soon(service.drain)
         if deadline.cancelled_caught:
             left = sum(service.connections for service in self._services)
-            self._log.warning("drain took too long", seconds=seconds, connections_closed=left)
+            self._log.warning(
+                "drain took too long: connections were closed before all that was owed was sent; "
+                "where clients need longer, raise serve.drain_seconds",
+                seconds=seconds,
+                connections_closed=left,
+            )
 
     # What can be asked over the control socket (`admin.Operated`).
 

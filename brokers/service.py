@@ -117,12 +117,19 @@ class SupervisedService:
             assert crash is not None, "served until cancelled"
             self.restarts += 1
             if self._draining:
-                self._log.error("protocol crashed while it drained", exc_info=crash)
+                self._log.error(
+                    "protocol crashed while it drained: its connections are closed, and it stays down",
+                    exc_info=crash,
+                )
                 await trio.sleep_forever()
             self.state = "restarting"
             if trio.current_time() - since > WELL_SECONDS:
                 delay = BACKOFF_SECONDS_MIN
-            self._log.error("protocol crashed", restart_in_seconds=delay, exc_info=crash)
+            self._log.error(
+                "protocol crashed: its connections are closed, and it starts again; the others are served on",
+                restart_in_seconds=delay,
+                exc_info=crash,
+            )
             await trio.sleep(delay)
             if self._draining:
                 await trio.sleep_forever()

@@ -108,7 +108,7 @@ async def _obey(
     async for number in signals:
         if host.stopping:
             if number == signal.SIGINT:
-                log.warning("stopped at once", signal="SIGINT")
+                log.warning("stopped at once: the next start replays the journal", signal="SIGINT")
                 announcing.forget(ready_file)
                 os._exit(ExitCode.INTERRUPTED)
         else:

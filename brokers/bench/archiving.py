@@ -87,7 +87,7 @@ def _theirs(ground: "Ground", size: int, folder: Path) -> int:
     import pyarrow.parquet as pq
     from pyspark.sql import functions
 
-    rows = ground.ours(size).withColumn("date", functions.to_date("timestamp"))
+    rows = ground.logs(size).withColumn("date", functions.to_date("timestamp"))
     writer = rows.write.mode("overwrite").partitionBy("topic", "date").option("compression", "zstd")
     writer.parquet(str(folder))
     return sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet"))

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 KEYS = 1000
 """Different keys in the records, which are grouped by them."""
 KEY_LETTERS = 7
-VALUES, TIMES = "value BINARY", "timestamp TIMESTAMP"
+COLUMNS: Mapping[str, tuple[str | None, Mapping[str, int]]] = {
+    "": (None, {}),
+    "values": ("value BINARY", {}),
+    "keys": ("value BINARY", {"maxValueBytes": KEY_LETTERS}),
+    "times": ("timestamp TIMESTAMP", {}),
+}
+"""What is asked for: all; the payloads; what they begin with; or the least to read, which a count needs."""
 PIECE_BYTES = 1 << 20
 _VISIBLE_SECONDS = 60.0
 WARMING_ROUNDS = 3
@@ -66,43 +72,17 @@ class Ground:
     def topic(self, size: int) -> str:
         return f"records-{size}"
 
-    def ours(self, size: int) -> "DataFrame":
-        """Our source over the folder."""
-        return self._kept("logmq", size)
-
-    def values(self, size: int) -> "DataFrame":
-        """The same, of the payloads alone."""
-        return self._kept("logmq", size, VALUES)
-
-    def keys(self, size: int) -> "DataFrame":
-        """The same, of what the payloads begin with."""
-        return self._kept("logmq", size, VALUES, maxValueBytes=KEY_LETTERS)
-
-    def times(self, size: int) -> "DataFrame":
-        """The same, of the column alone that is the least to read: all that a count needs."""
-        return self._kept("logmq", size, TIMES)
+    def logs(self, size: int, columns: str = "", source: str = "logmq") -> "DataFrame":
+        """The folder, read by our source or another: all columns, or no more than those of `COLUMNS`."""
+        schema, options = COLUMNS[columns]
+        return self._read(source, size, schema, path=str(self.folder / "data"), **options)
 
     def served(self, size: int) -> "DataFrame":
         """Our source over TCP."""
         return self._read("logmq", size, servers=str(self.server))
 
-    def tuples(self, size: int) -> "DataFrame":
-        return self._kept(tuples.FORMAT, size)
-
-    def tuples_of_values(self, size: int) -> "DataFrame":
-        return self._kept(tuples.FORMAT, size, VALUES)
-
-    def tuples_of_keys(self, size: int) -> "DataFrame":
-        return self._kept(tuples.FORMAT, size, VALUES, maxValueBytes=KEY_LETTERS)
-
-    def tuples_of_times(self, size: int) -> "DataFrame":
-        return self._kept(tuples.FORMAT, size, TIMES)
-
     def text(self, size: int) -> "DataFrame":
         return self.spark.read.text(str(lines(self.folder, size)))
-
-    def _kept(self, source: str, size: int, schema: str | None = None, **options: str | int) -> "DataFrame":
-        return self._read(source, size, schema, path=str(self.folder / "data"), **options)
 
     def _read(self, source: str, size: int, schema: str | None = None, **options: str | int) -> "DataFrame":
         parts = str(self.spark.sparkContext.defaultParallelism)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from brokers.bench import archiving
+from brokers.bench import archiving, tuples
 from brokers.bench.ground import KEY_LETTERS, Ground, Row, prepared
 from brokers.bench.options import MODES as MODES_PARAMETER
 from brokers.bench.options import SEVERAL, DataDir, Rounds, each, some
@@ -75,71 +75,10 @@ def bench(
         return each(modes, lambda mode: CASES[mode](ground))
 
 
-# -- the cases of the source
-
-
-def count(ground: Ground) -> Iterator[Row]:
-    """How many records there are, ours asked for as little as it can be."""
-    for size in ground.records:
-        others = _others(ground, ground.tuples_of_times)
-        yield from _compare(ground, "count", size, counting, ground.times, **others)
-
-
-def group(ground: Ground) -> Iterator[Row]:
-    """How many there are of each key, with which the payloads begin: no more of them is asked for."""
-    for size in ground.records:
-        others = _others(ground, ground.tuples_of_keys)
-        yield from _compare(ground, "group", size, grouping, ground.keys, **others)
-
-
-def payloads(ground: Ground) -> Iterator[Row]:
-    """The same, found in the whole payloads."""
-    for size in ground.records:
-        others = _others(ground, ground.tuples_of_values)
-        yield from _compare(ground, "payloads", size, grouping, ground.values, **others)
-
-
-def whole(ground: Ground) -> Iterator[Row]:
-    """Counting what has come with all of its columns: the way of the bytes from disk to Spark."""
-    for size in ground.records:
-        yield from _compare(ground, "whole", size, counting, ground.ours, tuples=ground.tuples)
-
-
-def served(ground: Ground) -> Iterator[Row]:
-    """Counting over TCP, beside counting in the folder."""
-    for size in ground.records:
-        yield from _compare(ground, "served", size, counting, ground.served, folder=ground.ours)
-
-
-CASES: Mapping[Mode, Callable[[Ground], Iterator[Any]]] = {
-    "count": count,
-    "group": group,
-    "payloads": payloads,
-    "whole": whole,
-    "served": served,
-    "archive": archiving.archive,
-    "follow": archiving.follow,
-}
-
-
 Way = Callable[[int], "DataFrame"]
 """The records of a size, read in some way."""
 Work = Callable[["DataFrame"], int]
 """What is done with them; it returns how many records it has seen."""
-
-
-def _others(ground: Ground, lean: Way) -> dict[str, Way]:
-    return {"tuples": ground.tuples, "lean": lean, "text": ground.text}
-
-
-def _compare(ground: Ground, mode: str, size: int, work: Work, ours: Way, **others: Way) -> Iterator[Row]:
-    """The same work over what several ways read. A new frame each time: Spark keeps an old one's shuffles."""
-    ways = {name: partial(_anew, work, way, size) for name, way in others.items()}
-    return ground.compare(mode, size, partial(_anew, work, ours, size), ways)
-
-
-def _anew(work: Work, way: Way, size: int) -> int:
-    return work(way(size))
 
 
 def counting(frame: "DataFrame") -> int:
@@ -149,3 +88,41 @@ def counting(frame: "DataFrame") -> int:
 def grouping(frame: "DataFrame") -> int:
     keys = frame.selectExpr(f"substring(value, 1, {KEY_LETTERS}) AS key").groupBy("key").count()
     return sum(row["count"] for row in keys.collect())
+
+
+def _asked(ground: Ground, mode: Mode, work: Work, columns: str) -> Iterator[Row]:
+    """Work over no more than `columns`, beside tuples of all, tuples of those, and lines."""
+    others: dict[str, Way] = {
+        "tuples": partial(ground.logs, source=tuples.FORMAT),
+        "lean": partial(ground.logs, columns=columns, source=tuples.FORMAT),
+        "text": ground.text,
+    }
+    return _compare(ground, mode, work, partial(ground.logs, columns=columns), others)
+
+
+def _compare(ground: Ground, mode: Mode, work: Work, ours: Way, others: Mapping[str, Way]) -> Iterator[Row]:
+    """The same work over what several ways read. A new frame each time: Spark keeps an old one's shuffles."""
+
+    def anew(way: Way, size: int) -> int:
+        return work(way(size))
+
+    for size in ground.records:
+        ways = {name: partial(anew, way, size) for name, way in others.items()}
+        yield from ground.compare(mode, size, partial(anew, ours, size), ways)
+
+
+def _whole(ground: Ground) -> Iterator[Row]:
+    """Counting what has come with all of its columns: the way of the bytes from disk to Spark."""
+    others = {"tuples": partial(ground.logs, source=tuples.FORMAT)}
+    return _compare(ground, "whole", counting, ground.logs, others)
+
+
+CASES: Mapping[Mode, Callable[[Ground], Iterator[Any]]] = {
+    "count": lambda ground: _asked(ground, "count", counting, "times"),
+    "group": lambda ground: _asked(ground, "group", grouping, "keys"),
+    "payloads": lambda ground: _asked(ground, "payloads", grouping, "values"),
+    "whole": _whole,
+    "served": lambda ground: _compare(ground, "served", counting, ground.served, {"folder": ground.logs}),
+    "archive": archiving.archive,
+    "follow": archiving.follow,
+}

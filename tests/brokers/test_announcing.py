@@ -29,8 +29,8 @@ async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(
             await trio.sleep(12)
             starting.cancel()
         assert [(line["event"], line["seconds"]) for line in told] == [
-            ("still starting", 5),
-            ("still starting", 10),
+            (announcing.STILL_STARTING, 5),
+            (announcing.STILL_STARTING, 10),
         ]
         # Long enough that one of them may be late.
         assert [systemd.recv(100) for _ in told] == [b"EXTEND_TIMEOUT_USEC=15000000"] * 2
