@@ -16,6 +16,7 @@ import attrs
 
 from dmp.data_types import SHORT_BYTES_MAX, short
 from dmp.properties import NO_PROPERTIES, end_of_properties
+from shared.columns import equal_rows
 from shared.errors import RemoteProtocolError
 
 AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
@@ -226,27 +227,15 @@ def size_max_of(body_bytes_max: int) -> int:
 
 
 FEW = 8
-"""Compared first: where messages differ, nothing is lost by trying."""
+"""Fewer messages with one envelope are not worth a run."""
 
 
 def uniform(data: bytes, at: int, stride: int, head_bytes: int) -> int:
     """How many whole messages from `at` on have the same envelope as the one there, and so its size `stride`.
 
-    Envelopes are compared a column at a time, each a slice with a step: all first bytes, all second ones.
-    That is one call for hundreds of messages; the last columns, where lengths stand, come first.
+    Lengths stand in the last columns: where messages differ they show it first.
     """
-    most = (len(data) - at) // stride
-    for same in (min(most, FEW), most):
-        end = at + same * stride
-        for column in range(at + head_bytes - 1, at - 1, -1):
-            found = data[column:end:stride]
-            byte = data[column : column + 1]
-            if found.count(byte) != same:
-                same -= len(found.lstrip(byte))
-                end = at + same * stride
-        if same < FEW:
-            return same
-    return same
+    return equal_rows(data, at, stride, range(head_bytes - 1, -1, -1), (len(data) - at) // stride)
 
 
 def runs(data: bytes) -> list[tuple[bytes, list[bytes]]]:

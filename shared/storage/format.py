@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
+from shared.columns import equal_rows
+
 FORMAT_PATH = "FORMAT"
 MANIFEST_PATH = "BACKUP"
 """Of a backup: what it consists of, written last."""
@@ -72,7 +74,7 @@ def skip_records(data: bytes | bytearray, position: int, stop: int) -> tuple[int
         if length == last:
             run += 1
             if run >= 8:
-                equal = _equal_lengths(data, position, (stop - position) // size, size)
+                equal = equal_rows(data, position, size, range(LENGTH_BYTES), (stop - position) // size)
                 position += equal * size
                 records += equal
                 run = 0
@@ -83,23 +85,6 @@ def skip_records(data: bytes | bytearray, position: int, stop: int) -> tuple[int
         position += size
         records += 1
     return position, records
-
-
-def _equal_lengths(data: bytes | bytearray, position: int, records_max: int, size: int) -> int:
-    """How many records from `position` on have its length field: found by doubling, at least 1."""
-    done = 1
-    step = 16
-    while done < records_max:
-        step = min(step, records_max - done)
-        start = position + done * size
-        stop = start + step * size
-        for byte in range(LENGTH_BYTES):
-            value = data[position + byte : position + byte + 1]
-            if data[start + byte : stop : size][:step] != value * step:
-                return done
-        done += step
-        step *= 2
-    return done
 
 
 def count_records(data: bytes | bytearray) -> int | None:
