@@ -1,18 +1,14 @@
-"""Queues are names: who is subscribed to which, and the routes that follow from it.
+"""Queues are names: who is subscribed to which, and whom a message is for.
 
-A *route* says where a queue's messages go: into bundles (`shared.bundles`), each of which gathers what one
-read of a producer brought for the same consumers.
-
-Routes are remembered by the first bytes of messages as they stand in the input, up to and with the upper half
-of the message's length: a hit says at once that they are well-formed and whom the message is for. They hold
-until any subscription changes.
+A message is found again by its first bytes as they stand in the input, up to and with the upper half of its
+length (`shared.fanout.Routes.known`): they say at once that it is well-formed and where it goes.
 """
 
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kqmsgq.metrics import Counts
-from kqmsgq.runs import count_messages, rounds_for_counting
+from kqmsgq.repeats import Repeats, count_messages, repeats_for_counting
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import (
     LENGTH_BYTES,
@@ -25,8 +21,8 @@ from kqmsgq.wire import (
     message_end,
     name_end,
 )
-from shared.bundles import Bundle, Bundles
 from shared.errors import printable
+from shared.fanout import Route, Routes, limit_backlog
 from shared.net.connection import Connection
 from shared.recording.recorder import Recorder
 from shared.routing.index import RoutingIndex
@@ -35,19 +31,13 @@ from shared.routing.syntax import EVERY_NAME
 if TYPE_CHECKING:
     import structlog
 
-ROUTES_MAX = 8192
-"""First bytes remembered, at most 262 each; when there are more, all are learnt anew."""
-ROUTES_MEMBERS_MAX = 500_000
-"""Consumers in all routes remembered: each takes some 100 bytes. Above it, too, all are learnt anew."""
 COUNTED_BYTES_MAX = 16 << 20
-"""Of dropped chunks whose messages have been counted, with `COUNTED_ENTRY_BYTES` for each: more than a
+"""Of dropped writes whose messages have been counted, with `COUNTED_ENTRY_BYTES` for each: more than a
 consumer may lose at once by default."""
 COUNTED_ENTRY_BYTES = 256
-"""A chunk's header, a tuple, a number and a place in the dict."""
-LOOKED_UP_BYTES = 2
-"""Of a message's length; a message that is looked up has less than 64 KiB, so these are zero."""
-
-
+"""The header of a bytes object, a tuple, a number and a place in the dict."""
+KNOWN_BYTES = 2
+"""Of a message's length, always zero: what is found by its first bytes has less than 64 KiB."""
 SUBSCRIPTION_BYTES = 128
 """What a subscription takes beside its name, in the index and here."""
 
@@ -68,19 +58,6 @@ class Consumer:
         self.subscriptions_bytes = 0
 
 
-class Route:
-    """Where a queue's messages go: into these bundles, and so to `fan` consumers."""
-
-    __slots__ = ("bundles", "fan")
-
-    def __init__(self, bundles: tuple[Bundle[Consumer], ...], fan: int) -> None:
-        self.bundles = bundles
-        self.fan = fan
-
-
-NOWHERE = Route((), 0)
-
-
 class Queues:
     """Who is subscribed to what, and the way from producers to them."""
 
@@ -94,43 +71,48 @@ class Queues:
         self.settings = settings
         self.recorder = recorder
         self.counts = counts
-        self._log = log
-        self._index: RoutingIndex[Consumer] = RoutingIndex(None)
         self.consumers: dict[Consumer, None] = {}
+        self.routes: Routes[Consumer] = Routes()
         self.subscriptions_bytes = 0
         """The memory that is charged for all subscriptions."""
-        self.routes: dict[bytes, Route] = {}
-        self._by_set: dict[frozenset[Consumer], Route] = {}
-        self._members = 0  # of all that is in there
-        self._bundles: Bundles[Consumer] = Bundles()
-        self.epoch = 0
-        """Rises whenever routes that were given out are not to be used any more."""
-        self._counting = rounds_for_counting()
+        self._log = log
+        self._index: RoutingIndex[Consumer] = RoutingIndex(None)
+        self._counting: Repeats[None] = repeats_for_counting()
         # By identity, which it keeps; oldest first (a dict would look for that behind all that have left).
         self._counted: OrderedDict[int, tuple[bytes | memoryview, int]] = OrderedDict()
         self._counted_bytes = 0
 
     # Subscriptions.
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, connection: Connection) -> Consumer:
+        consumer = Consumer(connection)
+        settings = self.settings
+        limit_backlog(
+            connection,
+            settings.consumer_bytes_max,
+            settings.slow_consumer,
+            lambda chunk: self.dropped(consumer, chunk),
+        )
         self.consumers[consumer] = None
+        self.counts.consumers += 1
+        return consumer
 
     def leave(self, consumer: Consumer) -> None:
-        """`consumer` gets nothing more; harmless if it has left."""
-        if consumer in self.consumers:
-            del self.consumers[consumer]
-            self.unsubscribe_all(consumer)
-            if consumer.dropped:
-                self._log.info(
-                    "kqmsgq had dropped messages of a consumer that leaves",
-                    peer=consumer.connection.peer,
-                    messages=consumer.dropped,
-                )
+        """`consumer` gets nothing more."""
+        del self.consumers[consumer]
+        self.counts.consumers -= 1
+        self.unsubscribe_all(consumer)
+        if consumer.dropped:
+            self._log.info(
+                "kqmsgq had dropped messages of a consumer that leaves",
+                peer=consumer.connection.peer,
+                messages=consumer.dropped,
+            )
 
     def subscribe(self, consumer: Consumer, name: bytes) -> None:
         """To the queue of that name; without one, to all that there are and will be. Raises WireError."""
         if self._index.subscribe(consumer, name or EVERY_NAME):
-            self._forget_routes()
+            self.routes.forget()
             self._charge(consumer, 1, name)
             settings = self.settings
             for limit, got in (
@@ -147,12 +129,12 @@ class Queues:
         if not name:
             self.unsubscribe_all(consumer)
         elif self._index.unsubscribe(consumer, name):
-            self._forget_routes()
+            self.routes.forget()
             self._charge(consumer, -1, name)
 
     def unsubscribe_all(self, consumer: Consumer) -> None:
         if self._index.drop(consumer):
-            self._forget_routes()
+            self.routes.forget()
         self.subscriptions_bytes -= consumer.subscriptions_bytes
         consumer.subscriptions = consumer.subscriptions_bytes = 0
 
@@ -168,6 +150,8 @@ class Queues:
         consumer.subscriptions_bytes += size
         self.subscriptions_bytes += size
 
+    # What slow consumers lose.
+
     def dropped(self, consumer: Consumer, chunk: bytes | memoryview) -> None:
         """`chunk`, whole messages, was thrown away because `consumer` does not read."""
         messages = self._count(chunk)
@@ -180,7 +164,7 @@ class Queues:
         counts.bytes_dropped += len(chunk)
 
     def _count(self, chunk: bytes | memoryview) -> int:
-        """How many messages it is. Slow consumers mostly lose the same things, one after the other."""
+        """How many messages it is. Slow consumers mostly lose the same writes, one after the other."""
         counted = self._counted
         found = counted.get(id(chunk))
         if found is not None and found[0] is chunk:
@@ -193,7 +177,9 @@ class Queues:
             self._counted_bytes -= COUNTED_ENTRY_BYTES + len(oldest)
         return messages
 
-    def look(self, data: bytes, at: int) -> tuple[Route, int, int] | None:
+    # Messages.
+
+    def look(self, data: bytes, at: int) -> tuple[Route[Consumer], int, int] | None:
         """The route of the message at `at`, where its body begins and where it ends.
 
         None where not even that is there. Raises WireError.
@@ -208,37 +194,11 @@ class Queues:
         if after is None:
             return None
         name = data[at + NAME_AT : after_name]
-        route = self._route(self._index.match(name))
+        route = self.routes.of(self._index.match(name))
         begins = after_name + LENGTH_BYTES
         if len(name) < 256 and after - begins < 1 << 16 <= settings.message_bytes_max:
-            if len(self.routes) >= ROUTES_MAX:
-                self.routes.clear()
-            self.routes[data[at : after_name + LOOKED_UP_BYTES]] = route
+            self.routes.remember(data[at : after_name + KNOWN_BYTES], route)
         return route, begins, after
-
-    def _route(self, consumers: tuple[Consumer, ...]) -> Route:
-        if not consumers:
-            return NOWHERE
-        those = frozenset(consumers)
-        route = self._by_set.get(those)
-        if route is not None:
-            return route
-        if self._members > ROUTES_MEMBERS_MAX:
-            self._forget_routes()
-        if self._bundles.clash(those):
-            self._forget_routes()  # what is in their bundles is still delivered first: it was touched first
-            self._bundles.divide()
-        route = self._by_set[those] = Route(self._bundles.of(consumers), len(consumers))
-        self._members += len(consumers)
-        return route
-
-    def _forget_routes(self) -> None:
-        """Who gets what has changed."""
-        self.epoch += 1
-        self.routes.clear()
-        self._by_set.clear()
-        self._members = 0
-        self._bundles.forget()
 
 
 def no_message(data: bytes, at: int) -> WireError:

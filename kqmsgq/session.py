@@ -4,7 +4,7 @@ Source: PROTOCOL.md, "Connections". There are no replies: what is wrong is count
 connection.
 """
 
-from kqmsgq.producing import Producing
+from kqmsgq.fanout import Producer
 from kqmsgq.queues import Consumer, Queues
 from kqmsgq.states import TRANSITIONS, Event, State
 from kqmsgq.wire import (
@@ -24,7 +24,6 @@ from kqmsgq.wire import (
 )
 from shared.errors import RemoteProtocolError, printable
 from shared.net.connection import Connection
-from shared.net.outbox import Policy
 from shared.net.session import SessionBase
 
 EVENTS_PER_TURN = 1024
@@ -34,12 +33,12 @@ EVENTS_PER_TURN = 1024
 class Session(SessionBase):
     """The server's side of one connection."""
 
-    __slots__ = ("_consumer", "_producing", "_queues", "state")
+    __slots__ = ("_consumer", "_producer", "_queues", "state")
 
     def __init__(self, connection: Connection, queues: Queues) -> None:
         super().__init__(connection, queues.settings.event_seconds)
         self._queues = queues
-        self._producing: Producing | None = None
+        self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self.state = State.ROLE
         connection.await_first()
@@ -47,8 +46,8 @@ class Session(SessionBase):
     def apply(self, data: bytes, at: int) -> int:
         if self.state is State.ROLE:
             at = self._take_role(data, at)
-        if self._producing is not None:
-            return self._publish(self._producing, data, at)
+        if self._producer is not None:
+            return self._publish(self._producer, data, at)
         if self._consumer is not None:
             return self._subscribe(self._consumer, data, at)
         return at
@@ -67,22 +66,16 @@ class Session(SessionBase):
             track = None
             if queues.recorder is not None:
                 track = queues.recorder.track(RECORDED_MESSAGES, source=self.connection.peer.encode())
-            self._producing = Producing(queues, track)
+            self._producer = Producer(queues, track)
         else:
             self.state = TRANSITIONS[self.state][Event.CONSUME]
-            outbox = self.connection.outbox
-            consumer = self._consumer = Consumer(self.connection)
-            outbox.bound = queues.settings.consumer_bytes_max
-            outbox.policy = Policy(queues.settings.slow_consumer)
-            outbox.on_drop = lambda chunk: queues.dropped(consumer, chunk)
-            queues.counts.consumers += 1
-            queues.join(consumer)
+            self._consumer = queues.join(self.connection)
         return at + ROLE_BYTES
 
-    def _publish(self, producing: Producing, data: bytes, at: int) -> int:
+    def _publish(self, producer: Producer, data: bytes, at: int) -> int:
         """A producer's messages."""
-        at = producing.publish(data, at)
-        if producing.more:
+        at = producer.publish(data, at)
+        if producer.more:
             self.let_others()
         elif at < len(data):
             settings = self._queues.settings
@@ -132,11 +125,9 @@ class Session(SessionBase):
         self.state = TRANSITIONS[self.state][Event.FAULT]
 
     def release(self) -> None:
-        counts = self._queues.counts
-        if self._producing is not None:
-            counts.producers -= 1
-            self._producing = None
+        if self._producer is not None:
+            self._queues.counts.producers -= 1
+            self._producer = None
         elif self._consumer is not None:
-            counts.consumers -= 1
             self._queues.leave(self._consumer)
             self._consumer = None

@@ -4,9 +4,9 @@ Datagrams arrive as the frames that subscribers get (`shared.net.slots`): the sy
 place, with the sender's address before and the padding behind. What is left is to find what is no message,
 and whom each message is for:
 
-- The topic and type of a frame are looked up as they stand (`_routes`). A hit says at once that they are
+- The topic and type of a frame are looked up as they stand (`Routes.known`). A hit says at once that they are
   well-formed and who gets the message. A miss is read with care and, where it may come again, remembered.
-- A run of frames for the same clients is one slice of the batch, gathered in bundles (`shared.bundles`).
+- A run of frames for the same clients is one slice of the batch, gathered in bundles (`shared.fanout`).
 
 All of it has a bound in each turn, however many clients get a message and whatever patterns are made for its
 topic. What is left is for the next turn (`_Sending`, `RoutingIndex.match_within`), and what is behind it
@@ -31,7 +31,7 @@ from pubsub.wire import (
     TOPIC_BYTES_MAX,
     TYPE_AT,
 )
-from shared.bundles import Bundle, Bundles
+from shared.fanout import Route, Routes
 from shared.net.slots import Frames, Layout
 
 LAYOUT = Layout(
@@ -40,35 +40,16 @@ LAYOUT = Layout(
     parts=((TOPIC_AT, TOPIC_BYTES_MAX), (TYPE_AT, 1 + PAYLOAD_BYTES_MAX)),
     sender=(0, SENDER_BYTES),
 )
-ROUTES_MAX = 8192
-"""Topics remembered, 52 bytes each; when there are more, all are learnt anew."""
 VISITS_MAX = 10_000
 """Work of one turn on topics that are not remembered, in visits of the index: some milliseconds."""
 MEMBERS_PER_VISIT = 2
 """A client that gets a topic is so much of a visit where the topic's route is made."""
-ROUTES_MEMBERS_MAX = 500_000
-"""Clients in all routes remembered: each takes some 100 bytes. Above it, too, all are learnt anew."""
 WRITES_MAX = 1_000
 WRITE_BYTES = 16 * 1024
 """Work of one turn on writing to subscribers: so many writes of up to so many bytes, some milliseconds."""
 KEEPS_MAX = 4_000
 """The same on keeping messages for clients that are away, a message for each."""
 SURELY_LONG_ENOUGH = DATAGRAM_BYTES_MIN + max(PAYLOAD_BYTES_MIN.values())
-
-
-class Route:
-    """Where a topic's messages go: into these bundles, and so to `fan` clients; `away`: kept for these."""
-
-    __slots__ = ("away", "bundles", "fan")
-
-    def __init__(self, bundles: tuple[Bundle[Client], ...], fan: int, away: tuple[Client, ...] = ()) -> None:
-        self.bundles = bundles
-        self.fan = fan
-        self.away = away
-
-
-NOWHERE = Route((), 0)
-NO_MESSAGE = Route((), 0)
 
 
 class _Looking:
@@ -111,17 +92,13 @@ class Fanout:
         self._track = track
         self._sessions = sessions
         self._counts = sessions.counts
-        self._routes: dict[bytes, Route] = {}
-        self._by_set: dict[tuple[frozenset[Client], frozenset[Client]], Route] = {}
-        self._members = 0  # of all that is in there
-        self._bundles: Bundles[Client] = Bundles()
-        self._touched: list[Bundle[Client]] = []
+        self.routes: Routes[Client] = Routes()
+        self._no_message: Route[Client] = Route((), 0)
         self._writing: deque[_Sending] = deque()
         self._keeping: deque[_Sending] = deque()
         self._looking: _Looking | None = None
-        self._epoch = 0  # of who gets what
         self._visits = 0  # of this turn
-        sessions.on_change = self._changed
+        sessions.on_change = self.routes.forget
 
     def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
         """Hand on what is in these frames; what is left for another turn, if anything is."""
@@ -132,14 +109,14 @@ class Fanout:
         if min(lengths) < SURELY_LONG_ENOUGH or max(lengths) > DATAGRAM_BYTES_MAX:
             frames, lengths = self._of_good_length(frames, lengths)
         before = self._counts.messages_in
-        routes = self._routes
-        last = NOWHERE
+        known = self.routes.known
+        last = self._no_message
         start = 0
         self._visits = 0
         left: Frames | None = None
         for at in range(0, len(frames), FRAME_BYTES):
             head = frames[at + TOPIC_AT : at + DATA_AT]
-            route = routes.get(head)
+            route = known.get(head)
             if route is None:
                 looked = self._look(head) if self._visits < VISITS_MAX else None
                 if looked is None:
@@ -153,7 +130,7 @@ class Fanout:
                     self._put(
                         route, frames[at : at + TOPIC_AT] + clean + frames[at + DATA_AT : at + FRAME_BYTES]
                     )
-                    last = NO_MESSAGE
+                    last = self._no_message
                     start = at + FRAME_BYTES
                     continue
             if route is not last:
@@ -170,33 +147,18 @@ class Fanout:
             left = b"", ()
         return left
 
-    def forget_routes(self) -> None:
-        """All are learnt anew."""
-        self._routes.clear()
-        self._by_set.clear()
-        self._members = 0
-        self._bundles.forget()
-
-    def _changed(self) -> None:
-        """Who gets what has changed."""
-        self._epoch += 1
-        self.forget_routes()
-
-    def _put(self, route: Route, frames: bytes) -> None:
+    def _put(self, route: Route[Client], frames: bytes) -> None:
         """`frames`, one or more, are for `route`."""
-        if route is NO_MESSAGE or not frames:
+        if route is self._no_message or not frames:
             return
         count = len(frames) // FRAME_BYTES
         counts = self._counts
         counts.messages_in += count
-        if route is NOWHERE:
+        if route is self.routes.nowhere:
             counts.messages_unmatched += count
             return
         counts.messages_delivered += count * route.fan
-        for bundle in route.bundles:
-            if not bundle:
-                self._touched.append(bundle)
-            bundle.append(frames)
+        self.routes.put(route, frames)
         if route.away:
             for at in range(0, len(frames), FRAME_BYTES):
                 self._keeping.append(_Sending(frames[at : at + FRAME_BYTES], route.away))
@@ -204,18 +166,15 @@ class Fanout:
     def _deliver(self) -> int:
         """Write what is in bundles, or have it written later; returns the room for writes that is left."""
         room = WRITES_MAX
-        touched, self._touched = self._touched, []
-        for bundle in touched:
-            joined = bundle[0] if len(bundle) == 1 else b"".join(bundle)
-            cost = _write_cost(joined) * len(bundle.members)
+        for clients, frames in self.routes.gathered():
+            cost = _write_cost(frames) * len(clients)
             if self._writing or cost > room:
-                self._writing.append(_Sending(joined, bundle.members))
+                self._writing.append(_Sending(frames, clients))
             else:
                 room -= cost
-                for client in bundle.members:
+                for client in clients:
                     if client.connection is not None:  # a write may have closed another's connection
-                        client.connection.write(joined)
-            bundle.clear()
+                        client.connection.write(frames)
         return room
 
     def _send(self, room: int) -> bool:
@@ -240,7 +199,7 @@ class Fanout:
                 keeping.popleft()
         return not (writing or keeping)
 
-    def _look(self, head: bytes) -> tuple[Route, bytes] | None:
+    def _look(self, head: bytes) -> tuple[Route[Client], bytes] | None:
         """The route of a topic and type, and `head` as it goes out: itself, or tidied behind a NUL.
 
         None where that is more work than this turn has room for: it goes on in the next.
@@ -248,12 +207,12 @@ class Fanout:
         kind = head[-1]
         if kind not in PAYLOAD_BYTES_MIN:
             self._counts.bad("type")
-            return NO_MESSAGE, head
+            return self._no_message, head
         topic = head.partition(b"\0")[0]
         clean = topic.ljust(TYPE_AT - TOPIC_AT, b"\0") + head[-1:]
         if clean == head:
             clean = head
-        route = self._routes.get(clean)
+        route = self.routes.known.get(clean)
         if route is None:
             before = self._sessions.visits
             found = self._match(topic)
@@ -261,11 +220,10 @@ class Fanout:
             if found is None:
                 return None
             live, away, holds = found
-            if len(self._routes) >= ROUTES_MAX or self._members > ROUTES_MEMBERS_MAX:
-                self.forget_routes()
-            route = self._route(live, away)
+            self._visits += (len(live) + len(away)) // MEMBERS_PER_VISIT
+            route = self.routes.of(live, away)
             if holds:
-                self._routes[clean] = route
+                self.routes.remember(clean, route)
         return route, clean
 
     def _match(self, topic: bytes) -> tuple[tuple[Client, ...], tuple[Client, ...], bool] | None:
@@ -283,25 +241,9 @@ class Fanout:
             away = sessions.away.match_within(topic, room)
         live = None if away is None else sessions.live.match_within(topic, room)
         if away is None or live is None:
-            self._looking = _Looking(topic, away, self._epoch if looking is None else looking.epoch)
+            self._looking = _Looking(topic, away, self.routes.epoch if looking is None else looking.epoch)
             return None
-        return live, away, looking is None or looking.epoch == self._epoch
-
-    def _route(self, live: tuple[Client, ...], away: tuple[Client, ...]) -> Route:
-        """One for each set of clients, so that topics which the same clients want make one run."""
-        if not live and not away:
-            return NOWHERE
-        self._visits += (len(live) + len(away)) // MEMBERS_PER_VISIT
-        those = frozenset(live), frozenset(away)
-        route = self._by_set.get(those)
-        if route is not None:
-            return route
-        if self._bundles.clash(live):
-            self.forget_routes()  # what is in their bundles is still delivered first: it was touched first
-            self._bundles.divide()
-        route = self._by_set[those] = Route(self._bundles.of(live), len(live), away)
-        self._members += len(live) + len(away)
-        return route
+        return live, away, looking is None or looking.epoch == self.routes.epoch
 
     def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:
         """Both without what belongs to datagrams that are too short or too long, which are counted."""

@@ -8,7 +8,6 @@ from pubsub.sessions import Client, Sessions
 from pubsub.states import TRANSITIONS, Event, State
 from pubsub.wire import (
     COMMAND_BYTES,
-    FRAME_BYTES,
     ID_BYTES,
     Command,
     Fault,
@@ -18,7 +17,6 @@ from pubsub.wire import (
 )
 from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection
-from shared.net.outbox import Policy
 from shared.net.session import SessionBase
 
 COMMANDS_PER_TURN = 256
@@ -73,15 +71,10 @@ class Session(SessionBase):
         return at
 
     def _join(self, client_id: bytes) -> None:
-        sessions, outbox = self._sessions, self.connection.outbox
-        outbox.bound = sessions.settings.subscriber_bytes_max
-        outbox.policy = Policy(sessions.settings.slow_subscriber)
         self.connection.spoke()
-        client = self._client = sessions.join(client_id, self.connection)
-        # It is dropped in chunks, which are whole frames.
-        outbox.on_drop = lambda chunk: sessions.dropped(client, len(chunk) // FRAME_BYTES)
+        self._client = self._sessions.join(client_id, self.connection)
         self.state = TRANSITIONS[self.state][Event.JOIN]
-        self.input_seconds = sessions.settings.command_seconds
+        self.input_seconds = self._sessions.settings.command_seconds
 
     def input_ended(self) -> None:
         self._finish(Event.INPUT_ENDS)

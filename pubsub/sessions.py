@@ -20,6 +20,7 @@ from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault, WireError
 from shared.errors import StoreError
+from shared.fanout import limit_backlog
 from shared.net.connection import Connection
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import Wildcards
@@ -125,6 +126,12 @@ class Sessions:
             raise WireError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
         client.connection = connection
         client.dropped = 0
+        limit_backlog(
+            connection,
+            self.settings.subscriber_bytes_max,
+            self.settings.slow_subscriber,
+            lambda chunk: self.dropped(client, len(chunk) // FRAME_BYTES),  # chunks are whole frames
+        )
         self.counts.connected += 1
         self._say(f"New client {client.name} connected from {connection.peer}.")
         self.away.drop(client)

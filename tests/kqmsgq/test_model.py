@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kqmsgq.runs import WORTH_MESSAGES, count_messages, rounds_for_counting
+from kqmsgq.repeats import WORTH_MESSAGES, count_messages, repeats_for_counting
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import message, subscribe, unsubscribe
 from tests.kqmsgq.world import Peer, World
@@ -60,7 +60,7 @@ steps = st.lists(
 @given(messages)
 def test_messages_are_counted_as_they_are(parts: list[list[tuple[bytes, int]]]) -> None:
     events = [message(name, b"x" * size) for part in parts for name, size in part]
-    counting = rounds_for_counting()
+    counting = repeats_for_counting()
     for begin in (0, 1, 3):
         assert count_messages(b"".join(events[begin:]), counting) == len(events[begin:])
 

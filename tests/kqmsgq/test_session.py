@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from kqmsgq import queues
-from kqmsgq.producing import MEMBERS_PER_PIECE, PIECES_PER_LOOK, PIECES_PER_TURN
+from kqmsgq.fanout import MEMBERS_PER_PIECE, PIECES_PER_LOOK, PIECES_PER_TURN
 from kqmsgq.queues import Consumer
-from kqmsgq.runs import count_messages
+from kqmsgq.repeats import count_messages
 from kqmsgq.session import EVENTS_PER_TURN
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
 from kqmsgq.wire import Fault, Message, WireError, message, subscribe, unsubscribe
+from shared import fanout
 from tests.kqmsgq.world import World
 
 
@@ -265,14 +266,14 @@ def test_what_comes_round_again_is_counted_as_what_comes_once() -> None:
 
 
 def test_what_is_remembered_of_queues_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues, "ROUTES_MAX", 4)
+    monkeypatch.setattr(fanout, "ROUTES_MAX", 4)
     world = World()
     consumer = world.consumer(subscribe())
     bodies = [b"%d" % number for number in range(20)]
     producer = world.producer()
     for body in bodies:
         producer.send(message(body, body))
-        assert len(world.queues.routes) <= 4
+        assert len(world.queues.routes.known) <= 4
     assert consumer.bodies() == bodies
 
 
@@ -425,7 +426,7 @@ def test_names_that_nobody_has_seen_are_found_for_many_consumers_in_turns() -> N
 def test_routes_are_forgotten_where_they_are_for_too_many_and_order_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queues, "ROUTES_MEMBERS_MAX", 5)
+    monkeypatch.setattr(fanout, "ROUTES_MEMBERS_MAX", 5)
     world = World()
     names = [b"%d" % number for number in range(20)]
     everything = world.consumer(subscribe())

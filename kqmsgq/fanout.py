@@ -1,0 +1,220 @@
+"""From a producer's input to consumers: whole messages go on as they are, in slices of what was read.
+
+Nothing is taken apart or written anew. One pass over a read finds where messages end and whom each is for; a
+run of messages for the same consumers is one slice. At the end each consumer gets one write, joined once for
+all who get the same (`shared.fanout`).
+
+The pass is cheap in two ways. Where headers repeat it steps over many messages at once (`kqmsgq.repeats`).
+Elsewhere a message costs one lookup of its first bytes (`Routes.known`). What is new is read with care, by
+`Queues.look`.
+"""
+
+from collections.abc import Iterator
+
+from kqmsgq.queues import KNOWN_BYTES, Consumer, Queues, no_message
+from kqmsgq.repeats import ONE_BY_ONE, Found, Pattern, Repeats
+from kqmsgq.wire import HEADER_BYTES, MESSAGE, NAME_AT, WireError
+from shared.fanout import Bundle, Route
+from shared.recording.recorder import Track
+
+PIECES_PER_TURN = 16 * 1024
+"""Put into bundles, one for each run of messages and each bundle that it is for; then others have their turn.
+A read is thousands of messages, and each may be for hundreds of consumers."""
+
+PIECES_PER_LOOK = 8
+"""A message that is read with care costs as much."""
+MEMBERS_PER_PIECE = 2
+"""And so many of the consumers that it is for cost as much as one: its route is found by all of them."""
+
+
+class Producer:
+    """What one producer sends, on its way to consumers. `more`: the last `publish` left whole messages."""
+
+    __slots__ = (
+        "_delivered",
+        "_epoch",
+        "_looked",
+        "_messages",
+        "_pieces",
+        "_queues",
+        "_repeats",
+        "_track",
+        "_unrouted",
+        "more",
+    )
+
+    def __init__(self, queues: Queues, track: Track | None = None) -> None:
+        self._queues = queues
+        self._track = track
+        self._repeats: Repeats[Route[Consumer]] = Repeats(self._look_on)
+        self._epoch = queues.routes.epoch
+        self._looked = 0  # pieces that looking for the newest pattern was worth
+        self._messages = self._delivered = self._unrouted = self._pieces = 0  # of this pass
+        self.more = False
+
+    def publish(self, data: bytes, at: int = 0) -> int:
+        """Hand on the whole messages of `data` from `at` on, as far as a turn goes; returns where they end.
+
+        Raises WireError at what is no message; those before it are handed on.
+        """
+        queues = self._queues
+        known = queues.routes.known
+        last = queues.routes.nowhere  # the route of the newest messages: `run` of them, from `start` on
+        error: WireError | None = None
+        first = start = at
+        run = one_by_one = 0
+        size = len(data)
+        latest = size - HEADER_BYTES  # where the last message may begin
+        self._messages = self._delivered = self._unrouted = self._pieces = 0
+        self.more = False
+        while at <= latest:
+            if self._pieces >= PIECES_PER_TURN:
+                self.more = True
+                break
+            if not one_by_one:
+                one_by_one = ONE_BY_ONE
+                found = self._pattern(data, at)
+                if found is not None:
+                    if run:
+                        self._add(last, data[start:at], run)
+                        run = 0
+                    at = self._add_pattern(*found, data, at)
+                    one_by_one = 0
+                    continue
+            one_by_one -= 1
+            fixed = at + data[at + 4] + NAME_AT + KNOWN_BYTES
+            route = known.get(data[at:fixed])
+            if route is not None:
+                if fixed + 2 > size:
+                    break
+                after = fixed + 2 + (data[fixed] << 8 | data[fixed + 1])
+            else:
+                try:
+                    looked = queues.look(data, at)
+                except WireError as refused:
+                    error = refused
+                    break
+                self._pieces += PIECES_PER_LOOK
+                if looked is None:
+                    break
+                route, _, after = looked
+                self._pieces += route.fan // MEMBERS_PER_PIECE
+            if after > size:
+                break
+            if route is not last:
+                if run:
+                    self._add(last, data[start:at], run)
+                last, start, run = route, at, 0
+            elif not run:
+                start = at
+            run += 1
+            at = after
+        else:
+            if at < size and data[at] != MESSAGE:  # too short for a message, but wrong already
+                error = no_message(data, at)
+        if run:
+            self._add(last, data[start:at], run)
+        self._deliver(at - first)
+        if self._track is not None and at > first:
+            self._track.record(self._messages, memoryview(data)[first:at])
+        if error is not None:
+            raise error
+        return at
+
+    def _add(self, route: Route[Consumer], piece: bytes, messages: int) -> None:
+        """A run of messages for one route."""
+        self._messages += messages
+        if not route.fan:
+            self._unrouted += messages
+            return
+        self._delivered += messages * route.fan
+        self._pieces += len(route.bundles)
+        self._queues.routes.put(route, piece)
+
+    def _add_pattern(self, pattern: Pattern[Route[Consumer]], count: int, data: bytes, at: int) -> int:
+        """A pattern stands at `at` so many times; returns where those end that this turn has room for."""
+        plan: _Plan | None = pattern.plan
+        if plan is None:
+            plan = pattern.plan = _Plan(pattern)
+        if plan.pieces:
+            count = min(count, (PIECES_PER_TURN - self._pieces) // plan.pieces + 1)
+        self._pieces += count * plan.pieces + len(plan.parts)
+        self._messages += count * pattern.messages
+        self._delivered += count * plan.delivered
+        self._unrouted += count * plan.unrouted
+        size = pattern.size
+        end = at + count * size
+        for bundle, spans in plan.parts:
+            begins, ends = spans[0]
+            if ends - begins == size:
+                found = [data[at:end]]
+            elif len(spans) == 1:
+                found = [data[begin : begin + ends - begins] for begin in range(at + begins, end, size)]
+            else:
+                found = [data[base + b : base + e] for base in range(at, end, size) for b, e in spans]
+            self._queues.routes.put_all(bundle, found)
+        return end
+
+    def _deliver(self, taken_bytes: int) -> None:
+        """One write for each consumer."""
+        for consumers, joined in self._queues.routes.gathered():
+            for consumer in consumers:
+                consumer.write(joined)
+        counts = self._queues.counts
+        counts.messages_in += self._messages
+        counts.bytes_in += taken_bytes
+        counts.messages_delivered += self._delivered
+        counts.messages_unrouted += self._unrouted
+
+    def _pattern(self, data: bytes, at: int) -> tuple[Pattern[Route[Consumer]], int] | None:
+        """A pattern that is worth while at `at`, and how often it is there."""
+        routes = self._queues.routes
+        self._looked = 0
+        if self._epoch != routes.epoch:
+            self._epoch = routes.epoch
+            self._repeats.forget()
+        found = self._repeats.at(data, at)
+        self._pieces += self._looked
+        if self._epoch != routes.epoch:  # by what was looked at just now
+            self._epoch = routes.epoch
+            self._repeats.forget()
+            return None
+        return found
+
+    def _look_on(self, data: bytes, at: int) -> Iterator[Found[Route[Consumer]]]:
+        """The messages from `at` on. What is wrong ends them; it is met again when its turn comes."""
+        while at <= len(data) - HEADER_BYTES and self._looked < PIECES_PER_TURN:
+            try:
+                looked = self._queues.look(data, at)
+            except WireError:
+                return
+            if looked is None or looked[2] > len(data):
+                return
+            route, body, ends = looked
+            self._looked += route.fan // MEMBERS_PER_PIECE
+            yield Found(at, body, ends, route)
+            at = ends
+
+
+class _Plan:
+    """What to do with a pattern: for each bundle the places of what it gets, neighbours as one.
+
+    `pieces`: how many those are. A bundle that gets all of it counts for none: that is one piece in any case.
+    """
+
+    __slots__ = ("delivered", "parts", "pieces", "unrouted")
+
+    def __init__(self, pattern: Pattern[Route[Consumer]]) -> None:
+        self.delivered = self.unrouted = 0
+        places: dict[int, tuple[Bundle[Consumer], list[tuple[int, int]]]] = {}
+        for route, begins, ends in pattern.spans:
+            self.delivered += route.fan
+            self.unrouted += not route.fan
+            for bundle in route.bundles:
+                _, spans = places.setdefault(id(bundle), (bundle, []))
+                if spans and spans[-1][1] == begins:
+                    spans[-1] = spans[-1][0], ends
+                else:
+                    spans.append((begins, ends))
+        self.parts = list(places.values())
+        self.pieces = sum(len(spans) for _, spans in self.parts if spans[0][1] - spans[0][0] != pattern.size)

@@ -1,0 +1,208 @@
+"""Messages whose headers repeat: many are found in one sweep, with no step for each.
+
+Producers mostly send one size to one queue, or go round a few queues. Where the headers of some messages come
+again, they are a *pattern*: a `struct` format (header, skip, header, skip, ...). Unpacking it again and again
+and comparing with its headers tells of a message in 25 ns what reading its header tells in 400. Every message
+taken so has, byte for byte, a header that was checked before.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from struct import Struct
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, NAME_AT
+
+R = TypeVar("R")
+
+MESSAGES_MAX = 64
+"""Of one pattern: as many are looked at in vain where there is none."""
+TRIES_MAX = 4
+"""The first header may come several times in a pattern; so often it is taken for the next one's beginning."""
+HEADERS_BYTES_MAX = 4096
+"""Of one pattern: what is remembered of peers has a bound."""
+SWEPT_MESSAGES = 16
+"""Short patterns are compared several at a time."""
+ONE_BY_ONE = 64
+"""Taken so before a pattern is looked for again."""
+WORTH_MESSAGES = 8
+"""A pattern that covers fewer is not worth its books."""
+PATTERNS_MAX = 64
+"""Remembered."""
+VAIN_MAX = 8
+"""After so many vain searches in a row the next is 2 ** VAIN_MAX calls away."""
+
+
+class Found(NamedTuple, Generic[R]):
+    """A message in the input, its header checked: where it begins, where its header ends, where it ends."""
+
+    begins: int
+    body: int
+    ends: int
+    route: R
+
+
+class Pattern(Generic[R]):
+    """A sequence of headers that comes again, and whom its messages are for.
+
+    `spans`: the route of each message, and where it begins and ends in the pattern. `size`: its bytes.
+    `plan`: what its user makes of it, once.
+    """
+
+    __slots__ = (
+        "_headers",
+        "_layout",
+        "_sweep",
+        "_swept_headers",
+        "_times",
+        "messages",
+        "plan",
+        "size",
+        "spans",
+    )
+
+    def __init__(self, data: bytes, those: Sequence[Found[R]]) -> None:
+        first = those[0].begins
+        self.size = those[-1].ends - first
+        self.messages = len(those)
+        self.spans = [(each.route, each.begins - first, each.ends - first) for each in those]
+        self.plan: Any = None
+        self._headers = tuple(data[each.begins : each.body] for each in those)
+        layout = "".join(f"{each.body - each.begins}s{each.ends - each.body}x" for each in those)
+        self._layout = Struct(">" + layout)
+        self._times = max(SWEPT_MESSAGES // len(those), 1)
+        self._sweep = Struct(">" + layout * self._times)
+        self._swept_headers = self._headers * self._times
+
+    def count(self, data: bytes, at: int) -> int:
+        """How often it stands at `at`, whole, one behind the other."""
+        left = (len(data) - at) // self.size
+        done = self._times * _count(self._sweep, self._swept_headers, data, at, left // self._times)
+        if self._times > 1:
+            most = min(left - done, self._times)
+            done += _count(self._layout, self._headers, data, at + done * self.size, most)
+        return done
+
+
+class Repeats(Generic[R]):
+    """The patterns of one stream, remembered by their first header: a read may begin at any message of one.
+
+    `look_on(data, at)`: the messages from `at` on, their headers checked, while they are whole and sound.
+    """
+
+    __slots__ = ("_look_on", "_patterns", "_vain", "_wait")
+
+    def __init__(self, look_on: Callable[[bytes, int], Iterator[Found[R]]]) -> None:
+        self._look_on = look_on
+        self._patterns: dict[bytes, Pattern[R]] = {}
+        self._vain = 0  # searches in a row that found none
+        self._wait = 0  # calls before the next
+
+    def forget(self) -> None:
+        """Routes have changed."""
+        self._patterns.clear()
+        self._vain = self._wait = 0
+
+    def at(self, data: bytes, at: int) -> tuple[Pattern[R], int] | None:
+        """A pattern that is worth while at `at`, and how often it is there.
+
+        The more searches were in vain, the rarer they become.
+        """
+        body = at + data[at + LENGTH_BYTES] + HEADER_BYTES  # of a name below 256; else it finds nothing
+        header = data[at:body]
+        known = self._patterns.get(header)
+        if known is not None:
+            count = known.count(data, at)
+            if count * known.messages >= WORTH_MESSAGES:
+                return known, count
+            if at and (count + 1) * known.size > len(data) - at:
+                return None  # the end of a read is no reason to forget it
+            del self._patterns[header]
+        if self._wait:
+            self._wait -= 1
+            return None
+        size = body - at + int.from_bytes(data[body - LENGTH_BYTES : body], "big")
+        if size * WORTH_MESSAGES > len(data) - at:
+            return None
+        searched = find(data, self._look_on(data, at))
+        if searched is not None:
+            count = searched.count(data, at)
+            if count * searched.messages >= WORTH_MESSAGES:
+                self._vain = 0
+                if len(self._patterns) >= PATTERNS_MAX:
+                    self._patterns.clear()
+                self._patterns[header] = searched
+                return searched, count
+        self._vain = min(self._vain + 1, VAIN_MAX)
+        self._wait = 1 << self._vain
+        return None
+
+
+def find(data: bytes, messages: Iterable[Found[R]]) -> Pattern[R] | None:
+    """The pattern that begins with the first of `messages`, which are in a row, and covers most."""
+    seen: list[Found[R]] = []
+    best: Pattern[R] | None = None
+    header = before = b""
+    covered = tries = headers_bytes = 0
+    for message in islice(messages, MESSAGES_MAX + 1):
+        this = data[message.begins : message.body]
+        if not seen:
+            header = this
+        elif this == header and (len(seen) == 1 or before != header):
+            candidate = Pattern(data, seen)
+            count = candidate.count(data, seen[0].begins)
+            if count > 1 and count * candidate.size > covered:
+                best, covered = candidate, count * candidate.size
+            tries += 1
+            if tries == TRIES_MAX or covered + candidate.size > len(data) - seen[0].begins:
+                break
+        headers_bytes += len(this)
+        if headers_bytes > HEADERS_BYTES_MAX:
+            break
+        before = this
+        seen.append(message)
+    return best
+
+
+def count_messages(data: bytes, repeats: Repeats[None]) -> int:
+    """How many messages `data` holds, which is whole messages."""
+    count = at = one_by_one = 0
+    while at < len(data):
+        if not one_by_one:
+            one_by_one = ONE_BY_ONE
+            found = repeats.at(data, at)
+            if found is not None:
+                pattern, times = found
+                count += pattern.messages * times
+                at += pattern.size * times
+                one_by_one = 0
+                continue
+        one_by_one -= 1
+        count += 1
+        at = _ends(data, at)[1]
+    return count
+
+
+def repeats_for_counting() -> Repeats[None]:
+    return Repeats(_look_on)
+
+
+def _look_on(data: bytes, at: int) -> Iterator[Found[None]]:
+    while at < len(data):
+        body, ends = _ends(data, at)
+        yield Found(at, body, ends, None)
+        at = ends
+
+
+def _ends(data: bytes, at: int) -> tuple[int, int]:
+    """Where header and message end, of a message that is surely whole."""
+    body = at + HEADER_BYTES + int.from_bytes(data[at + 1 : at + NAME_AT], "big")
+    return body, body + int.from_bytes(data[body - LENGTH_BYTES : body], "big")
+
+
+def _count(layout: Struct, headers: tuple[bytes, ...], data: bytes, at: int, most: int) -> int:
+    view = memoryview(data)[at : at + most * layout.size]
+    for count, found in enumerate(layout.iter_unpack(view)):
+        if found != headers:
+            return count
+    return most
