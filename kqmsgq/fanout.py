@@ -10,12 +10,15 @@ Elsewhere a message costs one lookup of its first bytes (`Routes.known`). What i
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from kqmsgq.queues import KNOWN_BYTES, Consumer, Queues, no_message
 from kqmsgq.repeats import ONE_BY_ONE, Found, Pattern, Repeats
 from kqmsgq.wire import HEADER_BYTES, MESSAGE, NAME_AT, WireError
 from shared.fanout import Bundle, Route
-from shared.recording.recorder import Track
+
+if TYPE_CHECKING:
+    from shared.recording.recorder import Track
 
 PIECES_PER_TURN = 16 * 1024
 """Put into bundles, one for each run of messages and each bundle that it is for; then others have their turn.
@@ -43,7 +46,7 @@ class Producer:
         "more",
     )
 
-    def __init__(self, queues: Queues, track: Track | None = None) -> None:
+    def __init__(self, queues: Queues, track: "Track | None" = None) -> None:
         self._queues = queues
         self._track = track
         self._repeats: Repeats[Route[Consumer]] = Repeats(self._look_on)

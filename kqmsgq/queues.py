@@ -24,12 +24,13 @@ from kqmsgq.wire import (
 from shared.errors import printable
 from shared.fanout import Route, Routes, limit_backlog
 from shared.net.connection import Connection
-from shared.recording.recorder import Recorder
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME
 
 if TYPE_CHECKING:
     import structlog
+
+    from shared.recording.recorder import Recorder
 
 COUNTED_BYTES_MAX = 16 << 20
 """Of dropped writes whose messages have been counted, with `COUNTED_ENTRY_BYTES` for each: more than a
@@ -66,7 +67,7 @@ class Queues:
         settings: KqmsgqSettings,
         counts: Counts,
         log: "structlog.stdlib.BoundLogger",
-        recorder: Recorder | None = None,
+        recorder: "Recorder | None" = None,
     ) -> None:
         self.settings = settings
         self.recorder = recorder

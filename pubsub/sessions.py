@@ -24,10 +24,11 @@ from shared.fanout import limit_backlog
 from shared.net.connection import Connection
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import Wildcards
-from shared.storage.table import Table
 
 if TYPE_CHECKING:
     import structlog
+
+    from shared.storage.table import Table
 
 WILDCARDS = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
 
@@ -246,7 +247,7 @@ class Sessions:
 
 
 def saver(
-    table: Table, counts: Counts, on_failure: Callable[[StoreError], None]
+    table: "Table", counts: Counts, on_failure: Callable[[StoreError], None]
 ) -> Callable[[Changed], None]:
     """Saves changes in `table`. What it does not take is served all the same, until a restart."""
 
@@ -264,7 +265,7 @@ def saver(
     return save
 
 
-def saved(table: Table) -> Iterator[Changed]:
+def saved(table: "Table") -> Iterator[Changed]:
     """The subscriptions in `table`; what cannot be one is left out."""
     for key, value in table.items():
         client_id, nul, topic = key.partition(b"\0")

@@ -117,6 +117,8 @@ SANS_IO = (
     *(
         "logmq/connector.py",
         "logmq/readers.py",
+        "shared/columns.py",
+        "shared/fanout.py",
         "shared/replies.py",
         "shared/routing/*.py",
         "shared/storage/format.py",
@@ -387,10 +389,7 @@ NOT_SANS_IO_YET = frozenset(
         "dmp/amqp/session.py",
         "dmp/session.py",
         "dms/session.py",
-        "kqmsgq/session.py",
         "pubsub/fanout.py",
-        "pubsub/session.py",
-        "shared/replies.py",
     }
 )
 BLOCKED = ("trio", "socket", "os", "time")
