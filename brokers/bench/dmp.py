@@ -120,10 +120,7 @@ def bench(
                     mode="direct",
                     readers=count,
                     window=under_way,
-                    deliveries_per_second=round(mine.rate),
-                    megabytes_per_second=round(mine.rate * size / 1e6, 1),
-                    median_us=mine.median_us,
-                    p99_us=mine.p99_us,
+                    **mine.figures("deliveries_per_second", size),
                     baseline=name,
                     ratio=round(mine.rate / theirs.rate, 2),
                 )

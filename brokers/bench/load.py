@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, perf_counter, perf_counter_ns
+from typing import Any
 
 import attrs
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
@@ -58,6 +59,15 @@ class Measured:
         median, p99 = (trips.get_value_at_percentile(percent) for percent in (50, 99))
         return cls(count / seconds, received / seconds, median, p99)
 
+    def figures(self, rate: str, size: int) -> dict[str, Any]:
+        """As rows have them: the rate by its name there, and the bytes of messages of that size."""
+        return {
+            rate: round(self.rate),
+            "megabytes_per_second": round(self.rate * size / 1e6, 1),
+            "median_us": round(self.median_us, 1),
+            "p99_us": round(self.p99_us, 1),
+        }
+
 
 @attrs.frozen
 class Row:
@@ -86,17 +96,9 @@ class Row:
         ratio: float | None,
     ) -> "Row":
         """`size`: bytes of a message."""
-        return cls(
-            mode=mode,
-            connections=connections,
-            window=window,
-            messages_per_second=round(measured.rate),
-            megabytes_per_second=round(measured.rate * size / 1e6, 1),
-            median_us=round(measured.median_us, 1),
-            p99_us=round(measured.p99_us, 1),
-            baseline=baseline,
-            ratio=None if ratio is None else round(ratio, 2),
-        )
+        figures = measured.figures("messages_per_second", size)
+        ratio = None if ratio is None else round(ratio, 2)
+        return cls(mode, connections, window, **figures, baseline=baseline, ratio=ratio)
 
 
 def middle(rounds: Sequence[Measured]) -> Measured:
@@ -115,10 +117,10 @@ def in_turns(rounds: int, ways: Mapping[str, Callable[[], Measured]]) -> dict[st
 
 def beside(measured: dict[str, Measured]) -> tuple[Measured, str, float | None, float | None]:
     """The first, and of the one other that there may be: its name, and the ratios of rate and of p99."""
-    ours, *others = measured.values()
+    (_, ours), *others = measured.items()
     if not others:
         return ours, "-", None, None
-    (theirs,), name = others, list(measured)[1]
+    name, theirs = others[0]
     return ours, name, round(ours.rate / theirs.rate, 2), round(ours.p99_us / theirs.p99_us, 2)
 
 
