@@ -508,7 +508,7 @@ class Client:
         while self._unsent_bytes > UNSENT_BYTES_MAX and self._lost is None:
             await self._room.wait()
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         """Send and receive until the connection is lost."""
         try:
             async with trio.open_nursery() as nursery:
@@ -585,7 +585,7 @@ async def open_amqp(
         principal = await greeted(address, stream)
         client = Client(stream, await principal.log_in(user, password))
         async with beside() as nursery:
-            nursery.start_soon(client._run)
+            nursery.start_soon(client.run)
             yield client
             await client._leave()
     finally:

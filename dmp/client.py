@@ -138,7 +138,7 @@ async def open_sink(
         if declare is not None:
             await principal.declare_exchange(exchange, declare)
         lease = await principal.sink_lease(exchange)
-        stream, _ = await _open(address, lease)
+        stream, _ = await open_leased(address, lease)
         try:
             sink = Sink(stream, principal)
             yield sink
@@ -199,10 +199,10 @@ class _Lessee:
         self.queue = await principal.declare_queue(self.asked)
         for exchange, key in self.bindings:
             await principal.bind(self.queue, exchange, key)
-        return await _open(self.address, await principal.feed_lease(self.queue))
+        return await open_leased(self.address, await principal.feed_lease(self.queue))
 
 
-async def _open(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]:
+async def open_leased(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]:
     """A DMP connection by that lease, and what has come behind its answer. Raises Refused, Disconnected."""
     stream = await address.open()
     try:

@@ -54,11 +54,11 @@ class Definitions:
     """The table. Its changes are durable with their tickets; all may raise StoreError."""
 
     def __init__(self, table: Table) -> None:
-        self._table = table
+        self.table = table
 
     def load(self) -> Saved:
         saved = Saved([], [], [], [], [])
-        for key, value in self._table.items():
+        for key, value in self.table.items():
             try:
                 self._load(saved, key[:1], key[1:], value)
             except (IndexError, ValueError, Refusal):
@@ -85,43 +85,41 @@ class Definitions:
         if kind.alternate is not None:
             flags += _ALTERNATE
             value += short(kind.alternate)
-        return self._table.put(b"e" + name, bytes((flags,)) + value)
+        return self.table.put(b"e" + name, bytes((flags,)) + value)
 
     def queue_row(self, queue: SavedQueue) -> Row:
         """For `Namespace.create`: a queue's row comes with its log."""
         kind = queue.kind
         flags = _AUTO_DELETE * kind.auto_delete + _ADOPTED * queue.adopted + _LOST * queue.lost
-        return self._table.put_record(b"q" + queue.name, bytes((flags,)) + kind.table)
+        return self.table.put_record(b"q" + queue.name, bytes((flags,)) + kind.table)
 
     def put_queue(self, queue: SavedQueue) -> Ticket:
         return self._append([self.queue_row(queue)])
 
     def put_binding(self, binding: Binding) -> Ticket:
-        return self._table.put(_binding_key(binding), b"")
+        return self.table.put(_binding_key(binding), b"")
 
     def drop_exchange(self, name: bytes, *, bound: bool) -> Ticket:
         """`bound`: it has bindings, which go later (`bindings_gone`)."""
-        return self._append([self._table.delete_record(b"e" + name), *self._going(name, True, bound)])
+        return self._append([self.table.delete_record(b"e" + name), *self._going(name, True, bound)])
 
     def queue_dropped(self, name: bytes, *, bound: bool) -> list[Row]:
         """For `Namespace.delete`: a queue's row goes with its log. `bound`: as for an exchange."""
-        return [self._table.delete_record(b"q" + name), *self._going(name, False, bound)]
+        return [self.table.delete_record(b"q" + name), *self._going(name, False, bound)]
 
     def bindings_gone(self, name: bytes, to_exchange: bool) -> Ticket:
         """Those of a deleted exchange or queue."""
-        return self._table.delete(_going_key(name, to_exchange))
+        return self.table.delete(_going_key(name, to_exchange))
 
     def drop_bindings(self, bindings: Iterable[Binding]) -> Ticket:
-        return self._table.delete_all([_binding_key(binding) for binding in bindings])
+        return self.table.delete_all([_binding_key(binding) for binding in bindings])
 
     def _going(self, name: bytes, to_exchange: bool, bound: bool) -> list[Row]:
-        return [self._table.put_record(_going_key(name, to_exchange), b"")] if bound else []
+        return [self.table.put_record(_going_key(name, to_exchange), b"")] if bound else []
 
     def _append(self, rows: Sequence[Row]) -> Ticket:
         """All of them, or none."""
-        _, ticket = self._table.log.append(
-            b"".join(record for _, record, _ in rows), len(rows), reserved=True
-        )
+        _, ticket = self.table.log.append(b"".join(record for _, record, _ in rows), len(rows), reserved=True)
         return ticket
 
 

@@ -219,7 +219,7 @@ async def test_a_lost_connection_fails_all_that_waits() -> None:
     left, right = trio.testing.memory_stream_pair()
     client = Client(left, 4096)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(client._run)
+        nursery.start_soon(client.run)
         asked: list[type[Exception]] = []
 
         async def ask() -> None:

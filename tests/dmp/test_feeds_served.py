@@ -31,7 +31,7 @@ class Reader:
 
     @classmethod
     async def open(cls, address: Address, lease: bytes) -> "Reader":
-        return cls(*await client._open(address, lease))
+        return cls(*await client.open_leased(address, lease))
 
     async def read(self, enough: Callable[[list[bytes]], bool]) -> list[bytes]:
         while True:
@@ -81,7 +81,7 @@ async def test_a_principal_goes_and_its_connections_keep_the_queue(server: Serve
         async with open_principal(address, "guest", "guest") as principal:
             name = await principal.declare_queue("outlives")
             feed = await Reader.open(address, await principal.feed_lease(name))
-            sink, _ = await client._open(address, await principal.sink_lease(""))
+            sink, _ = await client.open_leased(address, await principal.sink_lease(""))
         await sink.send_all(wire.message(wire.Message(b"", b"outlives", b"x")))
         assert await feed.read(bool) == [b"x"]
         await sink.aclose()

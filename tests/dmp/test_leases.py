@@ -2,8 +2,6 @@
 
 import pytest
 
-from dmp.background import STEPS_PER_TURN
-from dmp.broker import QUEUES_AT_ONCE
 from dmp.data_types import short
 from dmp.refusals import Code, Refusal
 from dmp.session import TRANSITIONS, Event, Session, State
@@ -171,7 +169,7 @@ async def test_a_feed_that_is_gone_is_not_found_nor_is_its_successor_taken_for_i
 
 async def test_a_feed_whose_application_has_ended_is_not_found_before_its_queues_have_gone() -> None:
     world, app = await opened()
-    for number in range(STEPS_PER_TURN * QUEUES_AT_ONCE + 1):
+    for number in range(400):
         app.queue(b"%d" % number)
     lease = app.feed_lease(b"0")
     app.close()

@@ -78,7 +78,7 @@ async def test_what_a_reader_had_no_room_for_comes_to_the_next_once_and_in_order
         async with open_principal(address, "guest", "guest") as principal:
             name = await principal.declare_queue("left")
             first = await Reader.open(address, await principal.feed_lease(name))
-            sink, _ = await client._open(address, await principal.sink_lease(""))
+            sink, _ = await client.open_leased(address, await principal.sink_lease(""))
             await sink.send_all(b"".join(wire.message(wire.Message(b"", b"left", each)) for each in names))
             begun = await first.read(lambda bodies: len(bodies) >= 100)
             while not server.broker.queues[b"left"].ready:  # noqa: ASYNC110 - the server is in another thread
