@@ -4,23 +4,24 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
+import attrs
+
 from shared.queues.timers import Timers
 
 STEPS_PER_TURN = 4
 """A few milliseconds."""
 
 
+@attrs.define(eq=False)
 class Background:
-    """One after the other, as they were added. `deadline` and `heaped` are the timers', for the next turn."""
+    """One piece of work after the other, as they were added. `deadline` and `heaped` are the timers'."""
 
-    __slots__ = ("_crashed", "_left", "_timers", "_when_idle", "deadline", "heaped")
-
-    def __init__(self, timers: Timers, crashed: Callable[[Exception], None]) -> None:
-        self.deadline = self.heaped = math.inf
-        self._timers = timers
-        self._crashed = crashed
-        self._left: deque[Iterator[None]] = deque()
-        self._when_idle: list[Callable[[], None]] = []
+    _timers: Timers
+    _crashed: Callable[[Exception], None]
+    deadline: float = math.inf
+    heaped: float = math.inf
+    _left: deque[Iterator[None]] = attrs.Factory(deque)
+    _when_idle: list[Callable[[], None]] = attrs.Factory(list)
 
     @property
     def busy(self) -> bool:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from functools import partial
 
+import attrs
 import structlog
 
 from dmp.refusals import Code, Refusal
@@ -56,22 +57,22 @@ class Op(IntEnum):
     LEFT = 3
 
 
+@attrs.define(eq=False)
 class Body:
-    """One that is there. `references`: of messages in queues (`held`, so many), of clients that it is on its
-    way to, of the publisher. `written`: done once all of it can be read. `whole` and `left`: its log says so.
-    `damaged`: some of it cannot be read."""
+    """A large body that is there."""
 
-    __slots__ = ("damaged", "held", "left", "length", "log", "references", "whole", "written")
-
-    def __init__(self, log: Log, length: int, references: int, written: Ticket | None = None) -> None:
-        self.log = log
-        self.length = length
-        self.held = 0
-        self.references = references
-        self.written = written
-        self.whole = False
-        self.left = False
-        self.damaged = False
+    log: Log
+    length: int
+    references: int
+    """Of messages in queues (`held`, so many), of clients that it is on its way to, of the publisher."""
+    written: Ticket | None = None
+    """Done once all of it can be read."""
+    held: int = 0
+    whole: bool = False
+    """Its log says that it is; and in `left`, that no queue has it any more."""
+    left: bool = False
+    damaged: bool = False
+    """Some of it cannot be read."""
 
     def told(self, ticket: Ticket) -> None:
         """What says that it is whole is on the disk, or was taken back."""
@@ -79,18 +80,16 @@ class Body:
             self.whole = False
 
 
+@attrs.define(eq=False)
 class Arriving:
     """A body that is coming. Its log is made with its first bytes."""
 
-    __slots__ = ("_bodies", "_end", "_log", "_ticket", "length", "persistent")
-
-    def __init__(self, bodies: "Bodies", length: int, persistent: bool) -> None:
-        self.length = length
-        self.persistent = persistent
-        self._bodies = bodies
-        self._log: Log | None = None
-        self._end = 0
-        self._ticket: Ticket | None = None
+    _bodies: "Bodies"
+    length: int
+    persistent: bool
+    _log: Log | None = None
+    _end: int = 0
+    _ticket: Ticket | None = None
 
     def add(self, part: bytes) -> None:
         """The next bytes of it. Raises StoreError; then it cannot be finished."""

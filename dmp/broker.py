@@ -5,6 +5,7 @@ the queues are durable and the messages persistent, their records are appended t
 the ticket says when they count. What is taken from durable queues is written down once a round (`flush`).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -301,6 +302,7 @@ class _Part:
     leaving: list[Message] = attrs.Factory(list)
 
 
+@attrs.define(eq=False)
 class Change:
     """Messages that come to queues and leave others in one step: a crash leaves all of it there, or nothing.
 
@@ -308,18 +310,15 @@ class Change:
     then `apply` it, all in one stretch.
     """
 
-    __slots__ = ("_broker", "_large", "_parts", "_puts")
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._puts: list[tuple[Queue, Head, list[Message], bool]] = []  # with a record, or without
-        self._parts: dict[Queue, _Part] = {}
-        self._large: dict[bytes, None] = {}  # references that come to logs
+    _broker: Broker
+    _puts: list[tuple[Queue, Head, list[Message], bool]] = attrs.Factory(list)  # with a record, or without
+    _parts: dict[Queue, _Part] = attrs.Factory(lambda: defaultdict(_Part))
+    _large: dict[bytes, None] = attrs.Factory(dict)  # references that come to logs
 
     def put(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> None:
         """A run for its queues; one that is full (`Queue.room_for`) gets as much of it as it has room for."""
         for queue in queues:
-            part = self._part(queue)
+            part = self._parts[queue]
             taken = bodies
             if queue.capped:
                 taken = bodies[: queue.room_for(head, len(bodies), part.coming, part.body_bytes)]
@@ -339,7 +338,7 @@ class Change:
 
     def leave(self, queue: Queue, message: Message) -> None:
         """It was unacknowledged, and is acknowledged or not wanted back."""
-        self._part(queue).leaving.append(message)
+        self._parts[queue].leaving.append(message)
 
     def apply(self) -> Ticket | None:
         """What all of it waits for, None: nothing. Raises StoreError; then nothing has changed."""
@@ -374,9 +373,3 @@ class Change:
             if part.leaving:
                 queue.settle(part.leaving)
         return ticket
-
-    def _part(self, queue: Queue) -> _Part:
-        found = self._parts.get(queue)
-        if found is None:
-            found = self._parts[queue] = _Part()
-        return found

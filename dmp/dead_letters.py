@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from dmp.message import Head, Message
 from dmp.properties import CC, KEYS_MAX, keys_in, unpack
 from dmp.queues import Queue
@@ -38,17 +40,16 @@ _DEATHS_MAX = 64
 """Entries that are kept: a header must fit one frame."""
 
 
+@attrs.define(eq=False)
 class DeadLetters:
     """Those of one broker that wait for their slice. `deadline` and `heaped` are the timers'."""
 
-    __slots__ = ("_broker", "_busy", "_turns", "_waiting", "deadline", "heaped")
-
-    def __init__(self, broker: "Broker") -> None:
-        self.deadline = self.heaped = math.inf
-        self._broker = broker
-        self._waiting: dict[Queue, deque[tuple[deque[Message], str]]] = {}
-        self._turns: deque[Queue] = deque()
-        self._busy = False
+    _broker: "Broker"
+    deadline: float = math.inf
+    heaped: float = math.inf
+    _waiting: dict[Queue, deque[tuple[deque[Message], str]]] = attrs.Factory(dict)
+    _turns: deque[Queue] = attrs.Factory(deque)
+    _busy: bool = False
 
     def add(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
         """They have left `queue` by `reason`."""

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 
+import attrs
+
 _LOW = 0.9
 """Of the bound: publishers go on when so much is left, not at every message that leaves."""
 
 
+@attrs.define(eq=False)
 class Memory:
     """`held_bytes`: bodies and their books, in all queues and unacknowledged. Above `hot_bytes` memory is
     `scarce`: what durable queues have on disk is not kept here, too.
@@ -14,14 +17,11 @@ class Memory:
     unacknowledged messages themselves: `amqp.publishing` says why).
     """
 
-    __slots__ = ("_waiting", "bytes_max", "full", "held_bytes", "hot_bytes")
-
-    def __init__(self, bytes_max: int, hot_bytes: int) -> None:
-        self.bytes_max = bytes_max
-        self.hot_bytes = hot_bytes
-        self.held_bytes = 0
-        self.full = False
-        self._waiting: list[Callable[[], None]] = []
+    bytes_max: int
+    hot_bytes: int
+    held_bytes: int = 0
+    full: bool = False
+    _waiting: list[Callable[[], None]] = attrs.Factory(list)
 
     @property
     def scarce(self) -> bool:

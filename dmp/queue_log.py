@@ -62,19 +62,19 @@ _EXPIRY_SECONDS = 0.01
 _LOAD_BYTES = 1 << 20
 
 
+@attrs.define(eq=False)
 class QueueLog:
     """One queue's log, and where in it its messages stand. `cold_at`: from there on is what is cold."""
 
-    __slots__ = ("_copied", "_copying", "_live", "_live_bytes", "_taken", "cold_at", "log")
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.cold_at: int | None = None
-        self._live: dict[int, Message] = {}  # in memory: by number, in the order of their records
-        self._copied: dict[int, Message] = {}  # the same for those that were written again
-        self._copying = False
-        self._live_bytes = 0
-        self._taken: list[int] = []
+    log: Log
+    cold_at: int | None = attrs.field(default=None, init=False)
+    _live: dict[int, Message] = attrs.field(factory=dict, init=False)
+    """In memory: by number, in the order of their records."""
+    _copied: dict[int, Message] = attrs.field(factory=dict, init=False)
+    """The same for those that were written again."""
+    _copying: bool = attrs.field(default=False, init=False)
+    _live_bytes: int = attrs.field(default=0, init=False)
+    _taken: list[int] = attrs.field(factory=list, init=False)
 
     def appended(self, head: Head, messages: Sequence[Message], offset: int) -> int:
         """Their records went into the log, from `offset` on; where they end."""
@@ -230,45 +230,33 @@ class Left:
     large: dict[int, bytes]
 
 
+@attrs.define(eq=False)
 class Cold:
-    """`count` messages with `body_bytes`, numbered from `first` up to `end` (there may be gaps).
+    """Messages that are in the log alone: `count`, numbered from `first` up to `end`, maybe with gaps."""
 
-    `reading`: some are on their way. `large`: references of large bodies, by number: the queue has these,
-    also of messages that cannot be read. `lost`: so much was passed over, since it cannot be read. `damaged`:
-    why nothing more can be.
-    """
+    _log: QueueLog
+    count: int = attrs.field(default=0, init=False)
+    body_bytes: int = attrs.field(default=0, init=False)
+    first: int = attrs.field(default=0, init=False)
+    end: int = attrs.field(default=0, init=False)
+    reading: bool = attrs.field(default=False, init=False)
+    """Some are on their way."""
+    large: dict[int, bytes] = attrs.field(factory=dict, init=False)
+    """References of large bodies, by number. The queue has these, also of messages that cannot be read."""
+    lost: Lost | None = attrs.field(default=None, init=False)
+    """So much was passed over, since it cannot be read."""
+    damaged: StoreError | None = attrs.field(default=None, init=False)
+    """Why nothing more can be read."""
+    _reader: MessageReader = attrs.field(init=False)
+    _offset: int = attrs.field(default=0, init=False)
+    _ours: int = attrs.field(default=0, init=False)  # the first number of this process
+    _epoch: int = attrs.field(default=0, init=False)
+    _expires: deque[tuple[int, float]] = attrs.field(
+        factory=deque, init=False
+    )  # up to this number, at this time
 
-    __slots__ = (
-        "_epoch",
-        "_expires",
-        "_log",
-        "_offset",
-        "_ours",
-        "_reader",
-        "body_bytes",
-        "count",
-        "damaged",
-        "end",
-        "first",
-        "large",
-        "lost",
-        "reading",
-    )
-
-    def __init__(self, log: QueueLog) -> None:
-        self._log = log
-        self._reader = MessageReader(log.log.file.path)
-        self._offset = 0
-        self._ours = 0  # the first number of this process
-        self._epoch = 0
-        self._expires: deque[tuple[int, float]] = deque()  # up to this number, at this time
-        self.count = 0
-        self.body_bytes = 0
-        self.first = self.end = 0
-        self.reading = False
-        self.large: dict[int, bytes] = {}
-        self.lost: Lost | None = None
-        self.damaged: StoreError | None = None
+    def __attrs_post_init__(self) -> None:
+        self._reader = MessageReader(self._log.log.file.path)
 
     def add(self, messages: Sequence[Message]) -> None:
         """They came, stand in the log, and can be read there."""
@@ -407,17 +395,17 @@ class Loaded:
     lost: list[Lost]
 
 
+@attrs.define(eq=False)
 class _Past:
     """What has left, and how far that, and what was copied, goes."""
 
-    def __init__(self) -> None:
-        self.mixed_to = -1
-        self.following = 0
-        self.known_lost_to = 0
-        """Whatever is lost below this offset, a purge has done with."""
-        self._taken = array("Q")
-        self._ranges: list[tuple[int, int]] = []
-        self._last = -1
+    mixed_to: int = -1
+    following: int = 0
+    known_lost_to: int = 0
+    """Whatever is lost below this offset, a purge has done with."""
+    _taken: "array[int]" = attrs.Factory(lambda: array("Q"))
+    _ranges: list[tuple[int, int]] = attrs.Factory(list)
+    _last: int = -1
 
     def note(self, op: int, data: bytes, start: int, end: int, offset: int) -> None:
         """Raises ValueError, IndexError, struct.error."""
