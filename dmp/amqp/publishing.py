@@ -171,11 +171,12 @@ class Publishing:
             self._publish_one_by_one(post, bodies, channel.confirms)
             mux.worked(count * len(queues))
             return
-        elif post.content.immediate:
-            ticket = self._publish_immediate(post, bodies)
         else:
             try:
-                ticket = broker.publish(head, queues, bodies)
+                if post.content.immediate:
+                    ticket = self._publish_immediate(post, bodies)
+                else:
+                    ticket = broker.publish(head, queues, bodies)
             except StoreError as error:
                 self.refuse(channel, count, str(error) or "the store takes no writes")
                 return

@@ -1,5 +1,6 @@
 """Publishers: confirms, a disk that fails, memory that is full."""
 
+import pytest
 from pamqp import commands
 
 from dmp.amqp.wire import encode
@@ -90,13 +91,15 @@ async def test_what_is_confirmed_is_told_before_the_channel_closes() -> None:
     assert peer.names() == ["Basic.Ack", "Channel.Close"]
 
 
-async def test_without_confirms_a_publish_that_cannot_be_stored_ends_the_connection() -> None:
+@pytest.mark.parametrize("immediate", [False, True])
+async def test_without_confirms_a_publish_that_cannot_be_stored_ends_the_connection(immediate: bool) -> None:
     world, peer = await opened()
     peer.ask(C.Queue.Declare(0, "q", durable=True))
+    peer.ask(C.Basic.Consume(0, "q", "t"))
     world.disk.before = lambda _: (_ for _ in ()).throw(OSError(5, "disk"))
     peer.publish("", "q", b"1", properties=PERSISTENT)
     world.settle()
-    peer.publish("", "q", b"2", properties=PERSISTENT)
+    peer.publish("", "q", b"2", properties=PERSISTENT, immediate=immediate)
     assert closed(peer) == ("Connection.Close", 506)
 
 
