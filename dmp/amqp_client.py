@@ -235,7 +235,7 @@ class _Channel:
     def receive(self, kind: int, payload: bytes) -> None:
         """A frame has come. Raises RemoteProtocolError, Refusal."""
         if kind == METHOD:
-            self._receive_method(decode_untrusted(payload)[0])
+            self._receive_method(decode_untrusted(payload))
         elif kind == HEADER:
             self._missing, packed = header_untrusted(payload)
             self._properties, self._parts = unpack(packed), []
@@ -552,7 +552,7 @@ class Client:
             if channel is not None:
                 channel.receive(kind, payload)
         elif kind == METHOD:
-            method, _ = decode_untrusted(payload)
+            method = decode_untrusted(payload)
             if isinstance(method, commands.Connection.Close):
                 self._write(encode(commands.Connection.CloseOk(), 0))
                 raise refused(method.reply_code or 0, method.reply_text)

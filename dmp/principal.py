@@ -176,7 +176,7 @@ class Principal:
             del data[: size + FRAME_OVERHEAD]
             if kind == METHOD:
                 try:
-                    method, _ = decode_untrusted(payload)
+                    method = decode_untrusted(payload)
                 except Refusal as error:
                     raise RemoteProtocolError(str(error)) from error
                 if not isinstance(method, commands.Basic.Return):

@@ -1,18 +1,19 @@
 """The methods of a channel: a table from each to the function that answers it.
 
-A handler gets the channel, the method, and the table among its arguments as it came. It raises `Refusal`
-where the method is refused, and `NotYet` where it has to wait.
+A handler gets the channel and the method. It raises `Refusal` where the method is refused, and `NotYet` where
+it has to wait.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pamqp import base, commands
 
 from dmp.amqp.channel import Channel, Confirms, Consumer
 from dmp.amqp.transactions import Outcome, Transaction
-from dmp.amqp.wire import Direct, declare_ok, get_ok
+from dmp.amqp.wire import Direct, Table, declare_ok, get_ok
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
+from dmp.exchanges import Destination
 from dmp.message import Message
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
@@ -24,7 +25,7 @@ ARGUMENTS_BYTES_MAX = 4 * 1024
 # Counting the consumers of so many channels takes as long as putting a message into a queue.
 _CHANNELS_PER_WORK = 16
 
-Handler = Callable[[Channel, Any, bytes], None]
+Handler = Callable[[Channel, Any], None]
 HANDLERS: dict[type[base.Frame], Handler] = {}
 
 
@@ -36,53 +37,39 @@ class NotYet(Exception):
         self.when = when
 
 
-def handles(method: type[base.Frame]) -> Callable[[Handler], Handler]:
+def handles(*methods: type[base.Frame]) -> Callable[[Handler], Handler]:
     def add(handler: Handler) -> Handler:
-        HANDLERS[method] = handler
+        HANDLERS.update(dict.fromkeys(methods, handler))
         return handler
 
     return add
 
 
-@handles(commands.Channel.Flow)
-def flow(channel: Channel, method: commands.Channel.Flow, table: bytes) -> None:
-    """The client wants no deliveries for a while, or wants them again."""
-    channel.flowing = bool(method.active)
-    channel.reply(commands.Channel.FlowOk(method.active))
-    if method.active:
-        channel.deal()
+@handles(commands.Channel.Open, commands.Channel.FlowOk, commands.Channel.CloseOk)
+def out_of_place(channel: Channel, method: base.Frame) -> None:
+    """We ask for none of these, nor for a channel twice."""
+    if isinstance(method, commands.Channel.Open):
+        raise Refusal(Code.CHANNEL_ERROR, f"channel {channel.number} is open already")
+    asked = "channel.flow" if isinstance(method, commands.Channel.FlowOk) else "channel.close"
+    raise Refusal(Code.COMMAND_INVALID, f"{asked}-ok without a {asked}")
 
 
 @handles(commands.Channel.Close)
-def close(channel: Channel, method: commands.Channel.Close, table: bytes) -> None:
+def close(channel: Channel, method: commands.Channel.Close) -> None:
     channel.mux.close(channel)
 
 
-@handles(commands.Channel.Open)
-@handles(commands.Channel.FlowOk)
-@handles(commands.Channel.CloseOk)
-def out_of_place(channel: Channel, method: base.Frame, table: bytes) -> None:
-    """We ask for none of these, nor for a channel twice."""
-    match method:
-        case commands.Channel.Open():
-            raise Refusal(Code.CHANNEL_ERROR, f"channel {channel.number} is open already")
-        case commands.Channel.FlowOk():
-            raise Refusal(Code.COMMAND_INVALID, "channel.flow-ok without a channel.flow")
-    raise Refusal(Code.COMMAND_INVALID, "channel.close-ok without a channel.close")
-
-
 @handles(commands.Confirm.Select)
-def confirm_select(channel: Channel, method: commands.Confirm.Select, table: bytes) -> None:
+def confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
     if channel.transaction is not None:
         raise Refusal(Code.PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
     if channel.confirms is None:
         channel.confirms = Confirms(channel)
-    if not method.nowait:
-        channel.reply(commands.Confirm.SelectOk())
+    _answer(channel, method, commands.Confirm.SelectOk())
 
 
 @handles(commands.Tx.Select)
-def tx_select(channel: Channel, method: commands.Tx.Select, table: bytes) -> None:
+def tx_select(channel: Channel, method: commands.Tx.Select) -> None:
     if channel.confirms is not None:
         raise Refusal(Code.PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if channel.transaction is None:
@@ -90,26 +77,19 @@ def tx_select(channel: Channel, method: commands.Tx.Select, table: bytes) -> Non
     channel.reply(commands.Tx.SelectOk())
 
 
-@handles(commands.Tx.Commit)
-def tx_commit(channel: Channel, method: commands.Tx.Commit, table: bytes) -> None:
-    _transaction(channel).commit()
-
-
-@handles(commands.Tx.Rollback)
-def tx_rollback(channel: Channel, method: commands.Tx.Rollback, table: bytes) -> None:
-    _transaction(channel).rollback()
-    channel.reply(commands.Tx.RollbackOk())
-
-
-def _transaction(channel: Channel) -> Transaction:
-    """Raises Refusal."""
+@handles(commands.Tx.Commit, commands.Tx.Rollback)
+def tx_end(channel: Channel, method: commands.Tx.Commit | commands.Tx.Rollback) -> None:
     if channel.transaction is None:
         raise Refusal(Code.PRECONDITION_FAILED, "channel is not transactional")
-    return channel.transaction
+    if isinstance(method, commands.Tx.Commit):
+        channel.transaction.commit()
+    else:
+        channel.transaction.rollback()
+        channel.reply(commands.Tx.RollbackOk())
 
 
 @handles(Direct.Put)
-def direct_put(channel: Channel, method: Any, table: bytes) -> None:
+def direct_put(channel: Channel, method: Any) -> None:
     """A lease of a sink: any exchange that one may publish to."""
     mux = channel.mux
     exchange = mux.broker.topology.exchange(method.sink.encode())
@@ -120,7 +100,7 @@ def direct_put(channel: Channel, method: Any, table: bytes) -> None:
 
 
 @handles(Direct.Get)
-def direct_get(channel: Channel, method: Any, table: bytes) -> None:
+def direct_get(channel: Channel, method: Any) -> None:
     """A lease of a feed: a queue that is this application's own, and leased to nobody."""
     mux = channel.mux
     queue = mux.broker.topology.queue(method.feed.encode(), mux.owner)
@@ -132,14 +112,14 @@ def direct_get(channel: Channel, method: Any, table: bytes) -> None:
 
 
 @handles(commands.Exchange.Declare)
-def exchange_declare(channel: Channel, method: commands.Exchange.Declare, table: bytes) -> None:
+def exchange_declare(channel: Channel, method: commands.Exchange.Declare) -> None:
     topology = channel.mux.broker.topology
     name = method.exchange.encode()
     if method.passive:
         topology.exchange(name)
         ticket = None
     else:
-        alternate = _arguments(method, table).get("alternate-exchange")
+        alternate = _arguments(method).get("alternate-exchange")
         kind = ExchangeKind(
             type=method.exchange_type,
             durable=method.durable,
@@ -148,36 +128,60 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare, table:
             alternate=str(alternate).encode()[:255] if alternate is not None else None,
         )
         ticket = topology.declare_exchange(name, kind)
-    _answer(channel, method.nowait, commands.Exchange.DeclareOk(), ticket)
+    _answer(channel, method, commands.Exchange.DeclareOk(), ticket)
 
 
 @handles(commands.Exchange.Delete)
-def exchange_delete(channel: Channel, method: commands.Exchange.Delete, table: bytes) -> None:
+def exchange_delete(channel: Channel, method: commands.Exchange.Delete) -> None:
     ticket = channel.mux.broker.topology.delete_exchange(method.exchange.encode(), if_unused=method.if_unused)
-    _answer(channel, method.nowait, commands.Exchange.DeleteOk(), ticket)
+    _answer(channel, method, commands.Exchange.DeleteOk(), ticket)
 
 
 @handles(commands.Exchange.Bind)
-def exchange_bind(channel: Channel, method: commands.Exchange.Bind, table: bytes) -> None:
-    topology = channel.mux.broker.topology
-    destination = topology.exchange(method.destination.encode())
+def exchange_bind(channel: Channel, method: commands.Exchange.Bind) -> None:
+    destination = channel.mux.broker.topology.exchange(method.destination.encode())
     if not destination.name:
         raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
-    key = method.routing_key.encode()
-    ticket = topology.bind(method.source.encode(), destination, key, table, _arguments(method, table))
-    _answer(channel, method.nowait, commands.Exchange.BindOk(), ticket)
+    ticket = _bind(channel, method, method.source, destination, method.routing_key.encode())
+    _answer(channel, method, commands.Exchange.BindOk(), ticket)
 
 
 @handles(commands.Exchange.Unbind)
-def exchange_unbind(channel: Channel, method: commands.Exchange.Unbind, table: bytes) -> None:
-    broker = channel.mux.broker
-    destination = broker.exchanges.get(method.destination.encode())
-    ticket = broker.topology.unbind(method.source.encode(), destination, method.routing_key.encode(), table)
-    _answer(channel, method.nowait, commands.Exchange.UnbindOk(), ticket)
+def exchange_unbind(channel: Channel, method: commands.Exchange.Unbind) -> None:
+    destination = channel.mux.broker.exchanges.get(method.destination.encode())
+    ticket = _unbind(channel, method, method.source, destination)
+    _answer(channel, method, commands.Exchange.UnbindOk(), ticket)
+
+
+@handles(commands.Queue.Bind)
+def queue_bind(channel: Channel, method: commands.Queue.Bind) -> None:
+    queue = _named(channel, method.queue)
+    key = method.routing_key.encode()
+    if not method.queue and not key:
+        key = queue.name
+    ticket = _bind(channel, method, method.exchange, queue, key)
+    _answer(channel, method, commands.Queue.BindOk(), ticket)
+
+
+@handles(commands.Queue.Unbind)
+def queue_unbind(channel: Channel, method: commands.Queue.Unbind) -> None:
+    queue = channel.mux.broker.topology.find_queue(_name_meant(channel, method.queue), channel.mux.owner)
+    ticket = _unbind(channel, method, method.exchange, queue)
+    channel.reply(commands.Queue.UnbindOk(), ticket)
+
+
+def _bind(channel: Channel, method: Any, source: str, destination: Destination, key: bytes) -> Ticket | None:
+    arguments = _arguments(method)
+    return channel.mux.broker.topology.bind(source.encode(), destination, key, arguments.raw, arguments)
+
+
+def _unbind(channel: Channel, method: Any, source: str, destination: "Destination | None") -> Ticket | None:
+    key = method.routing_key.encode()
+    return channel.mux.broker.topology.unbind(source.encode(), destination, key, method.arguments.raw)
 
 
 @handles(commands.Queue.Declare)
-def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes) -> None:
+def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
     mux = channel.mux
     topology = mux.broker.topology
     name = method.queue.encode()
@@ -185,59 +189,41 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare, table: bytes
     if name.startswith(REPLY_TO):
         if name != REPLY_TO and name not in mux.broker.reply_queues:
             raise not_found("queue", name)
-        _answer_declared(channel, method.nowait, name, 0, 1, None)
+        _answer_declared(channel, method, name, 0, 1, None)
         return
     if method.passive:
         queue = topology.queue(name, mux.owner)
         queue.redeclared()
     else:
+        arguments = _arguments(method)
         kind = QueueKind(
             durable=method.durable,
             exclusive=method.exclusive,
             auto_delete=method.auto_delete,
-            table=table,
-            arguments=QueueArguments.read(_arguments(method, table)),
+            table=arguments.raw,
+            arguments=QueueArguments.read(arguments),
         )
         queue, ticket = topology.declare_queue(name, kind, mux.owner)
     takers = len(queue.consumers) + (queue.feed is not None)
-    _answer_declared(channel, method.nowait, queue.name, queue.depth, takers, ticket)
-
-
-@handles(commands.Queue.Bind)
-def queue_bind(channel: Channel, method: commands.Queue.Bind, table: bytes) -> None:
-    queue = _named(channel, method.queue)
-    key = method.routing_key.encode()
-    if not method.queue and not key:
-        key = queue.name
-    topology = channel.mux.broker.topology
-    ticket = topology.bind(method.exchange.encode(), queue, key, table, _arguments(method, table))
-    _answer(channel, method.nowait, commands.Queue.BindOk(), ticket)
-
-
-@handles(commands.Queue.Unbind)
-def queue_unbind(channel: Channel, method: commands.Queue.Unbind, table: bytes) -> None:
-    topology = channel.mux.broker.topology
-    queue = topology.find_queue(_name_meant(channel, method.queue), channel.mux.owner)
-    ticket = topology.unbind(method.exchange.encode(), queue, method.routing_key.encode(), table)
-    channel.reply(commands.Queue.UnbindOk(), ticket)
+    _answer_declared(channel, method, queue.name, queue.depth, takers, ticket)
 
 
 @handles(commands.Queue.Purge)
-def queue_purge(channel: Channel, method: commands.Queue.Purge, table: bytes) -> None:
+def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
     queue = _named(channel, method.queue)
     count, ticket = channel.mux.broker.topology.purge_queue(queue)
-    _answer(channel, method.nowait, commands.Queue.PurgeOk(count), ticket)
+    _answer(channel, method, commands.Queue.PurgeOk(count), ticket)
 
 
 @handles(commands.Queue.Delete)
-def queue_delete(channel: Channel, method: commands.Queue.Delete, table: bytes) -> None:
+def queue_delete(channel: Channel, method: commands.Queue.Delete) -> None:
     """One that is not there is deleted already, as RabbitMQ has it: clients tear down more than once."""
     topology = channel.mux.broker.topology
     queue = topology.find_queue(_name_meant(channel, method.queue), channel.mux.owner)
     count, ticket = 0, None
     if queue is not None:
         count, ticket = topology.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
-    _answer(channel, method.nowait, commands.Queue.DeleteOk(count), ticket)
+    _answer(channel, method, commands.Queue.DeleteOk(count), ticket)
 
 
 def _named(channel: Channel, name: str) -> Queue:
@@ -253,30 +239,30 @@ def _name_meant(channel: Channel, name: str) -> bytes:
     return found
 
 
-def _arguments(method: Any, table: bytes) -> dict[str, Any]:
-    """Of a method, decoded. Raises Refusal."""
-    if len(table) > ARGUMENTS_BYTES_MAX:
-        text = f"arguments of {len(table)} bytes, at most {ARGUMENTS_BYTES_MAX}"
+def _arguments(method: Any) -> Table:
+    """Raises Refusal."""
+    found: Table = method.arguments
+    if len(found.raw) > ARGUMENTS_BYTES_MAX:
+        text = f"arguments of {len(found.raw)} bytes, at most {ARGUMENTS_BYTES_MAX}"
         raise Refusal(Code.PRECONDITION_FAILED, text)
-    found: dict[str, Any] = method.arguments
     return found
 
 
 def _answer_declared(
-    channel: Channel, nowait: bool, queue: bytes, ready: int, takers: int, ticket: Ticket | None
+    channel: Channel, method: Any, queue: bytes, ready: int, takers: int, ticket: Ticket | None
 ) -> None:
     channel.last_queue = queue
-    if not nowait:
+    if not method.nowait:
         channel.mux.reply(declare_ok(channel.number, queue, ready, takers), ticket)
 
 
-def _answer(channel: Channel, nowait: bool, method: base.Frame, ticket: Ticket | None) -> None:
-    if not nowait:
-        channel.reply(method, ticket)
+def _answer(channel: Channel, method: Any, answer: base.Frame, ticket: Ticket | None = None) -> None:
+    if not method.nowait:
+        channel.reply(answer, ticket)
 
 
 @handles(commands.Basic.Qos)
-def qos(channel: Channel, method: commands.Basic.Qos, table: bytes) -> None:
+def qos(channel: Channel, method: commands.Basic.Qos) -> None:
     """As RabbitMQ has it: without `global` for each consumer to come, with it for the channel."""
     if method.prefetch_size:
         raise Refusal(Code.NOT_IMPLEMENTED, "prefetch_size is not 0")
@@ -289,36 +275,29 @@ def qos(channel: Channel, method: commands.Basic.Qos, table: bytes) -> None:
 
 
 @handles(commands.Basic.Consume)
-def consume(channel: Channel, method: commands.Basic.Consume, table: bytes) -> None:
+def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     mux = channel.mux
     tag = (method.consumer_tag or "").encode() or b"amq.ctag-" + mux.broker.new_name().encode()
     if tag in channel.consumers:
         raise Refusal(Code.NOT_ALLOWED, f"attempt to reuse consumer tag {shown(tag)}")
     consumers = sum(len(other.consumers) for other in mux.by_number.values())
     mux.worked(len(mux.by_number) // _CHANNELS_PER_WORK)
-    if consumers >= mux.broker.settings.consumers_max:
-        most = mux.broker.settings.consumers_max
+    most = mux.broker.settings.consumers_max
+    if consumers >= most:
         raise Refusal(Code.NOT_ALLOWED, f"there are consumers_max = {most} on this connection already")
-    priority = _priority(_arguments(method, table))
+    priority = _arguments(method).get("x-priority", 0)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise Refusal(Code.PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a whole number")
     name = _name_meant(channel, method.queue)
-    replies = name == REPLY_TO
-    queue = _reply_queue(channel, method) if replies else _queue_to_consume(channel, method, name)
-    consumer = Consumer(
-        channel,
-        queue,
-        tag,
-        no_ack=method.no_ack,
-        prefetch=channel.prefetch,
-        priority=priority,
-    )
+    queue = (_reply_queue if name == REPLY_TO else _queue_to_consume)(channel, method, name)
+    consumer = Consumer(channel, queue, tag, method.no_ack, channel.prefetch, priority)
     channel.consumers[tag] = consumer
-    if replies:
+    if name == REPLY_TO:
         channel.reply_consumer = consumer
     mux.broker.counts.consumers += 1
     queue.exclusive_consumer = method.exclusive
     queue.add_consumer(consumer)
-    if not method.nowait:
-        channel.reply(commands.Basic.ConsumeOk(tag.decode()))
+    _answer(channel, method, commands.Basic.ConsumeOk(tag.decode()))
     queue.deal()
 
 
@@ -331,15 +310,7 @@ def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: by
     return queue
 
 
-def _priority(arguments: Mapping[str, Any]) -> int:
-    """What a consumer asks for. Raises Refusal."""
-    found = arguments.get("x-priority", 0)
-    if not isinstance(found, int) or isinstance(found, bool):
-        raise Refusal(Code.PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a whole number")
-    return found
-
-
-def _reply_queue(channel: Channel, method: commands.Basic.Consume) -> Queue:
+def _reply_queue(channel: Channel, method: commands.Basic.Consume, name: bytes) -> Queue:
     """For the channel's one consumer of `REPLY_TO`. Raises Refusal, as RabbitMQ has it."""
     if not method.no_ack:
         raise Refusal(Code.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
@@ -349,36 +320,35 @@ def _reply_queue(channel: Channel, method: commands.Basic.Consume) -> Queue:
 
 
 @handles(commands.Basic.Cancel)
-def cancel(channel: Channel, method: commands.Basic.Cancel, table: bytes) -> None:
+def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
     """A tag that nobody has is answered the same: it may have crossed our own cancel."""
     consumer = channel.consumers.get((method.consumer_tag or "").encode())
     if consumer is not None:
         channel.remove_consumer(consumer)
-    if not method.nowait:
-        channel.reply(commands.Basic.CancelOk(method.consumer_tag))
+    _answer(channel, method, commands.Basic.CancelOk(method.consumer_tag))
 
 
 @handles(commands.Basic.CancelOk)
-def cancel_ok(channel: Channel, method: commands.Basic.CancelOk, table: bytes) -> None:
+def cancel_ok(channel: Channel, method: commands.Basic.CancelOk) -> None:
     """Some clients answer our cancel, although it asks for none."""
 
 
 @handles(commands.Basic.Publish)
-def publish(channel: Channel, method: commands.Basic.Publish, table: bytes) -> None:
+def publish(channel: Channel, method: commands.Basic.Publish) -> None:
     raise AssertionError("publishes are taken before methods are decoded")
 
 
 @handles(commands.Basic.Get)
-def get(channel: Channel, method: commands.Basic.Get, table: bytes) -> None:
+def get(channel: Channel, method: commands.Basic.Get) -> None:
     mux = channel.mux
     queue = _named(channel, method.queue)
     message = queue.get(method.no_ack)
-    if message is None and queue.warming:
-        raise NotYet(queue.when_warm)
-    if message is None and queue.damaged:
-        text = f"queue {shown(queue.name)} has lost messages to damage; purge it to go on without them"
-        raise Refusal(Code.INTERNAL_ERROR, text)
     if message is None:
+        if queue.warming:
+            raise NotYet(queue.when_warm)
+        if queue.damaged:
+            text = f"queue {shown(queue.name)} has lost messages to damage; purge it to go on without them"
+            raise Refusal(Code.INTERNAL_ERROR, text)
         channel.reply(commands.Basic.GetEmpty())
         return
     mux.broker.counts.got += 1
@@ -393,16 +363,15 @@ def get(channel: Channel, method: commands.Basic.Get, table: bytes) -> None:
 
 
 @handles(commands.Basic.Ack)
-def ack(channel: Channel, method: commands.Basic.Ack, table: bytes) -> None:
+def ack(channel: Channel, method: commands.Basic.Ack) -> None:
     if channel.transaction is not None:
         channel.transaction.settle(Outcome.ACKNOWLEDGED, method.delivery_tag, method.multiple)
         return
     channel.mux.settle(channel, channel.take_unacked(method.delivery_tag, method.multiple))
 
 
-@handles(commands.Basic.Nack)
-@handles(commands.Basic.Reject)
-def nack(channel: Channel, method: commands.Basic.Nack | commands.Basic.Reject, table: bytes) -> None:
+@handles(commands.Basic.Nack, commands.Basic.Reject)
+def nack(channel: Channel, method: commands.Basic.Nack | commands.Basic.Reject) -> None:
     tag, multiple = method.delivery_tag or 0, isinstance(method, commands.Basic.Nack) and method.multiple
     if channel.transaction is not None:
         outcome = Outcome.REQUEUED if method.requeue else Outcome.REJECTED
@@ -411,11 +380,8 @@ def nack(channel: Channel, method: commands.Basic.Nack | commands.Basic.Reject, 
         _give_back(channel, channel.take_unacked(tag, multiple), method.requeue)
 
 
-@handles(commands.Basic.Recover)
-@handles(commands.Basic.RecoverAsync)
-def recover(
-    channel: Channel, method: commands.Basic.Recover | commands.Basic.RecoverAsync, table: bytes
-) -> None:
+@handles(commands.Basic.Recover, commands.Basic.RecoverAsync)
+def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.RecoverAsync) -> None:
     """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it."""
     if isinstance(method, commands.Basic.Recover):
         channel.reply(commands.Basic.RecoverOk())

@@ -271,7 +271,7 @@ class AmqpSession(SessionBase):
             return
         mux = self.mux
         mux.worked(METHOD_WORK + len(payload) // METHOD_BYTES)
-        method, table = decode_untrusted(payload)
+        method = decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:
             raise Refusal(Code.COMMAND_INVALID, f"{method.name} is not for a server")
@@ -290,7 +290,7 @@ class AmqpSession(SessionBase):
         if background.busy and method.index >> 16 in _TOPOLOGY:
             raise NotYet(background.when_idle)
         try:
-            handler(channel, method, table)
+            handler(channel, method)
         except StoreError as error:  # the connection's end: the specification has nothing softer
             text = str(error) or "the store takes no writes"
             raise Refusal(Code.RESOURCE_ERROR, text) from error
@@ -340,7 +340,7 @@ class AmqpSession(SessionBase):
             commands.Connection.CloseOk.index,
         ):
             return
-        method, _ = decode_untrusted(payload, CONNECTION_FIELDS_MAX)
+        method = decode_untrusted(payload, CONNECTION_FIELDS_MAX)
         match method:
             case commands.Connection.StartOk() if self.state is State.STARTING:
                 self._start_ok(method)

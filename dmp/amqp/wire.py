@@ -76,10 +76,18 @@ METHODS: Mapping[int, type[base.Frame]] = MappingProxyType(
 )
 
 
-def decode_untrusted(payload: bytes, fields_max: int = FIELDS_MAX) -> tuple[base.Frame, bytes]:
-    """A method, and the table among its arguments as it came (empty where it has none).
+class Table(dict[str, Any]):
+    """The table among a method's arguments, decoded. `raw`: as it came."""
 
-    `fields_max`: in that table.
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: bytes) -> None:
+        super().__init__(read_table(raw))
+        self.raw = raw
+
+
+def decode_untrusted(payload: bytes, fields_max: int = FIELDS_MAX) -> base.Frame:
+    """A method; a table among its arguments is a `Table`, of at most `fields_max` fields.
 
     Raises Refusal: NOT_IMPLEMENTED for a method nobody knows, SYNTAX_ERROR.
     """
@@ -95,11 +103,9 @@ def decode_untrusted(payload: bytes, fields_max: int = FIELDS_MAX) -> tuple[base
         method.unmarshal(payload[4:start] + EMPTY_TABLE + payload[end:] if name else payload[4:])
     except (ValueError, ArithmeticError, OSError) as error:
         raise Refusal(Code.SYNTAX_ERROR, f"{found.name}: not text, or a value out of range") from error
-    if not name:
-        return method, EMPTY_TABLE
-    table = payload[start:end]
-    setattr(method, name, read_table(table))
-    return method, table
+    if name:
+        setattr(method, name, Table(payload[start:end]))
+    return method
 
 
 def encode(method: base.Frame, channel: int) -> bytes:
