@@ -35,6 +35,7 @@ class LoopWatch(trio.abc.Instrument):
         self._log = log
         self._clock = clock
         self._began = clock()
+        self._serving = False
         self.longest_seconds = 0.0
         self.longest_task = ""
         self.long_count = 0
@@ -44,6 +45,8 @@ class LoopWatch(trio.abc.Instrument):
 
     def after_task_step(self, task: Task) -> None:
         seconds = self._clock() - self._began
+        if not self._serving:
+            return
         if seconds > self.longest_seconds:
             self.longest_seconds, self.longest_task = seconds, task.name
         if seconds > LONG_SECONDS:
@@ -57,8 +60,8 @@ class LoopWatch(trio.abc.Instrument):
                 )
 
     def begin(self) -> None:
-        """Forget what was before: starting is one long stretch, and nobody is served by then."""
-        self.longest_seconds, self.longest_task, self.long_count = 0.0, "", 0
+        """Watch from now on: starting is one long stretch, and nobody is served by then."""
+        self._serving, self._began = True, self._clock()
 
     def samples(self) -> Iterator[Sample]:
         yield Sample(
