@@ -105,11 +105,8 @@ def test_the_file_can_be_named_in_the_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("toml", "says"),
     [
-        ("[queue]\nprot = 1", "queue.prot: unknown key; did you mean queue.port?"),
-        ("[qeue]\nport = 1", "qeue: unknown section; did you mean [queue]?"),
         ("[queue\nport = 1", "is not TOML: "),
         (f"[queue]\nport = {'9' * 5000}", "is not TOML: "),
-        ("[queue]\nport = 'x'", "queue.port: expected a whole number, got 'x'"),
         ("[queue]\ndurability = 'x'", "queue.durability: "),
         ("[serve]\ndrain_seconds = -1", "serve.drain_seconds: must be >= 0"),
         ("[net]\nlinger_seconds = inf", "net.linger_seconds: expected a number, got inf"),

@@ -92,24 +92,6 @@ def test_a_folder_of_a_newer_version_is_refused_and_left_as_it_is(command: Run, 
     assert (tmp_path / "data" / "FORMAT").read_text() == "brokers data folder, format 2\n"
 
 
-@pytest.mark.parametrize(
-    ("toml", "says"),
-    [
-        ("[logmq]\nprot = 1", "logmq.prot: unknown key; did you mean logmq.port?"),
-        ("[logmq", "is not TOML"),
-        ("[storage]\nsegment_bytes = '1 furlong'", "storage.segment_bytes: "),
-        ("[tls]\ncertificate = '/nowhere.pem'", "tls.certificate: cannot read /nowhere.pem"),
-        ("[serve]\nenable = ['lgomq']", "did you mean logmq?"),
-    ],
-)
-def test_a_bad_setting_is_named_with_what_is_wrong(
-    command: Run, tmp_path: Path, toml: str, says: str
-) -> None:
-    file = tmp_path / "b.toml"
-    file.write_text(toml)
-    assert says in refused(command, tmp_path, ExitCode.CONFIGURATION, "--config", str(file))
-
-
 def test_a_settings_file_that_is_not_there_is_named_before_a_folder_is_made(
     command: Run, tmp_path: Path
 ) -> None:
@@ -121,6 +103,10 @@ def test_a_settings_file_that_is_not_there_is_named_before_a_folder_is_made(
 @pytest.mark.parametrize(
     ("toml", "says"),
     [
+        ("[logmq]\nprot = 1", "logmq.prot: unknown key; did you mean logmq.port?"),
+        ("[logmq", "is not TOML"),
+        ("[storage]\nsegment_bytes = '1 furlong'", "storage.segment_bytes: "),
+        ("[serve]\nenable = ['lgomq']", "did you mean logmq?"),
         ("[tls]\nkey = '{file}'", "tls.certificate: TLS needs a certificate"),
         ("[tls]\ncertificate = '/nowhere.pem'", "tls.certificate: cannot read /nowhere.pem"),
         ("[tls]\ncertificate = '{file}'", "tls.certificate: {file} does not hold a certificate and its key"),

@@ -157,27 +157,25 @@ def test_a_list_may_be_one_text_with_commas() -> None:
     assert from_toml("[logmq]\nnames = 'a, b'") == (Settings(names=("a", "b")), [])
 
 
-def test_an_unknown_key_names_itself_and_the_nearest() -> None:
-    assert complaint("[logmq]\nprot = 1") == "logmq.prot: unknown key; did you mean logmq.port? (b.toml)"
-    assert "did you mean logmq.tls.certificate?" in complaint('[logmq.tls]\ncertificat = "x"')
-    assert (
-        'logmq.topics."a.*".retention_byte: unknown key; did you mean logmq.topics."a.*".retention_bytes?'
-        in complaint('[logmq.topics."a.*"]\nretention_byte = 1')
-    )
-
-
-def test_a_key_in_the_wrong_place_is_told_where_it_belongs() -> None:
-    assert "did you mean logmq.port?" in complaint("[net]\nport = 1")
-    assert "did you mean logmq.port?" in complaint("port = 1")
-
-
-def test_a_path_that_no_system_takes_is_told_as_such() -> None:
-    assert "logmq.tls.certificate: expected a path" in complaint('[logmq.tls]\ncertificate = "a\\u0000b"')
-
-
-def test_an_unknown_section_names_the_nearest_or_all() -> None:
-    assert "unknown section; did you mean [logmq]?" in complaint("[lgomq]\nport = 1")
-    assert "unknown section; there are logmq, net" in complaint("[x]\nport = 1")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[logmq]\nprot = 1", "logmq.prot: unknown key; did you mean logmq.port? (b.toml)"),
+        ('[logmq.tls]\ncertificat = "x"', "did you mean logmq.tls.certificate?"),
+        (
+            '[logmq.topics."a.*"]\nretention_byte = 1',
+            'retention_byte: unknown key; did you mean logmq.topics."a.*".retention_bytes?',
+        ),
+        ("[net]\nport = 1", "did you mean logmq.port?"),  # in the wrong place
+        ("port = 1", "did you mean logmq.port?"),
+        ("[lgomq]\nport = 1", "unknown section; did you mean [logmq]?"),
+        ("[x]\nport = 1", "unknown section; there are logmq, net"),
+        ("logmq = 1", "is a section"),
+        ('[logmq.tls]\ncertificate = "a\\u0000b"', "logmq.tls.certificate: expected a path"),
+    ],
+)
+def test_what_no_setting_is_called_names_itself_and_what_was_meant(text: str, says: str) -> None:
+    assert says in complaint(text)
 
 
 @pytest.mark.parametrize(
@@ -205,10 +203,6 @@ def test_a_bad_value_names_its_key_and_what_was_expected(line: str, says: str) -
     assert text.startswith(f"logmq.{line.partition(' =')[0]}: ")
     assert says in text
     assert text.endswith("(b.toml)")
-
-
-def test_a_section_that_is_a_value_is_told_so() -> None:
-    assert "is a section" in complaint("logmq = 1")
 
 
 def test_a_list_is_written_in_a_variable_with_commas_or_as_in_a_file() -> None:
