@@ -54,6 +54,15 @@ def out_of_place(channel: Channel, method: base.Frame) -> None:
     raise Refusal(Code.COMMAND_INVALID, f"{asked}-ok without a {asked}")
 
 
+@handles(commands.Channel.Flow)
+def flow(channel: Channel, method: commands.Channel.Flow) -> None:
+    """The client wants no deliveries for a while, or wants them again."""
+    channel.flowing = bool(method.active)
+    channel.reply(commands.Channel.FlowOk(method.active))
+    if method.active:
+        channel.deal()
+
+
 @handles(commands.Channel.Close)
 def close(channel: Channel, method: commands.Channel.Close) -> None:
     channel.mux.close(channel)
