@@ -40,6 +40,8 @@ PIECE_BYTES = 64 * 1024
 """Of messages without a stamp: the fewer, the finer the latency."""
 STAMP_BYTES = 20
 """Digits, for text protocols too."""
+FILLER = b"xxxx"
+"""Behind the stamp of every message, so many times at least: what a server says of itself has it nowhere."""
 Address = tuple[str, int] | Path
 """TCP, or a Unix socket."""
 
@@ -462,7 +464,7 @@ def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producer: socke
             producer.sendall(fan.message(queue, b"%020d" % perf_counter_ns()))
         for sock in list(waiting):
             waiting[sock] += _within(sock, SILENCE_SECONDS)
-            if len(waiting[sock]) >= fan.delivered_bytes and b"x" * 8 in waiting[sock]:
+            if len(waiting[sock]) >= fan.delivered_bytes and FILLER in waiting[sock]:
                 del waiting[sock]
     by_fd = {sock.fileno(): sock for sock in consumers}
     with select.epoll() as poll:

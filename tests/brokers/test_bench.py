@@ -39,7 +39,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "DISK_SECONDS", 0.01)
 
 
-ROUND = {"seconds": 0.1, "rounds": 1}
+ROUND: dict[str, Any] = {"seconds": 0.1, "rounds": 1}
 PROTOCOLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[tuple[Any, ...]], set[str]]] = {
     "logmq": (
         logmq.bench,
@@ -110,6 +110,13 @@ def test_every_mode_gives_rows_beside_a_named_baseline(protocol: str, tmp_path: 
         first = next(row for row in rows if row["mode"] == "consume")
         assert (first["baseline"], first["ratio"]) == ("one", 1.0)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_short")
+def test_the_smallest_message_is_measured_as_any_other() -> None:
+    rows = logmq.bench(modes=("tail",), size=24, window=4, readers=2, **ROUND)
+    assert [(row.connections, row.baseline) for row in rows] == [(1, "one"), (2, "one")]
+    assert kqmsgq.bench(modes=("one",), size=28, window=4, **ROUND)
 
 
 @pytest.mark.parametrize(
