@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 
-from tests.logmq.fakes import record, records
+from tests.logmq.world import record, records
 
 TOPICS = ("a", "b", "c.d")
 

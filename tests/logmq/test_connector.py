@@ -24,7 +24,7 @@ from logmq.connector import (
 )
 from logmq.runs import message_lines
 from shared.errors import RemoteProtocolError
-from tests.logmq.fakes import records
+from tests.logmq.world import records
 
 CASES: list[tuple[Callable[[], Answer], bytes, object]] = [
     (lambda: LineAnswer(b"OK", 1), b"OK 12\n", (12,)),

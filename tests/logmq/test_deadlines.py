@@ -3,7 +3,7 @@
 import pytest
 
 from logmq.settings import LogmqSettings
-from tests.logmq.fakes import World
+from tests.logmq.world import TIGHT, World
 
 
 def test_a_line_that_does_not_end_within_five_minutes_closes_the_connection() -> None:
@@ -50,7 +50,7 @@ def test_a_body_that_is_not_there_within_30_s_closes_the_connection(begun: bytes
     peer.advance(2)
     assert peer.connection.finished
     assert b"took too long" in peer.take()
-    assert peer.world.namespace.logs == {}
+    assert peer.world.broker.topics.names() == []
 
 
 def test_the_rest_of_a_line_that_is_too_long_is_thrown_away_but_must_end() -> None:
@@ -65,14 +65,14 @@ def test_the_rest_of_a_line_that_is_too_long_is_thrown_away_but_must_end() -> No
 
 
 def test_a_peer_is_not_late_while_we_hold_its_input_back() -> None:
-    world = World()
+    world = World(storage=TIGHT)
     peer = world.connect()
     peer.send(b"PRODUCE t o")
-    world.store.congested = True
+    world.congest()
     peer.send(b"ne\nPRODUCE t tw")
     peer.advance(1000)
-    world.store.relieve()
-    world.store.commit_pending()
+    world.commit()
+    world.commit()
     assert peer.take() == b"OK 0\n"
     assert not peer.connection.finished
     assert peer.ask(b"o\n") == b"OK 7\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 from logmq.settings import LogmqSettings
 from logmq.wire import REQUESTS, Code
 from logmq.writers import WINDOW
-from tests.logmq.fakes import World
+from tests.logmq.world import World
 
 DOCUMENT = (Path(__file__).parent.parent.parent / "logmq" / "PROTOCOL.md").read_text()
 

@@ -1,6 +1,6 @@
 """How a connection ends: half closed, lost, or with the server."""
 
-from tests.logmq.fakes import World, record
+from tests.logmq.world import TIGHT, World, record, slow_reads
 
 
 def test_a_half_closed_client_gets_everything_it_is_owed() -> None:
@@ -32,7 +32,7 @@ def test_a_body_that_is_not_whole_is_not_executed() -> None:
     peer.settle()
     assert peer.connection.finished
     assert peer.take() == b""
-    assert peer.world.namespace.logs == {}
+    assert peer.world.broker.topics.names() == []
 
 
 def test_a_lost_connection_leaves_nothing_behind() -> None:
@@ -44,16 +44,16 @@ def test_a_lost_connection_leaves_nothing_behind() -> None:
     peers[0].send(b"TAIL t 0\n")
     peers[1].send(b"FETCH t 7 100 60000\nTAIL nix 0\n")
     peers[2].send(b"FETCH nix 0 100 60000\n")
-    log.cold = True
-    peers[3].send(b"CONSUME t 0\n")
-    peers[4].send(b"PRODUCE t two\nFETCH t 0 100\n")
-    for peer in peers:
-        peer.lose()
-    world.store.commit_pending()
-    world.store.thaw()
+    with slow_reads("t") as disk:
+        peers[3].send(b"CONSUME t 0\n")
+        peers[4].send(b"PRODUCE t two\nFETCH t 0 100\n")
+        for peer in peers:
+            peer.lose()
+        world.commit()
+        disk.thaw()
     assert world.broker.sessions == set()
     assert log.watchers == set()
-    assert world.store.open_chunks == 0
+    assert disk.open == 0
     assert (world.broker.counts.tails, world.broker.counts.fetches_waiting) == (0, 0)
     assert len(world.broker.topics.feeds) == 0
     assert len(world.broker.windows) == 0
@@ -75,7 +75,7 @@ def test_a_drain_answers_what_is_owed_ends_waits_and_closes() -> None:
         True,
         True,
     ]
-    world.store.commit_pending()
+    world.commit()
     assert writer.connection.finished
     assert writer.take() == b"OK 7\n"
     assert tail.take() == b"MESSAGE 0 3 one\nOK 7\n"
@@ -83,14 +83,14 @@ def test_a_drain_answers_what_is_owed_ends_waits_and_closes() -> None:
 
 
 def test_nothing_waits_once_the_server_drains() -> None:
-    world = World()
+    world = World(storage=TIGHT)
     peer = world.connect()
-    world.store.congested = True
+    world.congest()
     peer.send(b"PRODUCE t one\n")
-    peer.session.receive(b"FETCH t 7 100 60000\nTAIL t 0\n")
+    peer.session.receive(b"FETCH t 7 100 60000\nTAIL t 7\n")
     world.broker.drain()
     assert not peer.connection.finished
-    world.store.relieve()
+    world.commit()
     peer.settle()
     assert peer.connection.finished
-    assert peer.take() == b"OK 0\nEOF\nOK 0\n"
+    assert peer.take() == b"OK 0\nEOF\nOK 7\n"

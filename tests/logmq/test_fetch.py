@@ -1,7 +1,6 @@
 """A FETCH that waits: for a record, for its topic, for its time."""
 
-from shared.errors import StoreReadOnly
-from tests.logmq.fakes import World, record
+from tests.logmq.world import World, record, slow_reads
 
 
 def test_a_fetch_waits_for_the_next_record() -> None:
@@ -55,7 +54,8 @@ def test_a_fetch_behind_a_write_that_fails_is_at_the_end() -> None:
     peer = world.connect(now=50.0)
     peer.send(b"PRODUCE t one\nFETCH t 0 100 10\n")
     peer.advance(0.02)
-    world.store.commit_pending(StoreReadOnly("the disk failed"))
+    world.fail_disk()
+    world.commit()
     assert peer.take().splitlines()[1] == b"EOF"
     assert world.broker.counts.fetches_waiting == 0
 
@@ -111,13 +111,13 @@ def test_a_fetch_that_waits_is_read_from_the_disk_where_it_must() -> None:
     writer, reader = world.connect(), world.connect()
     reader.send(b"FETCH t 0 100 1000\n")
     writer.send(b"PRODUCE t one\n")
-    world.log("t").cold = True
-    writer.settle()
-    reader.advance(5)  # it was in time: the disk was not
-    assert reader.take() == b""
-    world.store.thaw()
-    assert reader.take() == b"CHUNK 0 7 7\n" + record(b"one")
-    assert world.store.open_chunks == 0
+    with slow_reads("t") as disk:
+        writer.settle()
+        reader.advance(5)  # it was in time: the disk was not
+        assert reader.take() == b""
+        disk.thaw()
+        assert reader.take() == b"CHUNK 0 7 7\n" + record(b"one")
+    assert disk.open == 0
 
 
 def test_a_fetch_whose_connection_is_lost_while_it_reads_lets_go_of_what_was_read() -> None:
@@ -125,9 +125,9 @@ def test_a_fetch_whose_connection_is_lost_while_it_reads_lets_go_of_what_was_rea
     writer, reader = world.connect(), world.connect()
     writer.ask(b"PRODUCE t one\n")
     reader.send(b"FETCH t 7 100 60000\n")
-    world.log("t").cold = True
-    writer.ask(b"PRODUCE t two\n")
-    reader.lose()
-    assert world.store.frozen
-    world.store.thaw()
-    assert world.store.open_chunks == 0
+    with slow_reads("t") as disk:
+        writer.ask(b"PRODUCE t two\n")
+        reader.lose()
+        assert disk.waiting
+        disk.thaw()
+    assert disk.open == 0

@@ -3,7 +3,7 @@
 import pytest
 
 from logmq.states import State
-from tests.logmq.fakes import Peer, World
+from tests.logmq.world import Peer, World
 from tests.support.browsers import post
 
 BODY = b"DELETE orders\r\nPRODUCE orders from a page\nPING\n"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from logmq.settings import LogmqSettings
 from tests.logmq import model
-from tests.logmq.fakes import FakeLog, World
+from tests.logmq.world import World, slow_reads
 
 
 def conversation() -> tuple[bytes, bytes]:
@@ -76,7 +76,7 @@ def test_pipelined_requests_are_answered_as_by_a_plain_model(
         peer.send(stream[before:cut])
         before = max(before, cut)
         if settled >> (number % 3) & 1:
-            world.store.commit_pending()
+            world.commit()
             answers += peer.take()
     while more := peer.ask(b""):
         answers += more
@@ -89,19 +89,12 @@ def test_pipelined_requests_are_answered_as_by_a_plain_model(
 def test_cold_reads_change_no_answer(steps: list[tuple[Any, ...]], cold: set[str]) -> None:
     world = World()
     peer = world.connect()
-    create = world.namespace.create
-
-    def create_cold(name: str, *arguments: Any, **keywords: Any) -> tuple[FakeLog, Any]:
-        log, ticket = create(name, *arguments, **keywords)
-        log.cold = name in cold
-        return log, ticket
-
-    world.namespace.create = create_cold  # type: ignore[method-assign]
     asked = model.ask_model(steps)
-    answers = peer.ask(b"".join(one.sent for one in asked))
-    while world.store.frozen:
-        world.store.frozen.pop(0)()
-        answers += peer.ask(b"")
+    with slow_reads(*cold) as disk:
+        answers = peer.ask(b"".join(one.sent for one in asked))
+        while disk.waiting:
+            disk.waiting.pop(0)()
+            answers += peer.ask(b"")
     assert model.strip_answers(answers, asked) == b""
 
 
@@ -123,8 +116,6 @@ def test_garbage_never_breaks_a_connection_or_the_server(pieces: list[bytes]) ->
     if world.broker.counts.tails + world.broker.counts.fetches_waiting == 0:
         assert peer.connection.finished
     assert other.ask(b"PRODUCE other fine\n") == b"OK 0\n"
-    for log in world.namespace.logs.values():
-        assert len(log.data) == log.end
 
 
 def test_a_hundred_thousand_requests_in_one_stream() -> None:
@@ -148,7 +139,7 @@ def test_a_hundred_thousand_requests_in_one_stream() -> None:
     for at in range(0, len(stream), 1 << 16):
         answers += peer.ask(stream[at : at + (1 << 16)])
     assert answers == b"".join(expected)
-    assert {name: log.visible for name, log in world.namespace.logs.items()} == ends
+    assert {name: world.log(name).visible for name in world.broker.topics.names()} == ends
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -162,9 +153,9 @@ def test_pipelined_consumes_read_the_log_once_for_many(mixed: bool) -> None:
         lines.append(b"CONSUME t %d\n" % at)
         expected.append(b"MESSAGE %d %d %b\n" % (at, len(payload), payload))
         at += 4 + len(payload)
-    world.log("t").reads = 0
-    assert peer.ask(b"".join(lines)) == b"".join(expected)
-    assert world.log("t").reads < 5
+    with slow_reads() as disk:
+        assert peer.ask(b"".join(lines)) == b"".join(expected)
+    assert disk.reads < 5
 
 
 def test_consumes_in_any_order_are_answered_alike() -> None:

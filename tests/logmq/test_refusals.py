@@ -1,10 +1,11 @@
 """What is refused, how, and what goes on after it."""
 
+import errno
+
 import pytest
 
 from logmq.settings import LogmqSettings
-from shared.errors import CorruptRecord, StoreFull, StoreReadOnly
-from tests.logmq.fakes import World, record
+from tests.logmq.world import World, record
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_every_refusal_is_one_line_and_the_connection_goes_on(line: bytes, code:
     assert answer.count(b"\n") == 2
     assert len(answer) < 200
     assert answer.decode("ascii")[:-1].replace("\n", "").isprintable()
-    assert list(peer.world.namespace.logs) == ["t"]
+    assert peer.world.broker.topics.names() == ["t"]
     assert peer.world.broker.counts.refusals == {code: 1}
 
 
@@ -91,6 +92,7 @@ def test_an_offset_below_the_first_kept_is_out_of_range(request_: bytes) -> None
     peer.ask(b"PRODUCE t one\nPRODUCE t two\nPRODUCE t three\n")
     peer.ask(b"CONSUME t 0\n")
     peer.world.log("t").drop_below(7)
+    peer.settle()
     assert peer.ask(request_ % 0) == b"ERR OUT_OF_RANGE the first kept offset is 7\n"
     assert not peer.ask(request_ % 7).startswith(b"ERR")
 
@@ -100,6 +102,7 @@ def test_what_was_read_ahead_is_not_served_once_it_is_dropped() -> None:
     peer.ask(b"PRODUCE t one\nPRODUCE t two\nPRODUCE t three\n")
     assert peer.ask(b"CONSUME t 0\n") == b"MESSAGE 0 3 one\n"
     peer.world.log("t").drop_below(14)
+    peer.settle()
     assert peer.ask(b"CONSUME t 7\n") == b"ERR OUT_OF_RANGE the first kept offset is 14\n"
 
 
@@ -116,7 +119,7 @@ def test_too_large_is_refused_before_it_is_kept() -> None:
     assert peer.ask(b"BATCH b w 2 15\n" + record(b"12345678901") + b"PING\n").startswith(b"ERR TOO_LARGE ")
     assert peer.ask(b"PRODUCE new " + b"x" * 11 + b"\n").startswith(b"ERR TOO_LARGE ")
     assert world.log("t").end == 56
-    assert list(world.namespace.logs) == ["t", "b"]
+    assert world.broker.topics.names() == ["b", "t"]
 
 
 def test_a_refused_body_is_thrown_away() -> None:
@@ -141,7 +144,7 @@ def test_a_batch_of_broken_records_is_refused_whole() -> None:
     peer = World().connect()
     for body in (b"\0\0\0\x05hell", record(b"one") + b"\0", b"\xff\xff\xff\xff", b"abc"):
         assert peer.ask(b"BATCH t w 1 %d\n%bPING\n" % (len(body), body)).startswith(b"ERR SYNTAX a batch ")
-    assert peer.world.namespace.logs == {}
+    assert peer.world.broker.topics.names() == []
 
 
 def test_a_topic_or_commit_above_the_limit_is_refused_and_names_it() -> None:
@@ -161,18 +164,21 @@ def test_a_failed_commit_is_told_to_everyone_who_wrote_and_to_nobody_else() -> N
     peer = World().connect()
     peer.ask(b"PRODUCE t one\n")
     peer.send(b"PRODUCE t two\nPING\nPRODUCE t three\nCONSUME t 7\nPRODUCE u x\n")
-    peer.world.store.commit_pending(StoreReadOnly("the disk failed"))
+    peer.world.fail_disk()
     peer.settle()
-    refused = b"ERR STORAGE the disk failed\n"
-    assert peer.take() == refused + b"PONG\n" + refused + b"EOF\n" + refused
+    answers = peer.take()
+    refused = answers[: answers.index(b"\n") + 1]
+    assert refused.startswith(b"ERR STORAGE ")
+    assert answers == refused + b"PONG\n" + refused + b"EOF\n" + refused
     assert peer.ask(b"PRODUCE t four\nPRODUCE t five\nCONSUME t 0\n") == refused * 2 + b"MESSAGE 0 3 one\n"
     assert peer.ask(b"PRODUCE new x\nBATCH t w 1 5\n\0\0\0\1x") == refused * 2
 
 
 def test_damage_is_told_as_such() -> None:
-    peer = World().connect()
-    peer.ask(b"PRODUCE t one\n")
-    peer.world.log("t").damaged = CorruptRecord("logmq/t.log", 0)
+    world = World()
+    world.connect().ask(b"PRODUCE t one\n")
+    world.damage("t")
+    peer = world.connect()
     for request_ in (b"CONSUME t 0\n", b"FETCH t 0 9\n"):
         assert peer.ask(request_) == b"ERR STORAGE damaged bytes at offset 0; see brokers fsck\n"
 
@@ -181,5 +187,8 @@ def test_a_store_that_is_full_still_serves_readers() -> None:
     world = World()
     peer = world.connect()
     peer.ask(b"PRODUCE t one\n")
-    world.store.read_only = StoreFull("no space left")
-    assert peer.ask(b"PRODUCE t two\nCONSUME t 0\n") == b"ERR STORAGE no space left\nMESSAGE 0 3 one\n"
+    world.fail_disk(errno.ENOSPC, times=1)
+    refused, message, _ = peer.ask(b"PRODUCE t two\nCONSUME t 0\n").split(b"\n")
+    assert refused.startswith(b"ERR STORAGE ")
+    assert b"space" in refused
+    assert message == b"MESSAGE 0 3 one"

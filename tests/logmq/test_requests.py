@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from logmq.settings import LogmqSettings, TopicSettings
 from logmq.wire import HELP_LINE, REQUESTS
 from shared.storage.settings import Durability
-from tests.logmq.fakes import World, record, records
+from tests.logmq.world import Peer, World, record, records, slow_reads
+from tests.support.stores import HandClock
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "logmq"
 
@@ -35,7 +37,7 @@ def test_the_example_of_the_specification_is_answered_as_it_says() -> None:
     assert peer.ask(b"PRODUCE orders item-1\n") == b"OK 0\n"
     assert peer.ask(b"CONSUME orders 0\n") == b"MESSAGE 0 6 item-1\n"
     assert peer.ask(b"CONSUME orders 10\n") == b"EOF\n"
-    assert bytes(peer.world.log("orders").data) == bytes.fromhex("00000006") + b"item-1"
+    assert peer.world.messages("orders") == [b"item-1"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_a_message_is_everything_behind_the_topics_space(message: bytes, line_en
 def test_a_topic_that_does_not_exist_is_at_its_end() -> None:
     peer = World().connect()
     assert peer.ask(b"CONSUME nix 0\nCONSUME nix 77\nFETCH nix 0 100\n") == b"EOF\nEOF\nEOF\n"
-    assert peer.world.namespace.logs == {}
+    assert peer.world.broker.topics.names() == []
 
 
 def test_a_consume_sees_what_the_same_connection_wrote_just_before() -> None:
@@ -107,7 +109,7 @@ def test_a_reader_sees_a_record_before_its_producer_is_answered() -> None:
     seen: list[bytes] = []
     writer.send(b"PRODUCE t one\n")
     writer.session.replies.when_empty(lambda: seen.append(reader.take()))
-    world.store.commit_pending()
+    world.commit()
     assert seen == [b"MESSAGE 0 3 one\n"]
 
 
@@ -122,28 +124,42 @@ def test_append_takes_any_bytes() -> None:
 def test_fetch_gives_whole_records_and_at_least_one() -> None:
     peer = World().connect()
     peer.ask(b"PRODUCE t one\nPRODUCE t three\nPRODUCE t x\n")
-    assert peer.ask(b"FETCH t 0 1\n") == b"CHUNK 0 7 7\n" + record(b"one")
-    assert peer.ask(b"FETCH t 0 16\n") == b"CHUNK 0 16 16\n" + records(b"one", b"three")
-    assert peer.ask(b"FETCH t 7 20\n") == b"CHUNK 7 14 21\n" + records(b"three", b"x")
-    assert peer.ask(b"FETCH t 21 20\n") == b"EOF\n"
-    assert peer.world.store.open_chunks == 0
+    with slow_reads() as disk:
+        assert peer.ask(b"FETCH t 0 1\n") == b"CHUNK 0 7 7\n" + record(b"one")
+        assert peer.ask(b"FETCH t 0 16\n") == b"CHUNK 0 16 16\n" + records(b"one", b"three")
+        assert peer.ask(b"FETCH t 7 20\n") == b"CHUNK 7 14 21\n" + records(b"three", b"x")
+        assert peer.ask(b"FETCH t 21 20\n") == b"EOF\n"
+    assert disk.open == 0
+
+
+BEGUN_MS = HandClock().wall_ms()
+
+
+def with_marks() -> Peer:
+    """A topic with three index entries of two records each, which were written a second apart."""
+    world = World()
+    peer = world.connect()
+    for _ in range(6):
+        peer.ask(b"PRODUCE t %b\n" % (b"m" * 30))
+        world.clock.advance(1)
+    return peer
 
 
 def test_marks_lists_the_entries_that_touch_a_range() -> None:
-    peer = World().connect()
-    peer.ask(b"".join(b"PRODUCE t %b\n" % (b"m" * 30) for _ in range(10)))
-    everything = peer.ask(b"MARKS t 0 9999\n")
-    assert everything.splitlines()[:2] == [b"MARK 0 68 2 0 1000", b"MARK 68 68 2 476 1068"]
-    assert everything.endswith(b"\nEND\n")
-    assert peer.ask(b"MARKS t 68 69\n") == b"MARK 68 68 2 476 1068\nEND\n"
-    assert peer.ask(b"MARKS t 67 69\n") == b"MARK 0 68 2 0 1000\nMARK 68 68 2 476 1068\nEND\n"
+    peer = with_marks()
+    crc = crc32c(records(b"m" * 30, b"m" * 30))
+    first, second, third = (b"MARK %d 68 2 %d %d\n" % (68 * n, crc, BEGUN_MS + 2000 * n) for n in range(3))
+    assert peer.ask(b"MARKS t 0 9999\n") == first + second + third + b"END\n"
+    assert peer.ask(b"MARKS t 68 69\n") == second + b"END\n"
+    assert peer.ask(b"MARKS t 67 69\n") == first + second + b"END\n"
     assert peer.ask(b"MARKS t 9 2\nMARKS t 9999 99999\n") == b"END\nEND\n"
 
 
 def test_seek_finds_the_first_record_at_or_after_a_time() -> None:
-    peer = World().connect()
-    peer.ask(b"".join(b"PRODUCE t %b\n" % (b"m" * 30) for _ in range(6)))
-    assert peer.ask(b"SEEK t 0\nSEEK t 2001\nSEEK t 99999999\n") == b"OK 0\nOK 68\nOK 204\n"
+    peer = with_marks()
+    times = (0, BEGUN_MS + 1500, BEGUN_MS + 3500, 1 << 60)
+    lines = b"".join(b"SEEK t %d\n" % time for time in times)
+    assert peer.ask(lines) == b"OK 0\nOK 68\nOK 136\nOK 204\n"
 
 
 def test_topics_are_listed_in_order_however_many() -> None:
@@ -198,7 +214,7 @@ def test_a_commit_is_not_told_to_others_before_it_is_durable() -> None:
     peer.send(b"COMMIT g t 7\n")
     other.send(b"COMMITTED g t\n")
     assert other.take() == b""
-    world.store.commit_pending()
+    world.commit()
     assert (peer.take(), other.take()) == (b"OK 7\n", b"OK 7\n")
 
 
@@ -207,8 +223,7 @@ def test_delete_ends_a_topic_and_all_that_hangs_on_it() -> None:
     blob = record(b"one")
     peer.ask(b"BATCH t w 1 7\n" + blob + b"PRODUCE t two\nCOMMIT g t 7\n")
     assert peer.ask(b"DELETE t\nCONSUME t 0\nOFFSETS t\n").startswith(b"OK\nEOF\nERR NO_TOPIC t ")
-    assert peer.world.group_table.rows == {}
-    assert peer.world.writer_table.rows == {}
+    assert (len(peer.world.broker.groups), len(peer.world.broker.writers)) == (0, 0)
     assert peer.ask(b"PRODUCE t new\nCOMMITTED g t\nCONSUME t 0\n").startswith(b"OK 0\nERR NO_COMMIT ")
     assert peer.ask(b"BATCH t w 1 7\n" + blob) == b"OK 7\n"
 
@@ -244,7 +259,7 @@ def test_quit_answers_what_came_before_and_takes_nothing_after() -> None:
     peer.settle()
     assert peer.connection.finished
     assert peer.take() == b"OK 0\n"
-    assert bytes(peer.world.log("t").data) == record(b"one")
+    assert peer.world.messages("t") == [b"one"]
 
 
 def test_topics_get_the_durability_of_the_first_pattern_that_matches() -> None:

@@ -1,13 +1,24 @@
 """Every short cut gives what the plain loop gives, or says that it does not apply."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from logmq import runs
-from tests.logmq.fakes import record, record_starts, records
+from tests.logmq.world import record, records
+
+
+def record_starts(data: bytes) -> Iterable[tuple[int, int]]:
+    """Where each record begins and ends."""
+    at = 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        assert end <= len(data), "not whole records"
+        yield at, end
+        at = end
+
 
 WORD = b"PRODUCE t "
 SIZE_MAX = 5000

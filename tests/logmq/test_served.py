@@ -9,9 +9,9 @@ import trio
 from logmq.settings import LogmqSettings, TopicSettings
 from shared.net.settings import NetSettings
 from shared.storage.settings import Durability
-from tests.logmq.fakes import record, records
 from tests.logmq.model import ask_model, strip_answers
 from tests.logmq.served import served
+from tests.logmq.world import record, records
 
 
 @pytest.mark.parametrize("driver", ["auto", "stream"])

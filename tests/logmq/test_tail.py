@@ -1,9 +1,11 @@
 """TAIL: each record once, in order, to each, whoever else is slow or leaves."""
 
+from itertools import accumulate
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.logmq.fakes import Peer, World, records
+from tests.logmq.world import Peer, World, slow_reads
 
 
 def tails(world: World, count: int, topic: bytes = b"t", offset: int = 0) -> list[Peer]:
@@ -66,7 +68,7 @@ def test_a_line_that_a_tails_refusal_overtakes_is_still_not_a_request() -> None:
     writer.ask(b"DELETE t\n")
     reader.send(b"boo\nPING\n")
     assert reader.take() == b"ERR NO_TOPIC the topic was deleted\nPONG\n"
-    assert world.namespace.logs == {}
+    assert world.broker.topics.names() == []
 
 
 def test_a_tail_begins_when_what_was_asked_before_is_answered() -> None:
@@ -148,10 +150,9 @@ def test_a_hundred_tails_share_one_read_and_one_encoding() -> None:
     writer = world.connect()
     writer.ask(b"PRODUCE t one\n")
     readers = tails(world, 100, offset=7)
-    log = world.log("t")
-    log.reads = 0
-    writer.ask(b"".join(b"PRODUCE t %d\n" % number for number in range(50)))
-    assert log.reads == 1
+    with slow_reads() as disk:
+        writer.ask(b"".join(b"PRODUCE t %d\n" % number for number in range(50)))
+    assert disk.reads == 1
     chunks = {id(chunk) for reader in readers for chunk in reader.connection.outbox.chunks or ()}
     assert len(chunks) == 1
     answers = {reader.take() for reader in readers}
@@ -198,7 +199,7 @@ def test_the_tail_whose_turn_it_was_may_leave_and_the_others_go_on() -> None:
     writer.ask(b"PRODUCE t 0\n")
     readers = tails(world, 3, offset=5)
     writer.send(b"APPEND t 300000\n" + b"x" * 300_000 + b"APPEND t 300000\n" + b"y" * 300_000)
-    world.store.commit_pending()  # the second push waits for the next round of the first reader
+    world.commit()  # the second push waits for the next round of the first reader
     readers[0].lose()
     for reader in readers[1:]:
         reader.settle()
@@ -211,16 +212,16 @@ def test_a_tail_reads_from_the_disk_where_it_must() -> None:
     writer.ask(b"PRODUCE t one\n")
     early.send(b"TAIL t 0\n")
     assert early.take() == b"MESSAGE 0 3 one\n"
-    world.log("t").cold = True
     late = world.connect()
-    late.send(b"TAIL t 0\n")
-    writer.ask(b"PRODUCE t two\n")
-    writer.ask(b"PRODUCE t three\n")
-    assert early.take() == late.take() == b""
-    world.store.thaw()
-    for peer in (early, late):
-        peer.settle()
-        world.store.thaw()
+    with slow_reads("t") as disk:
+        late.send(b"TAIL t 0\n")
+        writer.ask(b"PRODUCE t two\n")
+        writer.ask(b"PRODUCE t three\n")
+        assert early.take() == late.take() == b""
+        disk.thaw()
+        for peer in (early, late):
+            peer.settle()
+            disk.thaw()
     assert early.take() == b"MESSAGE 7 3 two\nMESSAGE 14 5 three\n"
     assert late.take() == b"MESSAGE 0 3 one\nMESSAGE 7 3 two\nMESSAGE 14 5 three\n"
 
@@ -229,10 +230,10 @@ def test_a_tail_that_ends_while_it_reads_sends_nothing_more() -> None:
     world = World()
     writer, reader = world.connect(), world.connect()
     writer.ask(b"PRODUCE t one\n")
-    world.log("t").cold = True
-    reader.send(b"TAIL t 0\n")
-    reader.send(b"stop\n")
-    world.store.thaw()
+    with slow_reads("t") as disk:
+        reader.send(b"TAIL t 0\n")
+        reader.send(b"stop\n")
+        disk.thaw()
     assert reader.take() == b"OK 0\n"
 
 
@@ -256,58 +257,44 @@ def test_every_tail_gets_every_record_once_whatever_happens(steps: list[tuple[st
     world = World()
     writer = world.connect()
     writer.ask(b"PRODUCE t first\n")
-    log = world.log("t")
     readers: list[tuple[Peer, int]] = []
     got: dict[Peer, bytes] = {}
     written = 0
-    for what, number in steps:
-        if what == "write":
-            written += 1
-            writer.send(b"".join(b"PRODUCE t %d-%d\n" % (written, which) for which in range(number)))
-        elif what == "settle":
-            world.store.commit_pending()
-        elif what == "thaw":
-            world.store.thaw()
-        elif what == "cold":
-            log.cold = bool(number)
-        elif what == "join":
-            starts = [0, *_ends(bytes(log.data[: log.visible]))]
-            offset = starts[number % len(starts)]
-            peer = world.connect(bound=200)
-            peer.send(b"TAIL t %d\n" % offset)
-            readers.append((peer, offset))
-            got[peer] = b""
-        elif readers:
-            peer, _ = readers[number % len(readers)]
-            if what == "read":
-                got[peer] += peer.take()
-            elif what == "leave":
-                peer.lose()
-                readers = [entry for entry in readers if entry[0] is not peer]
-            else:
-                peer.settle()
-    log.cold = False
-    world.store.commit_pending()
-    for _ in range(200):
-        world.store.thaw()
-        for peer, _ in readers:
-            got[peer] += peer.ask(b"")
+    with slow_reads() as disk:
+        for what, number in steps:
+            if what == "write":
+                written += 1
+                writer.send(b"".join(b"PRODUCE t %d-%d\n" % (written, which) for which in range(number)))
+            elif what == "settle":
+                world.commit()
+            elif what == "thaw":
+                disk.thaw()
+            elif what == "cold":
+                disk.cold = {"t"} if number else set()
+            elif what == "join":
+                starts = [0, *accumulate(4 + len(message) for message in world.messages("t"))]
+                offset = starts[number % len(starts)]
+                peer = world.connect(bound=200)
+                peer.send(b"TAIL t %d\n" % offset)
+                readers.append((peer, offset))
+                got[peer] = b""
+            elif readers:
+                peer, _ = readers[number % len(readers)]
+                if what == "read":
+                    got[peer] += peer.take()
+                elif what == "leave":
+                    peer.lose()
+                    readers = [entry for entry in readers if entry[0] is not peer]
+                else:
+                    peer.settle()
+        disk.cold.clear()
+        world.commit()
+        for _ in range(200):
+            disk.thaw()
+            for peer, _ in readers:
+                got[peer] += peer.ask(b"")
+    messages = world.messages("t")
+    starts = [0, *accumulate(4 + len(message) for message in messages)]
+    lines = [b"MESSAGE %d %d %b\n" % (at, len(m), m) for at, m in zip(starts, messages, strict=False)]
     for peer, offset in readers:
-        expected = b"".join(
-            b"MESSAGE %d %d %b\n" % (at, end - at - 4, bytes(log.data[at + 4 : end]))
-            for at, end in zip([0, *_ends(bytes(log.data))], _ends(bytes(log.data)), strict=False)
-            if at >= offset
-        )
-        assert got[peer] == expected
-
-
-def _ends(data: bytes) -> list[int]:
-    ends, at = [], 0
-    while at < len(data):
-        at += 4 + int.from_bytes(data[at : at + 4], "big")
-        ends.append(at)
-    return ends
-
-
-def test_the_helpers_of_this_file_agree() -> None:
-    assert _ends(records(b"a", b"", b"ccc")) == [5, 9, 16]
+        assert got[peer] == b"".join(lines[starts.index(offset) :])

@@ -2,33 +2,33 @@
 
 import pytest
 
-from tests.logmq.fakes import World, records
+from tests.logmq.world import TIGHT, World, slow_reads
 
 
 def test_a_congested_store_holds_input_back() -> None:
-    world = World()
+    world = World(storage=TIGHT)
     peer = world.connect()
-    world.store.congested = True
+    world.congest()
     peer.send(b"PRODUCE t one\n")
     assert not peer.connection.reading
     peer.send(b"PRODUCE t two\n")
     assert world.log("t").end == 7
-    world.store.relieve()
+    world.commit()
     peer.settle()
     assert peer.connection.reading
     assert peer.take() == b"OK 0\nOK 7\n"
 
 
 def test_what_arrives_although_reading_is_paused_is_kept_in_order() -> None:
-    world = World()
+    world = World(storage=TIGHT)
     peer = world.connect()
-    world.store.congested = True
+    world.congest()
     peer.session.receive(b"PRODUCE t one\nPRODUCE t t")
     peer.session.receive(b"wo\nPRODUCE t ")
     peer.session.receive(b"three\n")
-    world.store.relieve()
+    world.commit()
     peer.settle()
-    assert bytes(world.log("t").data) == records(b"one", b"two", b"three")
+    assert world.messages("t") == [b"one", b"two", b"three"]
 
 
 def test_a_peer_that_does_not_read_is_answered_only_so_far() -> None:
@@ -89,17 +89,16 @@ def test_reads_all_over_a_log_let_others_have_their_turn() -> None:
     world = World()
     peer = world.connect()
     peer.ask(b"".join(b"PRODUCE t %03d\n" % number for number in range(100)))
-    log = world.log("t")
     for lines in (
         b"".join(b"CONSUME t %d\n" % (7 * (number * 37 % 100)) for number in range(500)),
         b"".join(b"FETCH t %d 1\n" % (7 * (number * 37 % 100)) for number in range(500)),
         b"PING\n" + b"".join(b"CONSUME t %d\n" % (7 * (number * 37 % 100)) for number in range(500)),
     ):
-        log.reads = 0
-        peer.send(lines)
-        assert log.reads <= 40
-        peer.settle()
-        assert log.reads == 500
+        with slow_reads() as disk:
+            peer.send(lines)
+            assert disk.reads <= 40
+            peer.settle()
+            assert disk.reads == 500
         assert peer.take().count(b"\n") >= 500
         assert peer.connection.reading
 
@@ -132,11 +131,10 @@ def test_a_cold_read_is_waited_for_and_serves_what_follows() -> None:
     world = World()
     peer = world.connect()
     peer.ask(b"".join(b"PRODUCE t %03d\n" % number for number in range(100)))
-    log = world.log("t")
-    log.cold, log.reads = True, 0
-    peer.send(b"".join(b"CONSUME t %d\n" % (7 * number) for number in range(100)))
-    assert peer.take() == b""
-    assert not peer.connection.reading
-    world.store.thaw()
-    assert peer.take() == b"".join(b"MESSAGE %d 3 %03d\n" % (7 * number, number) for number in range(100))
-    assert log.reads == 1
+    with slow_reads("t") as disk:
+        peer.send(b"".join(b"CONSUME t %d\n" % (7 * number) for number in range(100)))
+        assert peer.take() == b""
+        assert not peer.connection.reading
+        disk.thaw()
+        assert peer.take() == b"".join(b"MESSAGE %d 3 %03d\n" % (7 * number, number) for number in range(100))
+        assert disk.reads == 1

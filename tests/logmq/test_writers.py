@@ -1,24 +1,19 @@
 """A batch that is sent again is answered again and written once."""
 
-from typing import Any, cast
+import errno
 
 import pytest
 
 from logmq.settings import LogmqSettings
 from logmq.wire import Refusal
-from logmq.writers import WINDOW, Writers
-from shared.errors import StoreFull
-from tests.logmq.fakes import Peer, World, record
+from logmq.writers import WINDOW
+from tests.logmq.world import World, record
+from tests.support.stores import ALWAYS
 
 
 def batch(seq: int, payload: bytes = b"one", topic: bytes = b"t", writer: bytes = b"w") -> bytes:
     blob = record(payload)
     return b"BATCH %b %b %d %d\n%b" % (topic, writer, seq, len(blob), blob)
-
-
-def restarted(peer: Peer) -> Writers:
-    world = peer.world
-    return Writers(cast(Any, world.store), cast(Any, world.writer_table), writers_max=8)
 
 
 def test_a_repeated_batch_gets_the_same_answer_and_writes_nothing() -> None:
@@ -40,18 +35,17 @@ def test_a_repetition_is_answered_only_once_the_first_is_durable() -> None:
     peer.send(batch(1))
     again.send(batch(1))
     assert again.take() == b""
-    world.store.commit_pending()
+    world.commit()
     assert (peer.take(), again.take()) == (b"OK 0\n", b"OK 0\n")
 
 
 def test_repetitions_are_known_after_a_restart() -> None:
     peer = World().connect()
     peer.ask(batch(1) + batch(2))
-    writers = restarted(peer)
-    log = cast(Any, peer.world.log("t"))
-    assert writers.write(log, "w", 1, record(b"one"), 1) == (0, None, False)
-    assert writers.write(log, "w", 2, record(b"one"), 1) == (7, None, False)
-    assert writers.write(log, "w", 3, record(b"one"), 1)[::2] == (14, True)
+    peer.world.restart()
+    peer = peer.world.connect()
+    assert peer.ask(batch(1) + batch(2) + batch(3)) == b"OK 0\nOK 7\nOK 14\n"
+    assert peer.world.broker.counts.batches_repeated == 2
 
 
 def test_the_newest_batches_are_remembered_and_older_ones_refused() -> None:
@@ -88,26 +82,30 @@ def test_the_longest_silent_writer_is_forgotten_for_a_new_one() -> None:
     assert len(world.broker.writers) == 3
     assert peer.ask(batch(1, writer=b"a")) == b"OK 0\n"
     assert peer.ask(batch(1, writer=b"b")) == b"OK 28\n"
-    assert len(world.writer_table.rows) == 3
+    world.restart()
+    assert len(world.broker.writers) == 3
 
 
 def test_writers_of_a_topic_that_is_not_there_stay_until_its_end_is_on_record() -> None:
     peer = World().connect()
     peer.ask(batch(1) + batch(1, topic=b"u"))
-    log = peer.world.namespace.logs.pop("u")
-    writers = restarted(peer)
-    assert len(writers) == len(peer.world.writer_table.rows) == 2
-    assert writers.astray(peer.world.broker.topics.by_id().get) == 1
-    writers.forget(log.id)
-    assert len(writers) == len(peer.world.writer_table.rows) == 1
+    world, log_id = peer.world, peer.world.log("u").id
+    world.store.namespace("logmq", ALWAYS).delete("u")  # nothing says that LogMQ did it
+    world.commit()
+    world.restart()
+    assert len(world.broker.writers) == 2
+    assert world.broker.writers.astray(world.broker.topics.by_id().get) == 1
+    world.broker.writers.forget(log_id)
+    world.commit()
+    world.restart()
+    assert len(world.broker.writers) == 1
 
 
 def test_a_batch_that_could_not_be_written_is_not_remembered() -> None:
     peer = World().connect()
     peer.ask(batch(1))
-    peer.world.store.read_only = StoreFull("no space left")
-    assert peer.ask(batch(2)) == b"ERR STORAGE no space left\n"
-    peer.world.store.read_only = None
+    peer.world.fail_disk(errno.ENOSPC, times=1)
+    assert peer.ask(batch(2)).startswith(b"ERR STORAGE ")
     assert peer.ask(batch(2) + batch(2)) == b"OK 7\nOK 7\n"
 
 
@@ -115,4 +113,4 @@ def test_a_refusal_of_a_seq_names_what_is_remembered() -> None:
     peer = World().connect()
     peer.ask(batch(WINDOW * 2))
     with pytest.raises(Refusal, match=f"{WINDOW * 2} was, and the newest {WINDOW}"):
-        peer.world.broker.writers.write(cast(Any, peer.world.log("t")), "w", WINDOW, record(b"x"), 1)
+        peer.world.broker.writers.write(peer.world.log("t"), "w", WINDOW, record(b"x"), 1)

@@ -1,0 +1,221 @@
+"""LogMQ without sockets: a broker on a real store over a fake disk, and connections driven by hand."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Any
+from unittest import mock
+
+import attrs
+import structlog
+import trio
+
+from logmq.broker import Broker
+from logmq.listener import open_broker
+from logmq.session import Session
+from logmq.settings import LogmqSettings
+from shared.checks import MemoryConnection
+from shared.file_range import FileRange
+from shared.plugin import Context
+from shared.storage.format import record
+from shared.storage.settings import StorageSettings
+from shared.storage.store import Log, Store
+from tests.support.fake_disk import FakeDisk, Operation
+from tests.support.stores import ALWAYS, SMALL, HandClock, open_store, payloads, records
+
+LOG = structlog.stdlib.get_logger("test")
+
+__all__ = ["TIGHT", "Peer", "World", "record", "records", "slow_reads"]
+
+TIGHT = attrs.evolve(SMALL, pending_bytes_max=1)
+READ = Log.read
+"""Whatever `slow_reads` does to it."""
+
+
+class World:
+    """One broker, restarted at will."""
+
+    def __init__(self, settings: LogmqSettings | None = None, storage: StorageSettings = SMALL) -> None:
+        self.settings = settings or LogmqSettings()
+        self.disk = FakeDisk()
+        self.clock = HandClock()
+        self._storage = storage
+        self._open()
+
+    def _open(self) -> None:
+        trio.run(self._open_it)
+
+    async def _open_it(self) -> None:
+        self.store: Store = await open_store(self.disk, self._storage, self.clock)
+        self.broker: Broker = await open_broker(Context(self.store, LOG), self.settings)
+        self.commit()
+
+    def connect(self, *, now: float = 0.0, bound: int = 1 << 20) -> "Peer":
+        return Peer(self, MemoryConnection(now=now, bound=bound))
+
+    def log(self, name: str) -> Log:
+        log = self.broker.topics.find(name)
+        assert log is not None
+        return log
+
+    def messages(self, name: str) -> list[bytes]:
+        """All that can be read of a topic."""
+        log, found = self.log(name), list[Any]()
+        if log.first < log.visible:
+            READ(log, log.first, 1 << 30, found.append)
+        return payloads(b"".join(found))
+
+    def commit(self) -> int:
+        """The end of a driver's turn; how many commits that made."""
+        before = self.store.statistics().commits
+        self.store.commit_pending()
+        return self.store.statistics().commits - before
+
+    def fail_disk(self, number: int = errno.EIO, times: float = inf) -> None:
+        """So many writes fail from now on."""
+        left = times
+
+        def fail(operation: Operation) -> None:
+            nonlocal left
+            if operation.kind == "write" and left > 0:
+                left -= 1
+                raise OSError(number, os.strerror(number))
+
+        self.disk.before = fail
+
+    def congest(self) -> None:
+        """Have so much wait for the disk that it is behind, until `commit`. (Soon with `TIGHT`.)"""
+        ballast, _ = self.store.namespace("ballast", ALWAYS).create("ballast")
+        while not self.store.congested:
+            ballast.append(record(bytes(1 << 20)), 1)
+
+    def damage(self, name: str) -> None:
+        """Have a bit of a topic's log flip, which stands in its own file by then."""
+        trio.run(self.store.checkpoint)
+        self.restart()
+        self.disk.flip(f"logmq/{name}.log", 1)
+
+    def restart(self) -> None:
+        """The process dies and starts again: what was written is there, connections are gone."""
+        self.store.abandon()
+        self.disk = self.disk.kill()
+        self._open()
+
+
+class SlowReads:
+    """`reads`: how many began. `cold`: logs whose reads wait for `thaw`. `open`: ranges to be released."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.cold: set[str] = set()
+        self.open = 0
+        self.waiting: list[Callable[[], None]] = []
+
+    def thaw(self) -> None:
+        """The disk has read what was waited for."""
+        while self.waiting:
+            self.waiting.pop(0)()
+
+    def begin(self, log: Log, read: Callable[[], None]) -> None:
+        self.reads += 1
+        if log.name in self.cold:
+            self.waiting.append(read)
+        else:
+            read()
+
+    def lent(self, chunk: Any) -> Any:
+        if isinstance(chunk, FileRange):
+            self.open += 1
+            release = chunk.release
+
+            def released() -> None:
+                self.open -= 1
+                release()
+
+            chunk.release = released  # type: ignore[method-assign]
+        return chunk
+
+
+@contextmanager
+def slow_reads(*cold: str) -> Iterator[SlowReads]:
+    """Reads of these logs are answered later, as `Log.read` may; all are counted."""
+    slow = SlowReads()
+    slow.cold.update(cold)
+    read, chunk, start = Log.read, Log.read_chunk, Log.is_record_start
+
+    def slow_read(log: Log, offset: int, size: int, done: Callable[[Any], None]) -> None:
+        slow.begin(log, lambda: read(log, offset, size, done))
+
+    def slow_chunk(log: Log, offset: int, size: int, done: Callable[[Any], None]) -> None:
+        slow.begin(log, lambda: chunk(log, offset, size, lambda found: done(slow.lent(found))))
+
+    def slow_start(log: Log, offset: int, done: Callable[[Any], None]) -> None:
+        slow.begin(log, lambda: start(log, offset, done))
+
+    with mock.patch.multiple(Log, read=slow_read, read_chunk=slow_chunk, is_record_start=slow_start):
+        yield slow
+
+
+class Peer:
+    """A client's end, driven by hand."""
+
+    def __init__(self, world: World, connection: MemoryConnection) -> None:
+        self.world = world
+        self.connection = connection
+        self.session = Session(connection, world.broker)
+        self._unread = b""
+
+    def send(self, data: bytes) -> None:
+        """One read of the server. What a paused server does not read waits, as in a socket."""
+        self._unread += data
+        self._pump()
+
+    def ask(self, data: bytes) -> bytes:
+        """Send, let the disk catch up, and take the answers."""
+        self.send(data)
+        self.settle()
+        return self.take()
+
+    def settle(self) -> None:
+        """Turns of the driver until nothing moves any more."""
+        moved = True
+        while moved:
+            commits = self.world.commit()
+            moved = self._pump() or commits > 0
+            if self.connection.deadline <= self.connection.now:
+                self._wake()
+                moved = True
+
+    def take(self) -> bytes:
+        taken = self.connection.taken()
+        self._pump()
+        return taken + self.connection.taken()
+
+    def close_input(self) -> None:
+        self.session.receive_eof()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, deadline by deadline."""
+        end = self.connection.now + seconds
+        while self.connection.deadline <= end:
+            self.connection.now = max(self.connection.now, self.connection.deadline)
+            self._wake()
+            self._pump()
+        self.connection.now = end
+
+    def lose(self) -> None:
+        self.connection.closed = True
+        self.session.connection_lost()
+
+    def _wake(self) -> None:
+        self.connection.wake_at(float("inf"))
+        self.session.on_deadline(self.connection.now)
+
+    def _pump(self) -> bool:
+        if not self._unread or not self.connection.reading or self.connection.finished:
+            return False
+        data, self._unread = self._unread, b""
+        self.session.receive(data)
+        return True
