@@ -69,6 +69,7 @@ SHORT_OF_ITS_END = publish("", "q", b"abc")[:-11]
         (406, declared("x", **{"x-max-priority": 256})),
         (406, declared("x", **{"x-overflow": "reject-publish-dlx"})),
         (406, declared("x", **{"x-queue-type": "quorum"})),
+        (406, declared("x", **{"x-single-active-consumer": 1})),
         (406, declared("x", **{"x-dead-letter-routing-key": "alone"})),
         (406, DECLARED + publish("", "q", b"x") + encode(C.Queue.Delete(0, "q", if_empty=True), 1)),
         (

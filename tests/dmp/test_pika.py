@@ -199,20 +199,7 @@ def test_an_unknown_exchange_costs_the_channel_and_no_more(connect: Connect) -> 
     ("code", "call"),
     [
         (404, lambda c: c.queue_declare("none", passive=True)),
-        (404, lambda c: c.exchange_declare("none", passive=True)),
-        (404, lambda c: c.basic_consume("none", print)),
-        (403, lambda c: c.exchange_declare("amq.mine")),
-        (403, lambda c: c.queue_declare("amq.mine")),
-        (403, lambda c: c.exchange_delete("amq.direct")),
-        (403, lambda c: c.queue_bind(own_queue(c), "", "k")),
-        (406, lambda c: (c.queue_declare("twice", exclusive=True), c.queue_declare("twice"))),
-        (406, lambda c: c.queue_declare("", arguments={"x-message-ttl": -1})),
-        (406, lambda c: c.queue_declare("", arguments={"x-queue-type": "quorum"})),
-        (406, lambda c: c.queue_declare("", arguments={"x-overflow": "reject-publish-dlx"})),
-        (406, lambda c: c.queue_declare("", arguments={"x-single-active-consumer": 1})),
-        (406, lambda c: c.queue_declare("", arguments={"x-max-priority": 256})),
         (406, lambda c: c.basic_ack(7) or c.queue_declare("amq.none", passive=True)),
-        (406, lambda c: c.exchange_declare("amq.direct", "topic", durable=True)),
         (503, lambda c: c.exchange_declare("odd", "quantum")),
         (406, lambda c: c.tx_commit()),
         (540, lambda c: c.basic_qos(prefetch_size=1)),
@@ -299,17 +286,6 @@ def test_a_tear_down_may_come_twice(channel: BlockingChannel) -> None:
         channel.exchange_delete("torn")
         channel.queue_delete(queue)
     assert channel.is_open
-
-
-def test_a_queue_of_ones_own_is_locked_for_others(connect: Connect, channel: BlockingChannel) -> None:
-    queue = own_queue(channel)
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as error:
-        connect().channel().queue_declare(queue, passive=True)
-    assert error.value.reply_code == 405
-    channel.connection.close()
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as error:
-        connect().channel().queue_declare(queue, passive=True)
-    assert error.value.reply_code == 404
 
 
 def test_what_is_rejected_is_a_dead_letter(channel: BlockingChannel) -> None:
