@@ -32,7 +32,7 @@ from shared.budget import process_account
 from shared.errors import StoreError
 from shared.metrics import Sample
 from shared.net.network import Network
-from shared.plugin import Plugin, Verb
+from shared.plugin import Context, Plugin, Verb
 from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import StorageSettings
@@ -134,12 +134,9 @@ class Host:
                 service.close()
 
     def _service(self, plugin: Plugin, store: Store, recording: Recording) -> SupervisedService:
-        settings = self._config.protocols[plugin.name]
         log = self._log.bind(protocol=plugin.name)
-        recorder = recording.of(plugin.name)
-        return SupervisedService(
-            plugin, settings, self._config, store, self._network, log, self._say, recorder, self._budget
-        )
+        context = Context(store, log, self._say, recording.of(plugin.name), self._budget)
+        return SupervisedService(plugin, self._config, context, self._network)
 
     async def _open_service(self, service: SupervisedService) -> None:
         try:

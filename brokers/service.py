@@ -1,23 +1,19 @@
 """One protocol, served: its service, its listeners and connections, and what happens when it crashes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-import structlog
 import trio
 
 from brokers.config import Config
 from brokers.errors import ExitCode, Refusal
-from shared.budget import Account, process_account
 from shared.errors import ConfigError
 from shared.metrics import Sample
 from shared.net.keepalive import is_loopback
 from shared.net.listeners import CannotListen, check_exposure, format_address
 from shared.net.network import Group, Network
 from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint, Verb
-from shared.recording.recorder import Recorder
-from shared.storage.store import Store
 
 BACKOFF_SECONDS_MIN = 0.1
 BACKOFF_SECONDS_MAX = 30.0
@@ -51,29 +47,18 @@ class Bound:
 class SupervisedService:
     """A protocol in the host. `open` binds it, `run` serves it until cancelled, crashes included."""
 
-    def __init__(
-        self,
-        plugin: Plugin,
-        settings: Any,
-        config: Config,
-        store: Store,
-        network: Network,
-        log: structlog.stdlib.BoundLogger,
-        say: Callable[[str], None] | None = None,
-        recorder: Recorder | None = None,
-        budget: Account | None = None,
-    ) -> None:
+    def __init__(self, plugin: Plugin, config: Config, context: Context, network: Network) -> None:
+        """`context`: what the service gets, but for its budget, which is an account of the one in there."""
         self.name = plugin.name
         self.state: State = "starting"
         self.restarts = 0
         self.bound: list[Bound] = []
         self._plugin = plugin
-        self._settings = settings
+        self._settings = config.protocols[plugin.name]
         self._config = config
-        self._context = Context(store, log, say, recorder)
-        self._budget = budget or process_account()
+        self._context = context
         self._network = network
-        self._log = log
+        self._log = context.log
         self._ports: dict[str, int] = {}
         self._secure = False
         self._draining = False
@@ -90,8 +75,9 @@ class SupervisedService:
 
     async def open(self) -> None:
         """Load the service and bind its endpoints. Raises Refusal and ConfigError, with nothing bound."""
-        self._budget.account(self.name).close()  # that of the service which crashed, if one did
-        context = attrs.evolve(self._context, budget=self._budget.account(self.name))
+        budget = self._context.budget
+        budget.account(self.name).close()  # that of the service which crashed, if one did
+        context = attrs.evolve(self._context, budget=budget.account(self.name))
         self._service = await self._plugin.open(context, self._settings)
         try:
             self._bind_all(self._service.endpoints)

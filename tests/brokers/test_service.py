@@ -42,11 +42,8 @@ class Troubled(Idle):
 
 def part(plugin_: Plugin, **environ: str) -> SupervisedService:
     config: Config = load([plugin_], file=None, environ=environ)
-    log = quiet_log()
-    store = cast(Store, NoStore())
-    return SupervisedService(
-        plugin_, config.protocols[plugin_.name], config, store, Network(NetSettings()), log
-    )
+    context = Context(cast(Store, NoStore()), quiet_log())
+    return SupervisedService(plugin_, config, context, Network(NetSettings()))
 
 
 def troubled(lives: list[float], started: list[float], opens: list[BaseException | None]) -> Plugin:
