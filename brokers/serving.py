@@ -5,7 +5,6 @@ What it serves is `host`'s; this module is what an operator and an init system s
 
 import contextlib
 import errno
-import gc
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ import trio
 
 from brokers import announcing, logs, plugins
 from brokers.checking import require_startable
+from brokers.collector import Collector
 from brokers.config import Config, load
 from brokers.errors import ExitCode, Refusal
 from brokers.fairness import LoopWatch
@@ -75,6 +75,7 @@ async def _serve(
     watch: LoopWatch,
 ) -> None:
     ready_file = command.ready_file
+    collector = Collector()
     host = Host(chosen, config, log, say=_say if command.says else None, watch=watch)
     # A nohup stays one. The others count also where the caller ignores them, as a shell does with SIGINT for
     # what a script starts in the background: whoever sends them to a server means it.
@@ -92,12 +93,11 @@ async def _serve(
                     running.start_soon(announcing.still_starting, starting := trio.CancelScope(), log)
                     bound = await running.start(host.run)
                     starting.cancel()
-                    # What was made to get here lives until the end: the collector need not walk it meanwhile.
-                    gc.collect()
-                    gc.freeze()
+                    collector.install()
                     watch.begin()
                     announcing.ready(bound, config, ready_file)
             finally:
+                collector.remove()
                 announcing.forget(ready_file)
             nursery.cancel_scope.cancel()
 

@@ -21,6 +21,7 @@ import trio
 from pamqp import base, body, commands, frame, header
 
 from brokers import control, logs, plugins
+from brokers.collector import Collector
 from brokers.config import load
 from brokers.fairness import LoopWatch
 from brokers.host import Host
@@ -94,10 +95,12 @@ def _serve(folder: Path) -> None:
     config = load(working, file=folder / "brokers.toml", environ=environ)
     log = logs.configure("error", "text")
     watch = LoopWatch(log, clock=time.thread_time)
+    collector = Collector()
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
             bound = await nursery.start(Host(config.enabled(working), config, log, watch=watch).run)
+            collector.install()
             _tell({each.endpoint: (each.host, each.port) for each in bound})
             async for line in _lines():
                 if line == "begin":
