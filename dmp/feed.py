@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from dmp.message import Head, Message
 from dmp.queues import Owner, Queue
 from dmp.wire import (
@@ -27,6 +29,7 @@ from dmp.wire import (
     runs,
 )
 from shared.file_range import FileRange
+from shared.net.connection import Connection
 from shared.net.session import SessionBase
 
 if TYPE_CHECKING:
@@ -39,57 +42,40 @@ IDLE_SECONDS = 5.0
 _NO_LIMIT = 1 << 30
 
 
+@attrs.define(eq=False)
 class Feed:
-    """A `dmp.takers.Feed`, and what the session hands a feed's connection to."""
+    """A `dmp.takers.Feed`, and what a feed's session passes its input to. The answer to the lease is written.
 
-    __slots__ = (
-        "_broker",
-        "_connection",
-        "_exchange",
-        "_gone",
-        "_owner",
-        "_pushed",
-        "_queue",
-        "_session",
-        "_sinks",
-        "_unsent",
-        "_wrote",
-        "ended",
-        "no_ack",
-    )
+    `gone`: called when the queue is.
+    """
 
-    priority = 0
+    _session: SessionBase
+    _broker: "Broker"
+    _queue: Queue
+    _owner: Owner
+    _gone: Callable[[], None]
+    _connection: Connection = attrs.field(init=False)
+    _pushed: int = attrs.field(default=0, init=False)  # bytes written, sent or not
+    _exchange: bytes = attrs.field(default=b"", init=False)  # of what was pushed last
+    _sinks: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
+    """Of what was pushed before that: where it ends, and its exchange."""
+    _unsent: tuple[Sequence["Chunk"], bool] = attrs.field(default=((), False), init=False)
+    _wrote: float = attrs.field(init=False)
+    no_ack: bool = attrs.field(default=True, init=False)
+    priority: int = attrs.field(default=0, init=False)
+    ended: bool = attrs.field(default=False, init=False)
 
-    def __init__(
-        self,
-        session: SessionBase,
-        broker: "Broker",
-        queue: Queue,
-        owner: Owner,
-        gone: Callable[[], None],
-    ) -> None:
-        """The answer to the lease is written. `gone`: called when the queue is."""
-        connection = self._connection = session.connection
-        self._session = session
-        self._broker = broker
-        self._queue = queue
-        self._owner = owner
-        self._gone = gone
-        self._pushed = 0  # bytes written, sent or not
-        self._exchange = b""  # of what was pushed last
-        self._sinks: deque[tuple[int, bytes]] = deque()  # where it ends, exchange: of what was before
-        self._unsent: tuple[Sequence[Chunk], bool] = ((), False)
+    def __attrs_post_init__(self) -> None:
+        connection = self._connection = self._session.connection
         self._wrote = connection.now
-        self.no_ack = True
-        self.ended = False
         outbox = connection.outbox
-        outbox.bound = broker.settings.feed_bytes_max
+        outbox.bound = self._broker.settings.feed_bytes_max
         outbox.on_clear = self._left
         connection.on_drained = self._drained
-        owner.hold()
-        broker.counts.feeds += 1
-        session.deadline(IDLE, self._wrote + IDLE_SECONDS)
-        queue.attach_feed(self)
+        self._owner.hold()
+        self._broker.counts.feeds += 1
+        self._session.deadline(IDLE, self._wrote + IDLE_SECONDS)
+        self._queue.attach_feed(self)
 
     # What the queue gives.
 
