@@ -1,7 +1,7 @@
-"""Bodies too large to be held whole: each is a log of its own, written as it comes and read as it goes.
+"""Bodies too large for memory: each is a log of its own, written as it comes in and read as it goes out.
 
-A message with such a body has a *reference* in its place, in memory and in the logs of queues. Several queues
-may refer to one body. It goes when the last has let go of it, with the log, behind the records that say so.
+A message has a *reference* in place of such a body, in memory and in the logs of queues. Several queues may
+refer to one body. When the last has let go of it its log is deleted, after the records that say so.
 
 | op | |
 |---|---|
@@ -9,9 +9,9 @@ may refer to one body. It goes when the last has let go of it, with the log, beh
 | 2 WHOLE | `[length u64]`: the body's. In one batch with the first record of a queue that refers to it |
 | 3 LEFT | `[length u64]`: no queue refers to it any more; it is on its way to a client still |
 
-What begins a publish that never ended has no WHOLE, and nobody was told of it: a start removes that, and
-what has LEFT. A log whose name begins with `t` is of a message that is not persistent, and goes with its
-process. A whole body that no queue refers to is kept, and told of: a queue's log may have lost the message.
+A start removes a log without WHOLE, of a publish that never ended and was never confirmed, and a log with
+LEFT. A log whose name begins with `t` belongs to a message that is not persistent; a start removes it, too. A
+whole body that no queue refers to is kept and logged: a queue's log may have lost the message.
 
 A reference is `[length u64][name]`. Names are random, so one that a damaged log brings back finds its own
 body or none.

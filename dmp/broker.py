@@ -1,8 +1,8 @@
-"""What all connections share: exchanges, queues, and how a message gets from the one to the other.
+"""What all connections share: exchanges, queues, and how messages get from one to the other.
 
-A publish is `route`d, then given to its queues by `publish`, a run of like messages at a time. Where some of
-the queues are durable and the messages persistent, their records are appended together, all or nothing, and
-the ticket says when they count. What is taken from durable queues is written down once a round (`flush`).
+`route` finds the queues of a message; `publish` puts a run of like messages into them. Where queues are
+durable and the messages persistent, the records of all queues are appended together, all or nothing; the
+ticket says when they are on the disk. What leaves durable queues is written once a round (`flush`).
 """
 
 from collections import defaultdict
@@ -94,8 +94,8 @@ class Broker:
         self.draining = False
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max)
         self.background = Background(self.timers, self.crashed)
-        """What a deletion, or the end of a connection, leaves to do. Meanwhile nobody declares, binds, purges
-        or deletes, so that nobody sees what is half done."""
+        """What a deletion, or the end of a connection, leaves to do. Until it is done nobody declares, binds,
+        purges or deletes: so nobody sees what is half done."""
         self.topology = Topology(self)
         self._changed: dict[QueueLog, None] = {}
         self._dead_letters = DeadLetters(self)
@@ -104,8 +104,8 @@ class Broker:
     # -- publishing
 
     def route(self, exchange: bytes, head: Head) -> tuple[tuple[Queue, ...], int]:
-        """The queues that want it, each once, and how much work it was to find them, in messages that could
-        have been put into a queue meanwhile. Raises Refusal: no such exchange, malformed headers.
+        """The queues that it goes to, each once; and the work of finding them, in messages that could have
+        been put into a queue meanwhile. Raises Refusal: no such exchange, malformed headers.
         """
         if exchange == DEFAULT:
             found = [self._by_name(key) for key in dict.fromkeys((head.key, *head.more_keys))]
@@ -120,10 +120,10 @@ class Broker:
         return self.queues.get(key) or self.reply_queues.get(key)
 
     def publish(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
-        """Give a run to its queues; the ticket is what a confirm waits for, None: nothing.
+        """Put a run into its queues. A confirm waits for the ticket; None: for nothing.
 
-        A queue that is full (`Queue.room_for`) is left out. Raises StoreError where durable queues cannot
-        write; then no queue has got anything.
+        A queue that is full (`Queue.room_for`) is left out. Raises StoreError where durable queues cannot be
+        written; then no queue has got anything.
         """
         count = len(bodies)
         for queue in queues:
@@ -142,7 +142,7 @@ class Broker:
         return ticket
 
     def with_room(self, head: Head, queues: Sequence[Queue]) -> list[Queue]:
-        """Without those that are full, which is counted."""
+        """Without those that are full; what these miss is counted."""
         open_ = [queue for queue in queues if not queue.capped or queue.room_for(head, 1)]
         self.counts.dropped_full += len(queues) - len(open_)
         return open_
@@ -178,7 +178,7 @@ class Broker:
         bodies: Sequence[bytes],
         taken: tuple[Log, bytes, int] | None = None,
     ) -> Ticket:
-        """To durable queues, in one step with `taken`, which says what leaves another's log."""
+        """To durable queues, in one batch with `taken`, the record of what leaves another queue."""
         runs = [queue.number(head, bodies) for queue, _ in logged]
         parts = [
             (log.log, put(head, messages), len(messages))
@@ -207,7 +207,7 @@ class Broker:
         self._changed[log] = None
 
     def flush(self) -> None:
-        """The end of a stretch of work: write down what was taken from durable queues."""
+        """At the end of a stretch of work: write what has left durable queues."""
         if self._changed:
             self._flush_logs()
         if not self._changed:  # else a large body would go before the word that its message has
@@ -230,7 +230,10 @@ class Broker:
             if not self._disk_failed:
                 # Once: the store says more itself. What is not written comes back at a restart.
                 self._disk_failed = True
-                self.log.error("acknowledgements cannot be written", reason=str(error))
+                self.log.error(
+                    "acknowledgements cannot be written: what they are of comes again after a restart",
+                    reason=str(error),
+                )
 
     def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
         if queue.kind.arguments.dead_letter_exchange is None:
@@ -242,7 +245,11 @@ class Broker:
         self.topology.delete_unused(queue)
 
     def queue_damaged(self, name: bytes, error: StoreError) -> None:
-        self.log.error("a queue cannot be read on", queue=shown(name), reason=str(error))
+        self.log.error(
+            "a queue cannot be read any further: what it has on disk alone waits for a restart",
+            queue=shown(name),
+            reason=str(error),
+        )
 
     def queue_lost(self, name: bytes, lost: Lost) -> None:
         self.log.error(
@@ -254,7 +261,7 @@ class Broker:
         )
 
     def body_damaged(self, body: Body, error: StoreError | None) -> None:
-        """It was on its way to a client, whose connection ends with it."""
+        """A body that was being sent to a client cannot be read; the caller closes that connection."""
         if not body.damaged:
             body.damaged = True
             self.log.error(
@@ -266,13 +273,16 @@ class Broker:
     def queue_above_warning(self, queue: Queue) -> None:
         self.counts.warned += 1
         self.log.warning(
-            "a queue is long", queue=shown(queue.name), ready=queue.depth, consumers=len(queue.consumers)
+            "a queue is above queue_warn_messages: are its consumers there?",
+            queue=shown(queue.name),
+            ready=queue.depth,
+            consumers=len(queue.consumers),
         )
 
     def crashed(self, error: Exception) -> None:
-        """A queue's own code has failed: a bug, which is that queue's trouble and nobody else's."""
+        """A queue's own code has failed: a bug, which must hurt nobody but that queue."""
         self.counts.crashes += 1
-        self.log.error("a queue crashed", exc_info=error)
+        self.log.error("a bug in the code of queues; other queues go on", exc_info=error)
 
     # -- applications
 

@@ -1,11 +1,11 @@
-"""How much all waiting messages together may take, and who waits when it is too much."""
+"""How much memory all waiting messages may take together, and who waits when it is too much."""
 
 from collections.abc import Callable
 
 import attrs
 
 _LOW = 0.9
-"""Of the bound: publishers go on when so much is left, not at every message that leaves."""
+"""Of the bound: publishers go on below it, and not at every message that leaves."""
 
 
 @attrs.define(eq=False)

@@ -77,7 +77,7 @@ class QueueLog:
     _taken: list[int] = attrs.field(factory=list, init=False)
 
     def appended(self, head: Head, messages: Sequence[Message], offset: int) -> int:
-        """Their records went into the log, from `offset` on; where they end."""
+        """Their records were appended at `offset`. Returns where they end."""
         size = put_bytes(head)
         for message in messages:
             message.offset = offset
@@ -85,7 +85,7 @@ class QueueLog:
         return offset
 
     def keep(self, messages: Sequence[Message]) -> None:
-        """They are on the disk, and in memory. Those that have no record are not looked at."""
+        """They are on the disk and in memory. Those that have no record are passed over."""
         live = self._live
         head: Head | None = None
         size = total = 0
@@ -136,7 +136,7 @@ class QueueLog:
         )
 
     def lost_is_known(self) -> None:
-        """What the log cannot give back is not missed any more. Raises StoreError."""
+        """What was lost so far is known to be lost: a start does not tell of it again. Raises StoreError."""
         self.log.append(purged(*KNOWN_LOST), 1, reserved=True)
 
     def leaving(self, messages: Sequence[Message]) -> bytes:
@@ -152,7 +152,7 @@ class QueueLog:
         del self._taken[before:]
 
     def flush(self) -> Ticket | None:
-        """Write down what was taken, and tidy. Raises StoreError; then it is tried again with the next."""
+        """Write what was taken, and tidy. Raises StoreError; the next flush tries again."""
         if self.log.deleted:
             return None
         ticket = None
@@ -274,7 +274,7 @@ class Cold:
             self._note(expires, [message.number for message in those][-1])
 
     def restore(self, found: Left, ours: int) -> None:
-        """What a start has found, and left where it was. `ours`: the first number not used before."""
+        """What a start has found and left in the log. `ours`: the first number that was not used before."""
         self.count, self.body_bytes = found.count, found.body_bytes
         self.first, self.end = found.first, found.end
         self.large = found.large
@@ -291,7 +291,7 @@ class Cold:
         self._log.cold_at = None
 
     def warm(self, done: Callable[[list[Message]], None]) -> None:
-        """Read the first of it; `done` gets what came, now or later: nothing where none of it can be read.
+        """Read the first messages back. `done` gets them, now or later; none where nothing can be read.
 
         An `expires` of inf says that this is not known here.
         """
@@ -326,7 +326,7 @@ class Cold:
         at_once = False
 
     def _pass_over(self) -> None:
-        """Go on behind what cannot be read; it is lost."""
+        """Go on behind what cannot be read, and count it as lost."""
         log = self._log.log
         if self._offset < log.visible:
             self.lost = log.lost_at(self._offset)

@@ -13,7 +13,7 @@ from dmp.message import Message
 
 _NUMBER = attrgetter("number")
 _FEW = 16
-"""So many are put into their places one by one; for more, all that stands among them is sorted again."""
+"""Up to so many are inserted one by one. For more, all that stands among them is sorted again."""
 
 
 class Ready(Protocol):
@@ -43,8 +43,8 @@ class Ready(Protocol):
 class Row(deque[Message]):
     """In order of arrival.
 
-    What comes back stood near the front: how much is behind that, which may be millions, costs it nothing;
-    and next to nothing what others gave back before it.
+    What comes back stood near the front. Putting it back costs the same however much stands behind it, which
+    may be millions, and hardly more where others gave back much before it.
     """
 
     __slots__ = ()

@@ -1,8 +1,8 @@
-"""Declaring, deleting, binding: how exchanges and queues come and go. Whoever may not, or asks for nonsense,
-gets a `Refusal`, and nothing has changed.
+"""Declaring, deleting, binding: how exchanges and queues come and go. What is not allowed, or makes no sense,
+raises `Refusal` and changes nothing.
 
-What is durable is in the definitions too, and its ticket says when the answer may be sent. Names that begin
-with `amq.` are the broker's; the default exchange has a binding for every queue that nobody can touch.
+What is durable is also written to the definitions; the answer waits for that ticket. Names that begin with
+`amq.` are the broker's. The default exchange has a binding for every queue, which nobody can touch.
 
 *Deleting.* What is deleted is gone at once, for whoever names it and for every message. Its bindings, which
 may be hundreds of thousands, go in slices (`Broker.background`), so that others are served in between. Until
@@ -10,10 +10,10 @@ all are gone the answer waits, and so does whoever wants to declare, bind or del
 done, and what is declared by the same name meanwhile gets none of them. A crash in between leaves bindings,
 and a record that says whose they are, by which the next start drops them.
 
-*What a start misses.* Nothing is deleted because something else is not there: only a record of its deletion
-says so. A log without a definition is a queue again, durable and unbound, under its name; the first who
-declares it says what it is to be. A definition whose log is gone is a queue that has lost its messages.
-A binding that leads to or from nothing waits until what it names is declared.
+*What a start misses.* Only a record of a deletion deletes; that something else is missing never does. A log
+without a definition becomes a durable queue without bindings, under its name; its first declaration says what
+it is. A definition whose log is gone is a queue that has lost its messages. A binding whose exchange or queue
+is not there waits until that is declared.
 """
 
 import math
@@ -96,7 +96,7 @@ class Topology:
     # -- exchanges
 
     def declare_exchange(self, name: bytes, kind: ExchangeKind) -> Ticket | None:
-        """Make it, or find that there is one just like it."""
+        """Make it, unless there is one just like it."""
         broker = self._broker
         _not_default(name)
         if kind.type not in TYPES:
@@ -156,7 +156,7 @@ class Topology:
     # -- queues
 
     def declare_queue(self, name: bytes, kind: QueueKind, owner: Owner) -> tuple[Queue, Ticket | None]:
-        """Make it, or find that there is one just like it. An empty name: a name of the broker's choice."""
+        """Make it, unless there is one just like it. An empty name: the broker chooses one."""
         broker = self._broker
         found = broker.queues.get(name) if name else None
         if found is not None:
@@ -185,10 +185,10 @@ class Topology:
         return queue, ticket
 
     def make_reply_queue(self) -> Queue:
-        """For a consumer of `REPLY_TO`, with which it goes. It has a name that nobody can guess: whoever was
-        told it reaches the consumer through the default exchange, and can do nothing else to the queue.
+        """For a consumer of `REPLY_TO`; it is deleted with that. Its name cannot be guessed: whoever was told
+        it reaches the consumer through the default exchange, and can do nothing else to the queue.
 
-        What waits there is bounded, and the oldest go: they are the likeliest to be waited for no more.
+        What waits there is bounded. The oldest are dropped, since nobody may wait for those any more.
         """
         broker = self._broker
         if len(broker.queues) + len(broker.reply_queues) >= broker.settings.queues_max:
@@ -252,7 +252,7 @@ class Topology:
             self.delete_unused(queue)
 
     def delete_unused(self, queue: Queue) -> None:
-        """The same where nobody waits for an answer."""
+        """As `delete_queue`, where nobody waits for an answer."""
         if queue.deleted:
             return
         try:
@@ -266,7 +266,7 @@ class Topology:
             raise Refusal(Code.RESOURCE_LOCKED, text)
 
     def _define(self, queue: Queue, kind: QueueKind) -> Ticket | None:
-        """The first declaration of a queue whose definition was lost says what it is."""
+        """The first declaration of a queue whose definition was lost is its definition."""
         if not kind.durable or kind.exclusive:
             return None  # it is another's queue that is meant; `_same_queue` says why not
         ticket = self._broker.definitions.put_queue(SavedQueue(queue.name, kind, lost=queue.lost))
@@ -286,7 +286,7 @@ class Topology:
     def bind(
         self, source: bytes, destination: Destination, key: bytes, table: bytes, arguments: Mapping[str, Any]
     ) -> Ticket | None:
-        """`table`: the arguments as they came. A binding that is there already is no news."""
+        """`table`: the arguments as they came. A binding that is there already stays as it is."""
         broker = self._broker
         _not_default(source)
         exchange = self.exchange(source)
@@ -329,10 +329,10 @@ class Topology:
     def _unbind(
         self, bindings: Sequence[Binding], gone: Exchange | None = None, *, recorded: bool = True
     ) -> Ticket | None:
-        """Take away those that are there; an auto-delete exchange goes with its last.
+        """Remove those that are there. An auto-delete exchange is deleted with its last binding.
 
-        `gone`: the exchange that is deleted, which is not found by its name any more. `recorded`: in the
-        definitions, too.
+        `gone`: the exchange that is being deleted, which is not found by its name any more. `recorded`: in
+        the definitions, too.
         """
         broker = self._broker
         there: list[tuple[Exchange, Binding]] = []
@@ -360,9 +360,8 @@ class Topology:
         return ticket
 
     def _without_bindings(self, gone: Destination, ticket: Ticket | None) -> Ticket | None:
-        """Have all bindings go of what is deleted; what its answer waits for, `ticket` and they.
-
-        Where it is durable its deletion is recorded, and that its bindings go.
+        """Remove all bindings of what is deleted, in slices. Returns what the answer waits for: `ticket`, of
+        the deletion, and the bindings.
         """
         if isinstance(gone, Exchange):
             # One of it to itself is among both.
@@ -454,8 +453,7 @@ class Topology:
         await self._load(queue, log, lost=lost)
 
     async def _adopt(self, name: bytes, *, defined: bool) -> None:
-        """A log, and nothing that says what queue it is of. `defined`: there is something, which nobody can
-        read."""
+        """A log without a definition becomes a queue. `defined`: there is one that cannot be read."""
         broker = self._broker
         queue = Queue(name, QueueKind(durable=True), broker, None, broker.limits)
         queue.adopted = True
@@ -512,14 +510,14 @@ class Topology:
     # -- bindings that wait for what they name
 
     def _find_waiting(self, declared: Destination) -> None:
-        """What bindings wait for may be there now."""
+        """Put bindings into effect that waited for this one."""
         if _is_durable(declared):
             for binding in self.waiting.naming(declared.name, isinstance(declared, Exchange)):
                 if self._add_found(binding):
                     self.waiting.discard(binding)
 
     def _drop_waiting(self, deleted: Destination) -> None:
-        """Those that wait for another end go with this one."""
+        """Forget the bindings of this one that wait for their other end."""
         rows = self.waiting.naming(deleted.name, isinstance(deleted, Exchange))
         if rows:
             self._broker.definitions.drop_bindings(rows)
