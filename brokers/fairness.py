@@ -60,8 +60,9 @@ class LoopWatch(trio.abc.Instrument):
                 )
 
     def begin(self) -> None:
-        """Watch from now on: starting is one long stretch, and nobody is served by then."""
+        """Watch from now on, anew: starting is one long stretch, and nobody is served by then."""
         self._serving, self._began = True, self._clock()
+        self.longest_seconds, self.longest_task, self.long_count = 0.0, "", 0
 
     def samples(self) -> Iterator[Sample]:
         yield Sample(
