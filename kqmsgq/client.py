@@ -179,7 +179,7 @@ async def open_consumer(
     stream = await address.open()
     consumer = Consumer(stream, name_bytes_max, message_bytes_max, address, retry_seconds)
     try:
-        await consumer._say(consumer._first_words())
+        await consumer.begin()
         yield consumer
     finally:
         await consumer.aclose()

@@ -42,9 +42,10 @@ from logmq.connector import (
 )
 from logmq.runs import HEADER_BYTES, encode
 from logmq.wire import name_untrusted
-from shared.client.dial import Address, Disconnected, Unreachable, broken, keep_trying
+from shared.client.dial import Address, Disconnected, Unreachable, keep_trying
 from shared.client.nursery import beside
-from shared.client.pipelining import RECEIVE_BYTES, Asking, Reconnecting
+from shared.client.pipelining import Asking, Reconnecting
+from shared.client.receiver import Receiver
 from shared.client.retry import Retry
 from shared.errors import BrokerError, RemoteProtocolError
 
@@ -226,8 +227,11 @@ class Client:
         It has a connection of its own, made again where it is lost, and ends only by an error: LogmqError
         (NO_TOPIC when the topic is deleted), or Unreachable.
         """
-        tail = Tail(self._address, checked_name(topic).encode(), offset, self._retry_seconds)
+        name = checked_name(topic).encode()
+        stream = await keep_trying(self._address, Retry(self._retry_seconds), self._address.open)
+        tail = Tail(stream, self._address, self._retry_seconds, name, offset)
         try:
+            await tail.begin()
             yield tail
         finally:
             await tail.aclose()
@@ -414,76 +418,44 @@ class Records:
         return await self._client.send_fetch(self._topic, self._answer_offset, self._bytes_max, self._wait_ms)
 
 
-class Tail:
+class Tail(Receiver[Record]):
     """Records as the server pushes them; see `Client.tail`. `offset`: of the next."""
 
-    def __init__(self, address: Address, topic: bytes, offset: int, retry_seconds: float) -> None:
+    def __init__(
+        self, stream: trio.abc.Stream, address: Address, retry_seconds: float, topic: bytes, offset: int
+    ) -> None:
+        super().__init__(stream, address, retry_seconds)
         self.offset = offset
-        self._address = address
         self._topic = topic
-        self._retry = Retry(retry_seconds)
-        self._lost: Disconnected | None = None
-        self._stream: trio.abc.Stream | None = None
-        self._data = bytearray()
-        self._at = 0
-
-    def __aiter__(self) -> Self:
-        return self
+        self._received = offset  # what is sent next
 
     async def __anext__(self) -> Record:
-        while True:
-            record = self._take()
-            if record is not None:
-                self.offset = record.next_offset
-                return record
-            try:
-                await self._receive()
-            except Unreachable:
-                raise
-            except trio.BrokenResourceError as error:
-                await self._close(broken(error))
-            except Disconnected as error:
-                await self._close(error)
+        record = await super().__anext__()
+        self.offset = record.next_offset
+        return record
 
-    async def aclose(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            await trio.aclose_forcefully(stream)
+    def _first_words(self) -> bytes:
+        return b"TAIL %b %d\n" % (self._topic, self._received)
 
-    async def _close(self, lost: Disconnected) -> None:
-        self._lost = lost
-        await self.aclose()
-
-    def _take(self) -> Record | None:
-        data, at = self._data, self._at
-        if data.startswith(b"MESSAGE ", at):
-            record, self._at = take_message(data, at)
-            return record
-        if data.startswith((b"OK ", b"ERR "), at):
+    def _take(self, data: bytearray) -> tuple[list[Record], int]:
+        records: list[Record] = []
+        at = 0
+        while data.startswith(b"MESSAGE ", at):
+            record, at = take_message(data, at)
+            if record is None:
+                return records, at
+            records.append(record)
+            self._received = record.next_offset
+        if not records and data.startswith((b"OK ", b"ERR "), at):
             # OK: the server drains and closes next; we go on when it is back.
             last = LineAnswer(b"OK", 1)
             end = last.take(data, at)
-            if end >= 0:
-                self._at = end
-                if last.error is not None:
-                    raise last.error
-        elif len(data) - at >= len(b"MESSAGE "):
+            if last.error is not None:
+                raise last.error
+            return records, max(end, 0)
+        if not records and len(data) - at >= len(b"MESSAGE "):
             raise RemoteProtocolError(f"the server's answer is not LogMQ's: {bytes(data[at : at + 100])!r}")
-        return None
-
-    async def _receive(self) -> None:
-        if self._stream is None:
-            self._data.clear()
-            self._at = 0
-            self._stream = await keep_trying(self._address, self._retry, self._address.open, self._lost)
-            await self._stream.send_all(b"TAIL %b %d\n" % (self._topic, self.offset))
-        data = await self._stream.receive_some(RECEIVE_BYTES)
-        if not data:
-            raise Disconnected("the server closed the connection")
-        self._retry.heard()
-        del self._data[: self._at]
-        self._at = 0
-        self._data += data
+        return records, at
 
 
 @attrs.define(eq=False)

@@ -628,7 +628,10 @@ class Session(SessionBase):
         lines = runs.message_lines(window.records[window.at : at], window.offset)
         window.advance(at)
         self.counts.messages_consumed += count
-        self._answer(slot, lines)
+        if slot is None:
+            self.replies.reply(lines)
+        else:
+            slot.resolve(lines)
         return count
 
     def _fetch(self, fields: Sequence[bytes]) -> None:

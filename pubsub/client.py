@@ -151,7 +151,7 @@ async def open_subscriber(
     address = Address(host, port, ssl_context, server_hostname, kind="pub/sub")
     subscriber = Subscriber(await address.open(), first, address, retry_seconds)
     try:
-        await subscriber._say(subscriber._first_words())
+        await subscriber.begin()
         yield subscriber
     finally:
         await subscriber.aclose()

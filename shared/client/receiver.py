@@ -48,6 +48,10 @@ class Receiver(Generic[Item]):
         """What a new connection begins with: who we are, and what we are subscribed to."""
         raise NotImplementedError
 
+    async def begin(self) -> None:
+        """Say the first words on the first connection. Raises Disconnected."""
+        await self._say(self._first_words())
+
     async def batch(self) -> list[Item]:
         """All that is here; waits for one. Raises Disconnected, RemoteProtocolError."""
         if self._items:
@@ -102,7 +106,7 @@ class Receiver(Generic[Item]):
         stream, data = await keep_trying(self._address, self._retry, connect, lost)
         await trio.aclose_forcefully(self._stream)
         self._stream, self._sender, self._data = stream, Sender(stream), bytearray(data)
-        await self._say(self._first_words())
+        await self.begin()
 
     async def _open(self) -> tuple[trio.abc.Stream, bytes]:
         assert self._address is not None

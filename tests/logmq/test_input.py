@@ -187,3 +187,29 @@ def test_the_rest_of_a_line_and_a_body_that_was_announced_are_awaited() -> None:
         peer.send(piece)
         awaited.append(peer.connection.rests_awaited)
     assert awaited == [1, 1, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("word", [b"PRODUCE", b"APPEND", b"CONSUME"])
+@given(st.lists(st.binary(max_size=8), min_size=1, max_size=12), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_read_that_is_one_run_does_what_its_requests_do_one_by_one(
+    word: bytes, messages: list[bytes], alike: bool
+) -> None:
+    """PING before them has them looked at line by line."""
+    if alike:
+        messages = [messages[0]] * len(messages)
+    written = b"".join(b"APPEND t %d\n%b" % (len(message), message) for message in messages)
+    lines = {
+        b"PRODUCE": b"".join(b"PRODUCE t %b\n" % message for message in messages),
+        b"APPEND": written,
+        b"CONSUME": b"".join(b"CONSUME t %d\n" % (4 * n) for n in range(3 * len(messages))),
+    }[word]
+    found = []
+    for before in (b"", b"PING\n"):
+        world = World()
+        peer = world.connect()
+        peer.ask(b"PRODUCE t \n" + written)
+        peer.ask(b"PRODUCE t x\n")
+        answers = peer.ask(before + lines)
+        found.append((answers.removeprefix(b"PONG\n"), world.messages("t"), world.broker.counts.refusals))
+    assert found[0] == found[1]
