@@ -13,7 +13,7 @@ own.
 
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import merge
 from itertools import islice, takewhile
@@ -81,7 +81,6 @@ class Mux:
 
     __slots__ = (
         "_finishing",
-        "_large_came",
         "_roomy",
         "_settled",
         "_to_confirm",
@@ -102,7 +101,7 @@ class Mux:
         "session",
     )
 
-    def __init__(self, session: SessionBase, broker: Broker, large_came: Callable[[], None]) -> None:
+    def __init__(self, session: SessionBase, broker: Broker) -> None:
         self.session = session
         self.connection = session.connection
         self.replies = session.replies
@@ -114,9 +113,8 @@ class Mux:
         self.at = 0
         self.current: Channel | None = None
         self.dealing = False
-        self.incoming = Incoming(session, broker.settings, broker.bodies, self._some_large_came)
+        self.incoming = Incoming(session, broker.settings, broker.bodies)
         self.publishing = Publishing(self)
-        self._large_came = large_came
         self._settled: dict[Queue, list[Message]] = {}  # acknowledged, and not told to the queues yet
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
         self._to_confirm: dict[Confirms, None] = {}
@@ -216,14 +214,6 @@ class Mux:
         if not self.session.lost and self.capabilities.get("connection.blocked"):
             self.connection.write(encode(commands.Connection.Unblocked(), 0))
         self.session.go_soon(Stop.MEMORY)
-
-    def _some_large_came(self) -> None:
-        """A large body comes no faster than the disk writes it."""
-        self._large_came()
-        session, bodies = self.session, self.broker.bodies
-        if bodies.behind and not session.stopped & Stop.BODIES:
-            session.stop(Stop.BODIES)
-            bodies.when_caught_up(self.connection.guarded(partial(session.go_soon, Stop.BODIES)))
 
     # -- acknowledgements
 

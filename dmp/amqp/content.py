@@ -6,6 +6,7 @@ is written behind it is sent behind it.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 
@@ -13,6 +14,7 @@ from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD
 from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving, Bodies, Body, part_bytes
 from dmp.data_types import short
 from dmp.message import Head
+from dmp.pacing import Stop
 from dmp.properties import note_untrusted, without_bcc
 from dmp.queue_records import places
 from dmp.refusals import Code, Refusal
@@ -28,9 +30,13 @@ from shared.storage.store import Ticket
 READ_BYTES = 256 << 10
 
 
+# The deadline of a session for its large bodies.
+LARGE = 4
+
+
 @attrs.define(eq=False, repr=False)
 class Incoming:
-    """What has begun to come on all channels of one connection. `large_came`: called when part of one has.
+    """What has begun to come on all channels of one connection.
 
     Bytes that are here and not written yet count with the session's input (`SessionBase.gathered_bytes`).
     `announced_bytes`: of bodies that are gathered in memory, as their headers say.
@@ -39,9 +45,8 @@ class Incoming:
     session: SessionBase
     settings: DmpSettings
     bodies: Bodies
-    large_came: Callable[[], None]
     announced_bytes: int = 0
-    large: set[Arriving] = attrs.Factory(set)
+    large: dict[Arriving, None] = attrs.Factory(dict)
 
     def announce(self, body_bytes: int) -> None:
         """Raises Refusal (RESOURCE_ERROR)."""
@@ -53,9 +58,20 @@ class Incoming:
         begun = sum(arriving.length for arriving in self.large)
         self._check(begun + head.body_bytes, self.settings.body_bytes_max)
         arriving = self.bodies.begin(head.body_bytes, head.persistent)
-        self.large.add(arriving)
+        self.large[arriving] = None
         self.large_came()
         return arriving
+
+    def large_came(self) -> None:
+        """A large body has begun, or came nearer its end: until it does, it holds what others might have.
+
+        It comes no faster than the disk writes it.
+        """
+        session, bodies = self.session, self.bodies
+        session.deadline(LARGE, session.connection.now + self.settings.frame_seconds)
+        if bodies.behind and not session.stopped & Stop.BODIES:
+            session.stop(Stop.BODIES)
+            bodies.when_caught_up(session.connection.guarded(partial(session.go_soon, Stop.BODIES)))
 
     def _check(self, begun: int, bytes_max: int) -> None:
         if begun > 2 * bytes_max:
@@ -155,7 +171,7 @@ class Content:
             return None
         if self._arriving is None:
             return b""
-        incoming.large.discard(self._arriving)
+        del incoming.large[self._arriving]
         return self._arriving.finish()
 
     def drop(self, incoming: Incoming) -> None:
@@ -168,7 +184,7 @@ class Content:
     def _give_up(self, incoming: Incoming) -> None:
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
-            incoming.large.discard(arriving)
+            del incoming.large[arriving]
             arriving.give_up()
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from pamqp import commands
 
 from dmp.amqp.channel import Channel, Mux
-from dmp.amqp.content import Content
+from dmp.amqp.content import LARGE, Content
 from dmp.amqp.methods import HANDLERS, NotYet
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
 from dmp.amqp.wire import (
@@ -79,8 +79,8 @@ _CAPABILITIES = dict.fromkeys(
     True,
 )
 
-# What a deadline is for. LARGE: a large body has not come nearer its end.
-BEAT, SILENCE, LOGIN, CLOSE, LARGE = range(5)
+# What a deadline is for, beside LARGE: a large body has not come nearer its end.
+BEAT, SILENCE, LOGIN, CLOSE = range(4)
 
 
 class AmqpSession(SessionBase):
@@ -93,7 +93,7 @@ class AmqpSession(SessionBase):
         super().__init__(connection, settings.frame_seconds)
         self.broker = broker
         self.state = State.STARTING
-        self.mux = Mux(self, broker, self._large_came)
+        self.mux = Mux(self, broker)
         self.mux.payload_max = min(settings.frame_bytes_max, LOGIN_FRAME_BYTES_MAX) - FRAME_OVERHEAD
         self._user = ""
         self._channel_max = settings.channels_max
@@ -155,9 +155,10 @@ class AmqpSession(SessionBase):
             else:
                 self.deadline(SILENCE, self._heard + silence)
         elif what == LARGE:
-            if self.mux.incoming.large and self.stopped:  # it is not the peer that is late
-                self._large_came()
-            elif self.mux.incoming.large:
+            incoming = self.mux.incoming
+            if incoming.large and self.stopped:  # it is not the peer that is late
+                incoming.large_came()
+            elif incoming.large:
                 self.broker.counts.too_late += 1
                 self.mux.current, self._index = None, commands.Basic.Publish.index
                 self._refuse(Refusal(Code.RESOURCE_ERROR, "a large body took too long to come"))
@@ -173,9 +174,6 @@ class AmqpSession(SessionBase):
         """The broker stops."""
         if self.state in (State.OPEN, State.OPENING, State.TUNING):
             self._close(Refusal(Code.CONNECTION_FORCED, "the broker stops"))
-
-    def _large_came(self) -> None:
-        self.deadline(LARGE, self.connection.now + self.broker.settings.frame_seconds)
 
     # -- frames
 
@@ -453,7 +451,7 @@ class AmqpSession(SessionBase):
         self.reply(encode(close, 0))
         self._step(Event.REFUSED)
         self.let_go()
-        for what in range(5):
+        for what in (BEAT, SILENCE, LOGIN, LARGE):
             self.deadline(what, math.inf)
         self.deadline(CLOSE, self.connection.now + CLOSE_SECONDS)
 

@@ -19,6 +19,7 @@ from tests.support.explore import sampled_states
 C = commands
 SMALL = DmpSettings(message_bytes_max=1000, body_bytes_max=1 << 20, begun_bytes_max=1 << 30)
 PASSING = b"\0\0"
+PAYLOAD_MAX = SMALL.frame_bytes_max - FRAME_OVERHEAD
 
 
 def body(size: int) -> bytes:
@@ -34,13 +35,9 @@ async def declared(settings: DmpSettings = SMALL, **options: object) -> tuple[Wo
 
 
 def published(world: World, peer: Peer, *contents: bytes, properties: bytes = PERSISTENT) -> list[str]:
-    peer.publish("", "q", *contents, properties=properties, part=peer_frame(peer))
+    peer.publish("", "q", *contents, properties=properties, part=PAYLOAD_MAX)
     world.settle()
     return peer.names()
-
-
-def peer_frame(peer: Peer) -> int:
-    return SMALL.frame_bytes_max - FRAME_OVERHEAD
 
 
 @pytest.mark.parametrize("size", [1001, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 700_000])
@@ -57,7 +54,7 @@ async def test_a_large_body_comes_as_it_was_sent_by_get_and_to_consumers(
     assert [value.name for _, value in frames[:2]] == ["Basic.GetOk", "ContentHeader"]
     assert frames[1][1].body_size == size
     assert b"".join(bodies(frames)) == content
-    assert max(map(len, bodies(frames))) <= peer_frame(peer)
+    assert max(map(len, bodies(frames))) <= PAYLOAD_MAX
     peer.method(C.Basic.Nack(1, requeue=True))
     other = Peer(world).login(frame_max=4096)
     other.method(C.Basic.Consume(0, "q"))
@@ -79,8 +76,6 @@ async def test_what_comes_between_the_frames_of_a_large_body_is_another_channels
     cut = half.index(b"\x03\0\x01\0\0")
     peer.send(half[: cut + 3008] + publish("", "q", b"other", channel=2) + half[cut + 3008 :])
     world.settle()
-    got = [peer.ask_get("q") if number == 1 else b"" for number in range(1)]
-    assert got == [b""]
     contents = []
     for _ in range(3):
         peer.method(C.Basic.Get(0, "q", True))
@@ -91,7 +86,7 @@ async def test_what_comes_between_the_frames_of_a_large_body_is_another_channels
 async def test_little_of_a_large_body_is_in_memory_while_it_comes_and_while_it_goes() -> None:
     world, peer = await declared()
     content = body(1 << 20)
-    data = publish("", "q", content, properties=PERSISTENT, part=peer_frame(peer))
+    data = publish("", "q", content, properties=PERSISTENT, part=PAYLOAD_MAX)
     most = 0
     for at in range(0, len(data), 100_000):
         peer.send(data[at : at + 100_000])
@@ -201,7 +196,7 @@ async def test_a_large_body_that_nobody_wants_comes_back_or_is_forgotten() -> No
 @pytest.mark.parametrize("close", ["channel", "connection"])
 async def test_what_begins_and_never_ends_is_removed(close: str) -> None:
     world, peer = await declared()
-    begun = publish("", "q", body(900_000), properties=PERSISTENT, part=peer_frame(peer))[:600_000]
+    begun = publish("", "q", body(900_000), properties=PERSISTENT, part=PAYLOAD_MAX)[:600_000]
     peer.send(begun)
     world.settle()
     assert len(world.body_logs) == 1
@@ -213,7 +208,7 @@ async def test_what_begins_and_never_ends_is_removed(close: str) -> None:
     if close == "connection":
         peer.lose()
     else:
-        rest = publish("", "q", body(900_000), properties=PERSISTENT, part=peer_frame(peer))[600_000:]
+        rest = publish("", "q", body(900_000), properties=PERSISTENT, part=PAYLOAD_MAX)[600_000:]
         end = rest.index(b"\xce\x03\0\x01") + 1
         peer.send(rest[:end] + encode(C.Basic.Qos(), 1))
         assert closed(peer) == ("Connection.Close", 505)
@@ -243,7 +238,7 @@ async def test_large_bodies_that_have_begun_have_a_bound_for_each_connection_and
 
 async def test_a_large_body_that_does_not_come_makes_room_for_others() -> None:
     world, peer = await declared()
-    data = publish("", "q", body(900_000), properties=PERSISTENT, part=peer_frame(peer))
+    data = publish("", "q", body(900_000), properties=PERSISTENT, part=PAYLOAD_MAX)
     peer.send(data[:100_000])
     peer.advance(20)
     peer.send(data[100_000:500_000])
@@ -280,7 +275,7 @@ async def test_a_body_that_finds_no_room_on_the_disk_is_refused_when_it_is_there
     peer.ask(C.Queue.Declare(0, "q", durable=True))
     if confirms:
         peer.ask(C.Confirm.Select())
-    data = publish("", "q", body(900_000), properties=PERSISTENT, part=peer_frame(peer))
+    data = publish("", "q", body(900_000), properties=PERSISTENT, part=PAYLOAD_MAX)
     peer.send(data[:500_000])
     world.settle()
     world.store._committer.set_full(True)
