@@ -48,39 +48,32 @@ class Snapshot:
     folders: list[str]
 
 
+@attrs.define(eq=False, slots=False)
 class Checkpointer:
     """One per store."""
 
-    def __init__(
-        self,
-        committer: Committer,
-        index_writer: IndexWriter,
-        inventory: Inventory,
-        disk: Disk,
-        files: OpenFiles,
-        clock: Clock,
-        sync_all_logs: int,
-        direct_bytes_max: int,
-        in_thread: Callable[..., Awaitable[Any]],
-    ) -> None:
-        self.checkpoints = 0
-        self._committer = committer
-        self._journal: Journal = committer.journal
-        self._index_writer = index_writer
-        self._inventory = inventory
-        self._disk = disk
-        self._files = files
-        self._clock = clock
-        self._sync_all_logs = sync_all_logs
-        self._direct_bytes_max = direct_bytes_max  # more around the journal, and recovery would take long
-        self._in_thread = in_thread
-        self._limiter = trio.CapacityLimiter(1)
-        self._sync_limiter = trio.CapacityLimiter(_SYNC_THREADS)
-        self._lock = trio.Lock()  # a second one would record logs as safe that the first has not synced yet
-        self._due = trio.Event()
-        self._done = trio.Event()
-        self._batches = 0
-        self._failing = False
+    _committer: Committer
+    _index_writer: IndexWriter
+    _inventory: Inventory
+    _disk: Disk
+    _files: OpenFiles
+    _clock: Clock
+    _sync_all_logs: int
+    _direct_bytes_max: int  # more around the journal, and recovery would take long
+    _in_thread: Callable[..., Awaitable[Any]]
+    checkpoints: int = 0
+    _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
+    _sync_limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(_SYNC_THREADS))
+    _lock: trio.Lock = attrs.Factory(trio.Lock)
+    """One checkpoint at a time: a second would record logs as safe that the first has not synced yet."""
+    _due: trio.Event = attrs.Factory(trio.Event)
+    _done: trio.Event = attrs.Factory(trio.Event)
+    _batches: int = 0
+    _failing: bool = False
+    _journal: Journal = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._journal = self._committer.journal
 
     def wake(self) -> None:
         """A commit ended: have a checkpoint if one is due."""

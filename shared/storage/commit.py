@@ -24,43 +24,33 @@ _MANY_APPENDS = 4
 _APPEND = int(Kind.APPEND)  # looking a member up in its enum takes as long as packing the entry
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class LogCommit:
     """What a commit does to one log, and what came of it."""
 
-    __slots__ = (
-        "closed",
-        "direct",
-        "direct_meant",
-        "entries_start",
-        "entries_written",
-        "fd",
-        "index_fd",
-        "kept",
-        "last_ms",
-        "log",
-        "made",
-        "open_entry",
-        "pinned_index_fd",
-        "unapplied",
-        "waiting_entries",
-    )
+    log: Log
+    fd: int
+    kept: bool = True  # what was opened stays open, for the next commit
+    made: bool = False  # the log's own file is there
+    index_fd: int = UNKNOWN
+    pinned_index_fd: int = UNKNOWN
+    open_entry: IndexEntry | None = attrs.field(init=False)
+    last_ms: int = attrs.field(init=False)
+    entries_written: int = attrs.field(init=False)
+    entries_start: int = attrs.field(init=False)
+    closed: list[IndexEntry] = attrs.Factory(list)
+    unapplied: list[tuple[int, bytes]] = attrs.Factory(list)
+    waiting_entries: Sequence[IndexEntry] = ()
+    direct_meant: bool = False  # some of it will go around the journal: its index is pinned, too
+    direct: bool = False  # some of it went around the journal
 
-    def __init__(self, log: Log, fd: int) -> None:
+    def __attrs_post_init__(self) -> None:
+        log = self.log
         log.busy = True
-        self.log = log
-        self.fd = fd
-        self.kept = True  # what was opened stays open, for the next commit
-        self.made = False  # the log's own file is there
-        self.index_fd = self.pinned_index_fd = UNKNOWN
         self.open_entry = log.open_entry
         self.last_ms = log.last_ms
         self.entries_written = log.entries_written
         self.entries_start = log.entries_start if log.entries_written == UNKNOWN else 0
-        self.closed: list[IndexEntry] = []
-        self.unapplied: list[tuple[int, bytes]] = []
-        self.waiting_entries: Sequence[IndexEntry] = ()
-        self.direct_meant = False  # some of it will go around the journal: its index is pinned, too
-        self.direct = False  # some of it went around the journal
 
     def mean_direct(self, index_fd: int) -> None:
         self.direct_meant = True

@@ -10,6 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import attrs
 import trio
 
 from shared.storage.disk import Clock, Disk
@@ -18,6 +19,7 @@ from shared.storage.journal import PoisonError
 from shared.storage.log import Log
 
 
+@attrs.define(eq=False, slots=False)
 class DirectWrites:
     """One per store. `bytes`: written around the journal since the last checkpoint took stock.
 
@@ -25,27 +27,18 @@ class DirectWrites:
     committer's. `poison`: is called where a sync fails.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        files: OpenFiles,
-        clock: Clock,
-        in_thread: Callable[..., Awaitable[Any]],
-        between_commits: Callable[[Callable[[], None]], Awaitable[None]],
-        poison: Callable[[PoisonError], None],
-    ) -> None:
-        self.bytes = 0
-        self.due: dict[Log, float] = {}
-        self.syncs = 0
-        self._disk = disk
-        self._files = files
-        self._clock = clock
-        self._in_thread = in_thread
-        self._between_commits = between_commits
-        self._poison = poison
-        self._limiter = trio.CapacityLimiter(1)
-        self._wake = trio.Event()
-        self._named: set[int] = set()  # ids of logs whose files' names are synced
+    _disk: Disk
+    _files: OpenFiles
+    _clock: Clock
+    _in_thread: Callable[..., Awaitable[Any]]
+    _between_commits: Callable[[Callable[[], None]], Awaitable[None]]
+    _poison: Callable[[PoisonError], None]
+    bytes: int = 0
+    due: dict[Log, float] = attrs.Factory(dict)
+    syncs: int = 0
+    _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
+    _wake: trio.Event = attrs.Factory(trio.Event)
+    _named: set[int] = attrs.Factory(set)  # ids of logs whose files' names are synced
 
     def written(self, log: Log, size: int, now: float) -> None:
         """A commit wrote so much of a log."""

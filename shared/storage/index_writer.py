@@ -4,6 +4,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import attrs
 import structlog
 import trio
 
@@ -19,42 +20,36 @@ from shared.storage.log import UNKNOWN, Log
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 
+@attrs.define(eq=False)
 class _Writing:
     """One log's share of a flush, and what came of it."""
 
-    __slots__ = ("end", "entries", "error", "fd", "last_ms", "log", "number", "pinned_fd", "written")
-
-    def __init__(self, log: Log, fd: int) -> None:
-        self.log = log
-        self.fd = self.pinned_fd = fd
-        self.number = log.entries_written
-        self.end = log.entries_start
-        self.last_ms = 0
-        self.entries: list[IndexEntry] = log.closed_entries[:]
-        self.written = False
-        self.error: OSError | None = None
+    log: Log
+    fd: int
+    pinned_fd: int
+    entries: list[IndexEntry]
+    number: int
+    end: int
+    last_ms: int = 0
+    written: bool = False
+    error: OSError | None = None
 
 
+@attrs.define(eq=False, slots=False)
 class IndexWriter:
     """Closes entries by age, writes them, retries what log files would not take."""
 
-    def __init__(
-        self,
-        committer: Committer,
-        disk: Disk,
-        files: OpenFiles,
-        clock: Clock,
-        in_thread: Callable[..., Awaitable[Any]],
-    ) -> None:
-        self._committer = committer
-        self._disk = disk
-        self._files = files
-        self._clock = clock
-        self._in_thread = in_thread
-        self._limiter = trio.CapacityLimiter(1)
-        self._lock = trio.Lock()  # one flush at a time: two would write the same entries and count them twice
-        self._failing = False
-        self._unappliable = False
+    _committer: Committer
+    _disk: Disk
+    _files: OpenFiles
+    _clock: Clock
+    _in_thread: Callable[..., Awaitable[Any]]
+    _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
+    _lock: trio.Lock = attrs.Factory(
+        trio.Lock
+    )  # two flushes would write the same entries and count them twice
+    _failing: bool = False
+    _unappliable: bool = False
 
     async def run(self) -> None:
         while True:
@@ -83,7 +78,8 @@ class IndexWriter:
                 if log.open_entry is not None and not log.busy and now - log.open_since >= age_seconds:
                     log.close_entry()
                 if log.closed_entries:
-                    writings.append(_Writing(log, self._files.pin(log.index_file)))
+                    fd, entries = self._files.pin(log.index_file), log.closed_entries[:]
+                    writings.append(_Writing(log, fd, fd, entries, log.entries_written, log.entries_start))
                 elif log.open_entry is None:
                     self._committer.unindexed.pop(log, None)
         await self._retry(unapplied)

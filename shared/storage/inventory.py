@@ -24,18 +24,16 @@ Beside = Callable[[Log], tuple[Log, bytes, int]]
 """From a log that is being made to what `Store.append_all` takes."""
 
 
+@attrs.define(eq=False, slots=False)
 class Namespace:
     """A folder of logs. `mode` and `retention` are those of logs that say nothing else."""
 
-    def __init__(
-        self, inventory: "Inventory", name: str, mode: Durability, plain_names: bool, retention: Retention
-    ) -> None:
-        self.name = name
-        self.mode = mode
-        self.plain_names = plain_names
-        self.retention = retention
-        self.logs: dict[str, Log] = {}
-        self._inventory = inventory
+    _inventory: "Inventory"
+    name: str
+    mode: Durability
+    plain_names: bool
+    retention: Retention
+    logs: dict[str, Log] = attrs.Factory(dict)
 
     def create(
         self,
@@ -67,42 +65,43 @@ class Namespace:
         return self._inventory.change_mode(self.logs[name], mode)
 
 
+@attrs.define(eq=False, slots=False)
 class Inventory:
     """All logs by id and by name, and the catalog's lines of those that are durable."""
 
-    def __init__(self, disk: Disk, files: OpenFiles, clock: Clock, journal_id: int, next_log_id: int) -> None:
-        self.namespaces: dict[str, Namespace] = {}
-        self.logs: dict[int, Log] = {}
-        """By id: those whose CREATE is durable and whose DELETE is not."""
-        self.folds_case = False
-        self._disk = disk
-        self._files = files
-        self._clock = clock
-        self._journal_id = journal_id
-        self._next_log_id = next_log_id
-        self._lines: dict[int, bytes] = {}
-        self._stale: dict[Log, None] = {}
-        self._folders: dict[str, None] = {}
-        self._unclaimed: dict[str, list[Log]] = {}
-        self._folded: set[tuple[str, str]] = set()
-        self._committer: Committer
-        self._reader: Reader
+    _disk: Disk
+    _files: OpenFiles
+    _clock: Clock
+    _journal_id: int
+    _next_log_id: int
+    namespaces: dict[str, Namespace] = attrs.Factory(dict)
+    logs: dict[int, Log] = attrs.Factory(dict)
+    """By id: those whose CREATE is durable and whose DELETE is not."""
+    folds_case: bool = False
+    _lines: dict[int, bytes] = attrs.Factory(dict)  # the catalog's, packed
+    _stale: dict[Log, None] = attrs.Factory(dict)  # their lines are older than they are
+    _folders: dict[str, None] = attrs.Factory(dict)  # whose names changed since the last checkpoint
+    _unclaimed: dict[str, list[Log]] = attrs.Factory(dict)  # by namespaces that nobody asked for yet
+    _folded: set[tuple[str, str]] = attrs.Factory(set)
+    _committer: Committer = attrs.field(init=False)
+    _reader: Reader = attrs.field(init=False)
 
     def attach(self, committer: Committer, reader: Reader, lines: Iterable[LogLine]) -> None:
         """The parts that know each other; and the logs that recovery found."""
         self._committer, self._reader = committer, reader
         for line in lines:
+            path, mode = f"{line.namespace}/{line.file}", Durability.parse(line.mode)
             log = Log(
-                committer=committer,
-                reader=reader,
-                log_id=line.id,
-                namespace=line.namespace,
-                name=line.name,
-                path=f"{line.namespace}/{line.file}",
-                mode=Durability.parse(line.mode),
-                created_ms=line.created_ms,
-                first=line.first,
-                end=line.end,
+                committer,
+                reader,
+                line.id,
+                line.namespace,
+                line.name,
+                path,
+                mode,
+                line.created_ms,
+                line.first,
+                line.end,
             )
             self.logs[log.id] = log
             self._lines[log.id] = catalog.pack_line(line)
@@ -141,19 +140,8 @@ class Inventory:
         if self._committer.full and not reserved:
             raise StoreFull("the file system is short of space")
         file = name if namespace.plain_names else catalog.file_name(name)
-        log_id = self._next_log_id
-        path = f"{namespace.name}/{file}"
-        created_ms = self._clock.wall_ms()
-        log = Log(
-            committer=self._committer,
-            reader=self._reader,
-            log_id=log_id,
-            namespace=namespace.name,
-            name=name,
-            path=path,
-            mode=mode,
-            created_ms=created_ms,
-        )
+        path, made_ms = f"{namespace.name}/{file}", self._clock.wall_ms()
+        log = Log(self._committer, self._reader, self._next_log_id, namespace.name, name, path, mode, made_ms)
         if self.folds_case and _fold(log) in self._folded:
             raise StoreError(f"the file system takes {name!r} for another log's name")
         log.fresh = True
@@ -260,7 +248,7 @@ class Inventory:
 
 def line_of(log: Log) -> LogLine:
     """As the catalog has it."""
-    file = log.file.path.removeprefix(log.namespace + "/").removesuffix(".log")
+    file = log.path.removeprefix(log.namespace + "/")
     mode = str(log.mode_kept)
     return LogLine(log.id, log.namespace, log.name, file, mode, log.created_ms, log.first_kept, log.visible)
 

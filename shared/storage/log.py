@@ -88,23 +88,22 @@ def mode_of(log: "Log") -> Mode:
     return Mode.SYNCED if mode.mode == "always" else Mode.WRITTEN
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class LogAppend:
     """The records of one log in one batch, in order, from `offset` on.
 
     `chunks`: whole records each, `counts`: how many; 0 where it begins one that ends with the next chunk.
     """
 
-    __slots__ = ("batch", "chunks", "counts", "end", "journaled", "log", "offset", "ticket", "written")
-
-    def __init__(self, log: "Log", batch: "CommitBatch", ticket: Ticket, journaled: bool) -> None:
-        self.log = log
-        self.batch = batch
-        self.offset = self.end = log.end
-        self.chunks: list[bytes | memoryview] = []
-        self.counts: list[int] = []
-        self.ticket = ticket
-        self.journaled = journaled
-        self.written: memoryview | None = None  # its records, as they stand in the journal's batch
+    log: "Log"
+    batch: "CommitBatch"
+    ticket: Ticket
+    journaled: bool
+    offset: int
+    end: int
+    chunks: list[bytes | memoryview] = attrs.Factory(list)
+    counts: list[int] = attrs.Factory(list)
+    written: memoryview | None = None  # its records, as they stand in the journal's batch
 
     def add(self, records: bytes, count: int) -> int:
         """Add what was promised to the batch (`Log.gather`), which has room for it; returns its offset."""
@@ -130,6 +129,7 @@ class Change:
     before: object = None
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class CommitBatch:
     """Becomes one batch of the journal. `room`: bytes that still fit.
 
@@ -137,31 +137,20 @@ class CommitBatch:
     what was promised, so it must not be written.
     """
 
-    __slots__ = (
-        "appends",
-        "background",
-        "broken",
-        "changes",
-        "gathering",
-        "interval_seconds",
-        "payload_bytes_max",
-        "room",
-        "sealed",
-        "sync",
-        "tickets",
-    )
+    payload_bytes_max: int = 0
+    room: int = attrs.field(init=False)
+    appends: "dict[Log, LogAppend]" = attrs.Factory(dict)
+    changes: list[Change] = attrs.Factory(list)
+    gathering: list[Callable[[], None]] = attrs.Factory(list)
+    broken: Exception | None = None
+    tickets: list[Ticket | None] = attrs.Factory(lambda: [None, None, None])
+    sync: bool = False
+    sealed: bool = False
+    background: bool = False  # it holds what nobody waits for
+    interval_seconds: float = math.inf  # by when it must be synced if nobody waits for that
 
-    def __init__(self, size: int = 0) -> None:
-        self.room = self.payload_bytes_max = max(BATCH_PAYLOAD_MAX, size)
-        self.appends: dict[Log, LogAppend] = {}
-        self.changes: list[Change] = []
-        self.gathering: list[Callable[[], None]] = []
-        self.broken: Exception | None = None
-        self.tickets: list[Ticket | None] = [None, None, None]
-        self.sync = False
-        self.sealed = False
-        self.background = False  # it holds what nobody waits for
-        self.interval_seconds = math.inf  # by when it must be synced if nobody waits for that
+    def __attrs_post_init__(self) -> None:
+        self.payload_bytes_max = self.room = max(BATCH_PAYLOAD_MAX, self.payload_bytes_max)
 
     @staticmethod
     def size_of(parts: "Iterable[tuple[Log, bytes, int]]") -> int:
@@ -192,7 +181,9 @@ class CommitBatch:
         """What is appended to the log, made if it is not there. The stricter of its modes counts."""
         part = self.appends.get(log)
         if part is None:
-            part = self.appends[log] = LogAppend(log, self, self.ticket(mode), mode is not Mode.DIRECT)
+            part = self.appends[log] = LogAppend(
+                log, self, self.ticket(mode), mode is not Mode.DIRECT, log.end, log.end
+            )
             self.room -= ENTRY_HEADER_BYTES
         else:
             part.ticket = self.ticket(mode)
@@ -267,6 +258,7 @@ class RecordReader(Protocol):
     def seek(self, log: "Log", unix_ms: int) -> int: ...
 
 
+@attrs.define(eq=False, repr=False, weakref_slot=False)
 class Log:
     """One log of a store. Its offsets never change; see `Namespace.create` and `delete` for its life.
 
@@ -275,96 +267,58 @@ class Log:
     after `visible` has advanced, and when it is deleted, before anybody's ticket is done.
     """
 
-    __slots__ = (
-        "_committer",
-        "_reader",
-        "advanced",
-        "background",
-        "busy",
-        "closed_entries",
-        "created_ms",
-        "deleted",
-        "direct_dirty",
-        "end",
-        "entries_written",
-        "file",
-        "first",
-        "first_kept",
-        "fold",
-        "fresh",
-        "id",
-        "index_file",
-        "last_ms",
-        "mode",
-        "mode_kept",
-        "name",
-        "namespace",
-        "open_entry",
-        "open_since",
-        "pending",
-        "retention",
-        "rolled_back",
-        "unapplied",
-        "users",
-        "visible",
-        "watchers",
-    )
+    _committer: Appender
+    _reader: RecordReader
+    id: int
+    namespace: str
+    name: str
+    path: str
+    """Of its files, without `.log` and `.idx`."""
+    mode: Durability
+    created_ms: int
+    first: int = 0
+    end: int = 0
+    visible: int = attrs.field(init=False)
+    deleted: bool = False
+    watchers: "set[Callable[[Log], None]]" = attrs.Factory(set)
+    retention: Retention | None = None
+    """What this log keeps, where it differs from its namespace's others."""
+    fold: Callable[[int, bytes], None] | None = None
+    """Called with the offset and records of every append, before it is durable: for state that is a fold over
+    the records."""
+    advanced: "Callable[[Log], None] | None" = None
+    """Called as watchers are, for the one who appends here and keeps what is in the log in another form: for
+    readers what has just come is kept in memory for a while, not for this."""
+    rolled_back: "Callable[[Log], None] | None" = None
+    """Called when appended bytes were taken back: `end` is `visible` again."""
+    background: bool = False
+    """Nobody waits for its records, nor reads them soon: the loop's time and the system's memory are not
+    spent on them."""
 
-    def __init__(
-        self,
-        committer: Appender,
-        reader: RecordReader,
-        log_id: int,
-        namespace: str,
-        name: str,
-        path: str,
-        mode: Durability,
-        created_ms: int,
-        first: int = 0,
-        end: int = 0,
-    ) -> None:
-        self._committer = committer
-        self._reader = reader
-        self.id = log_id
-        self.namespace = namespace
-        self.name = name
-        self.mode = mode
-        self.created_ms = created_ms
-        self.first = first
-        self.end = self.visible = end
-        self.deleted = False
-        self.watchers: set[Callable[[Log], None]] = set()
-        self.retention: Retention | None = None
-        """What this log keeps, where it differs from its namespace's others."""
-        self.fold: Callable[[int, bytes], None] | None = None
-        """Called with the offset and records of every append, before it is durable: for state that is a fold
-        over the records."""
-        self.advanced: Callable[[Log], None] | None = None
-        """Called as watchers are, for the one who appends here and keeps what is in the log in another form:
-        for readers what has just come is kept in memory for a while, not for this."""
-        self.rolled_back: Callable[[Log], None] | None = None
-        """Called when appended bytes were taken back: `end` is `visible` again."""
+    # The rest belongs to the storage core. It is changed in the trio thread alone.
+    file: LogFile = attrs.field(init=False)
+    index_file: LogFile = attrs.field(init=False)
+    pending: LogAppend | None = None  # its part of the batch that is being filled
+    busy: bool = False  # a commit under way holds some of it
+    fresh: bool = False  # made in this process, and has no file yet
+    first_kept: int = attrs.field(init=False)  # `first` as it is durable: what lies below may become a hole
+    mode_kept: Durability = attrs.field(init=False)  # `mode` as it is known to be durable
+    direct_dirty: bool = False  # bytes went around the journal since the file's last sync
+    entries_written: int = attrs.field(init=False)  # entries in the index file
+    closed_entries: list[IndexEntry] = attrs.Factory(list)  # not in the index file yet
+    open_entry: IndexEntry | None = None
+    open_since: float = 0.0
+    last_ms: int = 0
+    unapplied: list[tuple[int, bytes]] = attrs.Factory(
+        list
+    )  # in the journal; the log's file would not take it
+    users: list[int] | None = None  # offsets from which somebody reads the file just now
 
-        self.background = False
-        """Nobody waits for its records, nor reads them soon: the loop's time and the system's memory are not
-        spent on them."""
-
-        # The rest belongs to the storage core. It is changed in the trio thread alone.
-        self.file = LogFile(path + ".log")
-        self.index_file = LogFile(path + ".idx")
-        self.pending: LogAppend | None = None  # its part of the batch that is being filled
-        self.busy = False  # a commit under way holds some of it
-        self.fresh = False  # made in this process, and has no file yet
-        self.first_kept = first  # `first` as it is known to be durable: what lies below may become a hole
-        self.mode_kept = mode  # `mode` as it is known to be durable
-        self.direct_dirty = False  # bytes went around the journal since the file's last sync
-        self.entries_written = UNKNOWN if end else 0  # entries in the index file
-        self.closed_entries: list[IndexEntry] = []  # not in the index file yet
-        self.open_entry: IndexEntry | None = None
-        self.open_since = 0.0
-        self.last_ms = 0
-        self.unapplied: list[tuple[int, bytes]] = []  # durable in the journal; the log file would not take it
-        self.users: list[int] | None = None  # offsets from which somebody reads the file just now
+    def __attrs_post_init__(self) -> None:
+        self.visible = self.end
+        self.file, self.index_file = LogFile(self.path + ".log"), LogFile(self.path + ".idx")
+        self.first_kept, self.mode_kept = self.first, self.mode
+        self.entries_written = UNKNOWN if self.end else 0
 
     def __repr__(self) -> str:
         return f"<Log {self.id} {self.namespace}/{self.name} {self.first}..{self.visible}..{self.end}>"

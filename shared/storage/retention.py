@@ -8,6 +8,7 @@ must not delete anything: after a step of more than an hour, retention by age pa
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import attrs
 import structlog
 import trio
 
@@ -30,37 +31,30 @@ _BLOCK_BYTES = 4096
 _TICKS_PER_YIELD = 256
 
 
+@attrs.define(eq=False, slots=False)
 class RetentionKeeper:
     """One per store. `paused`: why retention by age does nothing."""
 
-    def __init__(
-        self,
-        committer: Committer,
-        inventory: Inventory,
-        reader: Reader,
-        disk: Disk,
-        files: OpenFiles,
-        clock: Clock,
-        written_ms: int,
-        seconds: float,
-        in_thread: Callable[..., Awaitable[Any]],
-    ) -> None:
-        self.paused: str | None = None
-        self.dropped_bytes = 0
-        self._committer = committer
-        self._inventory = inventory
-        self._reader = reader
-        self._disk = disk
-        self._files = files
-        self._clock = clock
-        self._seconds = seconds
-        self._in_thread = in_thread
-        self._limiter = trio.CapacityLimiter(1)
-        self._due_ms: dict[Log, int] = {}  # before then nothing of it can be too old
-        self._punched: dict[Log, int] = {}
-        self._can_punch = True
-        self._wall_ms, self._monotonic = clock.wall_ms(), clock.monotonic()
-        if self._wall_ms < written_ms - _STEP_MS:
+    _committer: Committer
+    _inventory: Inventory
+    _reader: Reader
+    _disk: Disk
+    _files: OpenFiles
+    _clock: Clock
+    _written_ms: int
+    """When the newest catalog was written: no wall clock should be before that."""
+    _seconds: float
+    _in_thread: Callable[..., Awaitable[Any]]
+    paused: str | None = None
+    dropped_bytes: int = 0
+    _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
+    _due_ms: dict[Log, int] = attrs.Factory(dict)  # before then nothing of it can be too old
+    _punched: dict[Log, int] = attrs.Factory(dict)
+    _can_punch: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        self._wall_ms, self._monotonic = self._clock.wall_ms(), self._clock.monotonic()
+        if self._wall_ms < self._written_ms - _STEP_MS:
             self._pause("the clock is behind the newest catalog")
 
     async def run(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import attrs
 import structlog
 import trio
 
@@ -21,27 +22,19 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 _IDLE_SECONDS = 10.0
 
 
+@attrs.define(eq=False, slots=False)
 class Scrub:
     """One per store. `rounds`: how often every log has been read."""
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        reader: Reader,
-        disk: Disk,
-        files: OpenFiles,
-        bytes_per_second: int,
-        in_thread: Callable[..., Awaitable[Any]],
-    ) -> None:
-        self.rounds = 0
-        self.bytes = 0
-        self._inventory = inventory
-        self._reader = reader
-        self._disk = disk
-        self._files = files
-        self._bytes_per_second = bytes_per_second
-        self._in_thread = in_thread
-        self._limiter = trio.CapacityLimiter(1)
+    _inventory: Inventory
+    _reader: Reader
+    _disk: Disk
+    _files: OpenFiles
+    _bytes_per_second: int
+    _in_thread: Callable[..., Awaitable[Any]]
+    rounds: int = 0
+    bytes: int = 0
+    _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
 
     async def run(self) -> None:
         if not self._bytes_per_second:

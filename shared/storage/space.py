@@ -1,6 +1,7 @@
 """The file system: publishing stops while there is still room for acknowledgements and administration, and
 for good once nothing can be written."""
 
+import attrs
 import structlog
 import trio
 
@@ -16,19 +17,19 @@ _LOOK_SECONDS = 1.0
 _LOOK_BYTES = 8 << 20
 
 
+@attrs.define(eq=False, slots=False)
 class SpaceWatch:
     """Looks once a second, and whenever so much was written."""
 
-    def __init__(self, committer: Committer, disk: Disk, settings: StorageSettings) -> None:
-        self.free_bytes = 0
-        self.scarce = False
-        """Half of what is free is needed for the reserve: no time to write what nobody waits for."""
-        self._committer = committer
-        self._disk = disk
-        self._settings = settings
-        self._looked_at = 0
-        self._total_bytes = 0
-        self._failing = False
+    _committer: Committer
+    _disk: Disk
+    _settings: StorageSettings
+    free_bytes: int = 0
+    scarce: bool = False
+    """Half of what is free is needed for the reserve: no time to write what nobody waits for."""
+    _looked_at: int = 0
+    _total_bytes: int = 0
+    _failing: bool = False
 
     @property
     def due(self) -> bool:
