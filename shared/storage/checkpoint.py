@@ -110,7 +110,10 @@ class Checkpointer:
         except PoisonError as error:
             self._committer.poison(error)
         except OSError as error:
-            logger.warning("no spare journal segment", reason=describe(error))
+            logger.warning(
+                "no room for a spare journal segment: commits make one when they need it; free some space",
+                reason=describe(error),
+            )
 
     async def checkpoint(self, clean: bool = False) -> bool:
         """Make one; False where it must be tried again. A failed sync poisons."""
@@ -154,7 +157,11 @@ class Checkpointer:
             self._committer.poison(failed)
         elif not self._failing:
             self._failing = True
-            logger.error("no room for a checkpoint; trying again", reason=describe(error))
+            logger.error(
+                "no room for a checkpoint: nothing is lost, the journal grows and it is tried again; "
+                "free some space",
+                reason=describe(error),
+            )
 
     def _snapshot(self, clean: bool) -> Snapshot | None:
         committer = self._committer

@@ -174,11 +174,8 @@ class Commit:
     def _sync_by_name(self, target: LogCommit) -> None:
         """Recovery finds these bytes by the files' names, and trusts them by their index entries."""
         self.disk.sync_data(target.fd)
-        index_fd = self.files.open(target.log.index_file)
-        try:
+        with self.files.opened(target.log.index_file) as index_fd:
             self.disk.sync_data(index_fd)
-        finally:
-            self.disk.close(index_fd)
         self.disk.sync_folder(target.log.namespace)
         self.disk.sync_folder("")
 

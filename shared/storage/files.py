@@ -13,6 +13,8 @@ import math
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import structlog
 
@@ -35,7 +37,12 @@ class Damage:
     def in_log(self, log_id: int, path: str, offset: int, length: int) -> None:
         """What stands there is not what was written."""
         if self._is_new(log_id, path, offset):
-            logger.error("damaged bytes", path=path, offset=offset, length=length)
+            logger.error(
+                "damaged bytes in a log: reading them is refused, all else is served; look at the disk",
+                path=path,
+                offset=offset,
+                length=length,
+            )
 
     def in_index(self, log_id: int, path: str, offset: int, covered_bytes: int) -> None:
         """Index entries from `offset` of `path` on were not good; what they cover is served all the same."""
@@ -104,6 +111,15 @@ class OpenFiles:
                 raise FileGone(file.path)
             return self._disk.open(file.path, create=create)
 
+    @contextmanager
+    def opened(self, file: LogFile, *, create: bool = False) -> Iterator[int]:
+        """A descriptor of its own, closed at the end. Raises as `open` does."""
+        fd = self.open(file, create=create)
+        try:
+            yield fd
+        finally:
+            self._disk.close(fd)
+
     def make(self, file: LogFile, stray_path: str) -> int:
         """Make a new log's file; one that nobody owns is moved out of the way, to `stray_path`."""
         with self._names:
@@ -161,14 +177,8 @@ class OpenFiles:
         if fd >= 0:
             self._disk.sync_data(fd)
             return
-        try:
-            fd = self.open(file)
-        except (FileGone, FileNotFoundError):
-            return
-        try:
+        with suppress(FileGone, FileNotFoundError), self.opened(file) as fd:
             self._disk.sync_data(fd)
-        finally:
-            self._disk.close(fd)
 
     def adopt(self, file: LogFile, fd: int) -> None:
         """A thread opened `fd` for it: keep it, unless there is one."""

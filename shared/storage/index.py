@@ -318,23 +318,20 @@ def load_end(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int
     """
     with files.repairs:
         try:
-            fd = files.open(log.index_file)
+            with files.opened(log.index_file) as fd:
+                if _is_of(log, disk.read(fd, INDEX_HEADER_BYTES, 0)):
+                    number = count = max((disk.size(fd) - INDEX_HEADER_BYTES) // INDEX_ENTRY_BYTES, 0)
+                    if end <= log.first_kept:
+                        return count, 0
+                    while number:  # a commit under way may have added some behind `end`
+                        entry = _entry_at(disk, fd, log, number - 1)
+                        if entry is None or entry.end < end:
+                            break
+                        if entry.end == end:
+                            return number, entry.last_ms
+                        number -= 1
         except FileNotFoundError:
-            return _repair(disk, files, log, end)
-        try:
-            if _is_of(log, disk.read(fd, INDEX_HEADER_BYTES, 0)):
-                number = count = max((disk.size(fd) - INDEX_HEADER_BYTES) // INDEX_ENTRY_BYTES, 0)
-                if end <= log.first_kept:
-                    return count, 0
-                while number:  # a commit under way may have added some behind `end`
-                    entry = _entry_at(disk, fd, log, number - 1)
-                    if entry is None or entry.end < end:
-                        break
-                    if entry.end == end:
-                        return number, entry.last_ms
-                    number -= 1
-        finally:
-            disk.close(fd)
+            pass
         return _repair(disk, files, log, end)
 
 
@@ -354,11 +351,8 @@ def _repair(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]
                 start, last_ms = entry.end, entry.last_ms
                 break
             number -= 1
-        log_fd = files.open(log.file, create=True)  # a file that is missing is damage, like a short one
-        try:
+        with files.opened(log.file, create=True) as log_fd:  # a missing file is damage, like a short one
             found = fill(disk, log_fd, start, end, last_ms)
-        finally:
-            disk.close(log_fd)
         write_entries(disk, fd, log.id, number, found)
         disk.truncate(fd, entry_position(number + len(found)))
     finally:
@@ -392,13 +386,8 @@ def mend(disk: Disk, files: OpenFiles, log: Log, number: int, offset: int, count
         fd = open_for_writing(disk, files, log)
         try:
             for gap in _gaps(disk, fd, log, number, count, end):
-                log_fd = files.open(
-                    log.file, create=True
-                )  # a file that is missing is damage, like a short one
-                try:
+                with files.opened(log.file, create=True) as log_fd:
                     made = _made_anew(disk, log_fd, gap)
-                finally:
-                    disk.close(log_fd)
                 write_entries(disk, fd, log.id, gap.low, made)
                 place = entry_position(gap.low)
                 files.damage.in_index(log.id, log.index_file.path, place, gap.stop - gap.start)
@@ -435,10 +424,8 @@ def _gap(
     """The gap between two good entries, if there is one."""
     start = log.first_kept if before is None else max(before.end, log.first_kept)
     if low == high and before is not None and start < stop:
-        low, start = (
-            low - 1,
-            max(before.offset, log.first_kept),
-        )  # no entry is left for it: the last is made longer
+        # No entry is left for it: the last is made longer.
+        low, start = low - 1, max(before.offset, log.first_kept)
     if low == high or start > stop:
         return
     if before is None and log.first_kept:
@@ -514,13 +501,9 @@ def whole(
 
 def drop_entries(disk: Disk, files: OpenFiles, log: Log, number: int) -> None:
     """Zero the index entries below `number`, whole disk blocks by a hole. Raises FileGone, OSError."""
-    with files.repairs:
-        fd = files.open(log.index_file)
-        try:
-            # The block that holds the header is not given back, so its entries are overwritten.
-            stop = entry_position(number) // _BLOCK_BYTES * _BLOCK_BYTES
-            if stop > _BLOCK_BYTES:
-                write_all(disk, fd, bytes(_BLOCK_BYTES - INDEX_HEADER_BYTES), INDEX_HEADER_BYTES)
-                disk.punch(fd, _BLOCK_BYTES, stop - _BLOCK_BYTES)
-        finally:
-            disk.close(fd)
+    with files.repairs, files.opened(log.index_file) as fd:
+        # The block that holds the header is not given back, so its entries are overwritten.
+        stop = entry_position(number) // _BLOCK_BYTES * _BLOCK_BYTES
+        if stop > _BLOCK_BYTES:
+            write_all(disk, fd, bytes(_BLOCK_BYTES - INDEX_HEADER_BYTES), INDEX_HEADER_BYTES)
+            disk.punch(fd, _BLOCK_BYTES, stop - _BLOCK_BYTES)

@@ -91,7 +91,10 @@ class IndexWriter:
                     self._done(writing)
         error = next((writing.error for writing in writings if writing.error is not None), None)
         if error is not None and not self._failing:
-            logger.error("an index cannot be written; trying again", reason=describe(error))
+            logger.error(
+                "an index cannot be written: its records are safe, and it is tried again; look at the disk",
+                reason=describe(error),
+            )
         self._failing = error is not None
         return error is None and not unapplied
 
@@ -168,7 +171,11 @@ class IndexWriter:
         if failed and not self._unappliable:  # once: what is logged may go to that disk, too
             name, first = next(iter(failed.items()))
             logger.error(
-                "a log file takes no bytes; trying again", log=name, logs=len(failed), reason=describe(first)
+                "a log file takes no bytes: its records are safe in the journal, and it is tried again; "
+                "look at the disk",
+                log=name,
+                logs=len(failed),
+                reason=describe(first),
             )
         self._unappliable = bool(failed)
 

@@ -9,11 +9,13 @@ else the records are walked from the entry's start.
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
+import attrs
+import trio
 from crc32c import crc32c
 
 from shared.errors import CorruptRecord, LogDeleted, NotARecord, OutOfRange, StoreError
@@ -26,6 +28,8 @@ from shared.storage.format import IndexEntry
 from shared.storage.index import ENTRY_COVERS_BYTES
 from shared.storage.index_reader import IndexTable, NotInMemory
 from shared.storage.log import Log
+
+T = TypeVar("T")
 
 
 class MemoryRange(FileRange):
@@ -130,17 +134,13 @@ class Want(Enum):
     START = 2
 
 
+@attrs.define(eq=False)
 class _Request:
-    __slots__ = ("done", "log", "max_bytes", "offset", "want")
-
-    def __init__(
-        self, log: Log, offset: int, max_bytes: int, want: Want, done: Callable[[Any], None]
-    ) -> None:
-        self.log = log
-        self.offset = offset
-        self.max_bytes = max_bytes
-        self.want = want
-        self.done = done
+    log: Log
+    offset: int
+    max_bytes: int
+    want: Want
+    done: Callable[[Any], None]
 
 
 _LATER = object()
@@ -151,25 +151,26 @@ _OPEN = -1  # it is still growing, so that it was checked says nothing of what i
 _IN_MEMORY = -2  # its CRC covers bytes that the file does not have yet
 
 
+@attrs.define(eq=False, slots=False)
 class Reader:
     """Serves all reads of a store. `zero_copy`: the disk's descriptors are the system's own."""
 
-    def __init__(
-        self, disk: Disk, files: OpenFiles, background: Background, cache_bytes: int, zero_copy: bool
-    ) -> None:
-        self.table = IndexTable(disk, files)
-        self.cold_reads = 0
-        self._disk = disk
-        self._files = files
-        self._background = background
-        self._zero_copy = zero_copy
+    _disk: Disk
+    _files: OpenFiles
+    _background: Background
+    _in_thread: Callable[..., Awaitable[Any]]
+    _cache_bytes: int
+    _zero_copy: bool
+    cold_reads: int = 0
+    _starts: OrderedDict[tuple[int, int], None] = attrs.Factory(OrderedDict)  # (log id, offset)
+    _near: dict[Log, tuple[int, IndexEntry]] = attrs.Factory(dict)
+    """The entry found last: most readers go on from there."""
+
+    def __attrs_post_init__(self) -> None:
+        self.table = IndexTable(self._disk, self._files)
         self._verified = Verified()
-        self._starts: OrderedDict[tuple[int, int], None] = OrderedDict()  # (log id, offset)
-        self._blocks = Cache(cache_bytes // 2)  # by log id and offset: bytes of an entry, checked
-        self._recent = Cache(cache_bytes // 2)  # by log: what has just become visible
-        self._near: dict[
-            Log, tuple[int, IndexEntry]
-        ] = {}  # the entry found last: most readers go on from there
+        self._blocks = Cache(self._cache_bytes // 2)  # by log id and offset: bytes of an entry, checked
+        self._recent = Cache(self._cache_bytes // 2)  # by log: what has just become visible
 
     # -- what logs ask for
 
@@ -208,6 +209,14 @@ class Reader:
     def seek(self, log: Log, unix_ms: int) -> int:
         entry = self._blocking(lambda: self.table.find_time(log, unix_ms))
         return log.visible if entry is None else max(entry.offset, log.first)
+
+    async def look(self, look: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+        """What `look` finds in indexes, which a thread reads where they are not in memory."""
+        while True:
+            try:
+                return look()
+            except NotInMemory as missing:
+                missing.loaded(await self._in_thread(missing.load, limiter=limiter))
 
     def _blocking(self, look: Callable[[], Any]) -> Any:
         while True:

@@ -199,7 +199,7 @@ def find_orphans(
     say = logger.error if damaged else logger.warning  # a cut may have come before it was synced
     for line in orphans.found.values():
         say(
-            "the making of a log is lost: what its files and the journal have of it is recovered",
+            "the record of a log's creation is lost: the log is back, as its files and the journal have it",
             log=f"{line.namespace}/{line.name}",
             id=line.id,
         )

@@ -66,7 +66,8 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         in_files.in_file(
             catalog.PATH,
             f"{catalog.PATH} is older than the files beside it (an earlier copy?): what journal and files "
-            "have is served; what only the journal had may be lost, deletes too",
+            "have is served, what only the journal had may be lost, deletes too; "
+            "if you restored it, restore all of the folder",
         )
     segments = replay.segment_files(disk)
     kept: list[tuple[SegmentFile, str]] = []
@@ -88,7 +89,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     seconds = clock.monotonic() - began
     if not found.clean:
         logger.info(
-            "the last run ended without a word: its journal was replayed",
+            "unclean shutdown: the journal was replayed; what was acknowledged is there",
             batches=len(scanned.batches),
             logs=len(logs),
             seconds=round(seconds, 3),
@@ -198,9 +199,19 @@ def _holds_logs(disk: Disk) -> bool:
 
 def _report(scanned: Replay) -> None:
     if scanned.torn_bytes:
-        logger.warning("a torn tail of the journal was cut", bytes=scanned.torn_bytes, lsn=scanned.end_lsn)
+        logger.warning(
+            "unclean shutdown: an unfinished write at the journal's end was cut; "
+            "nothing that was acknowledged in mode always was in it",
+            bytes=scanned.torn_bytes,
+            lsn=scanned.end_lsn,
+        )
     for damage in scanned.damage:
-        logger.error("the journal is damaged: what stood there is lost", lsn=damage.lsn, end=damage.end_lsn)
+        logger.error(
+            "the journal is damaged: records that only stood there are lost; look at the disk, "
+            "and at the copy of the segment in journal/",
+            lsn=damage.lsn,
+            end=damage.end_lsn,
+        )
 
 
 def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
@@ -212,7 +223,11 @@ def _keep_damaged(disk: Disk, scanned: Replay) -> list[tuple[SegmentFile, str]]:
         try:
             copy_file(disk, path, _quarantined(path, names))
         except OSError as error:
-            logger.error("no copy of a damaged segment: it is renamed", path=path, reason=describe(error))
+            logger.error(
+                "a damaged journal segment cannot be copied, so it is renamed; nothing more is lost",
+                path=path,
+                reason=describe(error),
+            )
             left.append((segment, _quarantined(path, names)))
     return left
 
@@ -359,12 +374,15 @@ def _recover_log(
         adopted=adopted,
     )
     if log.kept_bytes and not adopted:
-        text = "the journal has lost what a log file still holds: kept"
-        logger.error(text, path=log.paths[0], bytes=log.kept_bytes)
+        logger.error(
+            "the journal has lost records that the log's file still has: they are kept; look at the disk",
+            path=log.paths[0],
+            bytes=log.kept_bytes,
+        )
     if log.cut is not None and direct:
         logger.warning(
-            "the end of a log that is not journaled does not agree with its index: it was never synced, or "
-            "is damaged",
+            "the end of a log in mode none or unjournaled did not match its index and was cut: "
+            "it was not synced before the crash, or is damaged; `kept` names a copy",
             path=log.paths[0],
             bytes=log.cut.length,
             records=log.cut.records,
@@ -405,17 +423,22 @@ def _set_strays_aside(disk: Disk, lines: Iterable[LogLine]) -> None:
 
 
 def _set_aside(disk: Disk, path: str, log_id: int) -> None:
-    logger.warning("files of a log that nothing else tells of are set aside", path=path, id=log_id)
+    logger.warning(
+        "orphaned log files are renamed to .stray: no catalog or journal knows their log; look at them, "
+        "then remove them",
+        path=path,
+        id=log_id,
+    )
     folder = path.partition("/")[0]
     names = {f"{folder}/{name}" for name in disk.names(folder)}
-    entry = f"stray-{log_id}"
+    ending = f"stray-{log_id}"
     number = 0
-    while {f"{path}.idx.{entry}", f"{path}.log.{entry}"} & names:
+    while {f"{path}.idx.{ending}", f"{path}.log.{ending}"} & names:
         number += 1
-        entry = f"stray-{log_id}-{number}"
+        ending = f"stray-{log_id}-{number}"
     for suffix in (".idx", ".log"):
         try:
-            disk.rename(path + suffix, f"{path}{suffix}.{entry}")
+            disk.rename(path + suffix, f"{path}{suffix}.{ending}")
         except FileNotFoundError:
             pass
 

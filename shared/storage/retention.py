@@ -17,7 +17,6 @@ from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.index import drop_entries
-from shared.storage.index_reader import NotInMemory
 from shared.storage.inventory import Inventory
 from shared.storage.log import Log
 from shared.storage.reading import Reader
@@ -80,7 +79,11 @@ class RetentionKeeper:
                     await self._punch(log)
             except (StoreError, OSError, FileGone) as error:
                 if not log.deleted:
-                    logger.warning("retention left a log alone", log=log.name, reason=describe(error))
+                    logger.warning(
+                        "retention failed for a log: it keeps its old records, and is tried again",
+                        log=log.name,
+                        reason=describe(error),
+                    )
         self._committer.commit_pending()
         for gone in [log for log in self._punched if log.deleted]:
             del self._punched[gone]
@@ -98,7 +101,9 @@ class RetentionKeeper:
     def _pause(self, reason: str) -> None:
         if self.paused is None:
             self.paused = reason
-            logger.warning("retention by age pauses until a restart", reason=reason)
+            logger.warning(
+                "retention by age pauses: old records stay; set the clock right, then restart", reason=reason
+            )
 
     async def _new_first(self, log: Log, now_ms: int) -> int:
         policy = self._inventory.retention_of(log)
@@ -108,23 +113,20 @@ class RetentionKeeper:
             if limit == log.visible:
                 first = limit
             else:
-                entry = await self._look(lambda: self._reader.table.find(log, limit - 1)[1])
+                entry = await self._reader.look(
+                    lambda: self._reader.table.find(log, limit - 1)[1], self._limiter
+                )
                 first = max(first, entry.offset if entry.end >= log.visible else entry.end)
         if policy.ms_max is not None and self.paused is None and log.visible > first:
             oldest_ms = now_ms - policy.ms_max
             if self._due_ms.get(log, 0) <= now_ms:
-                entry = await self._look(lambda: self._reader.table.find_time(log, oldest_ms))
-                first = max(first, log.visible if entry is None else entry.offset)
-                due = now_ms if entry is None else entry.last_ms
+                oldest = await self._reader.look(
+                    lambda: self._reader.table.find_time(log, oldest_ms), self._limiter
+                )
+                first = max(first, log.visible if oldest is None else oldest.offset)
+                due = now_ms if oldest is None else oldest.last_ms
                 self._due_ms[log] = due + policy.ms_max + 1
         return min(first, log.visible)
-
-    async def _look(self, look: Callable[[], Any]) -> Any:
-        while True:
-            try:
-                return look()
-            except NotInMemory as missing:
-                missing.loaded(await self._in_thread(missing.load, limiter=self._limiter))
 
     async def _punch(self, log: Log) -> None:
         """Give space back below the first kept offset, if nobody reads there."""
@@ -132,10 +134,15 @@ class RetentionKeeper:
         if not self._can_punch or (log.users is not None and min(log.users) < first):
             return
         if first < log.visible:  # an entry that is kept in part is checked as a whole
-            number, entry = await self._look(lambda: self._reader.table.find(log, first))
+            number, entry = await self._reader.look(
+                lambda: self._reader.table.find(log, first), self._limiter
+            )
             number, limit = min(number, log.entries_written), entry.offset
         else:
-            number, limit = await self._look(lambda: self._reader.table.count(log)), first
+            number, limit = (
+                await self._reader.look(lambda: self._reader.table.count(log), self._limiter),
+                first,
+            )
         start = self._punched.get(log, 0) // _BLOCK_BYTES * _BLOCK_BYTES
         stop = limit // _BLOCK_BYTES * _BLOCK_BYTES
         if stop > start and not log.deleted:
@@ -144,15 +151,12 @@ class RetentionKeeper:
 
     def _make_hole(self, log: Log, start: int, stop: int, number: int) -> None:
         """`number`: of the first entry that is kept."""
-        fd = self._files.open(log.file)
-        try:
+        with self._files.opened(log.file) as fd:
             punched = self._disk.punch(fd, start, stop - start)
-        finally:
-            self._disk.close(fd)
         if punched:
             drop_entries(self._disk, self._files, log, number)
         else:
             self._can_punch = False
             logger.warning(
-                "this file system cannot give back space at a file's head; old records keep theirs"
+                "this file system cannot punch holes: records that retention drops keep their disk space"
             )

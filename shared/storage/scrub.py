@@ -12,7 +12,6 @@ from shared.storage.disk import Disk
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
 from shared.storage.index import entry_matches
-from shared.storage.index_reader import NotInMemory
 from shared.storage.inventory import Inventory
 from shared.storage.log import Log
 from shared.storage.reading import Reader
@@ -46,7 +45,11 @@ class Scrub:
                     await self._scrub(log)
                 except (StoreError, OSError, FileGone) as error:
                     if not log.deleted:
-                        logger.error("the scrub cannot read a log", log=log.name, reason=describe(error))
+                        logger.error(
+                            "the background check cannot read a log: it is tried again; look at the disk",
+                            log=log.name,
+                            reason=describe(error),
+                        )
             self.rounds += 1
 
     async def _scrub(self, log: Log) -> None:
@@ -63,22 +66,14 @@ class Scrub:
 
     async def _next(self, log: Log, offset: int) -> IndexEntry | None:
         """The closed entry that covers `offset`."""
-        while True:
-            try:
-                _, entry = self._reader.table.find(log, offset)
-            except NotInMemory as missing:
-                missing.loaded(await self._in_thread(missing.load, limiter=self._limiter))
-            else:
-                in_file = not log.unapplied or entry.end <= log.unapplied[0][0]
-                return entry if entry is not log.open_entry and in_file else None
+        _, entry = await self._reader.look(lambda: self._reader.table.find(log, offset), self._limiter)
+        in_file = not log.unapplied or entry.end <= log.unapplied[0][0]
+        return entry if entry is not log.open_entry and in_file else None
 
     async def _check(self, log: Log, entry: IndexEntry) -> bool:
         def check() -> bool:
-            fd = self._files.open(log.file)
-            try:
+            with self._files.opened(log.file) as fd:
                 return entry_matches(self._disk, fd, entry)
-            finally:
-                self._disk.close(fd)
 
         with self._reader.using(log, entry.offset):
             good: bool = await self._in_thread(check, limiter=self._limiter)

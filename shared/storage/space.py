@@ -46,7 +46,10 @@ class SpaceWatch:
         except OSError as error:
             if not self._failing:
                 self._failing = True
-                logger.error("the file system does not tell its free space", reason=describe(error))
+                logger.error(
+                    "the free space cannot be read: the last value counts, and writes are still tried",
+                    reason=describe(error),
+                )
         free = self.free_bytes
         unapplied = sum(len(data) for log in committer.unindexed for _, data in log.unapplied)
         reserve = max(
@@ -59,9 +62,14 @@ class SpaceWatch:
         full |= unapplied > settings.pending_bytes_max  # log files take nothing: memory is not for ever
         if full != committer.full:
             if full:
-                logger.error("short of space: publishing stops", free_bytes=free, reserve_bytes=reserve)
+                logger.error(
+                    "short of disk space: publishing is refused, consuming goes on; free some space "
+                    "or shorten retention",
+                    free_bytes=free,
+                    reserve_bytes=reserve,
+                )
             else:
-                logger.info("publishing goes on", free_bytes=free)
+                logger.info("enough disk space again: publishing goes on", free_bytes=free)
             committer.set_full(full)
 
     async def run(self) -> None:

@@ -105,7 +105,7 @@ class Store:
         self._background = BackgroundReads(in_thread, settings.reader_threads)
         zero_copy = isinstance(disk, OsDisk)
         self._files = files = OpenFiles(disk, settings.open_files_max, recovered.in_files)
-        self._reader = Reader(disk, files, self._background, settings.cache_bytes, zero_copy)
+        self._reader = Reader(disk, files, self._background, in_thread, settings.cache_bytes, zero_copy)
         self._inventory = Inventory(disk, files, clock, recovered.journal_id, recovered.next_log_id)
         self._committer = committer = Committer(
             journal, disk, files, clock, settings, self._inventory, in_thread
@@ -298,7 +298,10 @@ class Store:
             if committer.read_only is not None:
                 raise StoreReadOnly(str(committer.read_only))
             if not clean:
-                logger.warning("not everything could be put in its place: the next start replays the journal")
+                logger.warning(
+                    "the shutdown checkpoint failed: nothing is lost, the next start replays the journal; "
+                    "look at the messages before this one"
+                )
         finally:
             committer.closed = True
             self.abandon()

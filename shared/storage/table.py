@@ -83,7 +83,7 @@ class Table:
         table.lost = reader.lost
         if table.lost:
             logger.error(
-                "a table is damaged: what these records said is lost, the others count",
+                "a table is damaged: changes in these ranges are lost, all others count; look at the disk",
                 path=log.file.path,
                 **describe_lost(table.lost),
             )
