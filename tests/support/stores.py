@@ -69,6 +69,13 @@ async def open_store(
     return await Store.open(folder, settings, disk=disk, clock=clock or HandClock(), in_thread=inline)
 
 
+async def fresh_store(
+    settings: StorageSettings = SMALL, clock: HandClock | None = None
+) -> tuple[FakeDisk, Store]:
+    disk = FakeDisk()
+    return disk, await open_store(disk, settings, clock)
+
+
 async def reopen(store: Store, disk: FakeDisk, settings: StorageSettings = SMALL) -> tuple[Store, FakeDisk]:
     """The process dies, and another one starts on what it wrote."""
     store.abandon()

@@ -1,22 +1,31 @@
 """Checkpoints: what they sync, what they free, and when they must be tried again."""
 
 import errno
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
+from shared.storage.log import Log
+from shared.storage.settings import Durability
+from shared.storage.store import Store
 from shared.units import KIB
 from tests.support.commits import fail, log_write, logs_of, watch
-from tests.support.fake_disk import FakeDisk
+from tests.support.explore import every_state
+from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
     NONE,
     SMALL,
     HandClock,
+    fresh_store,
     open_store,
     read_all,
     records,
@@ -88,8 +97,7 @@ async def test_where_all_cannot_be_synced_in_one_call_each_log_is(monkeypatch: p
 
 @pytest.mark.parametrize("kind", ["sync", "sync_folder"])
 async def test_a_checkpoints_failed_sync_poisons_and_frees_nothing(kind: str) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     for n in range(5):
         await store.wait(log.append(records(b"%d" % n, bytes(30 * KIB)), 2)[1])
@@ -105,8 +113,7 @@ async def test_a_checkpoints_failed_sync_poisons_and_frees_nothing(kind: str) ->
 
 
 async def test_a_checkpoint_without_room_is_tried_again(autojump_clock: MockClock) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     async with running(store):
         await trio.sleep(0.1)
@@ -140,8 +147,7 @@ async def test_much_since_the_last_brings_another_which_counts_anew(
 
 
 async def test_there_is_none_while_the_journal_alone_holds_what_a_log_does_not_take() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     fail(disk, errno.ENOSPC, log_write)
     await store.wait(log.append(records(b"x"), 1)[1])
@@ -153,3 +159,172 @@ async def test_there_is_none_while_the_journal_alone_holds_what_a_log_does_not_t
     for each in (machine, disk.kill()):
         again = await open_store(each)
         assert await read_all(again.namespace("logmq", ALWAYS).logs["t0"]) == [b"x"]
+
+
+# -- names of files
+
+
+async def test_a_file_made_after_an_earlier_checkpoint_keeps_its_name_in_a_power_cut() -> None:
+    disk, store = await fresh_store()
+    log, created = store.namespace("things", ALWAYS).create("late")
+    await store.wait(created)
+    assert await store.checkpoint()  # the log has no file yet
+    _, ticket = log.append(records(b"acknowledged"), 1)
+    await store.wait(ticket)
+    assert await store.checkpoint()
+    crash = disk.power_cut()
+    store.abandon()
+    runs = 0
+    for after in every_state(crash, 1000):
+        again = await open_store(after)
+        assert await read_all(again.namespace("things", ALWAYS).logs["late"]) == [b"acknowledged"]
+        again.abandon()
+        runs += 1
+    assert runs
+
+
+# -- cancelled
+
+
+async def test_one_that_is_cancelled_before_it_has_written_forgets_no_log() -> None:
+    disk = FakeDisk()
+    slow = False
+    gate = trio.Event()
+
+    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        if slow:
+            with trio.CancelScope(shield=True):  # a thread that has begun is waited for
+                await gate.wait()
+        return work(*args)
+
+    store = await Store.open(Path("unused"), SMALL, disk=disk, clock=HandClock(), in_thread=in_thread)
+    log, _ = store.namespace("things", ALWAYS).create("a")
+    _, ticket = log.append(records(b"acknowledged"), 1)
+    await store.wait(ticket)
+    slow = True
+    async with trio.open_nursery() as checkpoints:
+        checkpoints.start_soon(store.checkpoint)
+        await trio.testing.wait_all_tasks_blocked()
+        checkpoints.cancel_scope.cancel()
+        gate.set()
+    await store.close()
+    runs = 0
+    for after in every_state(disk.power_cut(), 1000):
+        again = await open_store(after)
+        assert await read_all(again.namespace("things", ALWAYS).logs["a"]) == [b"acknowledged"]
+        again.abandon()
+        runs += 1
+    assert runs
+
+
+# -- what is asked for and not yet durable
+
+
+async def append(store: Store, log: Log, payload: bytes) -> None:
+    _, ticket = log.append(records(payload), 1)
+    await store.wait(ticket)
+
+
+def after_a_crash(disk: FakeDisk) -> Iterator[FakeDisk]:
+    """What the next start may find: the process died, or the power went off."""
+    yield disk.kill()
+    yield from every_state(disk.power_cut(), 1000)
+
+
+async def require(disk: FakeDisk, *payloads: bytes) -> None:
+    again = await open_store(disk)
+    assert await read_all(again.namespace("things", ALWAYS).logs["a"]) == [*payloads]
+    again.abandon()
+
+
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
+@pytest.mark.parametrize("checkpointed_before", [False, True])
+async def test_a_log_whose_deletion_is_under_way_keeps_all_its_records(
+    mode: Durability, checkpointed_before: bool
+) -> None:
+    disk, store = await fresh_store()
+    things = store.namespace("things", mode)
+    log, _ = things.create("a")
+    await append(store, log, b"first")
+    if checkpointed_before:
+        assert await store.checkpoint()
+    await append(store, log, b"second")
+    things.delete("a")  # it waits for the commit after this
+    assert await store.checkpoint()
+    for after in after_a_crash(disk):
+        await require(after, b"first", b"second")
+    store.abandon()
+
+
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
+async def test_a_log_whose_deletion_was_refused_is_in_the_next_checkpoint(mode: Durability) -> None:
+    disk, store = await fresh_store()
+    things = store.namespace("things", mode)
+    log, _ = things.create("a")
+    await append(store, log, b"first")
+    assert await store.checkpoint()
+    await append(store, log, b"second")
+    deleted = things.delete("a")
+    assert await store.checkpoint()
+
+    def refuse(operation: Operation) -> None:
+        disk.before = None
+        raise OSError(errno.ENOSPC, "no space")
+
+    disk.before = refuse
+    store.commit_pending()
+    assert deleted.error is not None
+    assert things.logs["a"] is log
+    assert await store.checkpoint()
+    for after in after_a_crash(disk):
+        await require(after, b"first", b"second")
+    store.abandon()
+
+
+async def test_index_entries_of_a_log_whose_deletion_was_refused_still_reach_its_index() -> None:
+    disk, store = await fresh_store()
+    things = store.namespace("things", ALWAYS)
+    log, _ = things.create("a")
+    await append(store, log, b"first")
+    deleted = things.delete("a")
+    assert await store.checkpoint()  # it writes what entries there are
+
+    def refuse(operation: Operation) -> None:
+        disk.before = None
+        raise OSError(errno.ENOSPC, "no space")
+
+    disk.before = refuse
+    store.commit_pending()
+    assert deleted.error is not None
+    await store.close()
+    again = await open_store(disk)
+    (entry,) = again.namespace("things", ALWAYS).logs["a"].index_entries(0, log.end)
+    assert not entry.flags, "verified since it was written, not rebuilt from what was found"
+    again.abandon()
+
+
+@pytest.mark.parametrize(("before", "then"), [(NONE, INTERVAL), (NONE, ALWAYS), (ALWAYS, NONE)], ids=str)
+async def test_a_mode_is_in_the_catalog_once_its_change_is_durable(
+    before: Durability, then: Durability
+) -> None:
+    disk, store = await fresh_store()
+    things = store.namespace("things", before)
+    log, _ = things.create("a")
+    await append(store, log, b"first")
+    _, second = log.append(records(b"second"), 1)
+    things.change_mode("a", then)
+    assert await store.checkpoint()  # both wait for the commit after this
+    killed = await open_store(disk.kill())
+    assert killed.namespace("things", ALWAYS).logs["a"].mode == before
+    killed.abandon()
+    store.commit_pending()
+    assert second.done
+    await require(disk.kill(), b"first", b"second")
+    assert await store.checkpoint()
+    for after in after_a_crash(disk):
+        await require(after, b"first", b"second")
+    killed = await open_store(disk.kill())
+    assert killed.namespace("things", ALWAYS).logs["a"].mode == then
+    killed.abandon()
+    store.abandon()

@@ -13,9 +13,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from shared.errors import StoreReadOnly
 from shared.storage.commit import Commit
 from shared.storage.log import Ticket
-from shared.storage.store import Durability, Store
+from shared.storage.store import Durability, Log, LogAppend, Store
 from tests.support.commits import commits_behind, fail, log_write, logs_of, outcome, watch
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
@@ -24,7 +25,9 @@ from tests.support.stores import (
     MODES,
     NONE,
     SMALL,
+    UNJOURNALED,
     HandClock,
+    fresh_store,
     open_store,
     read_all,
     records,
@@ -34,8 +37,7 @@ from tests.support.stores import (
 
 
 async def test_one_sync_covers_every_log_and_one_ticket_serves_a_round() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     logs = await logs_of(store, *[ALWAYS] * 20)
     (syncs,) = watch(disk, "sync")
     tickets = {log.append(records(b"x"), 1)[1] for log in logs for _ in range(3)}
@@ -206,8 +208,7 @@ async def test_a_waiter_may_append_and_settle() -> None:
 async def test_interval_is_acknowledged_after_the_write_and_synced_in_time(
     autojump_clock: MockClock,
 ) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, INTERVAL)
     (syncs,) = watch(disk, "sync")
     async with running(store):
@@ -249,8 +250,7 @@ async def test_an_interval_may_end_between_two_looks_at_the_clock(
 
 
 async def test_none_goes_around_the_journal_and_syncs_nothing() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, NONE)
     syncs, writes = watch(disk, "sync", "write")
     for n in range(30):
@@ -262,8 +262,7 @@ async def test_none_goes_around_the_journal_and_syncs_nothing() -> None:
 
 
 async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     logs = await logs_of(store, NONE, INTERVAL, ALWAYS)
     for n, log in enumerate(logs):
         await store.wait(log.append(records(b"before %d" % n), 1)[1])
@@ -281,8 +280,7 @@ async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() ->
 
 
 async def test_an_append_to_several_logs_of_mode_none_is_one_synced_batch() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     logs = await logs_of(store, NONE, NONE)
     batches = store.statistics().journal_batches
     syncs, writes = watch(disk, "sync", "write")
@@ -299,8 +297,7 @@ async def test_an_append_to_several_logs_of_mode_none_is_one_synced_batch() -> N
 
 
 async def test_direct_bytes_queued_before_a_journaled_append_do_not_come_after_it() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     none, always = await logs_of(store, NONE, ALWAYS)
     none.append(records(b"1"), 1)
     none.append(records(bytes(8 << 20)), 1)  # a round of its own
@@ -318,8 +315,7 @@ async def test_direct_bytes_queued_before_a_journaled_append_do_not_come_after_i
 
 
 async def test_what_was_queued_around_the_journal_is_safe_once_a_stricter_mode_answers() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, NONE)
     log.append(records(b"before"), 1)
     store.namespace("logmq", ALWAYS).change_mode("t0", ALWAYS)
@@ -334,8 +330,7 @@ async def test_what_was_queued_around_the_journal_is_safe_once_a_stricter_mode_a
 async def test_a_file_that_takes_nothing_costs_nothing_when_the_mode_changes_in_one_commit(
     modes: tuple[Durability, Durability],
 ) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, modes[0])
     large = bytes(8 << 20)
     log.append(records(large), 1)  # a round of its own
@@ -351,8 +346,7 @@ async def test_a_file_that_takes_nothing_costs_nothing_when_the_mode_changes_in_
 
 
 async def test_the_shortest_interval_of_a_round_counts(autojump_clock: MockClock) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     logs = await logs_of(store, INTERVAL, Durability("interval", 0.5))
     (syncs,) = watch(disk, "sync")
     async with running(store):
@@ -426,3 +420,156 @@ async def test_what_was_committed_is_held_by_nobody(mode: Durability) -> None:
         assert sys.getrefcount(data) == before
     finally:
         gc.enable()
+
+
+# -- gathered records
+
+
+class Gatherer:
+    """Gathers records of one log."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.run: LogAppend | None = None
+        self.bodies: list[bytes] = []
+        self.kept = 0
+        self.written = 0
+
+    def take(self, body: bytes) -> LogAppend:
+        size = len(records(body))
+        if self.run is None or self.run is not self.log.pending or size > self.run.batch.room:
+            self.run = self.log.gather(size, self.write)
+        else:
+            self.run.batch.room -= size
+        self.kept += size
+        self.bodies.append(body)
+        return self.run
+
+    def write(self) -> None:
+        run, self.run = self.run, None
+        assert run is not None
+        run.batch.room += self.kept
+        run.add(records(*self.bodies), len(self.bodies))
+        self.bodies, self.kept = [], 0
+        self.written += 1
+
+
+@pytest.mark.parametrize("mode", [ALWAYS, NONE], ids=str)
+async def test_what_is_gathered_is_written_once_behind_what_was_appended(mode: Durability) -> None:
+    _disk, store = await fresh_store()
+    (log,) = await logs_of(store, mode)
+    gatherer = Gatherer(log)
+    tickets = {gatherer.take(b"%d" % number).ticket for number in range(3)}
+    tickets.add(log.append(records(b"appended"), 1)[1])
+    (ticket,) = tickets
+    outcomes = outcome(ticket)
+    store.commit_pending()
+    assert outcomes == [None]
+    assert gatherer.written == 1
+    expected = [b"appended", b"0", b"1", b"2"]
+    assert await read_all(log) == expected
+    assert log.end == log.visible == len(records(*expected))
+
+
+async def test_a_round_that_is_full_has_what_was_gathered_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.storage.log.BATCH_PAYLOAD_MAX", 1000)
+    disk, store = await fresh_store()
+    (log,) = await logs_of(store, ALWAYS)
+    gatherer = Gatherer(log)
+    bodies = [b"%02d" % number * 50 for number in range(20)]
+    rounds = {id(run.batch): run.batch for run in map(gatherer.take, bodies)}
+    assert 2 < len(rounds) < 10
+    assert all(round_.bytes <= 1000 for round_ in rounds.values())
+    store.commit_pending()
+    assert gatherer.written == len(rounds)
+    store, _ = await reopen(store, disk)
+    assert await read_all(store.namespace("logmq", ALWAYS).logs[log.name]) == bodies
+
+
+async def test_a_promise_that_is_not_kept_acknowledges_nothing() -> None:
+    store = await open_store(FakeDisk())
+    log, other = await logs_of(store, ALWAYS, ALWAYS)
+
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    ticket = log.gather(10, broken).ticket
+    outcomes = outcome(ticket)
+    assert other.append(records(b"x"), 1)[1] is ticket
+    store.commit_pending()
+    assert [type(error) for error in outcomes] == [StoreReadOnly]
+    assert isinstance(store.read_only, StoreReadOnly)
+    assert other.end == other.visible == 0
+
+
+# -- a slow disk
+
+
+SYNC_SECONDS = 0.5
+
+
+class SlowDisk(FakeDisk):
+    """A disk, its threads and their clock: a sync takes virtual time, and threads run side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = self._count
+        self.seconds = 0.0  # that syncs took, in the thread that runs just now
+        self.broken = "none"
+
+    def _count(self, operation: Operation) -> None:
+        if operation.kind in ("sync", "sync_folder", "sync_all"):
+            self.seconds += SYNC_SECONDS
+            if operation.path == self.broken:
+                raise OSError(errno.EIO, "injected")
+
+    def monotonic(self) -> float:
+        return trio.current_time() + self.seconds
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000
+
+    async def in_thread(
+        self, work: Callable[..., Any], *args: Any, limiter: trio.CapacityLimiter | None = None, **_: Any
+    ) -> Any:
+        async with limiter or trio.CapacityLimiter(1):
+            on_the_loop, self.seconds = self.seconds, 0.0
+            found = work(*args)
+            seconds, self.seconds = self.seconds, on_the_loop
+            await trio.sleep(seconds)
+            return found
+
+
+async def changed(logs: int, mode: Durability) -> tuple[SlowDisk, Store]:
+    disk = SlowDisk()
+    store = await Store.open(Path("unused"), SMALL, disk=disk, clock=disk, in_thread=disk.in_thread)
+    for number in range(logs):
+        log, _ = store.namespace("things", ALWAYS).create(f"log{number}", mode)
+        log.append(records(b"x"), 1)
+    store.commit_pending()
+    return disk, store
+
+
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE, UNJOURNALED])
+@pytest.mark.parametrize("logs", [23, 64, 65])
+async def test_the_end_waits_for_few_syncs_that_stand_behind_one_another(
+    mode: Durability, logs: int, autojump_clock: MockClock
+) -> None:
+    disk, store = await changed(logs, mode)
+    began = disk.monotonic()
+    await store.close()
+    assert disk.monotonic() - began <= 12 * SYNC_SECONDS
+    store = await open_store(disk.power_cut().boot(lambda n, what: n - 1))
+    for log in store.namespace("things", ALWAYS).logs.values():
+        assert await read_all(log) == [b"x"]
+
+
+@pytest.mark.parametrize("number", [0, 7, 22])
+async def test_a_sync_that_fails_beside_others_is_final(number: int, autojump_clock: MockClock) -> None:
+    disk, store = await changed(23, ALWAYS)
+    disk.broken = f"things/log{number}.log"
+    with pytest.raises(StoreReadOnly):
+        await store.close()
+    again = await open_store(disk.kill())
+    for log in again.namespace("things", ALWAYS).logs.values():
+        assert await read_all(log) == [b"x"]

@@ -21,6 +21,7 @@ from tests.support.stores import (
     SMALL,
     HandClock,
     ask,
+    fresh_store,
     open_store,
     read_all,
     records,
@@ -30,8 +31,7 @@ from tests.support.stores import (
 
 
 async def test_a_full_disk_refuses_the_append_and_the_next_one_goes_on() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     one, two = await logs_of(store, ALWAYS, ALWAYS)
     await store.wait(one.append(records(b"kept"), 1)[1])
     fail(disk, errno.ENOSPC, journal_write, times=1)
@@ -50,8 +50,7 @@ async def test_a_full_disk_refuses_the_append_and_the_next_one_goes_on() -> None
 
 
 async def test_a_failed_round_takes_those_behind_it_along() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     tickets = [log.append(records(bytes(5 << 20)), 1)[1] for _ in range(3)]
     namespace = store.namespace("logmq", ALWAYS)
@@ -75,8 +74,7 @@ async def test_a_failed_round_takes_those_behind_it_along() -> None:
 
 
 async def test_a_write_that_cannot_be_taken_back_poisons() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     fail(disk, errno.EIO, journal_write)
     _, ticket = log.append(records(b"x"), 1)
@@ -123,8 +121,7 @@ async def test_a_failed_sync_is_final_and_never_retried(threads: bool) -> None:
 
 
 async def test_a_failed_interval_sync_poisons(autojump_clock: MockClock) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, INTERVAL)
     async with running(store):
         await trio.sleep(0.01)
@@ -139,8 +136,7 @@ async def test_a_failed_interval_sync_poisons(autojump_clock: MockClock) -> None
 async def test_a_log_file_that_takes_no_bytes_is_served_from_memory_and_filled_later(
     autojump_clock: MockClock,
 ) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     await store.wait(log.append(records(b"in the file"), 1)[1])
     async with running(store):
@@ -171,8 +167,7 @@ async def test_a_log_file_that_takes_no_bytes_is_served_from_memory_and_filled_l
 async def test_log_files_that_take_no_bytes_are_told_of_once_however_often_they_are_tried(
     autojump_clock: MockClock,
 ) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     logs = await logs_of(store, *[ALWAYS] * 20)
     with capture_logs() as told:
         async with running(store):
@@ -190,8 +185,7 @@ async def test_log_files_that_take_no_bytes_are_told_of_once_however_often_they_
 
 
 async def test_a_direct_write_that_fails_is_taken_back_with_all_behind_it() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     one, two = await logs_of(store, NONE, NONE)
     for log in (one, two):
         await store.wait(log.append(records(b"kept"), 1)[1])
@@ -310,8 +304,7 @@ async def test_a_bug_in_showing_what_a_commit_did_is_final_and_keeps_nobody_wait
 async def test_a_file_system_that_has_become_read_only_is_told_before_anybody_writes(
     autojump_clock: MockClock,
 ) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
     await store.wait(log.append(records(b"kept"), 1)[1])
     async with running(store):

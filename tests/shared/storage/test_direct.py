@@ -14,12 +14,16 @@ from trio.testing import MockClock
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from tests.support.commits import fail, logs_of, outcome, watch
-from tests.support.fake_disk import FakeDisk
+from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
+    ALWAYS,
     INTERVAL,
+    NONE,
     SMALL,
     UNJOURNALED,
     HandClock,
+    ask,
+    fresh_store,
     inline,
     open_store,
     read_all,
@@ -40,8 +44,7 @@ def test_its_text_comes_back_and_only_an_interval_has_it() -> None:
 async def test_it_is_acknowledged_after_the_write_and_its_own_files_are_synced_in_time(
     autojump_clock: MockClock,
 ) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, UNJOURNALED)
     syncs, folders, writes = watch(disk, "sync", "sync_folder", "write")
     async with running(store):
@@ -91,8 +94,7 @@ async def test_its_sync_holds_up_nobody(autojump_clock: MockClock) -> None:
 async def test_a_failed_sync_is_final_and_says_what_may_be_lost(
     autojump_clock: MockClock, number: int
 ) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     (log,) = await logs_of(store, UNJOURNALED)
     path = (log.file.path, log.index_file.path)[number]
     with capture_logs() as logged:
@@ -159,3 +161,57 @@ async def test_what_nobody_waits_for_does_not_congest_the_store() -> None:
     assert 10 << 20 < log.end < 30 << 20
     store.commit_pending()
     assert not store.congested
+
+
+# -- kill -9, with changes through the journal between
+
+
+async def _appended(store: Store, steps: str) -> list[bytes]:
+    """`d`: a record around the journal; `j`: one through it, with a change to another log."""
+    namespace = store.namespace("logmq", ALWAYS, plain_names=True)
+    log = namespace.create("direct", NONE)[0]
+    other = namespace.create("other", ALWAYS)[0]
+    made = []
+    for number, step in enumerate(steps):
+        payload = b"%d%s" % (number, step.encode() * number)
+        made.append(payload)
+        if step == "d":
+            ticket = log.append(records(payload), 1)[1]
+        else:
+            ticket = store.append_all([(log, records(payload), 1), (other, records(b"x"), 1)])[1]
+        await store.wait(ticket)
+    return made
+
+
+@pytest.mark.parametrize("steps", ["d", "j", "dj", "jd", "djd", "ddjjdd", "djdjd", "jddjdddj"])
+async def test_records_around_the_journal_survive_a_kill_beside_those_in_it(steps: str) -> None:
+    disk, store = await fresh_store()
+    made = await _appended(store, steps)
+    for _ in range(2):  # another recovery changes nothing
+        store, disk = await reopen(store, disk)
+        log = store.namespace("logmq", ALWAYS, plain_names=True).logs["direct"]
+        assert await read_all(log) == made
+        assert not any(entry.unverified for entry in log.index_entries(0, log.end))
+        assert sum(entry.records for entry in log.index_entries(0, log.end)) == len(made)
+
+
+async def test_behind_bytes_that_the_file_would_not_take_nothing_goes_around_the_journal() -> None:
+    disk, store = await fresh_store()
+    namespace = store.namespace("logmq", ALWAYS, plain_names=True)
+    log = namespace.create("direct", NONE)[0]
+    other = namespace.create("other", ALWAYS)[0]
+    full = True
+
+    def before(operation: Operation) -> None:
+        if full and operation.path == "logmq/direct.log" and operation.kind in ("create", "write"):
+            raise OSError(errno.ENOSPC, "injected")
+
+    disk.before = before
+    await store.wait(store.append_all([(log, records(b"journaled"), 1), (other, records(b"x"), 1)])[1])
+    full = False
+    await store.wait(log.append(records(b"later"), 1)[1])
+    assert await ask(log.read, 13, 100) == records(b"later")
+    assert await read_all(log) == [b"journaled", b"later"]
+    store, disk = await reopen(store, disk)
+    log = store.namespace("logmq", ALWAYS, plain_names=True).logs["direct"]
+    assert await read_all(log) == [b"journaled", b"later"]

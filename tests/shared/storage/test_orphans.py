@@ -15,14 +15,13 @@ from shared.storage.tools.fsck import Severity, check, check_disk
 from shared.storage.tools.repair import repair
 from tests.support.fake_disk import FakeDisk
 from tests.support.folders import contents, fill
-from tests.support.stores import ALWAYS, NONE, ask, open_store, payloads, read_all, records
+from tests.support.stores import ALWAYS, NONE, ask, fresh_store, open_store, payloads, read_all, records
 
 
 async def killed(*, indexes: bool, mode: Durability = ALWAYS) -> FakeDisk:
     """`lost` is made, and gets its first record, in one batch; five more follow. `before` has more of
     them."""
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     namespace = store.namespace("logmq", ALWAYS)
     for name in ("before", "lost"):
         log, _ = namespace.create(name, mode)
@@ -99,8 +98,7 @@ async def test_without_files_its_records_are_recovered_under_a_name_of_their_own
 
 
 async def test_a_recorded_delete_deletes_even_where_the_creation_is_lost() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     namespace = store.namespace("logmq", ALWAYS)
     log, _ = namespace.create("gone")
     for number in range(3):
@@ -117,8 +115,7 @@ async def test_a_recorded_delete_deletes_even_where_the_creation_is_lost() -> No
 
 
 async def test_files_that_are_newer_than_a_copys_catalog_are_logs_again() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     store.namespace("logmq", ALWAYS)
     await store.close()
     before = disk.contents()["CATALOG"]
@@ -135,8 +132,7 @@ async def test_files_that_are_newer_than_a_copys_catalog_are_logs_again() -> Non
 
 
 async def test_a_file_that_nobody_owns_is_never_removed_by_a_log_of_its_name() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     store.namespace("logmq", ALWAYS).create("first")
     store.commit_pending()
     await store.close()

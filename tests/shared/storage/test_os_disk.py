@@ -2,20 +2,31 @@
 
 import errno
 import os
+import resource
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+from trio._core import _thread_cache
 
+from shared.descriptors import connections_within, log_files_beside
 from shared.errors import StoreInUse
-from shared.storage import syscalls
+from shared.storage import aio, syscalls
+from shared.storage.background import Threads
 from shared.storage.disk import Disk
+from shared.storage.files import LogFile, OpenFiles
 from shared.storage.lock import LOCK_NAME, FolderLock
 from shared.storage.os_disk import OsDisk
+from tests.support.fake_disk import FakeDisk
 
 LINUX = sys.platform.startswith("linux")
 
@@ -345,3 +356,177 @@ def test_a_link_in_the_locks_place_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"."):
         FolderLock.take(tmp_path)
     assert (tmp_path / "target").read_text() == "keep me"
+
+
+# -- many writes in one call
+
+
+pytestmark = pytest.mark.skipif(
+    aio.write_many([]) is None, reason="this system's C library has no such calls, or others"
+)
+
+
+def write(fd: int, data: bytes, offset: int) -> aio.Write:
+    return fd, memoryview(bytearray(data)), offset
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.binary(min_size=1, max_size=300)), max_size=200))
+def test_every_write_lands_where_it_should(writes: list[tuple[int, bytes]]) -> None:
+    files = [os.memfd_create(f"file {number}") for number in range(5)]
+    try:
+        expected = [bytearray() for _ in files]
+        parts = []
+        for number, data in writes:
+            parts.append(write(files[number], data, len(expected[number])))
+            expected[number] += data
+        assert aio.write_many(parts) == [len(data) for _, data in writes]
+        assert [os.pread(fd, 1 << 20, 0) for fd in files] == expected
+    finally:
+        for fd in files:
+            os.close(fd)
+
+
+def test_one_that_fails_says_why_and_the_others_are_done(tmp_path: Path) -> None:
+    (tmp_path / "read").touch()
+    bad = os.open(tmp_path / "read", os.O_RDONLY)
+    good = os.open(tmp_path / "write", os.O_RDWR | os.O_CREAT)
+    try:
+        parts = [write(good, b"a", 0), write(bad, b"b", 0), write(good, b"c", 1), write(good, b"d", -1)]
+        assert aio.write_many(parts) == [1, -errno.EBADF, 1, -errno.EINVAL]
+        assert os.pread(good, 9, 0) == b"ac"
+    finally:
+        os.close(bad)
+        os.close(good)
+
+
+def test_a_disk_does_the_same_where_there_is_no_such_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = OsDisk(tmp_path)
+    fd = disk.open("file", create=True)
+    parts = [write(fd, b"one", 0), write(10**6, b"two", 0), write(fd, b"three", 3)]
+    together = disk.write_many(parts)
+    monkeypatch.setattr(aio, "write_many", lambda writes: None)
+    disk.truncate(fd, 0)
+    assert disk.write_many(parts) == together == [3, -errno.EBADF, 5]
+    assert disk.read(fd, 99, 0) == b"onethree"
+    disk.close(fd)
+
+
+# -- threads
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Called, no thread can be started any more."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def begin() -> None:
+        monkeypatch.setattr(_thread_cache, "THREAD_CACHE", _thread_cache.ThreadCache())
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    return begin
+
+
+async def test_without_a_thread_the_work_is_done_all_the_same(no_threads: Callable[[], None]) -> None:
+    threads = Threads()
+    limiter = trio.CapacityLimiter(1)
+    assert await threads(threading.get_ident, limiter=limiter) != threading.get_ident()
+    no_threads()
+    with capture_logs() as logged:
+        for _ in range(2):
+            assert await threads(threading.get_ident, limiter=limiter) == threading.get_ident()
+            assert await threads(divmod, 7, 2) == (3, 1)
+    assert [line["log_level"] for line in logged] == ["warning"], "told once"
+    assert limiter.borrowed_tokens == 0
+
+
+async def test_work_that_fails_is_not_done_twice() -> None:
+    done = []
+
+    def work() -> Any:
+        done.append(1)
+        raise RuntimeError("of its own")
+
+    with pytest.raises(RuntimeError, match="of its own"):
+        await Threads()(work)
+    assert done == [1]
+
+
+# -- handles of logs' files
+
+
+def made(disk: FakeDisk, *names: str) -> list[LogFile]:
+    for name in names:
+        fd = disk.open(name, create=True)
+        disk.write(fd, name.encode(), 0)
+        disk.close(fd)
+    return [LogFile(name) for name in names]
+
+
+def test_a_file_that_is_pinned_is_open_though_more_are_pinned_than_may_be() -> None:
+    disk = FakeDisk()
+    files = OpenFiles(disk, 2)
+    logs = made(disk, "a", "b", "c", "d")
+    handles = [files.pin_open(log) for log in logs]
+    assert [disk.read(fd, 9, 0) for fd in handles] == [b"a", b"b", b"c", b"d"]
+    for log in logs:
+        files.unpin(log)
+    assert len(files) == 2
+    assert [log.fd >= 0 for log in logs].count(True) == 2
+
+
+def test_a_handle_in_use_outlives_its_log_and_no_longer() -> None:
+    disk = FakeDisk()
+    files = OpenFiles(disk, 2)
+    (log,) = made(disk, "a")
+    fd = files.pin_open(log)
+    files.remove(log)
+    files.forget(log)
+    assert disk.read(fd, 9, 0) == b"a"
+    files.unpin(log)
+    assert log.fd == -1
+    assert len(files) == 0
+
+
+def test_connections_are_made_way_for_and_what_is_pinned_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1400, 1400))
+    disk = FakeDisk()
+    files = OpenFiles(disk)
+    logs = made(disk, *(f"log {n}" for n in range(650)))
+    for log in logs:
+        files.pin_open(log)
+    for log in logs[5:]:
+        files.unpin(log)
+    assert len(files) == 650
+    files.reserve_descriptors(300)
+    assert len(files) == 500
+    assert all(log.fd >= 0 for log in logs[:5])
+    files.reserve_descriptors(800)
+    assert len(files) == 400, "never fewer"
+    files.reserve_descriptors(0)
+    for log in logs:
+        files.pin_open(log)
+        files.unpin(log)
+    assert len(files) == 650
+
+
+@pytest.mark.parametrize("limit", [256, 300, 512, 999, 1000, 1400, 4096, 65536])
+def test_at_any_limit_some_are_left_beside_all_connections_and_all_files(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    for connections in 0, connections_within(limit) // 2, connections_within(limit):
+        assert 28 <= log_files_beside(connections) <= limit - connections - 100
+
+
+def test_a_number_that_was_set_is_kept_to() -> None:
+    disk = FakeDisk()
+    files = OpenFiles(disk, 2)
+    files.reserve_descriptors(0)
+    for log in made(disk, "a", "b", "c"):
+        files.pin_open(log)
+        files.unpin(log)
+    assert len(files) == 2

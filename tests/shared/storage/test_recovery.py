@@ -19,6 +19,7 @@ from tests.support.stores import (
     NONE,
     SMALL,
     ask,
+    fresh_store,
     open_store,
     payloads,
     read_all,
@@ -49,8 +50,7 @@ async def append_each(store: Store, name: str, count: int, size: int = 100) -> N
 
 
 async def test_a_torn_tail_is_cut_and_counted_and_the_rest_is_there() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk, ROOMY)
+    disk, store = await fresh_store(ROOMY)
     store.namespace("logmq", ALWAYS).create("orders")
     await append_each(store, "orders", 10)
     store.abandon()
@@ -71,8 +71,7 @@ async def test_what_a_log_file_has_is_kept_where_the_journals_newest_batch_is_no
     has_index_entry: bool,
 ) -> None:
     """In mode `always` it was synced there before it came into the file."""
-    disk = FakeDisk()
-    store = await open_store(disk, ROOMY)
+    disk, store = await fresh_store(ROOMY)
     log, _ = store.namespace("logmq", ALWAYS).create("orders")
     await append_each(store, "orders", 1)
     await store.checkpoint()
@@ -95,8 +94,7 @@ async def test_what_a_log_file_has_is_kept_where_the_journals_newest_batch_is_no
 
 
 async def test_damage_is_kept_aside_and_hides_only_what_it_held() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk, ROOMY)
+    disk, store = await fresh_store(ROOMY)
     for name in ("hit", "spared"):
         store.namespace("logmq", ALWAYS).create(name)
     for name in ("hit", "spared", "hit"):
@@ -141,8 +139,7 @@ async def test_damage_is_kept_aside_and_hides_only_what_it_held() -> None:
 
 
 async def test_bytes_that_indexes_vouch_for_survive_damage_of_the_journal() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk, ROOMY)
+    disk, store = await fresh_store(ROOMY)
     store.namespace("logmq", ALWAYS).create("orders")
     await append_each(store, "orders", 20, size=30_000)
     log = store.namespace("logmq", ALWAYS).logs["orders"]
@@ -162,8 +159,7 @@ async def test_bytes_that_indexes_vouch_for_survive_damage_of_the_journal() -> N
 
 
 async def test_a_log_deleted_in_the_journal_stays_deleted_and_its_name_is_free() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     namespace = store.namespace("logmq", ALWAYS)
     for _ in range(4):
         log, _ = namespace.create("orders")
@@ -181,8 +177,7 @@ async def test_a_log_deleted_in_the_journal_stays_deleted_and_its_name_is_free()
 
 @pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 async def test_a_name_used_again_never_shows_the_old_logs_bytes(mode: object) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     namespace = store.namespace("logmq", ALWAYS)
     machines = []
     for n in range(3):
@@ -207,8 +202,7 @@ async def test_a_name_used_again_never_shows_the_old_logs_bytes(mode: object) ->
 
 
 async def test_a_log_whose_create_is_lost_comes_back_by_its_files_and_no_id_is_used_again() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk, ROOMY)
+    disk, store = await fresh_store(ROOMY)
     lost, _ = store.namespace("logmq", INTERVAL).create("lost")
     lost.append(records(b"lost"), 1)
     store.commit_pending()
@@ -228,8 +222,7 @@ async def test_interval_loses_a_suffix_and_never_a_hole() -> None:
     random_ = random.Random(7)
     lengths = set()
     for attempt in range(60):
-        disk = FakeDisk()
-        store = await open_store(disk, ROOMY)
+        disk, store = await fresh_store(ROOMY)
         log, _ = store.namespace("logmq", INTERVAL).create("orders")
         for n in range(8):
             log.append(records(b"%d" % n + bytes(300)), 1)
@@ -257,8 +250,7 @@ async def test_none_loses_a_suffix_and_never_serves_what_does_not_match() -> Non
     random_ = random.Random(8)
     lengths = set()
     for _ in range(60):
-        disk = FakeDisk()
-        store = await open_store(disk, ROOMY)
+        disk, store = await fresh_store(ROOMY)
         log, _ = store.namespace("logmq", ALWAYS).create("orders", NONE)
         await store.wait(store.namespace("logmq", ALWAYS).create("other", ALWAYS)[1])
         for n in range(12):
@@ -279,8 +271,7 @@ async def test_none_loses_a_suffix_and_never_serves_what_does_not_match() -> Non
 
 
 async def test_starting_twice_is_starting_once() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk, ROOMY)
+    disk, store = await fresh_store(ROOMY)
     for name in ("a", "b"):
         store.namespace("logmq", ALWAYS).create(name)
         await append_each(store, name, 10)
@@ -317,8 +308,7 @@ async def test_starting_twice_is_starting_once() -> None:
 
 
 async def test_the_journal_begins_anew_and_reuses_segments() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     store.namespace("logmq", ALWAYS).create("orders")
     for _ in range(6):
         await append_each(store, "orders", 5)
@@ -328,8 +318,7 @@ async def test_the_journal_begins_anew_and_reuses_segments() -> None:
 
 
 async def test_another_segment_size_is_no_obstacle() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     store.namespace("logmq", ALWAYS).create("orders")
     for settings in (ROOMY, SMALL, ROOMY):
         await append_each(store, "orders", 5)
@@ -363,8 +352,7 @@ async def test_a_first_start_cut_short_can_be_started_again() -> None:
 
 
 async def test_a_journal_without_its_catalog_is_not_started_over_but_replayed() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     store.namespace("logmq", ALWAYS).create("orders")
     await append_each(store, "orders", 3)
     store.abandon()

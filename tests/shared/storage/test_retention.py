@@ -18,6 +18,7 @@ from tests.support.stores import (
     SMALL,
     HandClock,
     ask,
+    fresh_store,
     open_store,
     read_all,
     records,
@@ -302,8 +303,7 @@ async def test_a_first_offset_that_cannot_be_written_is_taken_back() -> None:
 @pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 async def test_what_was_copied_forward_is_safe_before_the_original_is_dropped(mode: Durability) -> None:
     """A power cut right after the ticket: the copies are there, whatever the log's mode."""
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     log, _ = store.namespace("logmq", mode).create("orders")
     await store.wait(log.append(records(b"dead" * 2000, b"live"), 2)[1])
     copy, _ = log.append(records(b"live"), 1)

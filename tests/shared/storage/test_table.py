@@ -11,7 +11,17 @@ from shared.errors import CorruptRecord, StoreError
 from shared.storage.store import Durability, Retention, Store
 from shared.storage.table import Table
 from tests.support.fake_disk import FakeDisk, Operation
-from tests.support.stores import ALWAYS, INTERVAL, NONE, SMALL, open_store, read_all, records, reopen
+from tests.support.stores import (
+    ALWAYS,
+    INTERVAL,
+    NONE,
+    SMALL,
+    fresh_store,
+    open_store,
+    read_all,
+    records,
+    reopen,
+)
 
 
 async def table_of(store: Store, mode: Durability = ALWAYS) -> Table:
@@ -20,8 +30,7 @@ async def table_of(store: Store, mode: Durability = ALWAYS) -> Table:
 
 @pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 async def test_a_table_is_there_again_after_a_start(mode: Durability) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     table = await table_of(store, mode)
     table.put(b"a", b"1")
     table.put(b"b", b"")
@@ -38,8 +47,7 @@ async def test_a_table_is_there_again_after_a_start(mode: Durability) -> None:
 
 @pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 async def test_a_table_keeps_itself_small_and_loses_nothing(mode: Durability) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     table = await table_of(store, mode)
     random_ = random.Random(1)
     model: dict[bytes, bytes] = {}
@@ -69,8 +77,7 @@ async def test_a_table_keeps_itself_small_and_loses_nothing(mode: Durability) ->
 
 
 async def test_a_tables_change_and_other_logs_records_are_all_or_nothing() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     namespace = store.namespace("logmq", ALWAYS)
     log, _ = namespace.create("orders")
     table = await table_of(store)
@@ -123,8 +130,7 @@ async def test_a_failed_append_leaves_an_older_change_of_the_same_round_undone_t
 
 async def test_what_a_failed_change_takes_back_is_as_old_as_it_was() -> None:
     """Else what is older than the record that seems to be the oldest would be dropped."""
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     table = await table_of(store)
     table.put(b"old", bytes(40 << 10))
     table.put(b"dead", bytes(70 << 10))
@@ -148,8 +154,7 @@ async def test_what_a_failed_change_takes_back_is_as_old_as_it_was() -> None:
 
 
 async def test_retention_leaves_a_table_alone() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     namespace = store.namespace("logmq", ALWAYS, retention=Retention(bytes_max=0))
     table = await Table.open(namespace, "offsets")
     await store.wait(table.put(b"a", bytes(1000)))
@@ -187,8 +192,7 @@ async def test_deleting_what_is_not_there_is_done_at_once() -> None:
 
 @pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 async def test_many_keys_are_removed_with_few_appends(mode: Durability) -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     table = await table_of(store, mode)
     keys = [b"%d" % number for number in range(10_000)]
     for key in keys:
@@ -205,8 +209,7 @@ async def test_many_keys_are_removed_with_few_appends(mode: Durability) -> None:
 
 
 async def test_keys_that_nobody_wants_any_more_go_some_in_each_commit() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     table = await table_of(store)
     keys = [b"%d" % number for number in range(5000)]
     for key in keys:
@@ -223,8 +226,7 @@ async def test_keys_that_nobody_wants_any_more_go_some_in_each_commit() -> None:
 
 
 async def test_a_failed_commit_ends_the_removal_of_what_nobody_wants() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk)
+    disk, store = await fresh_store()
     table = await table_of(store)
     for number in range(3000):
         table.put(b"%d" % number, b"value")
