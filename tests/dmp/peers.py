@@ -9,6 +9,7 @@ from dmp.message import Head
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code
 from dmp.session import ProtocolHeader
+from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
 from shared.checks import MemoryConnection
 from shared.errors import RemoteProtocolError
@@ -109,6 +110,14 @@ class Application:
 
     def _send_return(self, code: Code, head: Head, body: bytes) -> None:
         self.returned.append((code, head.exchange, body))
+
+
+async def opened(settings: DmpSettings | None = None) -> tuple[World, Application]:
+    """A broker, and an application that has declared the exchange `quotes`."""
+    world = await World.open(settings)
+    app = Application(world)
+    app.exchange(b"quotes")
+    return world, app
 
 
 def packed(

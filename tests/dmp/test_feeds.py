@@ -8,15 +8,8 @@ from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.feed import IDLE_SECONDS
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from tests.dmp.peers import Application, Peer, bodies, packed
+from tests.dmp.peers import Application, Peer, bodies, opened, packed
 from tests.dmp.world import PERSISTENT, Taker, World
-
-
-async def opened(settings: DmpSettings | None = None) -> tuple[World, Application]:
-    world = await World.open(settings)
-    app = Application(world)
-    app.exchange(b"quotes")
-    return world, app
 
 
 def names(first: int, last: int) -> list[bytes]:
@@ -31,8 +24,7 @@ def sent(peer: Peer, count: int) -> bytes:
     return data[:count]
 
 
-async def test_what_was_queued_before_goes_first() -> None:
-    world, app = await opened()
+async def test_what_was_queued_before_goes_first(world: World, app: Application) -> None:
     app.queue(b"mine", b"quotes")
     world.publish(b"quotes", b"k", b"1", b"2")
     feed = app.feed(b"mine")
@@ -41,8 +33,9 @@ async def test_what_was_queued_before_goes_first() -> None:
     assert world.broker.memory.held_bytes == 0
 
 
-async def test_the_exchange_of_a_message_is_as_it_was_sent_or_the_publishs() -> None:
-    world, app = await opened()
+async def test_the_exchange_of_a_message_is_as_it_was_sent_or_the_publishs(
+    world: World, app: Application
+) -> None:
     app.queue(b"mine", b"quotes")
     feed, sink = app.feed(b"mine"), app.sink(b"quotes")
     sink.say(packed(b"1") + packed(b"2", exchange=b"quotes"))
@@ -58,8 +51,9 @@ async def test_the_exchange_of_a_message_is_as_it_was_sent_or_the_publishs() -> 
     assert found[2].properties == PERSISTENT
 
 
-async def test_a_feed_is_idle_for_five_seconds_then_a_null_message_is_written() -> None:
-    world, app = await opened()
+async def test_a_feed_is_idle_for_five_seconds_then_a_null_message_is_written(
+    world: World, app: Application
+) -> None:
     app.queue(b"mine", b"quotes")
     feed = app.feed(b"mine")
     assert feed.wait(IDLE_SECONDS - 0.1) == b""
@@ -83,8 +77,7 @@ async def test_who_asks_for_one_message_gets_none_while_a_feed_is_open() -> None
     assert queue.get(True) is not None
 
 
-async def test_a_feed_that_is_slow_is_not_idle() -> None:
-    world, app = await opened()
+async def test_a_feed_that_is_slow_is_not_idle(world: World, app: Application) -> None:
     app.queue(b"mine", b"quotes")
     feed = app.feed(b"mine")
     world.publish(b"quotes", b"k", b"x")
@@ -96,8 +89,9 @@ async def test_a_feed_that_is_slow_is_not_idle() -> None:
     assert feed.connection.outbox.size == waiting
 
 
-async def test_null_messages_of_its_client_are_ignored_and_all_else_ends_it() -> None:
-    world, app = await opened()
+async def test_null_messages_of_its_client_are_ignored_and_all_else_ends_it(
+    world: World, app: Application
+) -> None:
     app.queue(b"mine", b"quotes")
     feed = app.feed(b"mine")
     assert feed.say(bytes(6)) == b""
@@ -107,8 +101,9 @@ async def test_null_messages_of_its_client_are_ignored_and_all_else_ends_it() ->
     assert world.broker.counts.refusals == {"dmp INVALID": 1}
 
 
-async def test_what_is_behind_an_answer_to_the_lease_that_never_left_goes_back() -> None:
-    world, app = await opened()
+async def test_what_is_behind_an_answer_to_the_lease_that_never_left_goes_back(
+    world: World, app: Application
+) -> None:
     queue = app.queue(b"mine", b"quotes")
     feed = Peer(world)
     feed.session.receive(DMP_HEADER + short(app.feed_lease(b"mine")))
@@ -118,8 +113,7 @@ async def test_what_is_behind_an_answer_to_the_lease_that_never_left_goes_back()
     assert [message.body for message in queue.ready] == [b"1", b"2"]
 
 
-async def test_while_a_feed_is_open_consumers_get_nothing() -> None:
-    world, app = await opened()
+async def test_while_a_feed_is_open_consumers_get_nothing(world: World, app: Application) -> None:
     queue = app.queue(b"mine", b"quotes")
     consumer = Taker()
     queue.add_consumer(consumer)
@@ -135,9 +129,8 @@ async def test_while_a_feed_is_open_consumers_get_nothing() -> None:
 @pytest.mark.parametrize("by_sink", [True, False])
 @pytest.mark.parametrize("cut", range(0, 60, 7))
 async def test_a_message_is_gone_when_its_first_byte_is_written_and_no_earlier(
-    cut: int, by_sink: bool
+    world: World, app: Application, cut: int, by_sink: bool
 ) -> None:
-    world, app = await opened()
     queue = app.queue(b"mine", b"quotes")
     feed = app.feed(b"mine")
     if by_sink:
@@ -158,8 +151,9 @@ async def test_a_message_is_gone_when_its_first_byte_is_written_and_no_earlier(
     again.close()
 
 
-async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not() -> None:
-    world, app = await opened()
+async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not(
+    world: World, app: Application
+) -> None:
     app.exchange(b"orders")
     queue = app.queue(b"mine", b"quotes")
     world.topology.bind(b"orders", queue, b"#", b"\0\0\0\0", {})
@@ -227,8 +221,9 @@ async def test_queues_may_be_kept_short_by_the_settings() -> None:
     assert counts.dropped_full == 20 - len(got)
 
 
-async def test_half_close_ends_a_feed_and_what_is_in_its_outbox_is_still_sent() -> None:
-    world, app = await opened()
+async def test_half_close_ends_a_feed_and_what_is_in_its_outbox_is_still_sent(
+    world: World, app: Application
+) -> None:
     queue = app.queue(b"mine", b"quotes")
     feed = app.feed(b"mine")
     world.publish(b"quotes", b"k", b"1")
@@ -240,8 +235,7 @@ async def test_half_close_ends_a_feed_and_what_is_in_its_outbox_is_still_sent() 
     assert [message.body for message in queue.ready] == [b"2"]
 
 
-async def test_a_feed_ends_with_its_queue() -> None:
-    world, app = await opened()
+async def test_a_feed_ends_with_its_queue(world: World, app: Application) -> None:
     queue = app.queue(b"mine", b"quotes")
     feed = app.feed(b"mine")
     world.publish(b"quotes", b"k", b"1")
@@ -268,8 +262,7 @@ async def test_the_principal_closes_and_sink_and_feed_go_on_and_the_last_takes_t
         assert (world.broker.counts.sinks, world.broker.counts.feeds) == (0, 0)
 
 
-async def test_an_auto_delete_queue_goes_with_its_feed() -> None:
-    world, app = await opened()
+async def test_an_auto_delete_queue_goes_with_its_feed(world: World, app: Application) -> None:
     queue = app.queue(b"mine", b"quotes", auto_delete=True)
     consumer = Taker()
     queue.add_consumer(consumer)
@@ -281,8 +274,7 @@ async def test_an_auto_delete_queue_goes_with_its_feed() -> None:
     assert queue.deleted
 
 
-async def test_dead_letters_reach_feeds_too() -> None:
-    world, app = await opened()
+async def test_dead_letters_reach_feeds_too(world: World, app: Application) -> None:
     world.topology.declare_exchange(b"dead", ExchangeKind("fanout"))
     app.queue(b"mine", b"dead")
     feed = app.feed(b"mine")

@@ -8,17 +8,10 @@ from dmp.session import TRANSITIONS, Event, Session, State
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
 from shared.checks import MemoryConnection
-from tests.dmp.peers import GREETING, Application, Peer, texts
+from tests.dmp.peers import GREETING, Application, Peer, opened, texts
 from tests.dmp.world import World
 
 BAD = "402 BAD-LEASE not valid for this client"
-
-
-async def opened(settings: DmpSettings | None = None) -> tuple[World, Application]:
-    world = await World.open(settings)
-    app = Application(world)
-    app.exchange(b"quotes")
-    return world, app
 
 
 def answers(world: World, lease: bytes) -> tuple[Peer, list[str]]:
@@ -26,8 +19,7 @@ def answers(world: World, lease: bytes) -> tuple[Peer, list[str]]:
     return peer, list(texts(peer.say(DMP_HEADER + short(lease))))
 
 
-async def test_the_dialog_is_the_specifications() -> None:
-    world, app = await opened()
+async def test_the_dialog_is_the_specifications(world: World, app: Application) -> None:
     peer = Peer(world)
     assert peer.say(DMP_HEADER[:5]) == b""
     assert peer.say(DMP_HEADER[5:]) == GREETING == b"\x0e200 OK DMP/0.1"
@@ -38,16 +30,14 @@ async def test_the_dialog_is_the_specifications() -> None:
     assert texts(peer.say(said[-1:])) == ['200 OK Ready to write to "quotes"']
 
 
-async def test_a_lease_has_enough_chance_and_fits_a_short_string() -> None:
-    world, app = await opened()
+async def test_a_lease_has_enough_chance_and_fits_a_short_string(world: World, app: Application) -> None:
     words = {app.sink_lease(b"quotes") for _ in range(100)}
     assert len(words) == 100, "a sink may have any number of leases"
     assert all(22 <= len(word) <= 255 for word in words), "22 characters of base 64 are 132 bits"
     assert not any(word in repr(list(world.broker.leases)).encode() for word in words)
 
 
-async def test_a_lease_opens_one_connection_once() -> None:
-    world, app = await opened()
+async def test_a_lease_opens_one_connection_once(world: World, app: Application) -> None:
     lease = app.sink_lease(b"quotes")
     first, said = answers(world, lease)
     assert said[1].startswith("200 OK")
@@ -57,8 +47,9 @@ async def test_a_lease_opens_one_connection_once() -> None:
     assert world.broker.counts.refusals == {"dmp BAD_LEASE": 1}
 
 
-async def test_forged_used_lapsed_foreign_and_empty_leases_get_one_answer() -> None:
-    world, app = await opened()
+async def test_forged_used_lapsed_foreign_and_empty_leases_get_one_answer(
+    world: World, app: Application
+) -> None:
     _, other = await opened()
     used, lapsed = app.sink_lease(b"quotes"), app.sink_lease(b"quotes")
     app.open(used)
@@ -80,8 +71,7 @@ async def test_forged_used_lapsed_foreign_and_empty_leases_get_one_answer() -> N
     assert answers(world, good)[1][1].startswith("200 OK")
 
 
-async def test_a_lease_lapses_after_sixty_seconds_and_not_before() -> None:
-    world, app = await opened()
+async def test_a_lease_lapses_after_sixty_seconds_and_not_before(world: World, app: Application) -> None:
     early, late = app.sink_lease(b"quotes"), app.sink_lease(b"quotes")
     world.advance(59.9)
     assert answers(world, early)[1][1].startswith("200 OK")
@@ -91,8 +81,9 @@ async def test_a_lease_lapses_after_sixty_seconds_and_not_before() -> None:
     assert world.broker.counts.leases_lapsed == 1
 
 
-async def test_the_same_work_is_done_for_every_bad_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, app = await opened()
+async def test_the_same_work_is_done_for_every_bad_lease(
+    world: World, app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
     book = world.broker.leases
     compared: list[int] = []
 
@@ -109,8 +100,9 @@ async def test_the_same_work_is_done_for_every_bad_lease(monkeypatch: pytest.Mon
     assert compared == [32] * 4
 
 
-async def test_a_feed_is_leased_once_and_anew_when_the_lease_has_lapsed() -> None:
-    world, app = await opened()
+async def test_a_feed_is_leased_once_and_anew_when_the_lease_has_lapsed(
+    world: World, app: Application
+) -> None:
     queue = app.queue(b"mine", b"quotes")
     app.feed_lease(b"mine")
     assert queue.feed_lease is not None
@@ -120,8 +112,7 @@ async def test_a_feed_is_leased_once_and_anew_when_the_lease_has_lapsed() -> Non
     assert answers(world, lease)[1][1] == '200 OK Ready to read from "mine"'
 
 
-async def test_a_feed_is_leased_anew_when_its_connection_has_closed() -> None:
-    _, app = await opened()
+async def test_a_feed_is_leased_anew_when_its_connection_has_closed(app: Application) -> None:
     queue = app.queue(b"mine", b"quotes")
     feed = app.feed(b"mine")
     assert queue.feed_lease is not None
@@ -130,8 +121,7 @@ async def test_a_feed_is_leased_anew_when_its_connection_has_closed() -> None:
     app.feed(b"mine")
 
 
-async def test_a_lease_that_is_not_in_use_keeps_nothing_alive() -> None:
-    world, app = await opened()
+async def test_a_lease_that_is_not_in_use_keeps_nothing_alive(world: World, app: Application) -> None:
     queue = app.queue(b"mine", b"quotes")
     feed, sink = app.feed_lease(b"mine"), app.sink_lease(b"quotes")
     app.close()
@@ -140,8 +130,7 @@ async def test_a_lease_that_is_not_in_use_keeps_nothing_alive() -> None:
     assert answers(world, sink)[1][1].startswith("200 OK"), "the exchange is nobody's"
 
 
-async def test_a_sink_that_is_gone_is_not_found() -> None:
-    world, app = await opened()
+async def test_a_sink_that_is_gone_is_not_found(world: World, app: Application) -> None:
     lease = app.sink_lease(b"quotes")
     world.topology.delete_exchange(b"quotes")
     assert answers(world, lease)[1][1] == "404 NOT-FOUND the exchange is gone"
@@ -152,8 +141,9 @@ async def test_a_sink_that_is_gone_is_not_found() -> None:
     assert answers(world, lease)[1][1] == "404 NOT-FOUND the exchange is gone"
 
 
-async def test_a_feed_that_is_gone_is_not_found_nor_is_its_successor_taken_for_it() -> None:
-    world, app = await opened()
+async def test_a_feed_that_is_gone_is_not_found_nor_is_its_successor_taken_for_it(
+    world: World, app: Application
+) -> None:
     queue = app.queue(b"mine")
     deleted = app.feed_lease(b"mine")
     world.topology.delete_queue(queue)
@@ -167,8 +157,9 @@ async def test_a_feed_that_is_gone_is_not_found_nor_is_its_successor_taken_for_i
     assert app.feed(b"mine").error is None
 
 
-async def test_a_feed_whose_application_has_ended_is_not_found_before_its_queues_have_gone() -> None:
-    world, app = await opened()
+async def test_a_feed_whose_application_has_ended_is_not_found_before_its_queues_have_gone(
+    world: World, app: Application
+) -> None:
     for number in range(400):
         app.queue(b"%d" % number)
     lease = app.feed_lease(b"0")

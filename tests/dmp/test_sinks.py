@@ -14,38 +14,28 @@ from dmp.pacing import WORK_PER_STRETCH
 from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from tests.dmp.peers import Application, Peer, bodies, packed, texts
+from tests.dmp.peers import Application, Peer, bodies, opened, packed, texts
 from tests.dmp.world import World, laborious, ready
 
 PERSISTENT = commands.Basic.Properties(delivery_mode=2).marshal()
 REFUSED = "502 SYNTAX-ERROR"
 
 
-async def opened(settings: DmpSettings | None = None) -> tuple[World, Application]:
-    world = await World.open(settings)
-    app = Application(world)
-    app.exchange(b"quotes")
-    return world, app
-
-
-async def test_messages_reach_the_queues_that_are_bound() -> None:
-    _, app = await opened()
+async def test_messages_reach_the_queues_that_are_bound(app: Application) -> None:
     all_, some = app.queue(b"all", b"quotes"), app.queue(b"some", b"quotes", b"a.*")
     sink = app.sink(b"quotes")
     sink.say(packed(b"1", b"2", key=b"a.b") + packed(b"3", key=b"c") + packed(b"4", key=b"a.d"))
     assert (ready(all_), ready(some)) == ([b"1", b"2", b"3", b"4"], [b"1", b"2", b"4"])
 
 
-async def test_the_default_exchange_is_a_sink_by_its_empty_name() -> None:
-    _, app = await opened()
+async def test_the_default_exchange_is_a_sink_by_its_empty_name(app: Application) -> None:
     queue = app.queue(b"mine")
     sink = app.sink(b"")
     sink.say(packed(b"x", key=b"mine") + packed(b"y", key=b"nobody's"))
     assert ready(queue) == [b"x"]
 
 
-async def test_what_comes_with_the_lease_in_one_read_is_not_lost() -> None:
-    _, app = await opened()
+async def test_what_comes_with_the_lease_in_one_read_is_not_lost(app: Application) -> None:
     queue = app.queue(b"all", b"quotes")
     Peer(app.world).say(DMP_HEADER + short(app.sink_lease(b"quotes")) + packed(b"x", b"y"))
     assert ready(queue) == [b"x", b"y"]
@@ -107,8 +97,7 @@ async def test_any_messages_in_any_pieces_arrive_as_with_a_plain_reader(
     assert counts.unroutable == (0 if overlapping else len(wanted(b"none")))
 
 
-async def test_order_holds_for_a_queue_that_two_sets_of_queues_share() -> None:
-    _, app = await opened()
+async def test_order_holds_for_a_queue_that_two_sets_of_queues_share(app: Application) -> None:
     both, one = app.queue(b"both", b"quotes", b"#"), app.queue(b"one", b"quotes", b"a")
     feed = app.feed(b"both")
     del both
@@ -119,8 +108,7 @@ async def test_order_holds_for_a_queue_that_two_sets_of_queues_share() -> None:
     assert ready(one) == names[::2]
 
 
-async def test_bindings_that_change_count_at_once() -> None:
-    world, app = await opened()
+async def test_bindings_that_change_count_at_once(world: World, app: Application) -> None:
     first = app.queue(b"first", b"quotes")
     sink = app.sink(b"quotes")
     sink.say(packed(b"1"))
@@ -150,8 +138,9 @@ async def test_bindings_that_change_count_at_once() -> None:
         packed(b"x", properties=commands.Basic.Properties(expiration="soon").marshal()),
     ],
 )
-async def test_what_is_malformed_is_refused_and_what_came_before_it_stands(wrong: bytes) -> None:
-    world, app = await opened()
+async def test_what_is_malformed_is_refused_and_what_came_before_it_stands(
+    world: World, app: Application, wrong: bytes
+) -> None:
     queue = app.queue(b"all", b"quotes")
     other = app.sink(b"quotes")
     sink = app.sink(b"quotes")
@@ -163,8 +152,7 @@ async def test_what_is_malformed_is_refused_and_what_came_before_it_stands(wrong
     assert world.broker.counts.refusals == {"dmp SYNTAX_ERROR": 1}
 
 
-async def test_a_body_of_three_mebibytes_is_a_message_like_others() -> None:
-    _, app = await opened()
+async def test_a_body_of_three_mebibytes_is_a_message_like_others(app: Application) -> None:
     queue = app.queue(b"all", b"quotes")
     feed_queue = app.queue(b"fed", b"quotes")
     feed = app.open(app.feed_lease(b"fed"), bound=64 << 20)
@@ -178,8 +166,7 @@ async def test_a_body_of_three_mebibytes_is_a_message_like_others() -> None:
     assert bodies(feed.connection.taken()) == [b"small", large, b"last"]
 
 
-async def test_what_has_come_of_a_large_message_counts_against_the_bound_of_all() -> None:
-    _, app = await opened()
+async def test_what_has_come_of_a_large_message_counts_against_the_bound_of_all(app: Application) -> None:
     sink = app.sink(b"quotes")
     whole = packed(bytes(200_000))
     sink.say(whole[:80_000])
@@ -215,8 +202,7 @@ async def test_a_message_begun_is_finished_in_time() -> None:
     assert said == "502 SYNTAX-ERROR a message was not complete after 30 s"
 
 
-async def test_idle_between_messages_is_allowed() -> None:
-    _, app = await opened()
+async def test_idle_between_messages_is_allowed(app: Application) -> None:
     queue = app.queue(b"all", b"quotes")
     sink = app.sink(b"quotes")
     sink.say(packed(b"x"))
@@ -225,8 +211,7 @@ async def test_idle_between_messages_is_allowed() -> None:
     assert ready(queue) == [b"x", b"y"]
 
 
-async def test_the_end_of_input_is_answered_with_the_end() -> None:
-    _, app = await opened()
+async def test_the_end_of_input_is_answered_with_the_end(app: Application) -> None:
     queue = app.queue(b"all", b"quotes")
     sink = app.sink(b"quotes")
     sink.say(packed(b"x") + packed(b"y")[:-1])
@@ -235,8 +220,7 @@ async def test_the_end_of_input_is_answered_with_the_end() -> None:
     assert ready(queue) == [b"x"]
 
 
-async def test_mandatory_and_immediate_come_back_to_the_principal() -> None:
-    world, app = await opened()
+async def test_mandatory_and_immediate_come_back_to_the_principal(world: World, app: Application) -> None:
     app.exchange(b"nobody", "direct")
     sink = app.sink(b"nobody")
     sink.say(
@@ -260,8 +244,7 @@ async def test_mandatory_and_immediate_come_back_to_the_principal() -> None:
     assert bodies(feed.connection.taken()) == [b"now"]
 
 
-async def test_a_sink_whose_exchange_goes_is_told_so() -> None:
-    world, app = await opened()
+async def test_a_sink_whose_exchange_goes_is_told_so(world: World, app: Application) -> None:
     sink = app.sink(b"quotes")
     sink.say(packed(b"x"))
     world.topology.delete_exchange(b"quotes")
@@ -269,16 +252,14 @@ async def test_a_sink_whose_exchange_goes_is_told_so() -> None:
     assert sink.connection.finished
 
 
-async def test_a_name_of_another_user_is_refused() -> None:
-    _, app = await opened()
+async def test_a_name_of_another_user_is_refused(app: Application) -> None:
     sink = app.sink(b"quotes")
     sink.say(packed(b"x", properties=commands.Basic.Properties(user_id="guest").marshal()))
     (said,) = texts(sink.say(packed(b"x", properties=commands.Basic.Properties(user_id="root").marshal())))
     assert said.startswith("403 NO-ACCESS")
 
 
-async def test_a_sink_that_outlives_its_application_speaks_for_no_user() -> None:
-    _, app = await opened()
+async def test_a_sink_that_outlives_its_application_speaks_for_no_user(app: Application) -> None:
     queue = app.queue(b"other")
     lease = app.sink_lease(b"")
     app.close()
@@ -307,8 +288,7 @@ async def test_a_sink_waits_while_memory_is_full_and_loses_nothing() -> None:
     assert held + len(queue.ready) == 1200
 
 
-async def test_others_have_their_turn_within_a_long_stretch() -> None:
-    _, app = await opened()
+async def test_others_have_their_turn_within_a_long_stretch(app: Application) -> None:
     queues = [app.queue(b"q%d" % n, b"quotes") for n in range(10)]
     sink = app.sink(b"quotes")
     count = WORK_PER_STRETCH // 4
@@ -335,8 +315,7 @@ async def test_others_have_their_turn_between_messages_whose_routes_are_much_wor
     assert sink.connection.reading
 
 
-async def test_persistent_messages_of_a_sink_outlive_a_restart() -> None:
-    world, app = await opened()
+async def test_persistent_messages_of_a_sink_outlive_a_restart(world: World, app: Application) -> None:
     queue = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
     world.topology.bind(b"amq.topic", queue, b"#", b"\0\0\0\0", {})
     sink = app.sink(b"amq.topic")
@@ -346,8 +325,7 @@ async def test_persistent_messages_of_a_sink_outlive_a_restart() -> None:
     assert ready(after.broker.queues[b"d"]) == [b"kept", b"kept too"]
 
 
-async def test_a_store_that_takes_no_writes_is_an_internal_error() -> None:
-    world, app = await opened()
+async def test_a_store_that_takes_no_writes_is_an_internal_error(world: World, app: Application) -> None:
     queue = world.topology.declare_queue(b"d", QueueKind(durable=True), app.owner)[0]
     world.topology.bind(b"quotes", queue, b"#", b"\0\0\0\0", {})
     sink = app.sink(b"quotes")
@@ -358,8 +336,7 @@ async def test_a_store_that_takes_no_writes_is_an_internal_error() -> None:
     assert world.broker.counts.refused_publishes == 1
 
 
-async def test_the_rest_of_a_message_that_came_in_pieces_is_awaited() -> None:
-    _, app = await opened()
+async def test_the_rest_of_a_message_that_came_in_pieces_is_awaited(app: Application) -> None:
     sink = app.sink(b"quotes")
     before = sink.connection.rests_awaited
     one = packed(b"one")
