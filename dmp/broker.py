@@ -33,7 +33,8 @@ from shared.net.connection import Connection
 from shared.queues.timers import Timers
 from shared.recording.recorder import Recorder
 from shared.storage.inventory import Namespace
-from shared.storage.log import Log, Lost
+from shared.storage.log import Log
+from shared.storage.lost import Lost
 from shared.storage.store import Store, Ticket
 
 QUEUES_AT_ONCE = 64

@@ -47,7 +47,8 @@ from dmp.queue_records import (
     taken,
 )
 from shared.errors import CorruptRecord, StoreError
-from shared.storage.log import Lost, WholeRecords
+from shared.storage.log import WholeRecords
+from shared.storage.lost import Lost
 from shared.storage.store import Log, Ticket
 
 SLACK_BYTES = 256 << 10

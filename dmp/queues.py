@@ -33,7 +33,7 @@ from dmp.rows import Priorities, Ready, Row
 from dmp.takers import LOOKED_AT_ONCE, Consumers, Feed, Taker, able, room_of, share_out
 from shared.errors import StoreError
 from shared.queues.timers import Timers
-from shared.storage.log import Lost
+from shared.storage.lost import Lost
 from shared.storage.store import Ticket
 
 EXPIRED_AT_ONCE = 4096

@@ -30,7 +30,7 @@ from dmp.queue_log import QueueLog, load
 from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
 from shared.errors import StoreError
-from shared.storage.log import describe_lost
+from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Ticket
 
 if TYPE_CHECKING:

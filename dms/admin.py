@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dms import records
-from dms.broker import Broker
 from dms.dmsq_file import SUFFIX, Writer, import_into, read
+from dms.engine import Engine, Queue
 from dms.errors import QueueNotFound
-from dms.messages import Letter
-from dms.queue import Queue
-from dms.records import Kind, Reason
+from dms.records import DeadLetter, Kind, Reason
 from dms.wire import Refusal, Status, malformed
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.plugin import Verb
@@ -30,10 +28,10 @@ class FileMissing(BrokerError):
 
 
 class Admin:
-    """The verbs of one broker."""
+    """The verbs of one engine."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self.verbs: Sequence[Verb] = (
             Verb("queues", "every queue and what is known of it", self.queues, ("queue",)),
             Verb("peek", "the first messages of a queue; takes nothing", self.peek, ("queue", "limit")),
@@ -46,7 +44,7 @@ class Admin:
     async def queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """`queue`: only that."""
         only = arguments.get("queue")
-        those = [queue for _, queue in sorted(self._broker.queues.items()) if only in (None, queue.text)]
+        those = [queue for _, queue in sorted(self._engine.queues.items()) if only in (None, queue.text)]
         if only is not None and not those:
             raise _missing(str(only))
         return [self._describe(queue) for queue in those]
@@ -73,14 +71,12 @@ class Admin:
         those = [(queue.head, queue.end - queue.head)] if queue.end > queue.head else []
         if queue.back:
             those = [*records.to_runs(sorted(queue.back)), *those]
-        if those and queue.keeper is not None and not queue.keeper.detached:
-            ticket = queue.keeper.gone(those, Reason.PURGED)
-        queue.take_ready()
-        if queue.mortality is not None:
-            queue.mortality.forget()
-        self._broker.counts.purged += before - queue.depth
+        if those:
+            ticket = queue.log_gone(those, Reason.PURGED)
+        queue.drop_ready()
+        self._engine.counts.purged += before - queue.depth
         if ticket is not None:
-            await self._broker.store.wait(ticket)
+            await self._engine.store.wait(ticket)
         return {"queue": queue.text, "purged": before - queue.depth, "held": queue.held}
 
     async def redrive(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +88,7 @@ class Admin:
         stay: list[int] = []
         try:
             while True:
-                if queue.keeper is not None and queue.cold and not queue.bodies and queue.head < end:
+                if queue.is_cold and not queue.bodies and queue.head < end:
                     await self._warm(queue)
                 taken = self._front(queue, end)
                 if not taken:
@@ -100,25 +96,25 @@ class Admin:
                 stay += taken
                 moved += self._send_back(queue, taken)
                 stay = [seq for seq in stay if seq in queue.back]
-                self._broker.settle()
+                self._engine.settle()
                 await self._pause()
         finally:
             for seq in stay:
-                if queue.mortality is not None:
-                    queue.mortality.returned(seq, queue.back[seq][1], nacked=False)
+                if queue.expiry is not None:
+                    queue.expiry.on_returned(seq, queue.back[seq][1], nacked=False)
                 else:
                     heappush(queue.returned, seq)
-            if queue.mortality is not None:
-                queue.mortality.bury()
-            if queue.waiting and not queue.deleted:
-                queue.give()
+            if queue.expiry is not None:
+                queue.expiry.bury()
+            if queue.line and not queue.deleted:
+                queue.dispatch()
         return {"queue": queue.text, "moved": moved, "left": len(stay)}
 
     async def export(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`queue`, `target`: a path on the server's machine. Held messages too; all stay in the queue."""
         queue = self._queue(arguments)
         target = Path(_text(arguments, "target"))
-        store = self._broker.store
+        store = self._engine.store
         try:
             writer: Writer = await store.in_thread(Writer, target)
         except OSError as error:
@@ -151,29 +147,29 @@ class Admin:
         if not isinstance(name, str):
             raise malformed("queue is a name")
         try:
-            file = await self._broker.store.in_thread(read, source)
+            file = await self._engine.store.in_thread(read, source)
         except FileNotFoundError as error:
             raise FileMissing(f"{source}: {error.strerror}") from None
         except OSError as error:
             raise Refusal(Status.INTERNAL, f"{source}: {error.strerror}") from None
-        queue, ticket = import_into(self._broker, name, file)
+        queue, ticket = import_into(self._engine, name, file)
         if ticket is not None:
-            await self._broker.store.wait(ticket)
-        if queue.waiting:
-            queue.give()
+            await self._engine.store.wait(ticket)
+        if queue.line:
+            queue.dispatch()
         return {"queue": queue.text, "messages": len(file.bodies)}
 
     # -- helpers
 
     def _queue(self, arguments: Mapping[str, Any]) -> Queue:
         name = _text(arguments, "queue")
-        queue = self._broker.find(name)
+        queue = self._engine.find(name)
         if queue is None:
             raise _missing(name)
         return queue
 
     def _describe(self, queue: Queue) -> dict[str, Any]:
-        keeper, mortality = queue.keeper, queue.mortality
+        log, cold, expiry = queue.log, queue.cold, queue.expiry
         shown = queue.end - queue.head
         held_up = shown - min(max(queue.released - queue.head, 0), shown)
         row: dict[str, Any] = {
@@ -181,11 +177,11 @@ class Admin:
             "depth": queue.depth,
             "ready": shown - held_up + len(queue.returned),
             "held": queue.held,
-            "delayed": held_up + (mortality.delayed if mortality is not None else 0),
-            "waiting": sum(wait.left for wait in queue.waiting),
+            "delayed": held_up + (expiry.delayed if expiry is not None else 0),
+            "waiting": sum(credit.left for credit in queue.line),
             "in_memory": len(queue.bodies) + len(queue.back),
-            "durability": "memory" if keeper is None or keeper.detached else str(keeper.log.mode),
-            "disk_bytes": 0 if keeper is None else keeper.log.end - keeper.log.first,
+            "durability": "memory" if log is None else str(log.log.mode),
+            "disk_bytes": 0 if cold is None else cold.log.end - cold.log.first,
         }
         options = queue.options
         row["depth_max"] = options.depth
@@ -198,18 +194,18 @@ class Admin:
         head, end = queue.head, queue.end
         older = [(seq, body, deliveries) for seq, (body, deliveries) in queue.back.items()]
         if held:
-            for session in self._broker.sessions:
-                older += [(seq, body, n) for owner, seq, body, n in session.held.values() if owner is queue]
+            older += [(seq, body, deliveries) for _, seq, body, deliveries in queue.unacked()]
         row = list(queue.bodies)
-        home = queue.keeper.home if queue.keeper is not None else 0
+        cold = queue.cold
+        offset = cold.row_start() if cold is not None else 0
         for entry in sorted(older):
             yield entry
         for seq, body in enumerate(row, head):
             yield seq, body, 0
         seq = head + len(row)
-        while seq < end and queue.keeper is not None:
+        while seq < end and cold is not None:
             try:
-                data = await read_records(queue.keeper.log, home, READ_BYTES)
+                data = await read_records(cold.log, offset, READ_BYTES)
             except StoreError as error:
                 raise Refusal(Status.INTERNAL, str(error)) from None
             if not data:
@@ -221,59 +217,58 @@ class Admin:
                     for number in range(max(seq, record.seq), min(last, end)):
                         yield number, bodies[number - record.seq], 0
                     seq = last
-            home += len(data)
+            offset += len(data)
 
     async def _warm(self, queue: Queue) -> None:
         """Have the front of the row in memory."""
-        assert queue.keeper is not None
-        queue.keeper.reading.fetch()
-        while queue.cold and not queue.bodies and not queue.keeper.reading.ended and not queue.deleted:
+        cold = queue.cold
+        assert cold is not None
+        cold.fetch()
+        while queue.is_cold and not queue.bodies and not cold.ended and not queue.deleted:
             await self._pause()
-            queue.keeper.reading.fetch()
+            cold.fetch()
 
     async def _confirm(self, queue: Queue) -> None:
         """Wait until the disk has what is in the queue by now, or has refused it."""
         tail = queue.tail
         while queue.end < min(tail, queue.tail) and not queue.deleted:
-            if queue.keeper is None or queue.keeper.detached:
+            if queue.log is None:
                 return
-            self._broker.settle()
+            self._engine.settle()
             await self._pause()
 
     async def _pause(self) -> None:
-        await self._broker.store.in_thread(_nothing)
+        await self._engine.store.in_thread(_nothing)
 
     def _front(self, queue: Queue, end: int) -> list[int]:
         """Take messages out of what may be delivered and into `back`; their sequences."""
         seqs: list[int] = []
         while queue.returned and len(seqs) < MOVED_AT_ONCE:
             seqs.append(heappop(queue.returned))
-        while queue.bodies and queue.head < end and len(seqs) < MOVED_AT_ONCE:
-            queue.heat(-(queue.hot_bytes // len(queue.bodies)))
-            queue.keep_back(queue.head, queue.bodies.popleft(), 0)
-            seqs.append(queue.head)
-            queue.head += 1
-        return seqs
+        count = min(len(queue.bodies), end - queue.head, MOVED_AT_ONCE - len(seqs))
+        return seqs + queue.front_to_back(max(count, 0))
 
     def _send_back(self, queue: Queue, seqs: Sequence[int]) -> int:
         """Move letters to where they came from; how many."""
         by_origin: dict[str, list[int]] = {}
         for seq in seqs:
             body, _ = queue.back[seq]
-            if isinstance(body, Letter) and body.origin != queue.text:
+            if isinstance(body, DeadLetter) and body.origin != queue.text:
                 by_origin.setdefault(body.origin, []).append(seq)
         done = 0
         for origin, those in by_origin.items():
-            target = self._broker.find(origin)
+            target = self._engine.find(origin)
             if target is None:
                 continue
             some = those[: max(target.room, 0)]
             if not some:
                 continue
-            self._broker.move(queue, target, some, [bytes(queue.back[seq][0]) for seq in some], "redriven")
+            self._engine.move(
+                queue, target, some, [bytes(queue.back[seq][0]) for seq in some], Reason.REDRIVEN
+            )
             for seq in some:
                 queue.take_out(seq)
-            queue.left(len(some))
+            queue.on_left(len(some))
             done += len(some)
         return done
 
@@ -288,7 +283,7 @@ def _row(seq: int, body: bytes, deliveries: int) -> dict[str, Any]:
         row["body"] = body.decode("utf-8")
     except UnicodeDecodeError:
         row["body_base64"] = base64.b64encode(body).decode()
-    if isinstance(body, Letter):
+    if isinstance(body, DeadLetter):
         row["dead_letter"] = body.about
     return row
 

@@ -15,10 +15,9 @@ from zlib import crc32
 import attrs
 
 from dms import records
-from dms.broker import MINE_KEY, Broker
+from dms.engine import ENGINE_KEY, Engine, Queue
 from dms.errors import QueueFull
 from dms.options import Options
-from dms.queue import Queue
 from dms.records import Kind
 from dms.wire import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted, refusal_for
 from shared.errors import BrokerError, StoreError
@@ -117,28 +116,28 @@ class Writer:
 # -- into a queue
 
 
-async def import_files(broker: Broker) -> None:
+async def import_files(engine: Engine) -> None:
     """Import what lies in the data folder and has not been imported."""
-    folder = broker.store.folder
-    if folder is None or broker.disk_failed is not None:
+    folder = engine.store.folder
+    if folder is None or engine.disk_failed is not None:
         return
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            file: Dmsq = await broker.store.in_thread(read, path)
-            row = broker.table.get(_key(file.name))
+            file: Dmsq = await engine.store.in_thread(read, path)
+            row = engine.table.get(_key(file.name))
             if row is not None and json.loads(row)["crc32"] == file.crc32:
                 continue
-            queue, ticket = import_into(broker, path.name.removesuffix(SUFFIX), file, once=True)
+            queue, ticket = import_into(engine, path.name.removesuffix(SUFFIX), file, once=True)
             if ticket is not None:
-                await broker.store.wait(ticket)
+                await engine.store.wait(ticket)
         except (BrokerError, OSError) as error:
-            broker.log.error("a .dmsq file was not imported", file=path.name, reason=str(error))
+            engine.log.error("a .dmsq file was not imported", file=path.name, reason=str(error))
         else:
             count = len(file.bodies)
-            broker.log.info(".dmsq file imported", file=path.name, queue=queue.text, messages=count)
+            engine.log.info(".dmsq file imported", file=path.name, queue=queue.text, messages=count)
 
 
-def import_into(broker: Broker, name: str, file: Dmsq, *, once: bool = False) -> tuple[Queue, Ticket | None]:
+def import_into(engine: Engine, name: str, file: Dmsq, *, once: bool = False) -> tuple[Queue, Ticket | None]:
     """Put a file's messages at the end of a queue, made if it is not there; or none of them. Raises Refusal.
 
     Raises QueueFull where there may be room later. `once`: remember that it was done, in the same entry of
@@ -147,9 +146,9 @@ def import_into(broker: Broker, name: str, file: Dmsq, *, once: bool = False) ->
     if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
         raise Refusal(Status.PROTOCOL_ERROR, f"{name} is too long for a queue's name")
     name_untrusted(name.encode("utf-8", "surrogatepass"))
-    queue = broker.find(name)
+    queue = engine.find(name)
     ticket: Ticket | None = None
-    options = Options.of({}, broker.settings.for_queue(name), name) if queue is None else queue.options
+    options = Options.of({}, engine.settings.for_queue(name), name) if queue is None else queue.options
     room = options.depth if queue is None else queue.room
     if not once and room < len(file.bodies):
         text = f"{name} has room for {room} messages, and the file has {len(file.bodies)}"
@@ -157,37 +156,38 @@ def import_into(broker: Broker, name: str, file: Dmsq, *, once: bool = False) ->
             raise Refusal(Status.QUEUE_FULL, text)
         raise QueueFull(text)
     if queue is None:
-        queue, ticket = broker.create(name, {})
+        queue, ticket = engine.create(name, {})
     size = sum(map(len, file.bodies))
-    broker.counts.imported += len(file.bodies)
-    if queue.keeper is None or queue.keeper.detached:
+    engine.counts.imported += len(file.bodies)
+    log = queue.log
+    if log is None:
         if file.bodies:
             queue.produce(file.bodies, size)
         return queue, None
-    keeper, times = queue.keeper, broker.times
+    times = engine.times
     about = {"file": file.name, "crc32": file.crc32}
     imported = json.dumps(about).encode()
     parts = [records.pack(Kind.IMPORTED, 1, 0, times.now_ms(), times.unix_ms(), imported)]
     first = queue.tail
     for bodies in _batches(file.bodies):
-        parts.append(keeper.coming(bodies, first))
+        parts.append(log.arriving(bodies, first))
         first += len(bodies)
-    changes = [(keeper.log, b"".join(parts), len(parts))]
+    changes = [(log.log, b"".join(parts), len(parts))]
     if once:
-        changes.append(broker.table.put_record(_key(file.name), imported))
+        changes.append(engine.table.put_record(_key(file.name), imported))
     try:
-        (offset, *_), ticket = broker.store.append_all(changes, reserved=True)
+        (offset, *_), ticket = engine.store.append_all(changes, reserved=True)
     except StoreError as error:
         raise refusal_for(error) from None
     if file.bodies:
-        keeper.came(file.bodies, size, offset, queue.tail)
-        broker.counts.produced += len(file.bodies)
-        queue.added(len(file.bodies))
+        log.appended(file.bodies, size, offset, queue.tail)
+        engine.counts.produced += len(file.bodies)
+        queue.on_produced(len(file.bodies))
     return queue, ticket
 
 
 def _key(name: str) -> bytes:
-    return MINE_KEY + name.encode("utf-8", "surrogateescape")
+    return ENGINE_KEY + name.encode("utf-8", "surrogateescape")
 
 
 def _batches(bodies: list[bytes]) -> Iterator[list[bytes]]:

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 import trio
 
 from dms.admin import Admin
-from dms.broker import Broker
 from dms.dmsq_file import import_files
+from dms.engine import Engine
 from dms.metrics import GAUGES
-from dms.opening import open_broker
+from dms.opening import open_engine
+from dms.refusals import Refusals
 from dms.session import Session
 from dms.settings import DmsSettings
 from shared.metrics import Sample, samples
@@ -22,40 +23,41 @@ AGE_SECONDS = 10.0
 class DmsService:
     """DMS on its one endpoint."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._refusals = Refusals(engine.counts, engine.log)
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
-            TcpEndpoint("dms", broker.settings.port, self._open_session, pushes=True),
+            TcpEndpoint("dms", engine.settings.port, self._open_session, pushes=True),
         )
-        self.admin_verbs: Sequence[Verb] = Admin(broker).verbs
+        self.admin_verbs: Sequence[Verb] = Admin(engine).verbs
 
     async def run(self) -> None:
         """Delays, lifetimes, notes."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._broker.times.run, self._broker.settle)
+            nursery.start_soon(self._engine.times.timers.run, self._engine.settle)
             nursery.start_soon(self._keep_age)
 
     def drain(self) -> None:
-        self._broker.drain()
+        self._engine.drain()
 
     def samples(self) -> Iterable[Sample]:
-        return samples("dms", self._broker.counts, GAUGES, self._broker)
+        return samples("dms", self._engine.counts, GAUGES, self._engine)
 
     def _open_session(self, connection: Connection) -> Session:
-        return Session(connection, self._broker)
+        return Session(connection, self._engine, self._refusals)
 
     async def _keep_age(self) -> None:
         while True:
             await trio.sleep(AGE_SECONDS)
-            self._broker.note_age()
-            self._broker.settle()
+            self._engine.note_age()
+            self._engine.settle()
 
 
 async def open_service(context: Context, settings: DmsSettings) -> DmsService:
-    """Load the queues. Raises StoreError, BrokerError."""
-    broker = await open_broker(context, settings)
-    if broker.persistent:
-        await import_files(broker)
+    """Load the queues. Raises StoreError, EngineError."""
+    engine = await open_engine(context, settings)
+    if engine.persistent:
+        await import_files(engine)
     else:
         context.log.info("dms keeps everything in memory: all is gone at exit")
-    return DmsService(broker)
+    return DmsService(engine)

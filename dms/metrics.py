@@ -41,23 +41,23 @@ class Counts:
 
 
 GAUGES = (
-    Gauge("queues", "Queues.", lambda broker: len(broker.queues)),
-    Gauge("clients", "Connections that have made their handshake.", lambda broker: len(broker.sessions)),
+    Gauge("queues", "Queues.", lambda engine: len(engine.queues)),
+    Gauge("clients", "Connections that have made their handshake.", lambda engine: len(engine.consumers)),
     Gauge(
         "messages",
         "Messages in all queues, held ones included.",
-        lambda broker: sum(queue.depth for queue in broker.queues.values()),
+        lambda engine: sum(queue.depth for queue in engine.queues.values()),
     ),
     Gauge(
         "messages_held",
         "Messages that a connection holds.",
-        lambda broker: sum(queue.held for queue in broker.queues.values()),
+        lambda engine: sum(queue.held for queue in engine.queues.values()),
     ),
     Gauge(
         "consumes_waiting",
         "CONSUMEs that wait.",
-        lambda broker: sum(session.waiting for session in broker.sessions),
+        lambda engine: sum(consumer.waiting for consumer in engine.consumers.values()),
     ),
-    Gauge("hot_bytes", "Memory for messages that nobody holds.", lambda broker: broker.hot_bytes),
+    Gauge("hot_bytes", "Memory for messages that nobody holds.", lambda engine: engine.hot_bytes),
 )
-"""Read from the broker."""
+"""Read from the engine."""

@@ -9,18 +9,16 @@ import json
 import struct
 from typing import Any
 
-from dms import records
-from dms.broker import MINE_KEY, Broker
-from dms.keeper import HOME_BYTES, Keeper
+from dms import cold, records
+from dms.engine import ENGINE_KEY, Engine, Queue
 from dms.logs import NAMESPACE, QUEUES, TABLES_NAMESPACE
-from dms.mortality import due_at
-from dms.queue import Queue
 from dms.records import Kind, NotOurs, Record, Run
 from dms.settings import DmsSettings
 from dms.times import Times
 from shared.errors import StoreError
 from shared.plugin import Context
-from shared.storage.log import Lost, WholeRecords
+from shared.storage.log import WholeRecords
+from shared.storage.lost import Lost
 from shared.storage.settings import Durability
 from shared.storage.store import Log, Retention
 from shared.storage.table import Table
@@ -66,7 +64,7 @@ class Replay:
             case Kind.ENQUEUED | Kind.LETTERS:
                 self._begin(record.seq)
                 self.tail = record.seq + record.entries
-                if not self.homes or offset - self.homes[-1][1] >= HOME_BYTES:
+                if not self.homes or offset - self.homes[-1][1] >= cold.POSITION_BYTES:
                     self.homes.append((record.seq, offset))
                 self.came.append((record.age_ms, self.tail))
             case Kind.DELIVERED:
@@ -126,65 +124,66 @@ class Replay:
             self.bodies.pop(seq, None)
 
 
-async def open_broker(context: Context, settings: DmsSettings, times: Times | None = None) -> Broker:
+async def open_engine(context: Context, settings: DmsSettings, times: Times | None = None) -> Engine:
     """All queues of the data folder; or none, where everything is kept in memory. Raises StoreError."""
     if not settings.persist:
-        return Broker(settings, context.log, store=context.store, times=times)
+        return Engine(settings, context.log, times or Times(), store=context.store)
     store = context.store
     namespace = store.namespace(NAMESPACE, settings.durability, retention=Retention())
     tables = store.namespace(TABLES_NAMESPACE, _ROWS)
     table = await Table.open(tables, QUEUES)
     if store.read_only is None:
         tables.change_mode(QUEUES, _ROWS)  # an earlier version gave it that of most queues
-    broker = Broker(settings, context.log, store=store, namespace=namespace, table=table, times=times)
-    mine = table.get(MINE_KEY)
+    engine = Engine(settings, context.log, times or Times(), store=store, namespace=namespace, table=table)
+    mine = table.get(ENGINE_KEY)
     if mine is not None:
-        broker.times.not_before(json.loads(mine)["age_ms"])
+        engine.times.not_before(json.loads(mine)["age_ms"])
     for name, log in tuple(namespace.logs.items()):
         row = json.loads(table.get(name.encode()) or b"{}")
         if row.get("log") != log.id:  # none, or of an earlier queue of that name
             row = {}
-        queue = broker.adopt(name, row.get("options", {}))
+        queue = engine.adopt(name, row.get("options", {}))
         try:
-            await open_keeper(queue, log, row.get("snapshot", 0))
+            await open_log(queue, log, row.get("snapshot", 0))
         except (StoreError, NotOurs) as error:
             context.log.error("a queue cannot be read; it is left alone", queue=name, reason=str(error))
-            broker.leave_alone(queue)
+            engine.discard(queue)
     for key, _ in table.items():
-        if not key.startswith(MINE_KEY) and key.decode(errors="replace") not in namespace.logs:
+        if not key.startswith(ENGINE_KEY) and key.decode(errors="replace") not in namespace.logs:
             # Not taken for a deletion: that takes the row with the log.
             context.log.error(
                 "the log of a queue is not there, though its options are: its messages are lost; restore a "
                 "backup, or create the queue again to go on without them",
                 queue=key.decode(errors="replace"),
             )
-    for queue in tuple(broker.queues.values()):
-        if queue.mortality is not None:  # now that the queues of the dead are there
-            queue.mortality.on_time(broker.times.now_ms())
-    return broker
+    for queue in tuple(engine.queues.values()):
+        if queue.expiry is not None:  # now that the dead-letter queues are there
+            queue.expiry.on_time(engine.times.now_ms())
+    return engine
 
 
-async def open_keeper(queue: Queue, log: Log, snapshot: int) -> None:
+async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
     """Read the queue's log from its last snapshot on. Raises StoreError, NotOurs."""
     start = max(snapshot, log.first)
     replay, lost = await _replay(log, start)
     if lost and start > log.first and not replay.state:
         start = log.first
         replay, lost = await _replay(log, start)
-    keeper = Keeper(queue, log)
-    keeper.snapshot_end = start
-    queue.broker.times.not_before(replay.age_ms)
+    queue.open_log(log)
+    assert queue.log is not None
+    assert queue.cold is not None
+    queue.log.snapshot_end = start
+    queue.engine.times.not_before(replay.age_ms)
     homes = [home for home in replay.homes if home[0] <= replay.head] or replay.homes[:1]
     lost += await _find_bodies(replay, log, replay.homes[0][1] if replay.homes else log.visible)
     if homes:
-        keeper.homes.append(homes[-1])
-        keeper.cold_offset = homes[-1][1]
-    queue.keeper = keeper
+        queue.cold.positions.append(homes[-1])
+        queue.cold.offset = homes[-1][1]
     queue.head = replay.head
     queue.end = queue.tail = max(replay.tail, replay.head)
     queue.depth = queue.end - queue.head + len(replay.out)
     _restore_times(queue, replay)
-    keeper.reading.lose(lost)
+    queue.cold.lose(lost)
 
 
 async def _replay(log: Log, start: int) -> tuple[Replay, list[Lost]]:
@@ -222,30 +221,16 @@ async def _find_bodies(replay: Replay, log: Log, offset: int) -> list[Lost]:
 
 def _restore_times(queue: Queue, replay: Replay) -> None:
     """Give back what was out, each with the time it has left."""
-    mortality = queue.mortality
-    if mortality is not None:
-        state, options = replay.state, queue.options
-        tail = state.get("tail", 1)
-        if options.ttl_ms:
-            mortality.expired = state.get("expired", 0)
-            mortality.lives.extend((due, upto) for due, upto in state.get("lives", ()))
-            if not mortality.lives and mortality.expired < tail:  # it had no lifetime then
-                mortality.lives.append((due_at(replay.state_age_ms, options.ttl_ms), tail))
-        if options.delay_ms:
-            mortality.released = state.get("released", 1) or tail  # 0: nothing was delayed then
-            mortality.delays.extend((due, upto) for due, upto in state.get("delays", ()))
-        for age_ms, upto in replay.came:
-            if options.ttl_ms:
-                mortality.lives.append((due_at(age_ms, options.ttl_ms), upto))
-            if options.delay_ms:
-                mortality.delays.append((due_at(age_ms, options.delay_ms), upto))
+    expiry = queue.expiry
+    if expiry is not None:
+        expiry.restore(replay.state, replay.state_age_ms, replay.came)
     for seq, (deliveries, due) in sorted(replay.out.items()):
         queue.keep_back(seq, replay.bodies[seq], deliveries)
-        if mortality is None:
+        if expiry is None:
             queue.returned.append(seq)  # sorted: a heap already
         elif due:
-            mortality.put_off(seq, due)
+            expiry.put_off(seq, due)
         else:
-            mortality.returned(seq, deliveries, nacked=False)
-    if mortality is not None:
-        mortality.arm()
+            expiry.on_returned(seq, deliveries, nacked=False)
+    if expiry is not None:
+        expiry.arm()

@@ -4,10 +4,9 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from itertools import chain
 from typing import Any, NamedTuple
 
-from dms import runs
-from dms.messages import Letter
 from shared.errors import BrokerError
 
 VERSION = 1
@@ -20,6 +19,7 @@ _ONE_RUN = struct.Struct(">IBBHIQQQQI")
 """Both of these."""
 _RETURNED = struct.Struct(">QIQ")
 _KEPT = struct.Struct(">QIQII")
+_LENGTH = struct.Struct(">I")
 
 
 class Kind(IntEnum):
@@ -49,7 +49,25 @@ class Reason(IntEnum):
     REDRIVEN = 6
 
 
-REASONS = {"ttl": Reason.TTL, "max_deliveries": Reason.MAX_DELIVERIES, "redriven": Reason.REDRIVEN}
+class DeadLetter(bytes):
+    """A body that was dead-lettered: it knows where it came from, and is a plain body to everybody else.
+
+    `origin`: the queue; `reason`: why it died there; `deliveries`: how many it had seen.
+    """
+
+    origin: str
+    reason: str
+    deliveries: int
+
+    @classmethod
+    def of(cls, body: bytes, origin: str, reason: str, deliveries: int) -> "DeadLetter":
+        letter = cls(body)
+        letter.origin, letter.reason, letter.deliveries = origin, reason, deliveries
+        return letter
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"origin": self.origin, "reason": self.reason, "deliveries": self.deliveries}
 
 
 class Run(NamedTuple):
@@ -117,26 +135,54 @@ def unpack(data: bytes) -> Iterator[Record]:
 # -- bodies
 
 
-def letters(those: Iterable[Letter]) -> bytes:
+def pack_bodies(bodies: Sequence[bytes]) -> bytes:
+    """Each body behind its length in 4 bytes."""
+    size = len(bodies[0])
+    if set(map(len, bodies)) == {size}:
+        length = size.to_bytes(4, "big")
+        return length + length.join(bodies)
+    lengths = map(_LENGTH.pack, map(len, bodies))
+    return b"".join(chain.from_iterable(zip(lengths, bodies, strict=True)))
+
+
+def split_bodies(data: bytes, at: int, count: int) -> list[bytes]:
+    """What `pack_bodies` joined: `count` bodies, the first one's length at `at`."""
+    end = len(data)
+    step = 4 + int.from_bytes(data[at : at + 4], "big")
+    if at + count * step == end:
+        if count == 1:
+            return [data[at + 4 :]]
+        prefix = data[at : at + 4]
+        if all(data[at + byte : end : step] == prefix[byte : byte + 1] * count for byte in range(4)):
+            return [data[start + 4 : start + step] for start in range(at, end, step)]
+    bodies: list[bytes] = []
+    for _ in range(count):
+        start = at + 4
+        at = start + int.from_bytes(data[at:start], "big")
+        bodies.append(data[start:at])
+    return bodies
+
+
+def pack_letters(letters: Iterable[DeadLetter]) -> bytes:
     """Of a LETTERS record: for each what is known of it as JSON, then its body, both behind their lengths."""
     parts: list[bytes] = []
-    for letter in those:
+    for letter in letters:
         parts += (json.dumps(letter.about).encode(), letter)
-    return runs.records(parts)
+    return pack_bodies(parts)
 
 
 def messages_in(data: bytes, record: Record) -> list[bytes]:
     """The bodies of an ENQUEUED or LETTERS record."""
     body = data[record.body : record.end]
     if record.kind == Kind.ENQUEUED:
-        return runs.split(body, 0, record.entries)
-    parts = runs.split(body, 0, 2 * record.entries)
+        return split_bodies(body, 0, record.entries)
+    parts = split_bodies(body, 0, 2 * record.entries)
     return [letter_of(about, text) for about, text in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def letter_of(about: bytes, body: bytes) -> Letter:
+def letter_of(about: bytes, body: bytes) -> DeadLetter:
     known = json.loads(about)
-    return Letter.of(body, known["origin"], known["reason"], known["deliveries"])
+    return DeadLetter.of(body, known["origin"], known["reason"], known["deliveries"])
 
 
 def pack_runs(those: Iterable[Iterable[int]]) -> bytes:
@@ -177,7 +223,7 @@ def returned_in(data: bytes, record: Record) -> Iterator[tuple[int, ...]]:
 def pack_kept(those: Iterable[Kept]) -> bytes:
     parts: list[bytes] = []
     for seq, deliveries, due, body in those:
-        about = json.dumps(body.about).encode() if isinstance(body, Letter) else b""
+        about = json.dumps(body.about).encode() if isinstance(body, DeadLetter) else b""
         parts += (_KEPT.pack(seq, deliveries, due, len(about), len(body)), about, body)
     return b"".join(parts)
 

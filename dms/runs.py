@@ -21,7 +21,6 @@ RUN_MOST = 256
 """More are taken as several runs: some hundred microseconds of work."""
 
 _ID_BYTES = HEADER_BYTES - ID_AT
-_LENGTH = struct.Struct(">I")
 _HEAD = struct.Struct(">III")
 
 
@@ -113,43 +112,17 @@ def answered(replies: bytes) -> list[bytes]:
     return [replies[at + ID_AT : at + HEADER_BYTES] for at in range(0, len(replies), HEADER_BYTES)]
 
 
-def delivery(message_id: int, body: bytes) -> bytes:
+def delivery(delivery_id: bytes, body: bytes) -> bytes:
     """A DELIVER frame."""
-    return WORDS.pack(MAGIC, len(body), _DELIVER_WORD, message_id) + body
+    return _HEAD.pack(MAGIC, len(body), _DELIVER_WORD) + delivery_id + body
 
 
 def deliveries(ids: Sequence[bytes], bodies: Sequence[bytes]) -> bytes:
     """A DELIVER frame for each body."""
+    if len(ids) == 1:
+        return delivery(ids[0], bodies[0])
     size = len(bodies[0])
     if set(map(len, bodies)) == {size}:
         return answers(_HEAD.pack(MAGIC, size, _DELIVER_WORD), map(add, ids, bodies))
     heads = map(_HEAD.pack, repeat(MAGIC), map(len, bodies), repeat(_DELIVER_WORD))
     return b"".join(chain.from_iterable(zip(heads, ids, bodies, strict=False)))
-
-
-def records(bodies: Sequence[bytes]) -> bytes:
-    """Each body behind its length in 4 bytes."""
-    size = len(bodies[0])
-    if set(map(len, bodies)) == {size}:
-        length = size.to_bytes(4, "big")
-        return length + length.join(bodies)
-    lengths = map(_LENGTH.pack, map(len, bodies))
-    return b"".join(chain.from_iterable(zip(lengths, bodies, strict=True)))
-
-
-def split(data: bytes, at: int, count: int) -> list[bytes]:
-    """What `records` joined: `count` bodies, the first one's length at `at`."""
-    end = len(data)
-    step = 4 + int.from_bytes(data[at : at + 4], "big")
-    if at + count * step == end:
-        if count == 1:
-            return [data[at + 4 :]]
-        prefix = data[at : at + 4]
-        if all(data[at + byte : end : step] == prefix[byte : byte + 1] * count for byte in range(4)):
-            return [data[start + 4 : start + step] for start in range(at, end, step)]
-    bodies: list[bytes] = []
-    for _ in range(count):
-        start = at + 4
-        at = start + int.from_bytes(data[at:start], "big")
-        bodies.append(data[start:at])
-    return bodies

@@ -1,53 +1,70 @@
 """One DMS connection: frames to changes of queues, in order, as many as one read brings.
 
-Theory of operation. `receive` goes through all whole frames of what one read brought. Neighbours are taken
-together: PRODUCEs to one queue become one append, ACKs one change, CONSUMEs one wait; where a stretch is
-alike to the byte it is not even taken apart one by one (`dms.runs`). What is said meanwhile is gathered, and
-written once at the end. Answers that wait for the disk take their place in `Replies`, which keeps the order
-of the requests; deliveries, and the answers to CONSUMEs that have waited, are pushes and take none.
+Theory of operation. `apply` goes through all whole frames of what one read brought. Neighbours are taken
+together: PRODUCEs become one `Queue.produce` a queue, ACKs one change, CONSUMEs one credit. Where a stretch
+of frames is alike to the byte it is cut into columns by one `struct`, and not parsed frame by frame
+(`dms.runs`). What is said meanwhile is gathered, and written once at the end.
 
-Input is held back while too many answers wait, the peer does not take them, the disk is behind, or others
-are to have their turn. What was read but not applied stays in `_data`.
+Answers that wait for the disk take their place in `Replies`, which keeps the order of the requests.
+Deliveries, and the answers to CONSUMEs that have waited, are pushes and take none.
+
+`receive` has a fast path above all this, for the reads of clients that wait for each answer.
 """
 
-import math
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-from dms import requests, runs, straight
-from dms.consuming import Consuming
-from dms.pacing import STOP_OTHERS
-from dms.producing import Producing
-from dms.runs import WORDS, word
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from dms import runs
+from dms.engine import NOT_HELD, Consumer, Credit, Engine, Outcome, Queue
+from dms.options import options_untrusted
+from dms.refusals import Refusals
+from dms.runs import ACK, ACK_OK, CONSUME, PRODUCE_OK, WORDS, word
 from dms.states import TRANSITIONS, Event, State
 from dms.wire import (
+    HEADER,
     HEADER_BYTES,
     ID_AT,
     MAGIC,
     PAYLOAD_BYTES_MAX,
+    REPLIES,
+    TYPE_AT,
     VERSION,
     Broken,
     Refusal,
     Status,
     Type,
     malformed,
+    name_untrusted,
     pack,
+    pack_list,
+    refusal_for,
+    split_name,
     unpack_header,
 )
-from shared.errors import LocalProtocolError
+from shared.errors import LocalProtocolError, StoreError
 from shared.net.connection import Connection
+from shared.net.session import SessionBase
 
 if TYPE_CHECKING:
-    from dms.broker import Broker
+    from shared.storage.store import Ticket
 
-FRAMES_PER_ROUND = 1024
+SERVER_NAME = b"brokers dms"
+FRAMES_PER_TURN = 1024
 """Looked at one by one before others have their turn: some hundred microseconds."""
-
-_TOO_LARGE = Refusal(Status.PAYLOAD_TOO_LARGE, f"a payload is at most {PAYLOAD_BYTES_MAX} bytes")
-
-_SAID_NOTHING = malformed("no handshake came in time; closing").frame(0)
-
-REQUESTS_PER_ROUND = 64
+REQUESTS_PER_TURN = 64
 """The same for those that make work by themselves: listing, creating."""
+ACKS_BEYOND_CREDITS = 2
+"""One for the commit under way, one for the next, and a consumer of one credit need not wait for the disk."""
+
+_CREDITS = 1  # the deadline of the oldest credit
+_NOBODY = b"\xff\xff\xff"  # begins no payload that may be one
+_TOO_LARGE = Refusal(Status.PAYLOAD_TOO_LARGE, f"a payload is at most {PAYLOAD_BYTES_MAX} bytes")
+_SAID_NOTHING = malformed("no handshake came in time; closing").frame(0)
 
 _ACK = word(Type.ACK)
 _CONSUME = word(Type.CONSUME)
@@ -55,178 +72,193 @@ _PRODUCE = word(Type.PRODUCE)
 _VERSION = VERSION << 16
 _VERSION_BITS = 0x00FF0000
 _TYPE_BITS = 0xFF000000
+_unpack = WORDS.unpack_from
+assert HEADER.size == WORDS.size == HEADER_BYTES
 
 
-class Session(Consuming):
-    """The server's side of one connection."""
+class Session(SessionBase):
+    """The server's side of one connection. Message and delivery ids are bytes, as they stand in frames.
 
-    __slots__ = ("_data", "_due", "_eof", "_producing", "_skip", "_skip_id", "state")
+    `queue`: whose CONSUMEs may wait; `queue_name`: the payload that named it.
+    """
 
-    def __init__(self, connection: Connection, broker: "Broker") -> None:
-        super().__init__(connection, broker)
+    __slots__ = (
+        "_acking",
+        "_credit_due",
+        "_deferred",
+        "_engine",
+        "_most_credits",
+        "_out",
+        "_refusals",
+        "_skip",
+        "_skip_id",
+        "_unanswered",
+        "consumer",
+        "queue",
+        "queue_name",
+        "state",
+    )
+
+    def __init__(self, connection: Connection, engine: Engine, refusals: Refusals) -> None:
+        super().__init__(connection, engine.settings.frame_seconds)
+        self._engine = engine
+        self._refusals = refusals
+        self.consumer: Consumer = engine.consumer(self)
+        self.queue: Queue | None = None
+        self.queue_name = _NOBODY
         self.state = State.NEW
-        self._producing = Producing(self)
-        self._data = b""
-        self._eof = False
-        self._skip = self._skip_id = 0
-        self._due = math.inf
-        broker.log.debug("client connected", peer=connection.peer)
+        self._out: list[bytes] | None = None  # gathered while input is applied
+        self._skip = self._skip_id = 0  # bytes of a payload that is too large
+        self._credit_due = math.inf
+        self._acking: deque[list[Any]] = deque()
+        """Tickets that ACKs wait for, each with how many."""
+        self._unanswered = 0
+        self._most_credits = 0
+        self._deferred: deque[Credit] = deque()
+        engine.log.debug("client connected", peer=connection.peer)
         connection.await_first(_SAID_NOTHING)
 
-    # -- the driver's calls
+    # -- the fast path
 
     def receive(self, data: bytes) -> None:
-        if self.state is State.OPEN and not self._data and not self._stops:
-            done = straight.taken(self, data)
+        if self.state is State.OPEN and not (self.kept or self.stopped):
+            done = self._fast_path(data)
             if done == len(data):
-                if self.is_crowded():
-                    self.connection.pause_reading()
+                self._is_crowded()
                 return
             if done:
                 data = data[done:]
-        if self.state is State.CLOSING:
-            return  # too late: only what was owed before still goes out
-        if self._data:
-            data = self._data + data
-            self._data = b""
-        if self._stops:
-            self._data = data
-            return
-        self._apply(data)
+        super().receive(data)
 
-    def receive_eof(self) -> None:
-        self._eof = True
-        if not self._stops and self.state not in (State.CLOSING, State.LEAVING):
-            self._step(Event.INPUT_ENDS)
-            self._data, self._due = b"", math.inf  # what is not whole is not executed
-            self._waits_over()
+    def _fast_path(self, data: bytes) -> int:
+        """How many bytes of `data` are done; the rest is for `apply`, and 0 is always right.
 
-    def on_deadline(self, now: float) -> None:
-        self._wake = math.inf
-        if self._stops & STOP_OTHERS:
-            self.go(STOP_OTHERS)
-        self.expire_waits(now)
-        if self._due <= now:
-            self.broker.counts.too_late += 1
-            self._close_with(malformed("a frame took too long to come; closing"), Event.TOO_LATE)
-        if self.waits or self._due < math.inf:
-            self.wake_by(min(self._due, self.waits[0].deadline if self.waits else math.inf))
+        A consumer with one credit sends an ACK and the next CONSUME in one write, a worker the PRODUCE of
+        what it made between them; a producer that waits for each answer sends one PRODUCE. To gather
+        neighbours where there are none costs more than what such a read asks.
+        """
+        if data.startswith(ACK):
+            return self._fast_turn(data)
+        size = len(data)
+        return size if self._fast_produce(data, 0, size) else 0
 
-    def connection_lost(self) -> None:
-        self.lost = True
-        self.broker.log.debug("client gone", peer=self.connection.peer, held=len(self.held))
-        self.replies.drop()
-        self.broker.sessions.pop(self, None)
-        self.forget_waits()
-        self.give_back()
-
-    def drain(self) -> None:
-        """The server stops: what was received is answered, waits end as if timed out, and that is all."""
-        if self._data and self._stops and self.state is not State.CLOSING:
-            data, self._data, self._stops = self._data, b"", 0
-            self._apply(data)
-        self.expire_waits(math.inf)
-        if self.state is not State.CLOSING:
-            goodbye = self.state is State.OPEN or self.state is State.SKIPPING
-            self._step(Event.DRAIN)
-            self._due = math.inf
-            if goodbye:
-                self.say(pack(Type.DISCONNECT, 0))
-            self.replies.when_empty(self.connection.finish)
-
-    # -- what requests and queues use
-
-    def end(self, event: Event) -> None:
-        """Nothing more is taken from the peer; what it is owed is sent, then the connection ends."""
-        self._step(event)
-        self._data, self._due = b"", math.inf
-        self.broker.sessions.pop(self, None)
-        self.forget_waits()
-        self.give_back()
-        self.flush()
-        self.replies.when_empty(self.connection.finish)
-
-    @property
-    def open_already(self) -> bool:
-        return self.state is not State.NEW
-
-    def open(self) -> bool:
-        """The handshake is there: who has not made it takes nobody's place. False: there are too many."""
-        self.connection.spoke()
-        if len(self.broker.sessions) >= self.broker.settings.clients_max:
+    def _fast_produce(self, data: bytes, start: int, stop: int) -> bool:
+        """One whole PRODUCE, if it is that and there is room."""
+        payload = start + HEADER_BYTES
+        if not 2 < stop - payload <= PAYLOAD_BYTES_MAX:
             return False
-        self.broker.sessions[self] = None
-        self._step(Event.HANDSHAKE)
+        magic, length, what, _ = _unpack(data, start)
+        if what != _PRODUCE or magic != MAGIC or length != stop - payload:
+            return False
+        body = payload + 2 + (data[payload] << 8 | data[payload + 1])
+        queue = self._engine.queues.get(data[payload + 2 : body])
+        size = stop - body
+        if queue is None or size < 0 or queue.depth >= queue.options.depth:
+            return False
+        try:
+            ticket = queue.produce((data[body:stop],), size)
+        except Refusal:
+            return False  # it is asked again, and refused again
+        reply = PRODUCE_OK + data[start + ID_AT : payload]
+        if ticket is None:
+            self.reply(reply)
+        else:
+            self.reply_after(ticket, reply)
         return True
+
+    def _fast_turn(self, data: bytes) -> int:
+        """An ACK, perhaps a PRODUCE, and a CONSUME of the same queue."""
+        name, queue, consumer = self.queue_name, self.queue, self.consumer
+        last = len(data) - HEADER_BYTES - len(name)
+        if last < HEADER_BYTES or not data.startswith(CONSUME[len(name)], last) or not data.endswith(name):
+            return 0
+        produces = last > HEADER_BYTES
+        if produces and data[HEADER_BYTES + TYPE_AT] != Type.PRODUCE:
+            return 0  # many turns, which are for a run
+        ack_id = data[ID_AT:HEADER_BYTES]
+        delivery = consumer.unacked.single.get(ack_id)
+        if (
+            delivery is None
+            or delivery[0] is not queue
+            or queue.deleted
+            or consumer.waiting >= self._engine.settings.credits_max
+        ):
+            return 0
+        try:
+            ticket = queue.ack(consumer, (ack_id,), (delivery,))
+        except Refusal:
+            return 0
+        del consumer.unacked.single[ack_id]
+        reply = ACK_OK + ack_id
+        if ticket is not None:
+            self._acked_after(ticket, reply, 1)
+            reply = b""
+        elif produces or self.replies.owed:
+            self.reply(reply)
+            reply = b""
+        if produces and not self._fast_produce(data, HEADER_BYTES, last):
+            return HEADER_BYTES
+        if self._is_next() and (found := queue.take_next(consumer)) is not None:
+            self.connection.write(reply + runs.delivery(*found))
+        else:
+            if reply:
+                self.connection.write(reply)
+            self._consume((data[last + ID_AT : last + HEADER_BYTES],))
+        return len(data)
 
     # -- input
 
-    def _apply(self, data: bytes) -> None:
-        """Apply everything whole in `data`, as far as nothing stops it."""
+    def apply(self, data: bytes, at: int) -> int:
         self._out = []
-        at, skip = 0, self._skip
         try:
-            at = self._frames(data)
+            at = self._frames(data, at)
         except Broken as broken:
             self._close_with(broken, Event.BROKEN, broken.message_id)
         finally:
-            self.flush()
-        if self.state is State.CLOSING:
-            return
-        if self._stops:
-            self._due = math.inf  # it is not the peer that is late
-            self._data = data[at:]
-            self.connection.pause_reading()
-        elif at < len(data) or self._skip:
-            self._data = data[at:]
-            self.connection.await_rest()
-            if self._due == math.inf or (at and not (skip and skip - self._skip == len(data))):
-                self._due = self.connection.now + self.broker.settings.frame_seconds
-                self.wake_by(self._due)
-        else:
-            self._due = math.inf
+            self._flush()
+        self.amid = self._skip > 0
+        return at
 
-    def _frames(self, data: bytes) -> int:
+    def _frames(self, data: bytes, at: int) -> int:
         """Go through the frames; returns the position behind the last that was applied."""
-        at, end = 0, len(data)
+        end = len(data)
         acks: list[bytes] = []
         wants: list[bytes] = []
         name, size = self.queue_name, len(self.queue_name)
-        whole = self.state is State.OPEN
-        looked = self._producing.looked = 0  # how far there is no run
+        looked = at  # up to here there is no run of ACKs and CONSUMEs,
+        no_run = at  # and none of PRODUCEs
         slow = 0
-        for _ in range(FRAMES_PER_ROUND):
+        for _ in range(FRAMES_PER_TURN):
             if end - at < HEADER_BYTES and (not self._skip or at == end):
                 break
-            if whole:
-                magic, length, what, message_id = WORDS.unpack_from(data, at)
+            if self.state is State.OPEN:
+                magic, length, what, message_id = _unpack(data, at)
                 stop = at + HEADER_BYTES + length
                 if magic == MAGIC and length <= PAYLOAD_BYTES_MAX and stop <= end:
                     if what == _ACK and not length:
                         turn = 2 * HEADER_BYTES + size
                         if at >= looked and not acks and runs.begins(data, at, turn):
                             run = runs.by_turns(data, at, name)
-                            if run is not None and self.may_want(len(wants) + len(run[0])):
+                            if run is not None and self._may_want(len(wants) + len(run[0])):
                                 if wants:  # those came before
-                                    self.consume(wants)
+                                    self._consume(wants)
                                     wants = []
-                                if self.ack_held(run[0]):
-                                    self.consume(run[1])
+                                if self._try_ack(run[0]):
+                                    self._consume(run[1])
                                     at += len(run[0]) * turn
                                     continue
                             looked = at + runs.RUN_MOST * turn
-                        ack = data[at + ID_AT : at + HEADER_BYTES]
-                        if wants and self.broker.comes_soon(message_id, len(wants)):  # those may bring it
+                        if wants and self._engine.comes_soon(message_id, len(wants)):  # those may bring it
                             self._both(acks, wants)
                             acks, wants = [], []
-                        acks.append(ack)
+                        acks.append(data[at + ID_AT : at + HEADER_BYTES])
                         at = stop
                         continue
                     if (
                         what == _CONSUME
                         and length == size
                         and data.startswith(name, at + HEADER_BYTES)
-                        and self.may_want(len(wants) + 1)
+                        and self._may_want(len(wants) + 1)
                     ):
                         wants.append(data[at + ID_AT : at + HEADER_BYTES])
                         at = stop
@@ -236,42 +268,33 @@ class Session(Consuming):
                             self._both(acks, wants)
                             acks, wants = [], []
                         if what & _TYPE_BITS == _PRODUCE & _TYPE_BITS:
-                            at = self._producing.frames(data, at, length)
+                            at, no_run = self._produce(data, at, length, no_run)
                         else:
                             self._request(what >> 24, message_id, data[at + HEADER_BYTES : stop])
                             at = stop
                             name, size = self.queue_name, len(self.queue_name)
-                            if self.state is State.CLOSING:
+                            if self.ended:
                                 break  # what is behind a DISCONNECT comes too late
-                            whole = self.state is State.OPEN
                             slow += 1
-                        if self.is_crowded():
+                        if self._is_crowded():
                             break
-                        if slow >= REQUESTS_PER_ROUND:
-                            self._let_others()
+                        if slow >= REQUESTS_PER_TURN:
+                            self.let_others()
                             break
                         continue
             if acks or wants:
                 self._both(acks, wants)
                 acks, wants = [], []
             after = self._odd(data, at)
-            if after < 0 or self.state is State.CLOSING:
+            if after < 0 or self.ended:
                 break
             at = after
-            whole = self.state is State.OPEN
         else:
-            self._let_others()
+            self.let_others()
         if acks or wants:
             self._both(acks, wants)
-            self.is_crowded()
+            self._is_crowded()
         return at
-
-    def _request(self, type_: int, message_id: int, payload: bytes) -> None:
-        """One whole frame that is in order here."""
-        try:
-            requests.answer(self, type_, message_id, payload)
-        except Refusal as refusal:
-            self.refuse(message_id, refusal)
 
     def _odd(self, data: bytes, at: int) -> int:
         """A frame out of the ordinary; returns the position behind it, -1 if it is not all there yet."""
@@ -280,7 +303,7 @@ class Session(Consuming):
             self._skip -= skipped
             if self._skip:
                 return len(data)
-            self.refuse(self._skip_id, _TOO_LARGE)
+            self._refuse(self._skip_id, _TOO_LARGE)
             self._step(Event.SKIPPED)
             return at + skipped
         header = unpack_header(data, at)
@@ -290,6 +313,7 @@ class Session(Consuming):
         if length > PAYLOAD_BYTES_MAX:
             self._skip, self._skip_id = length, message_id
             self._step(Event.TOO_LARGE)
+            self.begin_input(self.input_seconds)
             return at + HEADER_BYTES
         if version != VERSION:
             refusal = Refusal(Status.VERSION_MISMATCH, f"this server speaks version {VERSION}, not {version}")
@@ -305,34 +329,504 @@ class Session(Consuming):
         self._request(type_, message_id, data[at + HEADER_BYTES : stop])
         return stop
 
+    # -- PRODUCE
+
+    def _produce(self, data: bytes, at: int, length: int, no_run: int) -> tuple[int, int]:
+        """The whole PRODUCE at `at` and those behind it: where they end, and up to where there is no run."""
+        step = HEADER_BYTES + length
+        if at >= no_run and runs.begins(data, at, step):
+            payload = at + HEADER_BYTES
+            width = 2 + int.from_bytes(data[payload : payload + 2]) if length > 2 else 0
+            name = data[payload : payload + width]
+            queue = self._engine.queues.get(name[2:])
+            if queue is not None and width <= length:
+                run = runs.produced(data, at, length, width)
+                if run is not None and run[1].count(name) == len(run[1]):
+                    ids, _, bodies = run
+                    self._add(queue, ids, bodies, len(ids) * (length - width))
+                    return at + len(ids) * step, no_run
+            no_run = at + runs.RUN_MOST * step
+        end = self._produce_each(data, at)
+        if end > at:
+            return end, no_run
+        payload, message_id = at + HEADER_BYTES, int.from_bytes(data[at + ID_AT : at + HEADER_BYTES])
+        try:
+            missing, _ = split_name(data[payload : payload + length])
+            self._refuse(
+                message_id, Refusal(Status.QUEUE_NOT_FOUND, f"{name_untrusted(missing)} does not exist")
+            )
+        except Refusal as refusal:
+            self._refuse(message_id, refusal)
+        return payload + length, no_run
+
+    def _produce_each(self, data: bytes, at: int) -> int:
+        """PRODUCEs to any queues, as far as none is odd; each queue gets its own in one go. Returns where
+        they end."""
+        end = len(data)
+        queues = self._engine.queues
+        parts: dict[bytes, _Part] = {}
+        part: _Part | None = None
+        name = _NOBODY
+        ids: list[bytes] = []
+        those: list[_Part] = []  # of each id
+        while end - at >= HEADER_BYTES and len(ids) < runs.RUN_MOST:
+            magic, length, what, _ = _unpack(data, at)
+            payload = at + HEADER_BYTES
+            stop = payload + length
+            if (
+                what & (_TYPE_BITS | _VERSION_BITS) != _PRODUCE
+                or magic != MAGIC
+                or stop > end
+                or not 2 <= length <= PAYLOAD_BYTES_MAX
+            ):
+                break
+            if part is None or payload + len(name) > stop or not data.startswith(name, payload):
+                body = payload + 2 + (data[payload] << 8 | data[payload + 1])
+                if body > stop:
+                    break
+                name = data[payload:body]
+                part = parts.get(name)
+                if part is None:
+                    queue = queues.get(name[2:])
+                    if queue is None:
+                        break
+                    part = parts[name] = _Part(queue)
+            body = payload + len(name)
+            part.bodies.append(data[body:stop])
+            part.size += stop - body
+            those.append(part)
+            ids.append(data[at + ID_AT : payload])
+            at = stop
+        if len(parts) == 1 and part is not None:
+            self._add(part.queue, ids, part.bodies, part.size)
+        else:
+            for part in parts.values():
+                part.produce()
+            outcomes = [part.next_outcome() for part in those]
+            place = 0
+            for outcome, same in groupby(outcomes):
+                count = sum(1 for _ in same)
+                self._answer(outcome, PRODUCE_OK, ids[place : place + count])
+                place += count
+        return at
+
+    def _add(self, queue: Queue, ids: Sequence[bytes], bodies: Sequence[bytes], size: int) -> None:
+        """Add messages to one queue, as many as there is room for, and answer."""
+        part = _Part(queue, bodies, size)
+        part.produce()
+        fit = part.fit
+        if fit:
+            self._answer(part.outcome, PRODUCE_OK, ids[:fit])
+        if fit < len(ids):
+            self._answer(part.full, PRODUCE_OK, ids[fit:])
+
+    # -- CONSUME
+
+    def _consume(self, ids: Sequence[bytes]) -> None:
+        """CONSUMEs of `queue`.
+
+        Where more ACKs wait for the disk than the connection has ever used credits (and two), they line up
+        only when some of those are answered: else the answers would fall ever further behind.
+        """
+        queue, consumer = self.queue, self.consumer
+        assert queue is not None
+        if queue.cold is not None and queue.cold.damage is not None:
+            self._refuse_all(ids, refusal_for(queue.cold.tell_damage()))
+            return
+        credit = consumer.wait(queue, ids, self.connection.now + self._engine.settings.consume_seconds)
+        self._most_credits = max(self._most_credits, consumer.waiting + len(consumer.unacked))
+        if self._deferred or self._is_behind():
+            if not self._deferred:
+                self._acking[0][0].when_done(self.connection.guarded(self._line_up_deferred))
+            self._deferred.append(credit)
+        else:
+            queue.line_up(credit)
+        if consumer.credits:
+            if self._engine.draining:
+                self._expire_credits(math.inf)
+            elif self._credit_due == math.inf:
+                self._await_credits()
+
+    def _line_up_deferred(self, ticket: Ticket) -> None:
+        """ACKs are answered; CONSUMEs behind them line up."""
+        deferred = self._deferred
+        while deferred and not self._is_behind():
+            credit = deferred.popleft()
+            if credit.left and credit.queue.deleted:
+                self.consumer.end(credit, _deleted(credit.queue))
+            elif credit.left:
+                credit.queue.line_up(credit)
+        if deferred:
+            self._acking[0][0].when_done(self.connection.guarded(self._line_up_deferred))
+
+    def _may_want(self, count: int) -> bool:
+        """Whether so many CONSUMEs of `queue` are in order, and need no closer look."""
+        queue = self.queue
+        return (
+            queue is not None
+            and not queue.deleted
+            and self.consumer.waiting + count <= self._engine.settings.credits_max
+        )
+
+    def _is_next(self) -> bool:
+        """Whether a CONSUME of this connection may be served before it waits."""
+        consumer = self.consumer
+        if consumer.credits:
+            return False
+        held = len(consumer.unacked.single) + consumer.unacked.in_runs
+        if held >= self._most_credits:
+            self._most_credits = held + 1
+        return self._unanswered <= self._most_credits + ACKS_BEYOND_CREDITS or not self._is_behind()
+
+    def _is_behind(self) -> bool:
+        """Whether so many ACKs wait for the disk that no CONSUME behind them lines up."""
+        if self._unanswered <= self._most_credits + ACKS_BEYOND_CREDITS:
+            return False
+        acking = self._acking
+        while acking and acking[0][0].done:
+            self._unanswered -= acking.popleft()[1]
+        return self._unanswered > self._most_credits + ACKS_BEYOND_CREDITS
+
+    def _await_credits(self) -> None:
+        credits = self.consumer.credits
+        self._credit_due = credits[0].deadline if credits else math.inf
+        self.deadline(_CREDITS, self._credit_due)
+
+    def _expire_credits(self, now: float) -> None:
+        """Answer those CONSUMEs that have waited long enough."""
+        consumer = self.consumer
+        while consumer.credits and consumer.credits[0].deadline <= now:
+            credit = consumer.credits[0]
+            self._engine.counts.timeouts += credit.left
+            consumer.end(credit, Refusal(Status.TIMEOUT, "no message in time"))
+
+    # -- ACK
+
+    def _both(self, acks: Sequence[bytes], wants: Sequence[bytes]) -> None:
+        """What was gathered. An ACK cannot be of what a CONSUME beside it will bring, so ACKs come first."""
+        if acks and not self._try_ack(acks):
+            self._answer_acks(self._engine.ack_each(self.consumer, acks))
+        if wants:
+            self._consume(wants)
+
+    def _try_ack(self, ids: Sequence[bytes]) -> bool:
+        """ACKs of what is held; False, and nothing done, where some is not."""
+        outcomes = self._engine.ack(self.consumer, ids)
+        self._answer_acks(outcomes)
+        return bool(outcomes)
+
+    def _answer_acks(self, outcomes: Sequence[tuple[Sequence[bytes], Outcome]]) -> None:
+        for ids, outcome in outcomes:
+            if outcome is None or isinstance(outcome, Refusal):
+                self._answer(outcome, ACK_OK, ids)
+            else:
+                self._acked_after(outcome, runs.answers(ACK_OK, ids), len(ids))
+
+    def _acked_after(self, ticket: Ticket, reply: bytes, count: int) -> None:
+        """The answers to so many ACKs, once the disk has them."""
+        self.replies.reply_after(ticket, reply, count)
+        self.connection.expect()
+        acking = self._acking
+        self._unanswered += count
+        if acking:
+            if acking[-1][0] is ticket:
+                acking[-1][1] += count
+                return
+            if acking[0][0].done:
+                self._unanswered -= acking.popleft()[1]
+        acking.append([ticket, count])
+
+    # -- other requests
+
+    def _request(self, type_: int, message_id: int, payload: bytes) -> None:
+        """One whole frame that is in order here."""
+        handler = _HANDLERS.get(type_)
+        try:
+            if handler is not None:
+                handler(self, message_id, payload)
+            elif type_ != Type.DISCONNECT_OK:  # which answers our goodbye
+                raise Refusal(Status.INVALID_TYPE, f"no request is of type {type_:#04x}")
+        except Refusal as refusal:
+            self._refuse(message_id, refusal)
+
+    def _handshake(self, message_id: int, payload: bytes) -> None:
+        if self.state is not State.NEW:
+            raise malformed("the handshake was made")
+        self.connection.spoke()
+        if not self._engine.admit(self.consumer):
+            limit = self._engine.settings.clients_max
+            self._engine.counts.clients_refused += 1
+            text = f"there are clients_max = {limit} clients already"
+            self._refuse(message_id, Refusal(Status.INTERNAL, text, limit="clients_max"))
+            self._end(Event.TOO_MANY)
+            return
+        self._step(Event.HANDSHAKE)
+        self.reply(pack(Type.HANDSHAKE_ACK, message_id, SERVER_NAME))
+
+    def _create_queue(self, message_id: int, payload: bytes) -> None:
+        name_bytes, end = split_name(payload)
+        name = name_untrusted(name_bytes)
+        asked = options_untrusted(payload[end:], name)
+        _, ticket = self._engine.create(name, asked)
+        self._engine.log.debug("queue created", peer=self.connection.peer, queue=name, options=asked)
+        self._confirm(ticket, Type.CREATE_QUEUE, message_id)
+
+    def _delete_queue(self, message_id: int, payload: bytes) -> None:
+        queue = self._existing(payload)
+        depth, ticket = queue.depth, self._engine.delete(queue)
+        self._engine.log.debug("queue deleted", peer=self.connection.peer, queue=queue.text, messages=depth)
+        self._confirm(ticket, Type.DELETE_QUEUE, message_id)
+
+    def _list_queues(self, message_id: int, payload: bytes) -> None:
+        after = _only_name(payload) if payload else None
+        page = pack_list(len(self._engine.queues), self._engine.page(after))
+        self.reply(pack(Type.LIST_QUEUES_OK, message_id, page))
+
+    def _consume_named(self, message_id: int, payload: bytes) -> None:
+        """A CONSUME that needs a closer look: of another queue than the last, or one too many."""
+        name = _only_name(payload)
+        consumer = self.consumer
+        if consumer.credits and self.queue is not None and self.queue.name != name:
+            raise malformed(f"CONSUMEs of {self.queue.text} wait on this connection")
+        queue = self._existing(payload)
+        limit = self._engine.settings.credits_max
+        if consumer.waiting >= limit:
+            text = f"credits_max = {limit} CONSUMEs wait on this connection already"
+            raise Refusal(Status.INTERNAL, text, limit="credits_max")
+        self.queue, self.queue_name = queue, payload
+        self._consume((message_id.to_bytes(4),))
+
+    def _ack(self, message_id: int, payload: bytes) -> None:
+        self._check_named(message_id, payload)
+        self._both((message_id.to_bytes(4),), ())
+
+    def _nack(self, message_id: int, payload: bytes) -> None:
+        self._check_named(message_id, payload)
+        delivery = self.consumer.unacked.pop(message_id.to_bytes(4))
+        if delivery is None:
+            raise NOT_HELD
+        if delivery[0].deleted:
+            raise _deleted(delivery[0])
+        self.reply(pack(Type.NACK_OK, message_id))
+        delivery[0].put_back((delivery,), nacked=True)
+
+    def _disconnect(self, message_id: int, payload: bytes) -> None:
+        if payload:
+            raise malformed("DISCONNECT has no payload")
+        self._expire_credits(math.inf)
+        self.reply(pack(Type.DISCONNECT_OK, message_id))
+        self._end(Event.DISCONNECT)
+
+    def _existing(self, payload: bytes) -> Queue:
+        """The queue whose name is all of the payload. Raises Refusal."""
+        name = _only_name(payload)
+        queue = self._engine.queues.get(name)
+        if queue is None:
+            raise Refusal(Status.QUEUE_NOT_FOUND, f"{name.decode()} does not exist")
+        return queue
+
+    def _check_named(self, message_id: int, payload: bytes) -> None:
+        """An ACK or NACK may name the queue, which then must be the delivery's. Raises Refusal."""
+        if payload:
+            name = _only_name(payload)
+            delivery = self.consumer.unacked.get(message_id.to_bytes(4))
+            if delivery is not None and delivery[0].name != name:
+                raise malformed(f"that delivery is of {delivery[0].text}")
+
+    def _confirm(self, ticket: Ticket | None, type_: Type, message_id: int) -> None:
+        self._answer(ticket, pack(REPLIES[type_], 0)[:ID_AT], (message_id.to_bytes(4),))
+
+    # -- what the engine tells
+
+    def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+        self.push(runs.deliveries(ids, bodies))
+        self._check_left()
+
+    def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
+        self._refusals.tell(self.connection, refusal, len(ids))
+        self.push(refusal.frames(ids))
+        self._check_left()
+
+    def drain(self) -> None:
+        """The server stops: what was received is answered, CONSUMEs end as if timed out, and that is all."""
+        if self.kept and self.stopped and not self.ended:
+            self.apply_kept()
+        self._expire_credits(math.inf)
+        if self.state is not State.CLOSING:
+            goodbye = self.state is State.OPEN or self.state is State.SKIPPING
+            self._step(Event.DRAIN)
+            self.ended = True
+            if goodbye:
+                self.reply(pack(Type.DISCONNECT, 0))
+            self.finish_when_answered()
+
+    def crashed(self, error: Exception) -> None:
+        self.connection.crashed(error)
+
+    # -- answers
+
+    def reply(self, data: bytes) -> None:
+        if self.replies.owed:
+            self.replies.reply(data)
+        else:
+            self.push(data)
+
+    def reply_after(self, ticket: Ticket, data: bytes, count: int = 1) -> None:
+        if ticket.done and ticket.error is None:
+            self.reply(data)
+        else:
+            self.replies.reply_after(ticket, data, count)
+
+    def push(self, data: bytes) -> None:
+        if self._out is None:
+            self.connection.write(data)
+        else:
+            self._out.append(data)
+
+    def _flush(self) -> None:
+        """Write what was gathered."""
+        out, self._out = self._out, None
+        if out:
+            self.connection.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def _answer(self, outcome: Outcome, head: bytes, ids: Sequence[bytes]) -> None:
+        """The same answer to several requests; `head` begins those that succeed."""
+        if isinstance(outcome, Refusal):
+            self._refuse_all(ids, outcome)
+        elif outcome is None:
+            self.reply(runs.answers(head, ids))
+        else:
+            self.reply_after(outcome, runs.answers(head, ids), len(ids))
+
+    def _refuse(self, message_id: int, refusal: Refusal) -> None:
+        self._refuse_all((message_id.to_bytes(4),), refusal)
+
+    def _refuse_all(self, ids: Sequence[bytes], refusal: Refusal) -> None:
+        self._refusals.tell(self.connection, refusal, len(ids))
+        self.reply(refusal.frames(ids))
+
+    def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
+        engine = self._engine
+        if engine.past_saving:
+            engine.unkept(count)
+            return reply
+        refusal = refusal_for(error)
+        self._refusals.tell(self.connection, refusal, count)
+        return refusal.frames(runs.answered(reply))
+
+    def _is_crowded(self) -> bool:
+        """Stop where answers pile up; whether input is held back."""
+        if self._engine.durable is not None:
+            self.stop_if_congested(self._engine.durable)
+        return self.stop_if_crowded()
+
     # -- how it goes on, and ends
+
+    def due(self, what: int, now: float) -> None:
+        self._expire_credits(now)
+        if not self.ended:
+            self._await_credits()
+
+    def too_late(self) -> None:
+        self._engine.counts.too_late += 1
+        self._close_with(malformed("a frame took too long to come; closing"), Event.TOO_LATE)
+
+    def input_ended(self) -> None:
+        self._step(Event.INPUT_ENDS)
+        self._check_left()
+
+    def connection_lost(self) -> None:
+        held = len(self.consumer.unacked)
+        self._engine.log.debug("client gone", peer=self.connection.peer, held=held)
+        super().connection_lost()
+
+    def release(self) -> None:
+        self._engine.gone(self.consumer)
+
+    def _check_left(self) -> None:
+        """The peer has sent all: with its last CONSUME the connection ends."""
+        if self.state is State.LEAVING and not self.consumer.credits:
+            self._step(Event.NOTHING_WAITS)
+            self.finish_when_answered()
 
     def _close_with(
         self, refusal: Refusal, event: Event, message_id: int = 0, type_: Type = Type.ERROR
     ) -> None:
         """The last answer, behind which nothing can be understood any more."""
-        self.broker.refusals.tell_last(self.connection, refusal)
-        self.say(refusal.frame(message_id, type_))
-        self.end(event)
+        self._refusals.tell_last(self.connection, refusal)
+        self.reply(refusal.frame(message_id, type_))
+        self._end(event)
 
-    def _continue(self) -> None:
-        if self._out is not None:
-            return
-        data, self._data = self._data, b""
-        if self.state is not State.CLOSING:
-            self._apply(data)
-        if not self._stops:
-            self.connection.resume_reading()
-            if self._eof:
-                self.receive_eof()
-
-    def _waits_over(self) -> None:
-        if self.state is State.LEAVING and not self.waits:
-            self._step(Event.NOTHING_WAITS)
-            self.replies.when_empty(self.connection.finish)
+    def _end(self, event: Event) -> None:
+        """Nothing more is taken from the peer; what it is owed is sent, then the connection ends."""
+        self._step(event)
+        self.end()
+        self._flush()
+        self.finish_when_answered()
 
     def _step(self, event: Event) -> None:
         try:
             self.state = TRANSITIONS[self.state][event]
         except KeyError:
             raise LocalProtocolError(f"{event.name} while {self.state.name}") from None
+
+
+_HANDLERS: Mapping[int, Callable[[Session, int, bytes], None]] = {
+    Type.HANDSHAKE: Session._handshake,
+    Type.CREATE_QUEUE: Session._create_queue,
+    Type.DELETE_QUEUE: Session._delete_queue,
+    Type.LIST_QUEUES: Session._list_queues,
+    Type.CONSUME: Session._consume_named,
+    Type.ACK: Session._ack,
+    Type.NACK: Session._nack,
+    Type.DISCONNECT: Session._disconnect,
+}
+"""What one request does; PRODUCEs are taken with their neighbours."""
+assert _HANDLERS.keys() == REPLIES.keys() - {Type.PRODUCE}
+
+
+class _Part:
+    """What one queue gets of several PRODUCEs. `fit`: so many, whose answers say or wait for `outcome`."""
+
+    __slots__ = ("_answered", "bodies", "fit", "full", "outcome", "queue", "size")
+
+    def __init__(self, queue: Queue, bodies: Sequence[bytes] = (), size: int = 0) -> None:
+        self.queue = queue
+        self.bodies: Any = bodies or []
+        self.size = size
+        self.fit = self._answered = 0
+        self.outcome: Outcome = None
+        self.full: Refusal | None = None
+
+    def produce(self) -> None:
+        """Add as many as there is room for."""
+        queue, bodies = self.queue, self.bodies
+        self.fit = fit = min(max(queue.room, 0), len(bodies))
+        if fit < len(bodies):
+            text = f"{queue.text} holds its {queue.options.depth} messages"
+            self.full = Refusal(Status.QUEUE_FULL, text)
+            bodies = bodies[:fit]
+            self.size = sum(map(len, bodies))
+        if fit:
+            try:
+                self.outcome = queue.produce(bodies, self.size)
+            except Refusal as refusal:
+                self.outcome = refusal
+
+    def next_outcome(self) -> Outcome:
+        """Of its next request, in their order."""
+        self._answered += 1
+        return self.outcome if self._answered <= self.fit else self.full
+
+
+def _only_name(payload: bytes) -> bytes:
+    """The name that is all of the payload, checked. Raises Refusal."""
+    name, end = split_name(payload)
+    name_untrusted(name)
+    if end != len(payload):
+        raise malformed(f"{len(payload) - end} bytes too many behind the name")
+    return name
+
+
+def _deleted(queue: Queue) -> Refusal:
+    return Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted")

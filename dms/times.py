@@ -1,6 +1,6 @@
-"""The broker's age, and one heap of what is due in any queue.
+"""The engine's age, and the timers of all its queues.
 
-Times that outlive a restart are *ages*: milliseconds that this broker has served in all its runs. While it is
+Times that outlive a restart are *ages*: milliseconds that this engine has served in all its runs. While it is
 not running nothing ages, so a restart neither kills nor wakes a message early; and no wall clock that jumps
 can either.
 """
@@ -8,16 +8,13 @@ can either.
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+import structlog
 import trio
 
-from shared.net.deadlines import Deadlines
+from shared.queues.timers import Expiring, Timers
 
-if TYPE_CHECKING:
-    from dms.queue import Queue
-
-TURN_SECONDS = 2e-3
+logger = structlog.stdlib.get_logger("brokers.dms")
 
 
 def _unix_ms() -> int:
@@ -34,8 +31,7 @@ class Times:
         self._started = clock()
         self._unix_ms = unix_ms()
         self._age_ms = 0
-        self._deadlines: Deadlines[Queue] = Deadlines()
-        self._timer = trio.CancelScope()
+        self.timers = Timers(self.now_ms, _crashed, self._loop_time)
 
     def now_ms(self) -> int:
         return self._age_ms + int((self._time() - self._started) * 1000)
@@ -55,39 +51,20 @@ class Times:
     @property
     def used(self) -> bool:
         """Whether anything hangs on the age."""
-        return self._age_ms > 0 or self._deadlines.next < math.inf
+        return self._age_ms > 0 or self.timers.next < math.inf
 
-    @property
-    def next_ms(self) -> float:
-        return self._deadlines.next
+    def wake_by(self, item: Expiring, due_ms: int) -> None:
+        """Have it expire by then, if it would not before."""
+        if due_ms < item.deadline:
+            self.timers.set(item, due_ms)
 
-    def set(self, queue: "Queue", due_ms: int) -> None:
-        """Have the queue looked at by then."""
-        if due_ms < queue.deadline:
-            self._deadlines.set(queue, due_ms)
-            if self._deadlines.next < math.inf:
-                self._timer.deadline = min(self._timer.deadline, self._at(self._deadlines.next))
-
-    def forget(self, queue: "Queue") -> None:
-        self._deadlines.forget(queue)
-
-    def run_due(self) -> None:
-        """Look at queues whose time has come; where they are many, the rest follow in the next turn."""
-        now = self.now_ms()
-        for queue in self._deadlines.due(now, TURN_SECONDS):
-            queue.deadline = math.inf
-            queue.on_time(now)
-
-    async def run(self, settle: Callable[[], None]) -> None:
-        """Look at queues in time, until cancelled; `settle` after each time, so that it becomes durable."""
-        while True:
-            with self._timer:
-                await trio.sleep_forever()
-            self._timer = trio.CancelScope()
-            self.run_due()
-            settle()
-            self._timer.deadline = self._at(self._deadlines.next)
-
-    def _at(self, due_ms: float) -> float:
-        """Not before it is due: the clock of the ages is whole milliseconds."""
+    def _loop_time(self, due_ms: float) -> float:
+        """Not before it is due: ages are whole milliseconds."""
         return self._started + (due_ms - self._age_ms + 1) / 1000
+
+
+def _crashed(error: Exception) -> None:
+    logger.error(
+        "a queue's timer crashed: its delays and lifetimes stand still until its next message; report this",
+        exc_info=error,
+    )

@@ -16,7 +16,8 @@ from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
-from shared.storage.log import WholeRecords, describe_lost
+from shared.storage.log import WholeRecords
+from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Namespace
 from shared.storage.table import Table
 

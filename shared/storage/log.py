@@ -8,7 +8,7 @@ changes.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -20,13 +20,12 @@ from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.storage.files import LogFile
 from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, IndexEntry, Kind
+from shared.storage.lost import Lost
 from shared.storage.settings import Durability, Retention
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 UNKNOWN = -1
-_SHOWN_MAX = 10
-"""Ranges in one line of the log."""
 
 
 class Ticket:
@@ -217,19 +216,6 @@ class CommitBatch:
         for mode, ticket in enumerate(self.tickets):
             if ticket is not None and not ticket.done:
                 ticket.resolve(direct_error or error if mode == Mode.DIRECT else error)
-
-
-@attrs.frozen
-class Lost:
-    """A range of a log that cannot be read. `records`: as many as its index tells of; 0: it does not tell."""
-
-    offset: int
-    length: int
-    records: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.length
 
 
 class Appender(Protocol):
@@ -506,12 +492,3 @@ class WholeRecords:
             before = self.lost.pop()
             found = Lost(before.offset, before.length + found.length, before.records + found.records)
         self.lost.append(found)
-
-
-def describe_lost(lost: Sequence[Lost]) -> dict[str, Any]:
-    """Ranges, for a line of the log: where they are, and how much."""
-    return {
-        "ranges": [f"{each.offset}+{each.length}" for each in lost[:_SHOWN_MAX]],
-        "bytes": sum(each.length for each in lost),
-        "records": sum(each.records for each in lost),
-    }

@@ -11,7 +11,7 @@ from shared.storage.disk import Disk, copy_file, opened, size_of, write_all
 from shared.storage.files import Damage, out_of_space
 from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, Flag, IndexEntry
 from shared.storage.journal import segment_path
-from shared.storage.log import Lost
+from shared.storage.lost import Lost
 from shared.storage.replay import SegmentFile
 
 _WRITE_BYTES = 4 << 20

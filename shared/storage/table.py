@@ -23,7 +23,8 @@ import structlog
 from shared.errors import CorruptRecord, StoreError
 from shared.storage.format import DELETE, LENGTH_BYTES, PUT, length_at
 from shared.storage.inventory import KEEP_ALL, Namespace
-from shared.storage.log import Log, Lost, Ticket, WholeRecords, describe_lost
+from shared.storage.log import Log, Ticket, WholeRecords
+from shared.storage.lost import Lost, describe_lost
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 

@@ -82,9 +82,9 @@ class _Busy:
         self.world.advance(40)
 
     def _snapshot(self) -> None:
-        keeper = self.world.broker.queues[self._queue().encode()].keeper
-        assert keeper is not None
-        keeper.snapshot()
+        log = self.world.engine.queues[self._queue().encode()].log
+        assert log is not None
+        log.snapshot()
         self.world.settle()
 
     def _kill(self) -> None:

@@ -34,9 +34,9 @@ Placed = tuple[str, int, bytes]
 
 def log_of(world: World, queue: str) -> list[Placed]:
     """The records of a queue's log, as they are now."""
-    keeper = world.broker.queues[queue.encode()].keeper
-    assert keeper is not None
-    return placed(queue, keeper.log)
+    log = world.engine.queues[queue.encode()].log
+    assert log is not None
+    return placed(queue, log.log)
 
 
 def placed(name: str, log: Log) -> list[Placed]:

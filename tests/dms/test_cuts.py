@@ -3,7 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dms import runs, wire
+from dms import records, runs, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from tests.dms.world import Peer, World
@@ -110,7 +110,7 @@ def test_a_consume_cut_off_its_ack_keeps_its_place_and_is_counted() -> None:
     peer.send(turns[4 * 35 + 16 :])
     refused = [(status, number) for _, _, status, number, _ in peer.take() if number <= 13]
     assert refused == [(Status.INTERNAL, 12)]
-    waiting = [int.from_bytes(n) for wait in peer.session.waits for n in wait.ids[wait.at :]]
+    waiting = [int.from_bytes(n) for credit in peer.session.consumer.credits for n in credit.ids[credit.at :]]
     assert waiting == list(range(12))
 
 
@@ -172,9 +172,9 @@ def test_what_is_built_at_once_is_what_is_built_one_by_one(ids: list[int], bodie
     assert runs.deliveries(runs.counted(first, len(bodies)), bodies) == b"".join(
         wire.pack(Type.DELIVER, n, body) for n, body in enumerate(bodies, first)
     )
-    packed = runs.records(bodies)
+    packed = records.pack_bodies(bodies)
     assert packed == b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
-    assert runs.split(packed, 0, len(bodies)) == bodies
+    assert records.split_bodies(packed, 0, len(bodies)) == bodies
 
 
 def test_producing_to_queues_by_turns_is_answered_in_order_and_each_queue_gets_its_own() -> None:

@@ -40,9 +40,9 @@ def restart(world: World) -> None:
 
 
 def log_of(world: World) -> Log:
-    keeper = world.broker.queues[b"orders"].keeper
-    assert keeper is not None
-    return keeper.log
+    log = world.engine.queues[b"orders"].log
+    assert log is not None
+    return log.log
 
 
 def drained(peer: Peer) -> tuple[list[int], int]:
@@ -68,8 +68,8 @@ def test_a_queue_says_once_that_messages_are_lost_and_gives_out_the_others_in_or
     assert refused == 1
     assert found == sorted(found)
     assert COUNT - 100 <= len(found) < COUNT
-    assert world.broker.queues[b"orders"].depth == 0
-    assert world.broker.counts.damaged_ranges == 1
+    assert world.engine.queues[b"orders"].depth == 0
+    assert world.engine.counts.damaged_ranges == 1
     world.connect().produce("orders", body(COUNT))
     world.kill()
     found, refused = drained(world.connect())
@@ -88,11 +88,11 @@ def test_a_queue_whose_log_file_is_gone_is_not_taken_for_empty() -> None:
 
 def test_what_a_snapshot_held_is_lost_with_it_and_the_rest_is_found_without() -> None:
     world = filled()
-    queue = world.broker.queues[b"orders"]
+    queue = world.engine.queues[b"orders"]
     peer = world.connect()
     peer.ack(*[number for number, _ in peer.consume("orders", 50)[:40]])
-    assert queue.keeper is not None
-    queue.keeper.snapshot()
+    assert queue.log is not None
+    queue.log.snapshot()
     world.settle()
     end = log_of(world).end
     peer.produce("orders", body(COUNT))
@@ -106,18 +106,18 @@ def test_what_a_snapshot_held_is_lost_with_it_and_the_rest_is_found_without() ->
 
 def test_options_whose_queue_is_not_there_are_not_deleted() -> None:
     world = filled(10, b'{"depth": 77}')
-    table = world.broker.table
+    table = world.engine.table
     table.put(b"lost", b'{"log": 99, "options": {"depth": 5}, "snapshot": 0}')
     world.settle()
     for _ in range(2):
         world.kill()
-        assert b"lost" in world.broker.table
+        assert b"lost" in world.engine.table
     world.connect().create("lost")
     world.kill()
-    assert world.broker.queues[b"lost"].options.depth != 5
+    assert world.engine.queues[b"lost"].options.depth != 5
     world.connect().ask(Type.DELETE_QUEUE, pack_name("lost"))
     world.kill()
-    assert b"lost" not in world.broker.table
+    assert b"lost" not in world.engine.table
 
 
 def test_a_queue_and_its_options_end_in_one_batch_of_the_journal() -> None:
@@ -125,6 +125,6 @@ def test_a_queue_and_its_options_end_in_one_batch_of_the_journal() -> None:
     batches = world.store.statistics().journal_batches
     world.connect().ask(Type.DELETE_QUEUE, pack_name("orders"))
     assert world.store.statistics().journal_batches == batches + 1
-    assert b"orders" not in world.broker.table
+    assert b"orders" not in world.engine.table
     world.kill()
-    assert not world.broker.queues
+    assert not world.engine.queues

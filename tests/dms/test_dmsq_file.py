@@ -35,7 +35,7 @@ def test_a_dmsq_file_is_imported_once_and_again_only_when_it_is_another(tmp_path
 
     def start() -> None:
         world.store.folder = tmp_path
-        trio.run(import_files, world.broker)
+        trio.run(import_files, world.engine)
         world.settle()
 
     (tmp_path / "orders.dmsq").write_bytes(dmsq(b"a", b"b"))
@@ -61,7 +61,7 @@ def test_what_is_exported_can_be_imported(settings: DmsSettings, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["out.dmsq"]
     assert parse(target.read_bytes()) == [b"%d" % n for n in range(10)]
     assert world.call("import", source=str(target), queue="copy")["messages"] == 10
-    world.broker.settings = attrs.evolve(settings, depth=9)
+    world.engine.settings = attrs.evolve(settings, depth=9)
     with pytest.raises(wire.Refusal, match="small has room for 9 messages, and the file has 10"):
         world.call("import", source=str(target), queue="small")
     assert set(world.depths()) == {"orders", "copy"}, "none was made"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dms import keeper, logs, wire
+from dms import cold, engine, logs, queue_log, wire
 from dms.settings import DmsSettings, QueueSettings
 from dms.wire import Status, Type
 from shared.storage import log as storage_log
@@ -23,9 +23,9 @@ def test_a_power_cut_loses_nothing_that_was_answered(seed: int) -> None:
     taken = peer.consume("orders", 20)
     peer.ack(*(held for held, _ in taken[::2]))
     peer.nack(*(held for held, _ in taken[1:8:2]))  # dead: 4
-    for queue in world.broker.queues.values():
-        assert queue.keeper is not None
-        queue.keeper.snapshot()
+    for queue in world.engine.queues.values():
+        assert queue.log is not None
+        queue.log.snapshot()
     world.settle()
     peer.produce("orders", *(b"%03d" % n for n in range(40, 50)))
     peer.ack(taken[9][0])
@@ -59,9 +59,9 @@ def _worked(mode: Durability) -> tuple[World, list[list[str] | None]]:
         there += bodies
         states.append(list(there))
         if step == 6:
-            keeper_of = world.broker.queues[b"orders"].keeper
-            assert keeper_of is not None
-            keeper_of.snapshot()
+            log = world.engine.queues[b"orders"].log
+            assert log is not None
+            log.snapshot()
         taken = peer.consume("orders", 2)
         peer.ack(*(held for held, _ in taken))
         there = [body for body in there if body.encode() not in {body for _, body in taken}]
@@ -70,7 +70,7 @@ def _worked(mode: Durability) -> tuple[World, list[list[str] | None]]:
 
 
 def _found(world: World) -> list[str] | None:
-    if b"orders" not in world.broker.queues:
+    if b"orders" not in world.engine.queues:
         return None
     return [row["body"] for row in world.call("peek", queue="orders", limit=100)]
 
@@ -108,7 +108,7 @@ def test_no_queue_outlives_its_options(mode: Durability, seed: int) -> None:
     peer.ask(Type.DELETE_QUEUE, wire.pack_name("short-lived"))
     for disk in sampled_states(world.disk.power_cut(), seed, 8):
         after = World(settings, disk=disk)
-        for queue in after.broker.queues.values():
+        for queue in after.engine.queues.values():
             assert queue.options.delay_ms == 1000
 
 
@@ -130,19 +130,19 @@ def test_a_queue_and_its_options_come_and_go_as_one_however_full_a_batch_is(
         world.settle()
         batches = world.store.statistics().journal_batches
         other.append(filler, 1)
-        queue, _ = world.broker.create("late", {"delay_ms": 1000})
+        queue, _ = world.engine.create("late", {"delay_ms": 1000})
         world.disk.before = note
         world.settle()
         apart += world.store.statistics().journal_batches - batches - 1
         other.append(filler, 1)
-        world.broker.delete(queue)
+        world.engine.delete(queue)
         world.settle()
     assert apart
     options = [
         queue.options.delay_ms
         for seed, crash in enumerate(crashes)
         for disk in sampled_states(crash, seed, 8)
-        for queue in World(disk=disk).broker.queues.values()
+        for queue in World(disk=disk).engine.queues.values()
     ]
     assert set(options) == {1000}
 
@@ -153,7 +153,7 @@ def test_a_queue_is_as_durable_as_it_says_with_its_options() -> None:
     world = World(settings)
     assert statuses(world.connect().create("safe", b'{"delay_ms":1000}')) == [Status.OK]
     for disk in sampled_states(world.disk.power_cut(), 0, 8):
-        assert World(settings, disk=disk).broker.queues[b"safe"].options.delay_ms == 1000
+        assert World(settings, disk=disk).engine.queues[b"safe"].options.delay_ms == 1000
 
 
 @pytest.mark.parametrize("mode", [INTERVAL, NONE])
@@ -166,15 +166,15 @@ def test_rows_of_an_earlier_version_are_made_safe(mode: Durability) -> None:
     world.connect().create("later", b'{"delay_ms":1000}')
     for disk in sampled_states(world.disk.power_cut(), 0, 8):
         after = World(world.settings, disk=disk)
-        assert {queue.text: queue.options.delay_ms for queue in after.broker.queues.values()} == {
+        assert {queue.text: queue.options.delay_ms for queue in after.engine.queues.values()} == {
             "late": 1000,
             "later": 1000,
         }
 
 
 def test_one_old_message_does_not_pin_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 20_000)
-    monkeypatch.setattr(keeper, "HOME_BYTES", 1000)
+    monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 20_000)
+    monkeypatch.setattr(cold, "POSITION_BYTES", 1000)
     world = World()
     holder, peer = world.connect(), world.connect()
     peer.create("orders")
@@ -183,7 +183,7 @@ def test_one_old_message_does_not_pin_the_log(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(40):
         peer.produce("orders", *[bytes(1000)] * 5)
         peer.ack(*(held for held, _ in peer.consume("orders", 5)))
-    log = world.broker.queues[b"orders"].keeper.log  # type: ignore[union-attr]
+    log = world.engine.queues[b"orders"].log.log  # type: ignore[union-attr]
     assert log.end > 200_000
     assert log.end - log.first < 60_000
     world.kill()
@@ -191,18 +191,18 @@ def test_one_old_message_does_not_pin_the_log(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_deep_queue_is_not_in_memory_and_opens_without_its_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "HOT_LEAST_BYTES", 0)
-    monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 100_000)
+    monkeypatch.setattr(engine, "HOT_LEAST_BYTES", 0)
+    monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 100_000)
     world = World(DmsSettings(hot_bytes=10_000, depth=100_000))
     peer = world.connect()
     peer.create("deep")
     for batch in range(50):
         peer.produce("deep", *(b"%05d" % (batch * 20 + n) + bytes(1000) for n in range(20)))
-    queue = world.broker.queues[b"deep"]
+    queue = world.engine.queues[b"deep"]
     assert queue.cold
-    assert world.broker.hot_bytes < 60_000
+    assert world.engine.hot_bytes < 60_000
     world.kill()
-    queue = world.broker.queues[b"deep"]
+    queue = world.engine.queues[b"deep"]
     assert (queue.depth, len(queue.bodies)) == (1000, 0)
     peer = world.connect()
     found: list[int] = []
@@ -212,5 +212,5 @@ def test_a_deep_queue_is_not_in_memory_and_opens_without_its_past(monkeypatch: p
         if len(taken) < 30:
             break
     assert found == list(range(1000))
-    assert queue.keeper is not None
-    assert queue.keeper.log.first > 500_000, "the disk shrinks while it drains"
+    assert queue.log is not None
+    assert queue.log.log.first > 500_000, "the disk shrinks while it drains"

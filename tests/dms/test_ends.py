@@ -42,7 +42,7 @@ def test_a_half_closed_client_is_told_when_nothing_comes(world: World) -> None:
 def test_in_a_drain_waits_end_and_a_goodbye_is_said(world: World) -> None:
     peer, silent = with_queue(world), world.connect()
     peer.ask(Type.CONSUME, NAME, 5)
-    world.broker.drain()
+    world.engine.drain()
     world.settle()
     assert [(f[0], f[2], f[3]) for f in peer.take()] == [
         (Type.ERROR, Status.TIMEOUT, 5),
@@ -63,7 +63,7 @@ def test_what_comes_while_a_drain_waits_for_the_disk_is_not_executed(late: bytes
     peer.create("orders")
     peer.take()
     peer.session.receive(wire.pack(Type.PRODUCE, 8, NAME + b"a message"))
-    world.broker.drain()
+    world.engine.drain()
     peer.session.receive(late)
     peer.session.receive(wire.pack(Type.PRODUCE, 10, NAME + b"too late"))
     world.advance(31)

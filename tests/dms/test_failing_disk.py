@@ -24,7 +24,7 @@ def test_strict_answers_internal_and_leaves_the_queue_as_it_was() -> None:
     assert [body for _, body in peer.consume("orders")] == [b"b"]
     assert statuses(peer.nack(held)) == [Status.OK]
     assert world.depths() == {"orders": 2}
-    assert world.broker.counts.produced == 2
+    assert world.engine.counts.produced == 2
 
 
 def test_an_ack_that_the_disk_does_not_take_gives_its_message_back_where_nobody_is_left_to_hold_it() -> None:
@@ -44,11 +44,11 @@ def test_messages_that_the_disk_does_not_take_leave_their_places_to_the_next() -
     world = World()
     peer = world.connect()
     peer.create("orders")
-    queue = world.broker.queues[b"orders"]
+    queue = world.engine.queues[b"orders"]
     for body in (b"a", b"b"):
         peer.session.receive(wire.pack(Type.PRODUCE, 1, wire.pack_name("orders") + body))
-        assert queue.keeper is not None
-        queue.keeper.gathered.write()  # a record for each
+        assert queue.log is not None
+        queue.log.write_pending()  # a record for each
     fail(world.disk, errno.ENOSPC, journal_write, times=1)
     world.settle()
     peer.take()
@@ -89,7 +89,7 @@ def test_an_ack_that_the_disk_does_not_take_holds_its_message_again() -> None:
     world.disk.before = _fail_syncs
     assert [(f[2], f[3]) for f in peer.ack(held)] == [(Status.INTERNAL, held)]
     assert world.depths() == {"orders": 1}
-    assert world.broker.counts.acked == 0
+    assert world.engine.counts.acked == 0
     peer.lose()
     assert [body for _, body in world.connect().consume("orders")] == [b"a"]
 
@@ -108,7 +108,7 @@ def test_best_effort_goes_on_in_memory_and_counts() -> None:
     assert world.depths() == {"orders": 0}
     assert statuses(peer.create("made-in-memory")) == [Status.OK]
     assert statuses(peer.produce("made-in-memory", b"x")) == [Status.OK]
-    assert world.broker.counts.unkept == 2 + 1 + 4 + 1 + 1, "each answer, and the queue"
+    assert world.engine.counts.unkept == 2 + 1 + 4 + 1 + 1, "each answer, and the queue"
 
 
 def test_best_effort_deletes_what_the_disk_still_has() -> None:
@@ -120,7 +120,7 @@ def test_best_effort_deletes_what_the_disk_still_has() -> None:
     peer.produce("orders", b"a")
     assert statuses(peer.ask(Type.DELETE_QUEUE, wire.pack_name("untouched"))) == [Status.OK]
     assert world.depths() == {"orders": 1}
-    assert world.broker.counts.unkept == 2
+    assert world.engine.counts.unkept == 2
 
 
 def _fail_syncs(operation: object) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dms import wire
-from dms.consuming import Consuming
+from dms.session import Session
 from dms.settings import DmsSettings
 from dms.wire import Type
 from shared.checks import MemoryConnection
@@ -35,14 +35,14 @@ def crashes(monkeypatch: pytest.MonkeyPatch) -> list[MemoryConnection]:
 
 def breaks(monkeypatch: pytest.MonkeyPatch, peer: Peer, *names: str) -> None:
     for name in names:
-        sound: Callable[..., Any] = getattr(Consuming, name)
+        sound: Callable[..., Any] = getattr(Session, name)
 
-        def broken(self: Consuming, *arguments: Any, sound: Callable[..., Any] = sound) -> Any:
+        def broken(self: Session, *arguments: Any, sound: Callable[..., Any] = sound) -> Any:
             if self is peer.session:
                 raise Crashed
             return sound(self, *arguments)
 
-        monkeypatch.setattr(Consuming, name, broken)
+        monkeypatch.setattr(Session, name, broken)
 
 
 @pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
@@ -54,7 +54,7 @@ def test_a_delivery_that_crashes_costs_its_receiver_and_the_next_in_line_is_serv
     producer.create("q")
     for peer in (bad, good):
         assert peer.consume("q") == []
-    breaks(monkeypatch, bad, "hand")
+    breaks(monkeypatch, bad, "deliver")
     frames = producer.produce("q", b"a", b"b")
     assert [frame[0] for frame in frames] == [Type.PRODUCE_OK] * 2
     assert crashes == [bad.connection]
@@ -71,7 +71,7 @@ def test_the_end_of_a_wait_that_crashes_leaves_the_others_to_be_told(
     other.create("q")
     for peer in (bad, good):
         peer.consume("q")
-    breaks(monkeypatch, bad, "end_wait")
+    breaks(monkeypatch, bad, "end_credits")
     other.ask(Type.DELETE_QUEUE, NAME)
     assert crashes == [bad.connection]
     assert [frame[0] for frame in good.take()] == [Type.ERROR]
@@ -87,11 +87,11 @@ def test_taking_up_what_waited_for_the_disk_crashes_alone(
     for peer in (bad, good):
         for _ in range(4):  # faster than the disk: nothing settles meanwhile
             peer.session.receive(wire.pack(Type.CONSUME, 1, NAME))
-            for held in tuple(peer.session.held):
+            for held in tuple(peer.session.consumer.unacked):
                 peer.session.receive(wire.pack(Type.ACK, int.from_bytes(held)))
         peer.session.receive(wire.pack(Type.CONSUME, 1, NAME))
-        assert not peer.session.held
-        assert peer.session.waiting == 1
+        assert not peer.session.consumer.unacked
+        assert peer.session.consumer.waiting == 1
     breaks(monkeypatch, bad, "_is_behind")
     world.settle()
     assert crashes == [bad.connection]

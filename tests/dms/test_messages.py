@@ -111,14 +111,14 @@ def test_deliveries_are_counted_however_many_come_at_once(world: World) -> None:
     peer = with_queue(world)
     peer.consume("orders", 5)
     assert len(deliveries(peer.produce("orders", *(b"%d" % n for n in range(6))))) == 5
-    assert world.broker.counts.delivered == 5
+    assert world.engine.counts.delivered == 5
 
 
 def test_what_has_left_the_row_is_not_counted_as_in_memory(world: World) -> None:
     peer = with_queue(world)
     peer.produce("orders", *(bytes(100) for _ in range(10)))
-    before = world.broker.hot_bytes
+    before = world.engine.hot_bytes
     peer.consume("orders", 9)
-    assert world.broker.hot_bytes == before // 10
+    assert world.engine.hot_bytes == before // 10
     peer.consume("orders")
-    assert world.broker.hot_bytes == 0
+    assert world.engine.hot_bytes == 0

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dms import keeper, reading, wire
+from dms import cold, engine, queue_log, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from tests.dms.world import Peer, World, deliveries, statuses
@@ -215,9 +215,9 @@ class Machine(RuleBasedStateMachine):
             rows = self.world.call("peek", queue=name, limit=100)
             assert [int(row["body"][:6]) for row in rows] == model.ready
         elif self.durable:
-            for queue in self.world.broker.queues.values():
-                assert queue.keeper is not None
-                queue.keeper.snapshot()
+            for queue in self.world.engine.queues.values():
+                assert queue.log is not None
+                queue.log.snapshot()
             self.world.settle()
 
     @invariant()
@@ -264,10 +264,10 @@ MACHINES = [Machine, MemoryMachine, ColdMachine]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few messages are many."""
-    monkeypatch.setattr(keeper, "HOT_LEAST_BYTES", 0)
-    monkeypatch.setattr(keeper, "HOME_BYTES", 200)
-    monkeypatch.setattr(reading, "FETCH_BYTES", 500)
-    monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 1500)
+    monkeypatch.setattr(engine, "HOT_LEAST_BYTES", 0)
+    monkeypatch.setattr(cold, "POSITION_BYTES", 200)
+    monkeypatch.setattr(cold, "FETCH_BYTES", 500)
+    monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 1500)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from dms import runs, wire
-from dms.consuming import Consuming
-from dms.held import Held
+from dms.engine import Consumer
+from dms.refusals import Refusals
 from dms.settings import DmsSettings
+from dms.unacked import Unacked
 from dms.wire import HEADER_BYTES, Type
 from tests.dms.world import Peer, World, deliveries
 
@@ -86,8 +87,8 @@ def test_acks_of_what_nobody_holds_are_refused_together_and_keep_no_consume_from
 ) -> None:
     peer = full_of()
     peer.produce("a", *[b"x"] * 100)  # the first goes to who waits
-    refusals = counted(monkeypatch, Consuming, "refuse_all", lambda *_: 1)
-    consumes = counted(monkeypatch, Consuming, "consume", lambda *_: 1)
+    refusals = counted(monkeypatch, Refusals, "tell", lambda *_: 1)
+    consumes = counted(monkeypatch, Consumer, "wait", lambda *_: 1)
     peer.send((wire.pack(Type.CONSUME, 2, A) + UNKNOWN) * 50)
     frames = peer.take()
     assert len(deliveries(frames)) == 50
@@ -100,7 +101,7 @@ def test_acks_behind_a_consume_leave_a_run_that_is_held_whole(monkeypatch: pytes
     peer = full_of()
     peer.produce("a", *[b"x"] * 41)  # the first goes to who waits
     held = [number for number, _ in peer.consume("a", 20)]
-    apart = counted(monkeypatch, Held, "_take_apart", lambda *_: 1)
+    apart = counted(monkeypatch, Unacked, "add_all", lambda *_: 1)
     peer.send(wire.pack(Type.CONSUME, 2, A) + b"".join(wire.pack(Type.ACK, number) for number in held))
     frames = peer.take()
     assert [number for type_, _, _, number, _ in frames if type_ == Type.ACK_OK] == held
@@ -124,6 +125,6 @@ def test_a_read_of_many_turns_stays_whole_though_its_first_delivery_is_held_alon
     for _ in range(7):  # each by itself
         peer.produce("a", b"x")
         held += [number for number, _ in peer.consume("a")]
-    consumes = counted(monkeypatch, Consuming, "consume", lambda _, ids: len(ids))
+    consumes = counted(monkeypatch, Consumer, "wait", lambda _, queue, ids, deadline: len(ids))
     peer.send(b"".join(wire.pack(Type.ACK, number) + wire.pack(Type.CONSUME, 2, A) for number in held))
     assert consumes == [len(held)]

@@ -25,15 +25,15 @@ def dead_in(peer: Peer, name: str, count: int) -> None:
 
 def tried(world: World, seconds: float) -> int:
     """So many dead messages are tried in vain in that time."""
-    before = world.broker.counts.held_back
+    before = world.engine.counts.held_back
     world.advance(seconds)
-    return world.broker.counts.held_back - before
+    return world.engine.counts.held_back - before
 
 
 def turn(world: World) -> None:
     """The broker looks once at what is due."""
     world.now += 0.001
-    world.times.run_due()
+    world.times.timers.run_due()
     world.settle()
 
 
@@ -41,11 +41,11 @@ def test_of_all_the_dead_of_a_queue_without_a_place_one_is_tried_each_second(wor
     peer = world.connect()
     for number in range(40):
         dead_in(peer, f"q{number}", 50)
-    assert world.broker.counts.held_back <= 40
+    assert world.engine.counts.held_back <= 40
     assert tried(world, 10) <= 40 * 10
-    if world.broker.persistent:
+    if world.engine.persistent:
         world.kill()
-        assert world.broker.counts.held_back <= 40
+        assert world.engine.counts.held_back <= 40
         assert tried(world, 10) <= 40 * 10
     assert sum(world.depths().values()) == 40 * 50
 
@@ -61,7 +61,7 @@ def test_a_queue_that_is_full_costs_those_that_wait_for_it_no_more(world: World)
 def test_the_dead_go_on_when_their_queue_is_made_some_at_a_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dms.mortality.DEAD_AT_ONCE", 7)
+    monkeypatch.setattr("dms.expiry.DEAD_AT_ONCE", 7)
     peer = world.connect()
     dead_in(peer, "orders", 60)
     peer.create("dead")
@@ -101,7 +101,7 @@ def test_whatever_makes_room_calls_them(world: World, how: str) -> None:
         world.call(how, queue="dead")
     for _ in range(4):
         turn(world)
-    assert world.broker.counts.dead_lettered == 4
+    assert world.engine.counts.dead_lettered == 4
 
 
 def test_a_queue_that_is_deleted_and_made_again_gets_what_waited_for_it(world: World) -> None:
@@ -120,12 +120,12 @@ def test_what_waits_for_a_place_counts_as_memory() -> None:
     world = World()
     peer = world.connect()
     dead_in(peer, "orders", 100)
-    assert world.broker.hot_bytes >= 100 * len(b"orders-1")
+    assert world.engine.hot_bytes >= 100 * len(b"orders-1")
     world.call("purge", queue="orders")
-    assert world.broker.hot_bytes == 0
+    assert world.engine.hot_bytes == 0
     dead_in(peer, "others", 100)
     peer.ask(Type.DELETE_QUEUE, pack_name("others"))
-    assert world.broker.hot_bytes == 0
+    assert world.engine.hot_bytes == 0
 
 
 def test_where_memory_is_scarce_the_dead_wait_on_disk() -> None:

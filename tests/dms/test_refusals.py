@@ -32,7 +32,7 @@ def test_a_full_queue_is_told_once_a_second_with_how_many_it_was() -> None:
         peer.produce("orders", b"8")
     assert lines(logged) == [("warning", "QUEUE_FULL", 2), ("warning", "QUEUE_FULL", 4)]
     assert logged[0]["error"] == "orders holds its 2 messages"
-    assert world.broker.counts.refusals == {Status.QUEUE_FULL: 6}
+    assert world.engine.counts.refusals == {Status.QUEUE_FULL: 6}
 
 
 def test_limits_are_warnings_and_mistakes_are_not() -> None:
@@ -67,7 +67,7 @@ def test_what_closes_a_connection_is_told_with_its_peer() -> None:
     assert [entry["event"] for entry in logged] == ["protocol error"] * 3
     assert [entry["status"] for entry in logged] == ["BAD_MAGIC", "PROTOCOL_ERROR", "VERSION_MISMATCH"]
     assert all(entry["peer"] == "127.0.0.1:1" for entry in logged)
-    assert sum(world.broker.counts.refusals.values()) == 3
+    assert sum(world.engine.counts.refusals.values()) == 3
 
 
 def test_ordinary_answers_are_told_at_level_debug_alone() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dms import records, runs
+from dms import records
 from dms.opening import Replay
 from dms.records import Kind
 from dms.settings import DmsSettings
@@ -23,9 +23,9 @@ def test_what_was_acknowledged_before_a_delivery_that_is_noted_with_the_snapshot
     peer.ack(gone)
     ((_, body),) = peer.consume("jobs")
     assert body == b"1"
-    keeper = world.broker.queues[b"jobs"].keeper
-    assert keeper is not None
-    keeper.snapshot()
+    log = world.engine.queues[b"jobs"].log
+    assert log is not None
+    log.snapshot()
     world.settle()
     for _ in range(2):
         world.kill()
@@ -41,7 +41,7 @@ def test_what_was_acknowledged_before_a_delivery_that_is_noted_with_the_snapshot
 def replayed(*some: bytes) -> Replay:
     """Three messages came, then this."""
     replay = Replay()
-    came = records.pack(Kind.ENQUEUED, 3, 1, 5, 0, runs.records([b"a", b"b", b"c"]))
+    came = records.pack(Kind.ENQUEUED, 3, 1, 5, 0, records.pack_bodies([b"a", b"b", b"c"]))
     replay.apply(b"".join((came, *some)), 0)
     return replay
 
@@ -79,7 +79,7 @@ def test_a_row_of_the_table_is_its_own_logs_alone() -> None:
     world = World()
     peer = world.connect()
     peer.create("orders", b'{"depth":7}')
-    table = world.broker.table
+    table = world.engine.table
     assert table is not None
     row = json.loads(table[b"orders"])
     table.put(
@@ -93,4 +93,4 @@ def test_a_row_of_the_table_is_its_own_logs_alone() -> None:
     )
     world.settle()
     world.kill()
-    assert world.broker.queues[b"orders"].options.depth == DmsSettings().depth
+    assert world.engine.queues[b"orders"].options.depth == DmsSettings().depth

@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from dms import wire
-from dms.opening import open_broker
+from dms.opening import open_engine
+from dms.refusals import Refusals
 from dms.session import Session
 from dms.wire import Frame, Type
 from shared.plugin import Context
@@ -28,8 +29,10 @@ WARM_ROUNDS = 40
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="where acknowledgements are put off so")
 @pytest.mark.parametrize("kind", ["poll", "stream"])
 async def test_a_payload_behind_its_header_does_not_wait_for_an_acknowledgement(kind: str) -> None:
-    broker = await open_broker(Context(await open_store(FakeDisk()), LOG), MEMORY)
-    async with serving(kind, partial(Session, broker=broker)) as served:
+    engine = await open_engine(Context(await open_store(FakeDisk()), LOG), MEMORY)
+    async with serving(
+        kind, partial(Session, engine=engine, refusals=Refusals(engine.counts, LOG))
+    ) as served:
         with trio.socket.socket() as client:  # TCP_NODELAY is not set
             await client.connect(served.address)
             ask = partial(_ask, client, _reader(client))

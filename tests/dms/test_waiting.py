@@ -60,8 +60,8 @@ def test_consumes_that_end_in_vain_leave_nothing_behind(world: World) -> None:
         assert peer.consume("orders") == []
         world.advance(30)
         assert statuses(peer.take()) == [Status.TIMEOUT]
-    assert len(world.broker.queues[b"orders"].waiting) <= 1
-    assert world.broker.counts.timeouts == 5
+    assert len(world.engine.queues[b"orders"].line) <= 1
+    assert world.engine.counts.timeouts == 5
 
 
 def test_too_many_credits_are_refused() -> None:

@@ -8,8 +8,9 @@ import structlog
 import trio
 
 from dms import wire
-from dms.broker import Broker
-from dms.opening import open_broker
+from dms.engine import Engine
+from dms.opening import open_engine
+from dms.refusals import Refusals
 from dms.session import Session
 from dms.settings import DmsSettings
 from dms.times import Times
@@ -52,7 +53,8 @@ class World:
     async def _open_it(self) -> None:
         self.store: Store = await open_store(self.disk, self.storage, HandClock())
         self.times = Times(lambda: self.now, lambda: 1_700_000_000_000)
-        self.broker: Broker = await open_broker(Context(self.store, LOG), self.settings, self.times)
+        self.engine: Engine = await open_engine(Context(self.store, LOG), self.settings, self.times)
+        self.refusals = Refusals(self.engine.counts, LOG)
         self.settle()
 
     def connect(self, *, handshake: bool = True, bound: int = 1 << 20) -> "Peer":
@@ -74,7 +76,7 @@ class World:
         end = self.now + seconds
         while True:
             due = [peer.connection.deadline for peer in self.peers]
-            due.append((self.times.next_ms + 1) / 1000 - self._age)
+            due.append((self.times.timers.next + 1) / 1000 - self._age)
             earliest = min(due)
             if earliest > end:
                 break
@@ -85,7 +87,7 @@ class World:
 
     @property
     def _age(self) -> float:
-        """What the broker's age is ahead of `now`."""
+        """What the engine's age is ahead of `now`."""
         return self.times.now_ms() / 1000 - self.now
 
     def _tick(self) -> None:
@@ -94,7 +96,7 @@ class World:
             if peer.connection.deadline <= self.now:
                 peer.connection.deadline = float("inf")
                 peer.session.on_deadline(self.now)
-        self.times.run_due()
+        self.times.timers.run_due()
         self.settle()
 
     def kill(self) -> None:
@@ -108,13 +110,13 @@ class World:
         self._open()
 
     def depths(self) -> dict[str, int]:
-        return {queue.text: queue.depth for queue in self.broker.queues.values()}
+        return {queue.text: queue.depth for queue in self.engine.queues.values()}
 
     def call(self, verb: str, **arguments: Any) -> Any:
         """An administrative verb."""
         from dms.admin import Admin
 
-        found = {verb.name: verb for verb in Admin(self.broker).verbs}[verb]
+        found = {verb.name: verb for verb in Admin(self.engine).verbs}[verb]
 
         async def run() -> Any:
             return await found.call(arguments)
@@ -131,7 +133,7 @@ class Peer:
         self._unread = b""
         self._said = b""
         self._ids = 100
-        self.session = Session(connection, world.broker)
+        self.session = Session(connection, world.engine, world.refusals)
 
     def send(self, data: bytes) -> None:
         """One read of the server, and what the disk makes of it."""

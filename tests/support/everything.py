@@ -25,7 +25,8 @@ from dmp.declarations import ExchangeKind, QueueKind
 from dmp.message import Head
 from dmp.queues import Queue as DmpQueue
 from dmp.settings import DmpSettings
-from dms.broker import Broker as DmsBroker
+from dms.engine import Engine as DmsEngine
+from dms.refusals import Refusals as DmsRefusals
 from dms.settings import DmsSettings
 from dms.times import Times
 from dms.wire import Type, pack, pack_name
@@ -67,7 +68,7 @@ class Everything:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.logmq: LogmqBroker
-        self.dms: DmsBroker
+        self.dms: DmsEngine
         self.pubsub: PubsubService
         self.dmp: DmpBroker
         self.recording: Recording
@@ -83,8 +84,9 @@ class Everything:
             self.recording = Recording(self.store, RecordSettings(protocols=("kqmsgq",)), LOG)
             self.dmp = await dmp.listener.open_broker(context, DmpSettings())
             times = Times(lambda: self.now, lambda: 1_700_000_000_000)
-            self.dms = await dms.opening.open_broker(context, DmsSettings(), times)
-            self.broker = self.dms  # as a peer of DMS calls it
+            self.dms = await dms.opening.open_engine(context, DmsSettings(), times)
+            self.engine = self.dms  # as a peer of DMS calls it
+            self.refusals = DmsRefusals(self.dms.counts, LOG)
             self.logmq = await logmq.listener.open_broker(context, LogmqSettings())
             self.pubsub = await pubsub.listener.open_pubsub(context, PubsubSettings())
             self.sessions = self.pubsub.sessions  # as a peer of pub/sub calls it
@@ -259,8 +261,8 @@ class Everything:
 
     async def _look_at_dms(self, found: Found) -> None:
         self.now = LATER_SECONDS
-        while self.dms.times.next_ms <= self.dms.times.now_ms():  # in turns: the machine may be busy
-            self.dms.times.run_due()
+        while self.dms.times.timers.next <= self.dms.times.now_ms():  # in turns: the machine may be busy
+            self.dms.times.timers.run_due()
             self.settle()
         for queue in list(self.dms.queues.values()):
             peer = self._dms_peer()  # what it gets it holds until the end: none of it comes to another queue

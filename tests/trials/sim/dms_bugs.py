@@ -1,15 +1,14 @@
 """Bugs to plant in DMS; see bugs.py."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from dms import opening
-from dms.broker import Broker
-from dms.keeper import Keeper
-from dms.mortality import Mortality
+from dms.cold import ColdRow
+from dms.engine import Engine, Queue
+from dms.expiry import Expiry
 from dms.opening import Replay
-from dms.queue import Queue
-from dms.reading import Reading
-from dms.session import Session
+from dms.queue_log import QueueLog
 from dms.times import Times
 from shared.storage.log import Ticket
 
@@ -17,40 +16,34 @@ Change = tuple[Any, str, Any]
 
 
 def produce_ok_before_the_sync() -> list[Change]:
-    enqueue = Keeper.enqueue
-
-    def enqueue_done(self: Keeper, *arguments: Any) -> Ticket | None:
-        if enqueue(self, *arguments) is None:
-            return None
-        done = Ticket()
-        done.resolve(None)
-        return done
-
-    return [(Keeper, "enqueue", enqueue_done)]
+    return _done_at_once("produce")
 
 
 def ack_ok_before_the_sync() -> list[Change]:
-    ack = Keeper.ack
+    return _done_at_once("ack")
 
-    def ack_done(self: Keeper, *arguments: Any) -> Ticket | None:
-        if ack(self, *arguments) is None:
-            return None
+
+def _done_at_once(name: str) -> list[Change]:
+    sound = getattr(QueueLog, name)
+
+    def done_at_once(self: QueueLog, *arguments: Any) -> Ticket:
+        sound(self, *arguments)
         done = Ticket()
         done.resolve(None)
         return done
 
-    return [(Keeper, "ack", ack_done)]
+    return [(QueueLog, name, done_at_once)]
 
 
 def a_snapshot_forgets_what_is_older() -> list[Change]:
-    return [(Keeper, "_kept_parts", lambda self, now: ([], 0))]
+    return [(Queue, "older_than_row", lambda self: [])]
 
 
 def a_nack_loses_the_place() -> list[Change]:
     put_back = Queue.put_back
 
     def put_back_behind(self: Queue, outs: Any, *, nacked: bool) -> None:
-        if not nacked or self.keeper is None or self.cold or self.head == self.end:
+        if not nacked or self.log is None or self.is_cold or self.head == self.end:
             put_back(self, outs, nacked=nacked)
             return
         (out,) = outs  # it changes places with the first of the row
@@ -61,13 +54,13 @@ def a_nack_loses_the_place() -> list[Change]:
 
 
 def a_lost_connection_keeps_its_messages() -> list[Change]:
-    return [(Session, "give_back", lambda self: None)]
+    return [(Engine, "give_back", lambda self, consumer: None)]
 
 
 def what_is_held_is_delivered_again() -> list[Change]:
     take = Queue._take
 
-    def take_and_keep_one(self: Queue, count: int) -> list[bytes]:
+    def take_and_keep_one(self: Queue, count: int) -> Sequence[bytes]:
         taken = take(self, count)
         if len(taken) > 1:
             seq = self.head - 1
@@ -90,21 +83,20 @@ def replay_forgets_acks_out_of_order() -> list[Change]:
 
 def the_dead_move_in_two_entries() -> list[Change]:
     def move_bit_by_bit(
-        self: Broker, source: Queue, target: Queue, seqs: Any, letters: Any, reason: str
+        self: Engine, source: Queue, target: Queue, seqs: Any, letters: Any, reason: Any
     ) -> None:
-        assert source.keeper is not None
-        left = source.keeper.append(*source.keeper.moving(seqs, reason, target.text), reserved=True)
-        assert left is not None
-        left[1].when_done(lambda done: target.produce(letters, sum(map(len, letters))) and None)
+        assert source.log is not None
+        _, left = source.log.append(*source.log.moving(seqs, reason, target.text), reserved=True)
+        left.when_done(lambda done: target.produce(letters, sum(map(len, letters))) and None)
 
-    return [(Broker, "move", move_bit_by_bit)]
+    return [(Engine, "move", move_bit_by_bit)]
 
 
 def the_dead_are_left_behind() -> list[Change]:
-    def copy_only(self: Broker, source: Queue, target: Queue, seqs: Any, letters: Any, reason: str) -> None:
+    def copy_only(self: Engine, source: Queue, target: Queue, seqs: Any, letters: Any, reason: Any) -> None:
         target.produce(letters, sum(map(len, letters)))
 
-    return [(Broker, "move", copy_only)]
+    return [(Engine, "move", copy_only)]
 
 
 def a_restart_ends_all_delays() -> list[Change]:
@@ -112,9 +104,9 @@ def a_restart_ends_all_delays() -> list[Change]:
 
     def released(queue: Queue, replay: Replay) -> None:
         restore(queue, replay)
-        if queue.mortality is not None:
-            queue.mortality.delays.clear()
-            queue.mortality.released = queue.tail
+        if queue.expiry is not None:
+            queue.expiry.delays.clear()
+            queue.expiry.released = queue.tail
 
     return [(opening, "_restore_times", released)]
 
@@ -123,7 +115,7 @@ def a_restart_begins_times_anew() -> list[Change]:
     restore = opening._restore_times
 
     def renewed(queue: Queue, replay: Replay) -> None:
-        replay.came = [(queue.broker.times.now_ms(), upto) for _, upto in replay.came]
+        replay.came = [(queue.engine.times.now_ms(), upto) for _, upto in replay.came]
         restore(queue, replay)
 
     return [(opening, "_restore_times", renewed)]
@@ -135,38 +127,38 @@ def times_go_on_while_nothing_runs() -> list[Change]:
 
 
 def what_is_past_its_time_goes_out() -> list[Change]:
-    on_time = Mortality.on_time
+    on_time = Expiry.on_time
 
-    def delays_only(self: Mortality, now: int) -> None:
-        self.lives.clear()
+    def delays_only(self: Expiry, now: int) -> None:
+        self.lifetimes.clear()
         on_time(self, now)
 
-    return [(Mortality, "on_time", delays_only)]
+    return [(Expiry, "on_time", delays_only)]
 
 
 def a_nack_costs_no_time() -> list[Change]:
-    returned = Mortality.returned
+    on_returned = Expiry.on_returned
 
-    def returned_at_once(self: Mortality, seq: int, deliveries: int, *, nacked: bool) -> None:
-        returned(self, seq, deliveries, nacked=False)
+    def returned_at_once(self: Expiry, seq: int, deliveries: int, *, nacked: bool) -> None:
+        on_returned(self, seq, deliveries, nacked=False)
 
-    return [(Mortality, "returned", returned_at_once)]
+    return [(Expiry, "on_returned", returned_at_once)]
 
 
 def tries_never_end() -> list[Change]:
-    returned = Mortality.returned
+    on_returned = Expiry.on_returned
 
-    def returned_for_the_first_time(self: Mortality, seq: int, deliveries: int, *, nacked: bool) -> None:
-        returned(self, seq, 1, nacked=nacked)
+    def returned_for_the_first_time(self: Expiry, seq: int, deliveries: int, *, nacked: bool) -> None:
+        on_returned(self, seq, 1, nacked=nacked)
 
-    return [(Mortality, "returned", returned_for_the_first_time)]
+    return [(Expiry, "on_returned", returned_for_the_first_time)]
 
 
 def two_reads_are_under_way() -> list[Change]:
-    takes_more = Reading._takes_more
+    takes_more = ColdRow._takes_more
 
-    def as_if_none_were(self: Reading, data: Any) -> bool:
+    def as_if_none_were(self: ColdRow, data: Any) -> bool:
         self._fetching = False
         return takes_more(self, data)
 
-    return [(Reading, "_takes_more", as_if_none_were)]
+    return [(ColdRow, "_takes_more", as_if_none_were)]

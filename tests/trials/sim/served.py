@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import dms.keeper
-import dms.mortality
-import dms.opening
-import dms.reading
+import dms.cold
+import dms.engine
+import dms.expiry
+import dms.queue_log
 from dms.plugin import plugin as dms_plugin
 from dms.settings import DmsSettings, QueueSettings
 from logmq.plugin import plugin as logmq_plugin
@@ -53,16 +53,11 @@ def small_queues(snapshot_bytes: int) -> Iterator[None]:
 
     What is dead and has no place is tried again after a moment of these short lives.
     """
-    smaller = {
-        "SNAPSHOT_BYTES": snapshot_bytes,
-        "HOME_BYTES": 500,
-        "HOT_LEAST_BYTES": 500,
-    }
     sooner = {"TRY_AGAIN_MS": 20, "BACK_MAX": 12, "DEAD_AT_ONCE": 5}
     with (
-        patch.multiple(dms.keeper, **smaller),
-        patch.multiple(dms.reading, FETCH_BYTES=2000),
-        patch.multiple(dms.opening, HOME_BYTES=smaller["HOME_BYTES"]),
-        patch.multiple(dms.mortality, **sooner),
+        patch.multiple(dms.queue_log, SNAPSHOT_BYTES=snapshot_bytes),
+        patch.multiple(dms.engine, HOT_LEAST_BYTES=500),
+        patch.multiple(dms.cold, POSITION_BYTES=500, FETCH_BYTES=2000),
+        patch.multiple(dms.expiry, **sooner),
     ):
         yield

@@ -10,7 +10,7 @@ import random
 import attrs
 import pytest
 
-from dms import keeper
+from dms import cold, queue_log
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.storage.settings import Durability
@@ -126,7 +126,7 @@ class Walk:
 
     def there(self, queue: str) -> list[str]:
         waiting = self.world.call("peek", queue=queue, limit=1000)
-        later = self.world.broker.queues[queue.encode()].mortality
+        later = self.world.engine.queues[queue.encode()].expiry
         bodies = [row["body"] for row in waiting]
         assert len(bodies) == len(set(bodies)) == self.world.depths()[queue], (queue, later)
         return bodies
@@ -137,8 +137,8 @@ class Walk:
 def test_a_message_is_in_one_place_whatever_ends_the_machine(
     seed: int, mode: Durability, power: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 2000)
-    monkeypatch.setattr(keeper, "HOME_BYTES", 200)
+    monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 2000)
+    monkeypatch.setattr(cold, "POSITION_BYTES", 200)
     walk = Walk(random.Random(seed), mode, power)
     for _ in range(STEPS):
         walk.step()

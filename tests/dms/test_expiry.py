@@ -16,7 +16,7 @@ MODES = {"memory": DmsSettings(persist=False), "always": DmsSettings(), "cold": 
 
 @pytest.fixture(params=MODES.values(), ids=MODES.keys())
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("dms.keeper.HOT_LEAST_BYTES", 0)
+    monkeypatch.setattr("dms.engine.HOT_LEAST_BYTES", 0)
     return World(request.param)
 
 
@@ -46,7 +46,7 @@ def test_a_message_past_its_time_is_dropped_and_counted(world: World) -> None:
     world.advance(21)
     assert world.depths()["orders"] == 1
     assert bodies(peer, "orders", 1) == [b"c"]
-    assert world.broker.counts.dropped == 2
+    assert world.engine.counts.dropped == 2
 
 
 def test_a_held_message_outlives_its_time_until_it_comes_back(world: World) -> None:
@@ -96,8 +96,8 @@ def test_what_expires_in_the_row_moves_too(world: World) -> None:
 def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_room(
     world: World, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dms.mortality.BACK_MAX", 20)
-    monkeypatch.setattr("dms.mortality.DEAD_AT_ONCE", 7)
+    monkeypatch.setattr("dms.expiry.BACK_MAX", 20)
+    monkeypatch.setattr("dms.expiry.DEAD_AT_ONCE", 7)
     peer = world.connect()
     peer.create("dead", b'{"depth":%d}' % room)
     peer.create("orders", b'{"ttl_ms":5000,"dead_letter":"dead"}')
@@ -105,7 +105,7 @@ def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_
     world.advance(6)
     assert peer.consume("orders", 3) == []
     assert world.depths() == {"orders": 60 - min(room, 60), "dead": min(room, 60)}
-    assert len(world.broker.queues[b"orders"].back) <= 20
+    assert len(world.engine.queues[b"orders"].back) <= 20
     came = deliveries([*peer.produce("orders", b"new"), *peer.take()])
     assert [body for _, body in came] == ([b"new"] if room > 60 else [])
     world.advance(30)
@@ -133,7 +133,7 @@ def test_where_the_dead_have_no_place_they_are_held_back_and_tried_again(world: 
         assert world.depths() == {"orders": 1, "dead": 2}
     else:
         assert world.depths() == {"orders": 2, "dead": 1}
-    assert world.broker.counts.held_back > 0
+    assert world.engine.counts.held_back > 0
 
 
 def test_a_delayed_message_comes_when_it_is_due(world: World) -> None:
@@ -194,9 +194,9 @@ def test_options_that_settings_have_since_hold_for_what_was_there_before(snapsho
     def again(**options: int) -> list[bytes]:
         """What can be had after a second, where the queue has these options."""
         world.advance(1)
-        for queue in world.broker.queues.values() if snapshot else ():
-            assert queue.keeper is not None
-            queue.keeper.snapshot()
+        for queue in world.engine.queues.values() if snapshot else ():
+            assert queue.log is not None
+            queue.log.snapshot()
         world.settle()
         world.settings = DmsSettings(queues={"orders": QueueSettings(**options)})
         world.kill()
@@ -227,9 +227,9 @@ def test_deliveries_are_counted_over_restarts(snapshot: bool) -> None:
         assert [body for _, body in peer.consume("orders")] == [b"poison"]
         world.advance(1)  # the note of the delivery is written
         if snapshot:
-            for queue in world.broker.queues.values():
-                assert queue.keeper is not None
-                queue.keeper.snapshot()
+            for queue in world.engine.queues.values():
+                assert queue.log is not None
+                queue.log.snapshot()
             world.settle()
         world.kill()
     assert world.depths() == {"orders": 1, "dead": 1}
@@ -248,7 +248,7 @@ def test_the_settings_patterns_are_options_too() -> None:
     ((held, _),) = peer.consume("job-1")
     peer.nack(held)
     assert world.depths() == {"job-1": 2, "other": 2}
-    assert world.broker.counts.dropped == 1
+    assert world.engine.counts.dropped == 1
 
 
 def test_a_pattern_that_matches_the_queue_of_the_dead_too_does_not_let_them_die_again() -> None:
@@ -276,8 +276,8 @@ def test_deliveries_that_are_not_asked_for_cost_no_entry() -> None:
     peer = world.connect()
     peer.create("plain")
     peer.produce("plain", *[b"x"] * 100)
-    assert world.broker.queues[b"plain"].mortality is None
-    assert world.times.next_ms == float("inf")
+    assert world.engine.queues[b"plain"].expiry is None
+    assert world.times.timers.next == float("inf")
 
 
 def test_a_name_in_the_options_is_a_queues() -> None:
@@ -289,7 +289,7 @@ def test_a_name_in_the_options_is_a_queues() -> None:
 def test_a_purge_takes_what_has_come_also_where_the_disk_has_yet_to_confirm_it() -> None:
     world = World()
     world.connect().create("orders")
-    queue = world.broker.queues[b"orders"]
+    queue = world.engine.queues[b"orders"]
     queue.produce([b"a", b"b"], 2)
     assert (queue.depth, queue.end) == (2, 1)
     assert world.call("purge", queue="orders") == {"queue": "orders", "purged": 2, "held": 0}

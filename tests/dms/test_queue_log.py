@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 import trio
 
-from dms import gathering, keeper, records, wire
-from dms.keeper import Keeper
+from dms import queue_log, records, wire
+from dms.queue_log import QueueLog
 from dms.records import Kind
 from dms.wire import Status, Type
 from shared.storage.log import read_records
@@ -27,9 +27,9 @@ def together(world: World, *reads: tuple[Peer, bytes]) -> None:
 
 
 def kinds(world: World) -> Counter[str]:
-    queue = world.broker.queues[b"q"]
-    assert queue.keeper is not None
-    log = queue.keeper.log
+    queue = world.engine.queues[b"q"]
+    assert queue.log is not None
+    log = queue.log.log
 
     async def look() -> bytes:
         return await read_records(log, log.first, 1 << 20) if log.visible > log.first else b""
@@ -65,7 +65,7 @@ def test_nothing_is_answered_where_the_records_cannot_be_made(monkeypatch: pytes
     def broken(those: object) -> bytes:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(gathering, "to_runs", broken)
+    monkeypatch.setattr(queue_log, "to_runs", broken)
     together(world, (other, produce(b"b")), (peer, wire.pack(Type.ACK, held)))
     assert statuses(other.take()) == statuses(peer.take()) == [Status.INTERNAL]
     assert world.store.read_only is not None
@@ -80,11 +80,11 @@ def test_what_rests_on_what_is_gathered_is_written_behind_it() -> None:
     peer.create("q")
     peer.produce("q", b"a", b"b", b"c")
     (first, _), (second, _) = peer.consume("q", 2)
-    keep = world.broker.queues[b"q"].keeper
-    assert keep is not None
+    log = world.engine.queues[b"q"].log
+    assert log is not None
     other.session.receive(produce(b"d"))
     peer.session.receive(wire.pack(Type.ACK, second))
-    keep.snapshot()
+    log.snapshot()
     other.session.receive(produce(b"e"))
     peer.session.receive(wire.pack(Type.ACK, first))
     world.settle()
@@ -109,17 +109,17 @@ def test_a_full_batch_takes_what_was_gathered_for_it(monkeypatch: pytest.MonkeyP
 
 
 def test_a_snapshot_is_no_reason_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "SNAPSHOT_BYTES", 1)
+    monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 1)
     made = 0
-    snapshot = Keeper.snapshot
+    snapshot = QueueLog.snapshot
 
-    def counted(self: Keeper) -> None:
+    def counted(self: QueueLog) -> None:
         nonlocal made
         made += 1
         assert made < 100, "one snapshot after the other"
         snapshot(self)
 
-    monkeypatch.setattr(Keeper, "snapshot", counted)
+    monkeypatch.setattr(QueueLog, "snapshot", counted)
     world = World()
     peer = world.connect()
     peer.create("q")

@@ -1,14 +1,15 @@
-"""The straight way says what the general way says, and the reads that it is for do go along it."""
+"""The fast path says what the plain path says, and the reads that it is for do take it."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dms import straight, wire
+from dms import wire
 from dms.session import Session
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.errors import StoreError
+from shared.net.session import SessionBase
 from tests.dms.world import Peer, World, deliveries, statuses
 
 NAME = wire.pack_name("q")
@@ -61,14 +62,14 @@ READS = st.one_of(
 
 @pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
 @given(st.lists(st.tuples(st.integers(0, 1), READS), max_size=16))
-def test_both_ways_say_the_same(persist: bool, reads: list[tuple[int, bytes]]) -> None:
-    assert said(persist, reads) == said(persist, reads, straight_way=False)
+def test_both_paths_say_the_same(persist: bool, reads: list[tuple[int, bytes]]) -> None:
+    assert said(persist, reads) == said(persist, reads, fast_path=False)
 
 
-def said(persist: bool, reads: list[tuple[int, bytes]], *, straight_way: bool = True) -> object:
+def said(persist: bool, reads: list[tuple[int, bytes]], *, fast_path: bool = True) -> object:
     with pytest.MonkeyPatch.context() as patch:
-        if not straight_way:
-            patch.setattr(straight, "taken", lambda session, data: 0)
+        if not fast_path:
+            patch.setattr(Session, "receive", SessionBase.receive)
         world = World(DmsSettings(persist=persist, depth=5))
         peers = [world.connect(), world.connect()]
         for name in "qr":
@@ -79,15 +80,15 @@ def said(persist: bool, reads: list[tuple[int, bytes]], *, straight_way: bool = 
             found.append([peer.take() for peer in peers])
         peers[0].lose()
         found.append([peers[1].take()])
-        return found, world.depths(), world.broker.counts.produced, world.broker.counts.delivered
+        return found, world.depths(), world.engine.counts.produced, world.engine.counts.delivered
 
 
-def test_what_a_closed_loop_sends_goes_the_straight_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_closed_loop_sends_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(DmsSettings(persist=False))
     producer, consumer = world.connect(), world.connect()
     producer.create("q")
     consumer.send(wire.pack(Type.CONSUME, 1, NAME))
-    monkeypatch.delattr(Session, "_apply")
+    monkeypatch.delattr(Session, "apply")
     for number in range(3):
         exchange(producer, produce(number), (Type.PRODUCE_OK, number))
         exchange(consumer, b"", (Type.DELIVER, first_id(number)))
@@ -111,7 +112,7 @@ def test_what_came_back_goes_before_what_nobody_had(persist: bool) -> None:
     peer.nack(first)
     peer.send(turn(second, 2))
     assert [body for _, body in deliveries(peer.take())] == [b"a"]
-    assert world.broker.counts.redelivered == 1
+    assert world.engine.counts.redelivered == 1
 
 
 @PERSIST
@@ -129,7 +130,7 @@ def test_what_is_delayed_is_not_delivered_before_its_time(persist: bool) -> None
     assert [body for _, body in deliveries(peer.take())] == [b"b"]
 
 
-def test_a_delivery_on_the_straight_way_counts_over_a_restart() -> None:
+def test_a_delivery_on_the_fast_path_counts_over_a_restart() -> None:
     world = World()
     peer = world.connect()
     peer.create("q", b'{"max_deliveries":1}')
@@ -182,15 +183,15 @@ def test_an_ack_before_a_produce_that_is_refused_counts_once(persist: bool) -> N
     assert world.depths() == {"q": 1}
 
 
-def test_of_a_damaged_queue_the_straight_way_gives_nothing_either() -> None:
+def test_of_a_damaged_queue_the_fast_path_gives_nothing_either() -> None:
     world = World()
     peer = world.connect()
     peer.create("q")
     peer.produce("q", b"a", b"b")
     ((held, _),) = peer.consume("q")
-    keeper = world.broker.queues[b"q"].keeper
-    assert keeper is not None
-    keeper.damaged = StoreError("a bit has turned over")
+    cold = world.engine.queues[b"q"].cold
+    assert cold is not None
+    cold.damage = StoreError("a bit has turned over")
     peer.send(turn(held, 2))
     assert statuses(peer.take()) == [Status.OK, Status.INTERNAL]
 

@@ -1,0 +1,188 @@
+"""The cold part of a queue's row: messages that are in the log and not in memory, read back in order.
+
+The front of the row is *hot*, in memory; what follows is *cold*, and is read back in batches when its turn
+comes, skipping what has gone. So a deep queue costs no memory a message. `positions` say where in the log the
+row is found: a place every few dozen KiB.
+
+A log may be damaged. What cannot be read is passed over, and a consumer that asks is told once.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from dms import records
+from dms.records import Kind, NotOurs
+from dms.wire import refusal_for
+from shared.errors import CorruptRecord, LogDeleted, StoreError
+from shared.storage.lost import Lost, describe_lost
+
+if TYPE_CHECKING:
+    from dms.engine import Queue
+    from shared.storage.store import Log
+
+logger = structlog.stdlib.get_logger("brokers.dms")
+
+FETCH_BYTES = 256 << 10
+"""Read back at once."""
+POSITION_BYTES = 64 << 10
+"""From one known position in the log to the next."""
+
+
+class ColdRow:
+    """Of one queue. One read is under way at most."""
+
+    def __init__(self, queue: "Queue", log: "Log") -> None:
+        self._queue = queue
+        self.log = log
+        self.positions: deque[tuple[int, int]] = deque()
+        """(sequence, offset of its record) of messages of the row, from its head on."""
+        self.offset = log.end
+        """Where to read on."""
+        self.waiting: list[tuple[Sequence[bytes], int]] = []
+        """What came after the disk failed: it has to wait until the cold messages before it are read back."""
+        self.damage: StoreError | None = None
+        """What the next consumer that asks is told."""
+        self.ended = False
+        """Nothing more can be read."""
+        self._fetching = False
+        self._lost: list[Lost] = []
+
+    # -- where the row is
+
+    def found_at(self, first: int, offset: int) -> None:
+        """Messages of the row, from `first` on, stand there."""
+        if not self.positions or offset - self.positions[-1][1] >= POSITION_BYTES:
+            self.positions.append((first, offset))
+
+    def row_start(self) -> int:
+        """No message of the row, which is not empty, stands below this offset."""
+        positions, head = self.positions, self._queue.head
+        while len(positions) > 1 and positions[1][0] <= head:
+            positions.popleft()
+        return positions[0][1] if positions else self.log.first
+
+    # -- reading back
+
+    def fetch(self) -> None:
+        """Read more of the row into memory, perhaps at once; the queue dispatches when it is there."""
+        if self._fetching or self.ended or self._queue.deleted:
+            return
+        self._fetching = True
+        self._queue.engine.counts.fetches += 1
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read, one batch at a time, until some of it may go out or there is no more."""
+        queue = self._queue
+        inside = True
+        more: bool | None = True
+
+        def done(data: bytes | StoreError) -> None:
+            nonlocal more
+            more = self._takes_more(data)
+            if inside:
+                return
+            if more:
+                self._read_on()
+            else:
+                self._fetching = False
+            if not self._fetching and queue.line and not queue.deleted:
+                queue.dispatch()
+
+        while more:  # all that was read may have gone already
+            more = None
+            self.log.read(self.offset, FETCH_BYTES, done)
+        inside = False
+        if more is not None:
+            self._fetching = False
+
+    def _takes_more(self, data: bytes | StoreError) -> bool:
+        """Take in what was read; whether more has to be read."""
+        queue = self._queue
+        if queue.deleted:
+            return False
+        if isinstance(data, CorruptRecord):
+            lost = self.log.lost_at(self.offset)
+            self.offset = lost.end
+            self.lose([lost])
+            return queue.is_cold and not queue.bodies
+        if isinstance(data, StoreError):
+            self._cannot_read(data)
+            return False
+        if not data and queue.is_cold and not queue.bodies:  # the newest of the row are lost
+            queue.skip_lost(queue.end - queue.head)
+        try:
+            self._take_in(data)
+        except (NotOurs, ValueError, KeyError) as error:
+            self._cannot_read(StoreError(f"a record that cannot be read: {error}"))
+            return False
+        while self.waiting and not queue.is_cold:
+            waiting, self.waiting = self.waiting, []
+            for bodies, size in waiting:
+                queue.make_visible(bodies, size)
+        if queue.expiry is not None and data:
+            queue.expiry.row_grew()
+            if queue.expiry.head_expired:  # it reads on when others have had their turn
+                return False
+        return queue.is_cold and not queue.bodies and bool(data)
+
+    def _take_in(self, data: bytes) -> None:
+        queue, start = self._queue, self.offset
+        at = 0
+        for record in records.unpack(data):
+            hot_end = queue.head + len(queue.bodies)
+            if record.kind in (Kind.ENQUEUED, Kind.LETTERS) and record.seq + record.entries > hot_end:
+                if record.seq > hot_end:  # what is between is lost
+                    if queue.bodies:  # those before it go first
+                        self.offset = start + at
+                        return
+                    queue.skip_lost(record.seq - hot_end)
+                bodies = records.messages_in(data, record)[max(hot_end - record.seq, 0) :]
+                if not queue.bodies:
+                    self.positions.clear()
+                self.found_at(record.seq, start + at)
+                queue.warm(bodies, sum(map(len, bodies)))
+            at = record.end
+        self.offset = start + len(data)
+
+    # -- damage
+
+    def lose(self, lost: Sequence[Lost]) -> None:
+        """So much of the log cannot be read. Consumers in line are told, or else the next that asks."""
+        queue, known = self._queue, self._lost
+        new = [each for each in lost if not any(one.offset <= each.offset < one.end for one in known)]
+        if not new:
+            return
+        known += new
+        logger.error(
+            "a queue's log is damaged: messages there are lost, or come again that had gone; the others are "
+            "served",
+            queue=queue.text,
+            path=self.log.file.path,
+            **describe_lost(new),
+        )
+        queue.engine.counts.damaged_ranges += len(new)
+        self.damage = StoreError(
+            f"messages of {queue.text} are lost to damage of its log; ask again for the others"
+        )
+        if queue.line:
+            queue.end_credits(refusal_for(self.tell_damage()))
+
+    def tell_damage(self) -> StoreError:
+        """What a consumer that asks is told: once, or always where nothing more can be read."""
+        error = self.damage
+        assert error is not None
+        if not self.ended:
+            self.damage = None
+        return error
+
+    def _cannot_read(self, error: StoreError) -> None:
+        if isinstance(error, LogDeleted):
+            return
+        self.damage = error
+        self.ended = True
+        logger.error("a queue's messages cannot be read", queue=self._queue.text, reason=str(error))
+        self._queue.end_credits(refusal_for(error))

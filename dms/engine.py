@@ -1,0 +1,983 @@
+"""The queue engine: queues, the order of their messages, and the consumers they go to. No connection in it.
+
+Down: a session calls `Queue.produce`, `Queue.line_up` (credits), `Engine.ack`, `Queue.put_back` (a NACK) and
+`Engine.gone`. What has to be durable first is answered with a ticket. Up: the engine tells a session through
+its `Receiver`, and nothing else.
+
+Theory of operation. Every message has a *sequence*, counted up from 1 in order of arrival, and keeps it for
+life. Messages never delivered stand in the *row*: sequences `head` to `tail`. From `end` on the disk has not
+confirmed them and nobody may see them. `bodies` are the row's front, in memory; what is behind is *cold*
+(`dms.cold`) and is read back from the log when its turn comes. What was delivered and came back is in `back`
+by its sequence; those of it that may go out are in the heap `returned`. All are older than the row, so they
+go first, and everything has its old place.
+
+Credits stand in `line` in the order of arrival. Either messages are ready or credits wait, never both:
+`dispatch` sees to that. On a disk every change is also a record in the queue's log (`dms.queue_log`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count as counter
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import structlog
+
+from dms.cold import ColdRow
+from dms.expiry import Expiry
+from dms.metrics import Counts
+from dms.options import Options
+from dms.queue_log import Acked, Arrival, QueueLog
+from dms.records import Kept, Reason
+from dms.runs import counted
+from dms.settings import DmsSettings
+from dms.unacked import DeliveredRun, Delivery, Unacked
+from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
+from shared.errors import StoreError, StoreReadOnly
+
+if TYPE_CHECKING:
+    from dms.times import Times
+    from shared.storage.store import Log, Namespace, Store, Ticket
+    from shared.storage.table import Table
+
+HOT_LEAST_BYTES = 16 << 10
+"""Every queue may keep so much in memory, whatever the others do."""
+BODY_OVERHEAD_BYTES = 64
+"""A bytes object's header, its slot in the deque, the allocator's rounding."""
+EVER = 1 << 62
+_IDS_END = 1 << 32
+NOT_HELD = malformed("this connection holds no delivery of that id")
+ENGINE_KEY = b"\0"
+"""Of the engine's own row in the table, and what its others begin with: no queue's name holds it."""
+
+
+Outcome: TypeAlias = "Ticket | Refusal | None"
+"""What a change waits for, why it was refused, or None: it is done."""
+
+
+class Receiver(Protocol):
+    """A consumer's session, as the engine sees it. Whatever it raises ends its consumer, and no other."""
+
+    def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+        """Messages for the oldest credits, under these delivery ids; all of one queue."""
+
+    def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
+        """These credits end without a message."""
+
+    def drain(self) -> None:
+        """The server stops."""
+
+    def crashed(self, error: Exception) -> None:
+        """One of the others raised this."""
+
+
+class Credit:
+    """CONSUMEs of one consumer that came together: `ids` from `at` on wait. `deadline` is the session's."""
+
+    __slots__ = ("at", "consumer", "deadline", "ids", "queue")
+
+    def __init__(self, consumer: Consumer, queue: Queue, ids: Sequence[bytes], deadline: float) -> None:
+        self.consumer = consumer
+        self.queue = queue
+        self.ids = ids
+        self.at = 0
+        self.deadline = deadline
+
+    @property
+    def left(self) -> int:
+        return len(self.ids) - self.at
+
+
+class Consumer:
+    """Who takes messages, known by `number`: its credits, oldest first, and what it has not acknowledged."""
+
+    __slots__ = ("credits", "engine", "gone", "number", "receiver", "unacked", "waiting")
+
+    def __init__(self, engine: Engine, number: int, receiver: Receiver) -> None:
+        self.engine = engine
+        self.number = number
+        self.receiver = receiver
+        self.credits: deque[Credit] = deque()
+        self.waiting = 0
+        """CONSUMEs in `credits`."""
+        self.unacked: Unacked[Queue] = Unacked()
+        self.gone = False
+
+    def wait(self, queue: Queue, ids: Sequence[bytes], deadline: float) -> Credit:
+        """One credit for each of `ids`, for `queue.line_up`. All that wait at a time are of one queue."""
+        credit = Credit(self, queue, ids, deadline)
+        self.waiting += len(ids)
+        self.credits.append(credit)
+        return credit
+
+    def end(self, credit: Credit, refusal: Refusal) -> None:
+        """Tell the session that all that is left of a credit ends."""
+        left = credit.ids[credit.at :]
+        credit.at = len(credit.ids)
+        self.waiting -= len(left)
+        self.credits.remove(credit)
+        self._tell(self.receiver.end_credits, left, refusal)
+
+    def forget_credits(self) -> None:
+        for credit in self.credits:
+            credit.at = len(credit.ids)
+        self.credits.clear()
+        self.waiting = 0
+
+    def deliver(self, credit: Credit, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+        """Pass on messages that are in `unacked` by now, one for each credit."""
+        count = len(ids)
+        self.engine.counts.delivered += count
+        credit.at += count
+        self.waiting -= count
+        if credit.at == len(credit.ids):
+            self.credits.popleft()
+        try:
+            self.receiver.deliver(ids, bodies)
+        except Exception as error:
+            self._crashed(error)
+
+    def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._crashed(error)
+
+    def _crashed(self, error: Exception) -> None:
+        """Its session raised on another session's time, or the store's: it ends, and loses nothing."""
+        self.engine.gone(self)
+        self.receiver.crashed(error)
+
+
+class Queue:
+    """One queue, from its creation to its end."""
+
+    __slots__ = (
+        "back",
+        "back_bytes",
+        "bodies",
+        "cold",
+        "deadline",
+        "deleted",
+        "depth",
+        "end",
+        "engine",
+        "expiry",
+        "head",
+        "heaped",
+        "held",
+        "hot_bytes",
+        "line",
+        "log",
+        "name",
+        "options",
+        "released",
+        "returned",
+        "tail",
+        "text",
+    )
+
+    def __init__(self, engine: Engine, name: str, options: Options) -> None:
+        self.engine = engine
+        self.text = name
+        self.name = name.encode()
+        self.options = options
+        self.log: QueueLog | None = None
+        """None: in memory, from the beginning or since the disk has failed (best-effort)."""
+        self.cold: ColdRow | None = None
+        self.expiry: Expiry | None = None
+        self.deleted = False
+        self.depth = 0
+        """All that is in it, unacknowledged deliveries too, also what the disk has not confirmed yet."""
+        self.held = 0
+        """Unacknowledged deliveries."""
+        self.head = self.end = self.tail = 1
+        self.released = EVER
+        """Below this sequence nothing of the row is delayed any more."""
+        self.bodies: deque[bytes] = deque()
+        self.hot_bytes = 0
+        self.back: dict[int, tuple[bytes, int]] = {}
+        """By sequence: body, and how often it was delivered."""
+        self.back_bytes = 0
+        self.returned: list[int] = []
+        self.line: deque[Credit] = deque()
+        self.deadline = self.heaped = math.inf  # for the engine's timers
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.text!r} {self.head}..{self.end}..{self.tail}, {len(self.back)} back>"
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether some of the row is not in memory."""
+        return self.head + len(self.bodies) < self.end
+
+    @property
+    def room(self) -> int:
+        """How many messages may still come."""
+        return self.options.depth - self.depth
+
+    @property
+    def may_heat(self) -> bool:
+        """Whether more of the queue may be kept in memory. It has to be where there is no disk."""
+        engine = self.engine
+        return (
+            engine.hot_bytes < engine.settings.hot_bytes
+            or self.hot_bytes + self.back_bytes < HOT_LEAST_BYTES
+            or self.cold is None
+        )
+
+    def open_log(self, log: Log) -> None:
+        """Keep the queue on disk from now on."""
+        self.log = QueueLog(log, self, self.engine.times)
+        self.cold = ColdRow(self, log)
+
+    # -- messages come
+
+    def produce(self, bodies: Sequence[bytes], size: int) -> Ticket | None:
+        """Add messages, as many as `room` at most; `size`: the bytes of all. None: done. Raises Refusal."""
+        count = len(bodies)
+        engine = self.engine
+        ticket = None
+        if self.log is not None:
+            try:
+                ticket = self.log.produce(bodies, size, self.tail)
+            except StoreError as error:
+                self._detach_or_refuse(error)
+        engine.counts.produced += count
+        self.on_produced(count)
+        if ticket is None:
+            if engine.durable is not None:
+                engine.unkept(count)
+            self.make_visible(bodies, size)
+            if self.line:
+                self.dispatch()
+        return ticket
+
+    def on_produced(self, count: int) -> None:
+        """So many have come."""
+        self.depth += count
+        self.tail += count
+        if self.expiry is not None:
+            self.expiry.on_produced(self.tail)
+
+    def make_visible(self, bodies: Sequence[bytes], size: int) -> None:
+        """The next of the row may go out, and stay in memory."""
+        if self.cold is not None and (self.is_cold or self.cold.waiting):
+            self.cold.waiting.append((bodies, size))
+            return
+        self.end += len(bodies)
+        self.warm(bodies, size)
+
+    def warm(self, bodies: Sequence[bytes], size: int) -> None:
+        """Messages behind the row's hot front are in memory, too."""
+        self.bodies.extend(bodies)
+        self.heat(size + BODY_OVERHEAD_BYTES * len(bodies))
+
+    def heat(self, size: int) -> None:
+        self.hot_bytes += size
+        self.engine.hot_bytes += size
+
+    def keep_back(self, seq: int, body: bytes, deliveries: int) -> None:
+        """A message is no longer in the row, and nobody holds it."""
+        self.back[seq] = body, deliveries
+        size = len(body) + BODY_OVERHEAD_BYTES
+        self.back_bytes += size
+        self.engine.hot_bytes += size
+
+    def take_out(self, seq: int) -> tuple[bytes, int]:
+        """It is no longer in `back`: its body, and how often it was delivered."""
+        entry = self.back.pop(seq)
+        size = len(entry[0]) + BODY_OVERHEAD_BYTES
+        self.back_bytes -= size
+        self.engine.hot_bytes -= size
+        return entry
+
+    # -- messages go out
+
+    def line_up(self, credit: Credit) -> None:
+        """A credit is served at once, or waits."""
+        line = self.line
+        while line and line[0].at == len(line[0].ids):  # they have ended
+            line.popleft()
+        line.append(credit)
+        if len(line) == 1:
+            self.dispatch()
+
+    def dispatch(self) -> None:
+        """Serve the credits in line, in their order, as far as messages are ready."""
+        line, bodies, engine = self.line, self.bodies, self.engine
+        while line:
+            credit = line[0]
+            want = len(credit.ids) - credit.at
+            if not want:
+                line.popleft()
+                continue
+            if self.returned:
+                seq = heappop(self.returned)
+                body, deliveries = self.take_out(seq)
+                self.held += 1
+                engine.counts.redelivered += 1
+                if self.log is not None:
+                    self.log.note_delivered(seq, 1)
+                self._deliver_single(credit, seq, body, deliveries + 1)
+                continue
+            ready = len(bodies)
+            if self.released < self.head + ready:
+                ready = self.released - self.head
+            if ready <= 0:
+                if self.cold is not None and not bodies and self.is_cold and self.released > self.head:
+                    self.cold.fetch()  # which may have brought some at once
+                    if bodies:
+                        continue
+                return
+            taken = self._take(min(ready, want))
+            count = len(taken)
+            seq = self.head - count
+            if count == 1:
+                self._deliver_single(credit, seq, taken[0], 1)
+                continue
+            ids = counted(engine.take_ids(count), count)
+            credit.consumer.unacked.add(DeliveredRun(ids, self, seq, taken))
+            credit.consumer.deliver(credit, ids, taken)
+
+    def _deliver_single(self, credit: Credit, seq: int, body: bytes, deliveries: int) -> None:
+        delivery_id = self.engine.take_ids(1).to_bytes(4)
+        credit.consumer.unacked.single[delivery_id] = self, seq, body, deliveries
+        credit.consumer.deliver(credit, (delivery_id,), (body,))
+
+    def take_next(self, consumer: Consumer) -> tuple[bytes, bytes] | None:
+        """Fast path of `line_up` for one credit: the id and body of the next message, which `consumer` now
+        holds. None where it is not that simple: none is ready, or something or somebody is before it."""
+        bodies, seq = self.bodies, self.head
+        if not bodies or self.line or self.returned or seq >= self.released:
+            return None
+        if self.cold is not None and self.cold.damage is not None:
+            return None
+        if self.log is not None:
+            self.log.note_delivered(seq, 1)
+        self.heat(-(self.hot_bytes // len(bodies)))
+        self.head = seq + 1
+        self.held += 1
+        body = bodies.popleft()
+        engine = self.engine
+        engine.counts.delivered += 1
+        delivery_id = engine.take_ids(1).to_bytes(4)
+        consumer.unacked.single[delivery_id] = self, seq, body, 1
+        return delivery_id, body
+
+    def _take(self, count: int) -> Sequence[bytes]:
+        """The front of the row, which is held from now on."""
+        bodies = self.bodies
+        seq = self.head
+        taken: Sequence[bytes]
+        if count >= len(bodies):
+            taken = tuple(bodies)
+            bodies.clear()
+            self.heat(-self.hot_bytes)
+        else:
+            self.heat(-(self.hot_bytes * count // len(bodies)))
+            taken = (bodies.popleft(),) if count == 1 else [bodies.popleft() for _ in range(count)]
+        count = len(taken)
+        self.head = seq + count
+        self.held += count
+        if self.log is not None:
+            self.log.note_delivered(seq, count)
+        return taken
+
+    def end_credits(self, refusal: Refusal) -> None:
+        """End all credits in line."""
+        line = self.line.copy()
+        self.line.clear()
+        for credit in line:
+            if credit.left:
+                credit.consumer.end(credit, refusal)
+
+    # -- messages leave, or come back
+
+    def ack(
+        self, consumer: Consumer, ids: Sequence[bytes], deliveries: Sequence[Delivery[Queue]]
+    ) -> Ticket | None:
+        """Messages leave. None: done. Raises Refusal: they have not."""
+        ticket = None
+        count = len(deliveries)
+        if self.log is not None:
+            if isinstance(deliveries, DeliveredRun):
+                seqs: Sequence[int] = deliveries.seqs
+            else:
+                seqs = [seq for _, seq, _, _ in deliveries]
+            try:
+                ticket = self.log.ack(seqs, (consumer, ids, deliveries))
+            except StoreError as error:
+                self._detach_or_refuse(error)
+        self.held -= count
+        self.engine.counts.acked += count
+        self.on_left(count)
+        if ticket is None and self.engine.durable is not None:
+            self.engine.unkept(count)
+        return ticket
+
+    def put_back(self, deliveries: Sequence[Delivery[Queue]], *, nacked: bool) -> None:
+        """Messages come back to their old places; `nacked`: their consumer said so."""
+        if self.deleted:
+            return
+        self.held -= len(deliveries)
+        self.engine.counts.returned += len(deliveries)
+        for _, seq, body, count in deliveries:
+            self.keep_back(seq, body, count)
+            if self.expiry is not None:
+                self.expiry.on_returned(seq, count, nacked=nacked)
+            else:
+                heappush(self.returned, seq)
+        if self.log is not None:
+            due = self.expiry.put_off_until if self.expiry is not None else {}
+            self.log.note_returned(
+                [(seq, count, due.get(seq, 0)) for _, seq, _, count in deliveries if seq in self.back],
+                nacked=nacked,
+            )
+        if self.expiry is not None:
+            self.expiry.bury()
+        if self.line:
+            self.dispatch()
+
+    def on_left(self, count: int) -> None:
+        """So many are in it no more: other queues' dead messages may have waited for the room."""
+        self.depth -= count
+        if self.engine.parked:
+            self.engine.has_room(self)
+
+    def skip_lost(self, count: int) -> None:
+        """The first of the row, none of which is in memory, are lost."""
+        self.head += count
+        self.on_left(count)
+        if self.expiry is not None:
+            self.expiry.row_moved()
+
+    def log_gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket | None:
+        """Have the log say that messages (first sequence, count) leave unacknowledged. Raises Refusal."""
+        if self.log is not None:
+            try:
+                return self.log.gone(runs, reason)
+            except StoreError as error:
+                self._detach_or_refuse(error)
+        return None
+
+    def front_to_back(self, count: int) -> list[int]:
+        """Move so many of the row's hot front into `back`; their sequences."""
+        first = self.head
+        for seq in range(first, first + count):
+            self.heat(-(self.hot_bytes // len(self.bodies)))
+            self.keep_back(seq, self.bodies.popleft(), 0)
+        self.head += count
+        return list(range(first, first + count))
+
+    def drop_front(self, count: int) -> None:
+        """So many of the row leave, hot or cold."""
+        hot = min(count, len(self.bodies))
+        if hot:
+            self.heat(-(self.hot_bytes * hot // len(self.bodies)))
+        for _ in range(hot):
+            self.bodies.popleft()
+        self.head += count
+        self.on_left(count)
+
+    def drop_ready(self) -> None:
+        """All that nobody holds leaves, but what the disk has not confirmed yet."""
+        gone = len(self.back) + self.end - self.head
+        self.back.clear()
+        self.returned.clear()
+        self.bodies.clear()
+        self.cool()
+        self.head = self.end
+        self.on_left(gone)
+        if self.expiry is not None:
+            self.expiry.forget()
+
+    def cool(self) -> None:
+        """Nothing of it counts as memory any more."""
+        self.engine.hot_bytes -= self.hot_bytes + self.back_bytes
+        self.hot_bytes = self.back_bytes = 0
+
+    # -- time
+
+    def wake_by(self, age_ms: int) -> None:
+        """Have `expire` called by then."""
+        self.engine.times.wake_by(self, age_ms)
+
+    def expire(self, now: float) -> None:
+        """The timers: something is due."""
+        if self.deleted:
+            return
+        if self.log is not None:
+            self.log.flush_notes()
+        if self.expiry is not None:
+            self.expiry.on_time(int(now))
+
+    # -- the disk
+
+    def _detach_or_refuse(self, error: StoreError) -> None:
+        """The store takes nothing. Raises Refusal, unless the queue is to go on in memory."""
+        if not (isinstance(error, StoreReadOnly) and self.engine.best_effort):
+            raise refusal_for(error) from None
+        self.detach(error)
+
+    def detach(self, error: StoreError) -> None:
+        """Go on in memory."""
+        if self.log is not None:
+            self.log.detach()
+            self.log = None
+        self.engine.goes_on_in_memory(error)
+
+    def arrived(self, arrival: Arrival) -> None:
+        cold = self.cold
+        assert cold is not None
+        if not self.is_cold:
+            if self.head == self.end:
+                cold.positions.clear()
+            if self.may_heat:
+                cold.found_at(arrival.first, arrival.offset)
+                self.make_visible(arrival.bodies, arrival.size)
+                return
+            cold.offset = arrival.offset
+            cold.positions.append((arrival.first, arrival.offset))
+        self.end = arrival.first + len(arrival.bodies)
+
+    def all_arrived(self) -> None:
+        if self.expiry is not None:
+            self.expiry.row_grew()
+        if self.line:
+            self.dispatch()
+
+    def undo_acks(self, acks: Sequence[Acked]) -> None:
+        for consumer, ids, deliveries in acks:
+            count = len(deliveries)
+            self.depth += count
+            self.held += count
+            self.engine.counts.acked -= count
+            if consumer.gone:
+                self.put_back(deliveries, nacked=False)
+            else:
+                consumer.unacked.add_all(ids, deliveries)
+
+    def rolled_back(self, arrivals: Sequence[Arrival], undo: Sequence[Callable[[], None]]) -> None:
+        engine = self.engine
+        if engine.past_saving:
+            self.detach(engine.disk_failed or StoreReadOnly("the disk has failed"))
+            for arrival in arrivals:
+                self.make_visible(arrival.bodies, arrival.size)
+        else:
+            for arrival in reversed(arrivals):
+                self.tail = arrival.first
+                engine.counts.produced -= len(arrival.bodies)
+                if self.expiry is not None:
+                    self.expiry.undo_produced(self.tail)
+                self.on_left(len(arrival.bodies))
+            for each in reversed(undo):
+                each()
+        if self.line:
+            self.dispatch()
+
+    def row_start(self) -> int | None:
+        return self.cold.row_start() if self.cold is not None and self.head < self.end else None
+
+    def snapshot_state(self) -> Mapping[str, Any]:
+        no_times = {"expired": 0, "released": 0, "lives": [], "delays": []}
+        times = self.expiry.state if self.expiry is not None else no_times
+        return {"head": self.head, "tail": self.tail, "home": 0, **times}
+
+    def older_than_row(self) -> list[Kept]:
+        due = self.expiry.put_off_until if self.expiry is not None else {}
+        kept = [Kept(seq, count, due.get(seq, 0), body) for seq, (body, count) in self.back.items()]
+        kept += [Kept(seq, count, 0, body) for _, seq, body, count in self.unacked()]
+        return kept
+
+    def unacked(self) -> list[Delivery[Queue]]:
+        """Its unacknowledged deliveries, whoever holds them."""
+        consumers = self.engine.consumers.values()
+        return [each for consumer in consumers for each in consumer.unacked.values() if each[0] is self]
+
+    def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
+        engine = self.engine
+        assert self.log is not None
+        row = engine.table.put_record(self.name, engine.row(self, snapshot=offset))
+        _, ticket = engine.store.append_all([(self.log.log, data, count), row], reserved=True)
+        engine.counts.snapshots += 1
+        return ticket
+
+
+class Engine:
+    """One DMS, without its sockets. Without a `namespace` it keeps everything in memory."""
+
+    def __init__(
+        self,
+        settings: DmsSettings,
+        log: structlog.stdlib.BoundLogger,
+        times: Times,
+        *,
+        store: Store | None = None,
+        namespace: Namespace | None = None,
+        table: Table | None = None,
+    ) -> None:
+        self.settings = settings
+        self.log = log
+        self._store = store
+        self.durable = store if namespace is not None else None
+        """What a session has to keep pace with."""
+        self._namespace = namespace
+        self._table = table
+        self.times = times
+        self.counts = Counts()
+        self.queues: dict[bytes, Queue] = {}
+        self.consumers: dict[int, Consumer] = {}
+        self._numbers = counter(1)
+        self.parked: dict[bytes, dict[Queue, None]] = {}
+        """Queues whose dead messages have no place, by the name of the queue that is missing or full."""
+        self.draining = False
+        self.hot_bytes = 0
+        """Of all queues, as far as bodies are in memory and nobody holds them."""
+        self.best_effort = settings.disk_failed == "best-effort"
+        self._told_of_disk = False
+        self._asked: dict[Queue, Mapping[str, Any]] = {}
+        self._names: list[bytes] | None = None
+        self._next_id = DELIVERY_ID_BIT
+        self._ids_until = _IDS_END
+
+    @property
+    def persistent(self) -> bool:
+        return self._namespace is not None
+
+    @property
+    def store(self) -> Store:
+        assert self._store is not None
+        return self._store
+
+    @property
+    def table(self) -> Table:
+        assert self._table is not None
+        return self._table
+
+    @property
+    def disk_failed(self) -> StoreError | None:
+        return self.store.read_only if self.persistent else None
+
+    @property
+    def past_saving(self) -> bool:
+        """Nothing is written any more, and that is no reason to refuse anything (best-effort)."""
+        return self.best_effort and self.disk_failed is not None
+
+    def settle(self) -> None:
+        """Have what was changed outside of a round made durable."""
+        if self._store is not None:
+            self._store.commit_pending()
+
+    # -- queues
+
+    def find(self, name: str) -> Queue | None:
+        return self.queues.get(name.encode())
+
+    def create(self, name: str, asked: Mapping[str, Any]) -> tuple[Queue, Ticket | None]:
+        """Make a queue. Raises Refusal."""
+        settings = self.settings
+        if name.encode() in self.queues:
+            raise Refusal(Status.QUEUE_EXISTS, f"{name} exists already")
+        if len(self.queues) >= settings.queues_max:
+            text = f"there are queues_max = {settings.queues_max} queues already"
+            raise Refusal(Status.INTERNAL, text, limit="queues_max")
+        if asked.get("depth", 0) > settings.depth_max:
+            text = f"option depth is at most depth_max = {settings.depth_max}"
+            raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
+        queue = self.adopt(name, asked)
+        ticket = None
+
+        def options_row(log: Log) -> tuple[Log, bytes, int]:
+            return self.table.put_record(queue.name, _row(log, asked, snapshot=0))
+
+        if self.past_saving:
+            self.unkept()
+        elif self._namespace is not None:
+            try:
+                mode = settings.for_queue(name).durability
+                has_row = bool(asked) or queue.name in self.table
+                log, ticket = self._namespace.create(name, mode, beside=options_row if has_row else None)
+                queue.open_log(log)
+            except StoreError as error:
+                self.discard(queue)
+                raise refusal_for(error) from None
+            ticket.when_done(lambda ticket: self._undo_create(queue) if ticket.error is not None else None)
+        return queue, ticket
+
+    def adopt(self, name: str, asked: Mapping[str, Any]) -> Queue:
+        """A queue by that name, without a log so far."""
+        options = Options.of(asked, self.settings.for_queue(name), name)
+        queue = Queue(self, name, options)
+        if options.timed or options.max_deliveries or options.retry_ms:
+            queue.expiry = Expiry(queue)
+        self.queues[queue.name] = queue
+        self._asked[queue] = asked
+        self._names = None
+        self.has_room(queue)
+        return queue
+
+    def discard(self, queue: Queue) -> None:
+        """Serve a queue no more. If its log is still there its name stays taken."""
+        if self.queues.get(queue.name) is queue:
+            del self.queues[queue.name]
+        self._asked.pop(queue, None)
+        self._names = None
+        queue.deleted = True
+        queue.cool()
+        if queue.expiry is not None:
+            queue.expiry.unpark()
+        self.times.timers.forget(queue)
+
+    def delete(self, queue: Queue) -> Ticket | None:
+        """End a queue: credits end, and its unacknowledged deliveries are worth nothing. Raises Refusal."""
+        ticket = None
+        if self.past_saving:
+            self.unkept()
+        elif queue.log is not None:
+            assert self._namespace is not None
+            try:
+                row = [self.table.delete_record(queue.name)] if queue.name in self.table else []
+                ticket = self._namespace.delete(queue.text, row)
+            except StoreError as error:
+                raise refusal_for(error) from None
+        asked, hot, back = self._asked[queue], queue.hot_bytes, queue.back_bytes
+        self.discard(queue)
+        queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
+
+        def revive(ticket: Ticket) -> None:
+            """It could not be deleted after all."""
+            if ticket.error is not None and queue.name not in self.queues:
+                self.queues[queue.name], self._asked[queue] = queue, asked
+                self._names, queue.deleted = None, False
+                queue.heat(hot)
+                queue.back_bytes = back
+                self.hot_bytes += back
+                if queue.expiry is not None:
+                    queue.expiry.arm()
+                self.has_room(queue)
+
+        if ticket is not None:
+            ticket.when_done(revive)
+        return ticket
+
+    def _undo_create(self, queue: Queue) -> None:
+        """The disk did not take its creation."""
+        if self.past_saving and queue.log is not None:
+            queue.detach(self.disk_failed or StoreReadOnly("the disk has failed"))
+        elif not queue.deleted:
+            self.discard(queue)
+            queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
+
+    def page(self, after: bytes | None) -> Sequence[tuple[bytes, int]]:
+        """Names and depths in order, from behind `after` on; more than a frame holds, but not all."""
+        names = self._names
+        if names is None:
+            names = self._names = sorted(self.queues)
+        start = 0 if after is None else bisect_right(names, after)
+        return [(name, self.queues[name].depth) for name in names[start : start + 600]]
+
+    def row(self, queue: Queue, *, snapshot: int) -> bytes:
+        """What the table has about a queue."""
+        assert queue.log is not None
+        return _row(queue.log.log, self._asked[queue], snapshot)
+
+    # -- dead letters
+
+    def park(self, queue: Queue) -> None:
+        """Its dead messages have no place: `Expiry.on_room` is called when there is one."""
+        name = queue.options.dead_letter
+        if name:
+            self.parked.setdefault(name.encode(), {})[queue] = None
+
+    def unpark(self, queue: Queue) -> None:
+        name = queue.options.dead_letter.encode()
+        waiting = self.parked.get(name, {})
+        waiting.pop(queue, None)
+        if name in self.parked and not waiting:
+            del self.parked[name]
+
+    def has_room(self, queue: Queue) -> None:
+        """A queue was made, or has room again: of those whose dead wait for it, the first has its turn."""
+        waiting = self.parked.get(queue.name)
+        if waiting and queue.room > 0:
+            first = next(iter(waiting)).expiry
+            assert first is not None
+            first.on_room()
+
+    def move(
+        self, source: Queue, target: Queue, seqs: Sequence[int], letters: Sequence[bytes], reason: Reason
+    ) -> None:
+        """Messages in `back` of one queue become the newest of another, or nothing happens. Raises Refusal.
+
+        The source's state is the caller's to change, once this has returned.
+        """
+        size = sum(map(len, letters))
+        if source.log is None or target.log is None:
+            target.produce(letters, size)
+            return
+        first = target.tail
+        moving, count = source.log.moving(seqs, reason, target.text)
+        record = target.log.arriving(letters, first)
+        try:
+            (_, offset), _ = self.store.append_all(
+                [(source.log.log, moving, count), (target.log.log, record, 1)], reserved=True
+            )
+        except StoreError as error:
+            raise refusal_for(error) from None
+        source.log.departed(partial(_undo_move, source, {seq: source.back[seq] for seq in seqs}))
+        target.log.appended(letters, size, offset, first)
+        target.on_produced(len(letters))
+
+    # -- consumers
+
+    def consumer(self, receiver: Receiver) -> Consumer:
+        """A consumer for a session, to be admitted."""
+        return Consumer(self, next(self._numbers), receiver)
+
+    def admit(self, consumer: Consumer) -> bool:
+        """From now on it may hold messages. False: there are `clients_max` already."""
+        if len(self.consumers) >= self.settings.clients_max:
+            return False
+        self.consumers[consumer.number] = consumer
+        return True
+
+    def ack(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
+        """ACKs, in parts that have one outcome each; none, and nothing happens, where some id is not held."""
+        unacked = consumer.unacked
+        runs = unacked.pop_runs(tuple(ids))
+        if runs:
+            return [(run.ids, self._ack(consumer, run.queue, run.ids, run)) for run in runs]
+        deliveries = unacked.pop_all(ids)
+        if deliveries is None:
+            return []
+        if len(ids) == 1 or len({each[0] for each in deliveries}) == 1:
+            return [(ids, self._ack(consumer, deliveries[0][0], ids, deliveries))]
+        pairs = zip(ids, deliveries, strict=True)
+        return [((each,), self._ack(consumer, delivery[0], (each,), (delivery,))) for each, delivery in pairs]
+
+    def ack_each(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
+        """The same one by one; an id that is not held has NOT_HELD."""
+        outcomes: list[tuple[Sequence[bytes], Outcome]] = []
+        for each in ids:
+            delivery = consumer.unacked.pop(each)
+            if delivery is not None:
+                outcomes.append(((each,), self._ack(consumer, delivery[0], (each,), (delivery,))))
+            elif outcomes and outcomes[-1][1] is NOT_HELD:
+                outcomes[-1] = (*outcomes[-1][0], each), NOT_HELD
+            else:
+                outcomes.append(((each,), NOT_HELD))
+        return outcomes
+
+    def _ack(
+        self, consumer: Consumer, queue: Queue, ids: Sequence[bytes], deliveries: Sequence[Delivery[Queue]]
+    ) -> Outcome:
+        """ACKs of one queue's messages, which are not in `unacked` any more."""
+        if queue.deleted:
+            return Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted")
+        try:
+            return queue.ack(consumer, ids, deliveries)
+        except Refusal as refusal:
+            consumer.unacked.add_all(ids, deliveries)
+            return refusal
+
+    def gone(self, consumer: Consumer) -> None:
+        """A consumer's connection is gone: its credits end, and what it held goes back. Harmless twice."""
+        self.consumers.pop(consumer.number, None)
+        consumer.gone = True
+        consumer.forget_credits()
+        self.give_back(consumer)
+
+    def give_back(self, consumer: Consumer) -> None:
+        """All that it holds goes back.
+
+        In one stretch, some microseconds a message. In turns it would have to stay where snapshots, exports
+        and new ids look for what is held, while it is no consumer any more.
+        """
+        unacked, consumer.unacked = consumer.unacked, Unacked()
+        by_queue: dict[Queue, list[Delivery[Queue]]] = {}
+        for delivery in unacked.values():
+            by_queue.setdefault(delivery[0], []).append(delivery)
+        for queue, deliveries in by_queue.items():
+            queue.put_back(deliveries, nacked=False)
+
+    def take_ids(self, count: int) -> int:
+        """The first of so many delivery ids in a row, none of which is in use."""
+        first = self._next_id
+        if first + count > self._ids_until:
+            first = self._free_ids(count)
+        self._next_id = first + count
+        return first
+
+    def comes_soon(self, delivery_id: int, count: int) -> bool:
+        """Whether one of the next so many deliveries may get this id."""
+        first = self._next_id
+        return first <= delivery_id < first + count or first + count > self._ids_until
+
+    def _free_ids(self, count: int) -> int:
+        """All ids have been used once: go round, past those that are still in use."""
+        used = sorted(
+            int.from_bytes(each) for consumer in self.consumers.values() for each in consumer.unacked
+        )
+        first = self._next_id if self._next_id + count <= _IDS_END else DELIVERY_ID_BIT
+        for _ in range(2):
+            for each in (*used, _IDS_END):
+                if each >= first:
+                    if each - first >= count:
+                        self._ids_until = each
+                        return first
+                    first = each + 1
+            first = DELIVERY_ID_BIT
+        raise AssertionError("as many messages are held as there are ids")
+
+    # -- the disk, and the end
+
+    def unkept(self, count: int = 1) -> None:
+        """Best effort: so many changes are answered that the disk does not have."""
+        self.counts.unkept += count
+        if self.disk_failed is not None:
+            self.goes_on_in_memory(self.disk_failed)
+
+    def goes_on_in_memory(self, error: StoreError) -> None:
+        """Have the log say so, once."""
+        if not self._told_of_disk:
+            self._told_of_disk = True
+            self.log.warning("the disk has failed; dms goes on in memory (best-effort)", reason=str(error))
+
+    def drain(self) -> None:
+        """The server stops."""
+        self.draining = True
+        for consumer in tuple(self.consumers.values()):
+            consumer.receiver.drain()
+        self.note_age()
+
+    def note_age(self) -> None:
+        """Keep how old the engine is, for times that outlive a restart."""
+        if self.persistent and self.disk_failed is None and self.times.used:
+            try:
+                self.table.put(ENGINE_KEY, json.dumps({"age_ms": self.times.now_ms()}).encode())
+            except StoreError:
+                pass  # records say it too, if less exactly
+
+
+def _row(log: Log, asked: Mapping[str, Any], snapshot: int) -> bytes:
+    return json.dumps({"log": log.id, "options": asked, "snapshot": snapshot}).encode()
+
+
+def _undo_move(source: Queue, messages: Mapping[int, tuple[bytes, int]]) -> None:
+    """The disk did not take a move: they are in `back` again."""
+    source.depth += len(messages)
+    for seq, (body, deliveries) in messages.items():
+        source.keep_back(seq, body, deliveries)
+        if source.expiry is not None:
+            source.expiry.on_returned(seq, deliveries, nacked=False)
+        else:
+            heappush(source.returned, seq)
+    if source.expiry is not None:
+        source.expiry.arm()

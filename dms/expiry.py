@@ -1,0 +1,351 @@
+"""Expiry in one queue: delays, lifetimes, too many deliveries, and where dead messages go.
+
+Only queues whose options ask for any of it have one. A lifetime or delay is the same for all messages of a
+queue, so it is kept as *marks*: up to this sequence, at that time. Messages of nearly the same time share a
+mark, and so are at most a thousandth of the time late. A message that is put off by a NACK has an entry of
+its own. The queue has one entry in the engine's timers: its next time.
+
+Dead messages move to their dead-letter queue, or are dropped where none is named. They go some at a time, so
+that many of them hold nobody up. Where the dead-letter queue is missing or full, or the disk takes nothing,
+their queue is *parked*: nothing is tried until the engine says that there is room (`Engine.has_room`), but
+for one message each second.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+from dms.records import DeadLetter, Reason, to_runs
+from dms.wire import Refusal
+
+if TYPE_CHECKING:
+    from dms.engine import Queue
+
+TRY_AGAIN_MS = 1000
+"""A parked queue tries one of its dead messages so often, whatever it waits for."""
+BACK_MAX = 10_000
+"""Dead messages of the row are moved to `back` while fewer than this are there: those are in memory."""
+DEAD_AT_ONCE = 500
+"""So many dead messages leave the row, and so many move, before others have their turn."""
+DROPPED_AT_ONCE = 10_000
+"""So many of the row are dropped before others have their turn: one record, however many they are."""
+
+REASON_TEXTS = {Reason.TTL: "ttl", Reason.MAX_DELIVERIES: "max_deliveries"}
+"""What a dead letter says."""
+
+Mark = tuple[int, int]
+"""A time in age milliseconds, and the sequence up to which it holds."""
+
+
+class Expiry:
+    """Of one queue. Times are the engine's age in milliseconds (`dms.times`)."""
+
+    def __init__(self, queue: "Queue") -> None:
+        self.queue = queue
+        options = queue.options
+        self.lifetimes: deque[Mark] = deque()
+        self.delays: deque[Mark] = deque()
+        self.expired = 0
+        """Below this sequence all are dead: nothing of the row goes out until it begins there."""
+        self.released = queue.head if options.delay_ms else queue.released
+        """Below this sequence no delay holds any more."""
+        self.put_off_until: dict[int, int] = {}
+        """By sequence, what is in `back` and may not go out yet."""
+        self._put_off: list[tuple[int, int]] = []
+        """The same as a heap of (due, sequence)."""
+        self._dead: dict[Reason, deque[int]] = {Reason.TTL: deque(), Reason.MAX_DELIVERIES: deque()}
+        """What is in `back` and will leave the queue."""
+        self._parked_until = 0
+        """One of the dead is tried then. 0: not parked."""
+        self._ttl_ms = options.ttl_ms
+        self._delay_ms = options.delay_ms
+        self._gate()
+
+    # -- what the queue tells
+
+    def on_produced(self, tail: int) -> None:
+        """Messages up to `tail` have come."""
+        now = self.queue.engine.times.now_ms()
+        if self._ttl_ms:
+            _mark(self.lifetimes, now, self._ttl_ms, tail)
+        if self._delay_ms:
+            _mark(self.delays, now, self._delay_ms, tail)
+        self.arm()
+
+    def undo_produced(self, tail: int) -> None:
+        """Messages from `tail` on have not come after all."""
+        for marks in (self.lifetimes, self.delays):
+            for number, (due, upto) in enumerate(marks):
+                if upto > tail:
+                    marks[number] = due, tail
+        self.expired = min(self.expired, tail)
+        if self._delay_ms:
+            self.released = min(self.released, tail)
+        self._gate()
+
+    def on_returned(self, seq: int, deliveries: int, *, nacked: bool) -> None:
+        """A message is in `back`: it may go out, now or later, or it is dead."""
+        options = self.queue.options
+        if options.max_deliveries and deliveries >= options.max_deliveries:
+            self._dead[Reason.MAX_DELIVERIES].append(seq)
+        elif seq < self.expired:
+            self._dead[Reason.TTL].append(seq)
+        elif nacked and options.retry_ms:
+            now = self.queue.engine.times.now_ms()
+            self.put_off(seq, due_at(now, options.retry_delay_ms(deliveries)))
+        else:
+            heappush(self.queue.returned, seq)
+
+    def put_off(self, seq: int, due: int) -> None:
+        """A message in `back` may not go out before that."""
+        self.put_off_until[seq] = due
+        heappush(self._put_off, (due, seq))
+        self.queue.wake_by(due)
+
+    def row_grew(self) -> None:
+        """More of the row is visible, or was read back."""
+        if self.head_expired:
+            self._expire()
+            self.bury()
+            self.arm()
+            if not self.queue.bodies:  # there may be more to read back: in its turn
+                self._soon()
+
+    def row_moved(self) -> None:
+        """The row begins later: what was before is lost."""
+        self._gate()
+
+    def forget(self) -> None:
+        """All messages that nobody holds are gone."""
+        self.put_off_until.clear()
+        self._put_off.clear()
+        for dead in self._dead.values():
+            dead.clear()
+        self.unpark()
+        self._gate()
+
+    @property
+    def head_expired(self) -> bool:
+        """The row's front is dead: until that has left, nothing of the row goes out."""
+        return self.expired > self.queue.head
+
+    @property
+    def delayed(self) -> int:
+        """How many messages in `back` do not go out now."""
+        return len(self.put_off_until) + sum(map(len, self._dead.values()))
+
+    # -- time
+
+    def arm(self) -> None:
+        """Have the engine call `on_time` when something is due."""
+        parked = self._parked_until
+        if (not parked and any(self._dead.values())) or self._may_leave():
+            self._soon()
+            return
+        firsts = [marks[0][0] for marks in (self.lifetimes, self.delays, self._put_off) if marks]
+        if parked:
+            firsts.append(parked)
+        if firsts:
+            self.queue.wake_by(min(firsts))
+
+    def _soon(self) -> None:
+        """Have the queue looked at again when others have had their turn."""
+        self.queue.wake_by(self.queue.engine.times.now_ms())
+
+    def on_time(self, now: int) -> None:
+        queue = self.queue
+        while self.delays and self.delays[0][0] <= now:
+            self.released = self.delays.popleft()[1]
+        while self.lifetimes and self.lifetimes[0][0] <= now:
+            self.expired = self.lifetimes.popleft()[1]
+        tries = 0 < self._parked_until <= now
+        if tries:
+            self.unpark()
+        if self.expired:
+            self._expire()
+        self._gate()
+        self._take_due(now)
+        if tries:
+            self._bury_some(1)
+        else:
+            self.bury()
+        self.arm()
+        if queue.line:
+            queue.dispatch()
+
+    def _gate(self) -> None:
+        """Let out of the row what may go out."""
+        self.queue.released = 0 if self.head_expired else self.released
+
+    def _take_due(self, now: int) -> None:
+        """What was put off may go out, or is dead by now."""
+        queue, heap = self.queue, self._put_off
+        for _ in range(DEAD_AT_ONCE):
+            if not heap or heap[0][0] > now:
+                break
+            _, seq = heappop(heap)
+            del self.put_off_until[seq]
+            self.on_returned(seq, queue.back[seq][1], nacked=False)
+
+    # -- death
+
+    def _expire(self) -> None:
+        """Take what is past its lifetime out of `returned`, and off the row's front."""
+        queue = self.queue
+        returned = queue.returned
+        if returned and returned[0] < self.expired:
+            returned.sort()  # which leaves it a heap
+            count = bisect_left(returned, self.expired)
+            self._dead[Reason.TTL].extend(returned[:count])
+            del returned[:count]
+        count = self._may_leave()
+        if queue.options.dead_letter:
+            self._dead[Reason.TTL].extend(queue.front_to_back(count))
+            self._fetch()
+        elif count:
+            self._drop_front(count)
+        self._gate()
+
+    def _fetch(self) -> None:
+        """Have more of the row's dead messages in memory, where they may be there."""
+        queue = self.queue
+        if queue.cold is None or queue.bodies or not self.head_expired:
+            return
+        if not self._parked_until or (queue.may_heat and len(queue.back) < BACK_MAX):
+            queue.cold.fetch()
+
+    def _may_leave(self) -> int:
+        """So many of the row's dead messages may leave it now."""
+        queue = self.queue
+        count = min(self.expired, queue.end) - queue.head
+        if count <= 0:
+            return 0
+        parked, name = self._parked_until, queue.options.dead_letter
+        if not name:
+            return 0 if parked else min(count, DROPPED_AT_ONCE)
+        count = min(count, len(queue.bodies), DEAD_AT_ONCE, BACK_MAX - len(queue.back))
+        if count > 0 and not queue.may_heat:
+            if parked:
+                return 0
+            target = queue.engine.find(name)
+            room = target.room if target is not None else 0
+            count = min(count, max(room, 0 if any(self._dead.values()) else 1))
+        return max(count, 0)
+
+    def _drop_front(self, count: int) -> None:
+        queue = self.queue
+        try:
+            queue.log_gone([(queue.head, count)], Reason.TTL)
+        except Refusal:
+            self._park()
+            return
+        queue.drop_front(count)
+        queue.engine.counts.dropped += count
+
+    def bury(self) -> None:
+        """Move some dead messages to their queue, or drop them where none is named; the rest follow soon."""
+        if not self._parked_until:
+            self._bury_some(DEAD_AT_ONCE)
+
+    def _bury_some(self, most: int) -> None:
+        for reason, dead in self._dead.items():
+            if dead:
+                seqs = sorted([dead.popleft() for _ in range(min(most, len(dead)))])
+                gone = self._bury(seqs, reason)
+                dead.extendleft(reversed(seqs[gone:]))
+                if gone < len(seqs):
+                    self._park()
+                elif any(self._dead.values()):
+                    self._soon()
+                return
+
+    def _bury(self, seqs: list[int], reason: Reason) -> int:
+        """Have the first of them leave, as many as there is room for; how many."""
+        queue, engine = self.queue, self.queue.engine
+        name = queue.options.dead_letter
+        target = engine.find(name) if name else None
+        gone = seqs if not name else seqs[: max(target.room, 0)] if target is not None else []
+        if not gone:
+            return 0
+        try:
+            if target is not None:
+                text = REASON_TEXTS[reason]
+                those = [queue.back[seq] for seq in gone]
+                letters = [DeadLetter.of(body, queue.text, text, deliveries) for body, deliveries in those]
+                engine.move(queue, target, gone, letters, reason)
+                engine.counts.dead_lettered += len(gone)
+            else:
+                queue.log_gone(to_runs(gone), reason)
+                engine.counts.dropped += len(gone)
+        except Refusal:
+            return 0
+        for seq in gone:
+            queue.take_out(seq)
+        queue.on_left(len(gone))
+        if target is not None:
+            engine.has_room(target)  # dead messages of another queue may wait for it, too
+        return len(gone)
+
+    # -- parking
+
+    def _park(self) -> None:
+        engine = self.queue.engine
+        engine.counts.held_back += 1
+        self._parked_until = engine.times.now_ms() + TRY_AGAIN_MS
+        self.queue.wake_by(self._parked_until)
+        engine.park(self.queue)
+
+    def unpark(self) -> None:
+        self._parked_until = 0
+        self.queue.engine.unpark(self.queue)
+
+    def on_room(self) -> None:
+        """The dead-letter queue was made, or has room."""
+        self.unpark()
+        self._soon()
+
+    # -- a restart
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a snapshot says of it."""
+        return {
+            "expired": self.expired,
+            "released": self.released if self._delay_ms else 0,
+            "lives": list(self.lifetimes),
+            "delays": list(self.delays),
+        }
+
+    def restore(self, state: Mapping[str, Any], state_age_ms: int, came: Sequence[Mark]) -> None:
+        """Take over the last snapshot's state, and what came since: (age, sequence behind)."""
+        tail = state.get("tail", 1)
+        if self._ttl_ms:
+            self.expired = state.get("expired", 0)
+            self.lifetimes.extend((due, upto) for due, upto in state.get("lives", ()))
+            if not self.lifetimes and self.expired < tail:  # the queue had no lifetime then
+                self.lifetimes.append((due_at(state_age_ms, self._ttl_ms), tail))
+        if self._delay_ms:
+            self.released = state.get("released", 1) or tail  # 0: the queue had no delay then
+            self.delays.extend((due, upto) for due, upto in state.get("delays", ()))
+        for age_ms, upto in came:
+            if self._ttl_ms:
+                self.lifetimes.append((due_at(age_ms, self._ttl_ms), upto))
+            if self._delay_ms:
+                self.delays.append((due_at(age_ms, self._delay_ms), upto))
+
+
+def due_at(now: int, after_ms: int) -> int:
+    """When it is due. One more: the age may be nearly a millisecond more than `now`, and early is wrong."""
+    return now + after_ms + 1
+
+
+def _mark(marks: deque[Mark], now: int, after_ms: int, tail: int) -> None:
+    """Messages up to `tail` are due `after_ms` from now; those of nearly the same time share a mark."""
+    grain = after_ms // 1000
+    due = due_at(now, after_ms) + grain
+    if marks and due - marks[-1][0] <= grain:
+        marks[-1] = marks[-1][0], tail
+    else:
+        marks.append((due, tail))

@@ -1,0 +1,394 @@
+"""One queue's log: a record for each change, and what waits until the disk has it. It knows no queue.
+
+How a change becomes durable. `produce` and `ack` only add to the *pending records* of the commit that is
+being filled, and return its ticket. When the store seals that commit it calls `write_pending`, which writes
+at most one ENQUEUED record, the notes, and one ACKED record, however many requests there were: a record costs
+as much as a dozen of its entries. Replies wait for the ticket, so a late write is never visible. All other
+records are appended at once, behind what is pending.
+
+That a message was delivered or came back is a *note*. Notes need not be durable: they go along with the next
+record, or are written after a moment.
+
+A *snapshot* says where the row begins, and copies the few messages that are older (unacknowledged, or
+returned). Opening a queue reads from its last snapshot on. Everything below the snapshot and below the row is
+dropped, so no single old message pins the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dms import records
+from dms.records import HEAD, RUN_BYTES, DeadLetter, Kept, Kind, Reason, to_runs
+from shared.errors import StoreError
+
+if TYPE_CHECKING:
+    from dms.times import Times
+    from shared.storage.store import Log, LogAppend, Ticket
+
+SNAPSHOT_BYTES = 8 << 20
+"""Written, or drained, since the last snapshot, for the next: opening a queue reads at most so much."""
+KEPT_BYTES = 1 << 20
+"""Of one KEPT record."""
+NOTES_MS = 100
+"""A note waits so long for a record to go along with."""
+NOTES_MAX = 4096
+
+_HEADS_BYTES = 3 * HEAD.size
+_LENGTH_BYTES = 4
+
+Acked = tuple[Any, Sequence[bytes], Sequence[Any]]
+"""Consumer, delivery ids, deliveries: what the owner needs to take ACKs back. Opaque here."""
+
+
+class Arrival:
+    """Messages in the log that are not visible yet. `offset`: of their record; `end`: the log's behind it."""
+
+    __slots__ = ("bodies", "end", "first", "offset", "size")
+
+    def __init__(self, end: int, offset: int, first: int, bodies: Sequence[bytes], size: int) -> None:
+        self.end = end
+        self.offset = offset
+        self.first = first
+        self.bodies = bodies
+        self.size = size
+
+
+class LogOwner(Protocol):
+    """What a log tells its queue."""
+
+    deleted: bool
+
+    def arrived(self, arrival: Arrival) -> None:
+        """These messages are as durable as the log's mode asks."""
+
+    def all_arrived(self) -> None:
+        """`arrived` was called for everything that one commit made durable."""
+
+    def undo_acks(self, acks: Sequence[Acked]) -> None:
+        """The disk did not take these ACKs."""
+
+    def rolled_back(self, arrivals: Sequence[Arrival], undo: Sequence[Callable[[], None]]) -> None:
+        """Nothing that was appended and is not visible was written, oldest first."""
+
+    def wake_by(self, age_ms: int) -> None:
+        """Have `flush_notes` called by then."""
+
+    def row_start(self) -> int | None:
+        """The offset from which the visible row is found in the log; None: the row is empty."""
+
+    def snapshot_state(self) -> Mapping[str, Any]:
+        """The fields of a SNAPSHOT record but `home`."""
+
+    def older_than_row(self) -> list[Kept]:
+        """All messages that are not in the row, and not gone."""
+
+    def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
+        """Append the records together with the catalog's row that names `offset`. Raises StoreError."""
+
+
+class QueueLog:
+    """See above. Whatever appends raises StoreError."""
+
+    def __init__(self, log: Log, owner: LogOwner, times: Times) -> None:
+        self.log = log
+        self._owner = owner
+        self._times = times
+        self.detached = False
+        """The disk has failed and the queue goes on in memory: no notes, no snapshots."""
+        self._arrivals: deque[Arrival] = deque()
+        self._departures: deque[tuple[int, Callable[[], None]]] = deque()
+        """The log's end behind records by which messages leave, and how to undo that."""
+
+        # Pending records: what the next commit gets. `_reserved`: bytes kept for them in the commit.
+        self._pending: LogAppend | None = None
+        self._reserved = 0
+        self._bodies: list[bytes] = []
+        self._bodies_size = self._first = 0
+        self._acked_seqs: list[int] = []
+        self._acks: list[Acked] = []
+
+        self._notes: list[tuple[Kind, Reason, list[Any]]] = []
+        self._newest: list[int] | None = None
+        """The newest note, if it is a run of deliveries: first sequence, count."""
+        self._notes_awaited = False
+
+        self.snapshot_end = 0
+        self._snapshot_floor = log.first
+        """What the newest snapshot drops once it is durable."""
+        self._snapshot_bytes = self._kept_bytes = 0
+        log.advanced = self._advanced
+        log.rolled_back = self._rolled_back
+
+    # -- pending records
+
+    def produce(self, bodies: Sequence[bytes], size: int, first: int) -> Ticket:
+        """Messages come, from sequence `first` on, `size` bytes in all."""
+        if isinstance(bodies[0], DeadLetter):
+            offset, ticket = self.append(*self._with_notes(self.arriving(bodies, first)))
+            self.appended(bodies, size, offset, first)
+            return ticket
+        needed = size + _LENGTH_BYTES * len(bodies)
+        pending = self._pending
+        if pending is None or pending is not self.log.pending or needed > pending.batch.room:
+            pending = self._begin(needed, reserved=False)
+        else:
+            pending.batch.room -= needed
+            self._reserved += needed
+        if not self._bodies:
+            self._first = first
+        self._bodies += bodies
+        self._bodies_size += size
+        return pending.ticket
+
+    def ack(self, seqs: Sequence[int], acked: Acked) -> Ticket:
+        """Messages leave."""
+        needed = RUN_BYTES * len(seqs)
+        pending = self._pending
+        if pending is None or pending is not self.log.pending or needed > pending.batch.room:
+            pending = self._begin(needed, reserved=True)
+        else:
+            pending.batch.room -= needed
+            self._reserved += needed
+        self._acked_seqs += seqs
+        self._acks.append(acked)
+        return pending.ticket
+
+    def _begin(self, needed: int, *, reserved: bool) -> LogAppend:
+        needed += _HEADS_BYTES
+        # Where the commit is full this seals it, which writes what is pending.
+        pending = self._pending = self.log.gather(needed, self.write_pending, reserved)
+        self._reserved += needed
+        return pending
+
+    def write_pending(self) -> None:
+        """Append what is pending, if anything is."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        pending.batch.room += self._reserved
+        self._reserved = 0
+        bodies, acks = self._bodies, self._acks
+        produced = self._enqueued(bodies, self._first) if bodies else b""
+        gone = b""
+        if acks:
+            seqs, self._acked_seqs = self._acked_seqs, []
+            seqs.sort()
+            gone = self._runs_record(Kind.ACKED, to_runs(seqs))
+        notes, count = self._take_notes(pending.batch.room - len(produced) - len(gone))
+        offset = pending.add(produced + notes + gone, count + bool(bodies) + bool(acks))
+        if bodies:
+            size, self._bodies, self._bodies_size = self._bodies_size, [], 0
+            self.appended(bodies, size, offset, self._first)
+        if acks:
+            self._acks = []
+            self.departed(partial(self._owner.undo_acks, acks))
+
+    # -- records that are appended at once
+
+    def append(self, data: bytes, count: int, *, reserved: bool = False) -> tuple[int, Ticket]:
+        self.write_pending()
+        return self.log.append(data, count, reserved)
+
+    def arriving(self, bodies: Sequence[bytes], first: int) -> bytes:
+        """The record of messages that come, for the caller to append now; then it calls `appended`."""
+        self.write_pending()
+        return self._enqueued(bodies, first)
+
+    def appended(self, bodies: Sequence[bytes], size: int, offset: int, first: int) -> None:
+        """Messages stand in the log, from `offset` to its end."""
+        self._arrivals.append(Arrival(self.log.end, offset, first, bodies, size))
+
+    def moving(self, seqs: Sequence[int], reason: Reason, target: str) -> tuple[bytes, int]:
+        """The records of messages that move to another queue, to be appended now; then call `departed`."""
+        self.write_pending()
+        runs = to_runs(seqs)
+        body = records.pack_runs(runs) + target.encode()
+        return self._with_notes(self._pack(Kind.MOVED, len(runs), 0, body, reason))
+
+    def departed(self, undo: Callable[[], None]) -> None:
+        """Messages have left by what was appended last; `undo` is called if that fails."""
+        self._departures.append((self.log.end, undo))
+
+    def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
+        """Messages leave that nobody has acknowledged."""
+        record = self._pack(Kind.GONE, len(runs), 0, records.pack_runs(runs), reason)
+        return self.append(*self._with_notes(record), reserved=True)[1]
+
+    def _enqueued(self, bodies: Sequence[bytes], first: int) -> bytes:
+        if isinstance(bodies[0], DeadLetter):
+            kind, body = Kind.LETTERS, records.pack_letters(bodies)  # type: ignore[arg-type]
+        else:
+            kind, body = Kind.ENQUEUED, records.pack_bodies(bodies)
+        return self._pack(kind, len(bodies), first, body)
+
+    def _runs_record(self, kind: Kind, runs: Sequence[Sequence[int]]) -> bytes:
+        if len(runs) == 1:
+            first, length = runs[0]
+            return records.pack_run(kind, first, length, *self._times.stamp())
+        return self._pack(kind, len(runs), 0, records.pack_runs(runs))
+
+    def _pack(self, kind: Kind, count: int, seq: int, body: bytes, reason: int = 0) -> bytes:
+        age_ms, time_ms = self._times.stamp()
+        return records.pack(kind, count, seq, age_ms, time_ms, body, reason)
+
+    # -- notes
+
+    def note_delivered(self, seq: int, count: int) -> None:
+        newest = self._newest
+        if newest is not None and newest[0] + newest[1] == seq:
+            newest[1] += count
+        else:
+            entries = self._note(Kind.DELIVERED, Reason.NONE)
+            self._newest = [seq, count]
+            entries.append(self._newest)
+
+    def note_returned(self, returned: Sequence[tuple[int, int, int]], *, nacked: bool) -> None:
+        """Of each message sequence, deliveries, and the age at which it may go out (0: now)."""
+        entries = self._note(Kind.RETURNED, Reason.NACKED if nacked else Reason.LOST)
+        entries += returned
+
+    def flush_notes(self) -> None:
+        """Write notes that no record has taken along."""
+        self._notes_awaited = False
+        if self._notes and not self.detached:
+            try:
+                self.append(*self._with_notes(b"", 0), reserved=True)
+            except StoreError:
+                pass  # notes are not promised
+
+    def detach(self) -> None:
+        """The disk has failed, and the queue goes on in memory."""
+        self.detached = True
+        self._notes, self._newest = [], None
+
+    def _note(self, kind: Kind, reason: Reason) -> list[Any]:
+        """Where to note something of that kind."""
+        self._newest = None
+        notes = self._notes
+        if not notes or notes[-1][:2] != (kind, reason) or len(notes[-1][2]) >= NOTES_MAX:
+            if len(notes) >= NOTES_MAX:
+                notes.clear()
+            notes.append((kind, reason, []))
+            if not self._notes_awaited:
+                self._notes_awaited = True
+                self._owner.wake_by(self._times.now_ms() + NOTES_MS)
+        return notes[-1][2]
+
+    def _with_notes(self, record: bytes, count: int = 1) -> tuple[bytes, int]:
+        """A record (or `count` of them) behind those of the notes that were made before it."""
+        notes, noted = self._take_notes()
+        return notes + record, noted + count
+
+    def _take_notes(self, bytes_max: float = math.inf) -> tuple[bytes, int]:
+        """Records of the notes, to be appended now, and how many; none where they are longer than that."""
+        if not self._notes:
+            return b"", 0
+        parts = []
+        for kind, reason, entries in self._notes:
+            if kind is Kind.DELIVERED:
+                parts.append(self._runs_record(kind, entries))
+            elif entries:
+                parts.append(self._pack(kind, len(entries), 0, records.pack_returned(entries), reason))
+        packed = b"".join(parts)
+        if len(packed) > bytes_max:
+            return b"", 0
+        self._notes, self._newest = [], None
+        return packed, len(parts)
+
+    # -- what the store tells
+
+    def _advanced(self, log: Log) -> None:
+        """More of the log is durable."""
+        owner = self._owner
+        if log.deleted or owner.deleted:
+            return
+        visible = log.visible
+        departures, arrivals = self._departures, self._arrivals
+        while departures and departures[0][0] <= visible:
+            departures.popleft()
+        if arrivals and arrivals[0].end <= visible:
+            while arrivals and arrivals[0].end <= visible:
+                owner.arrived(arrivals.popleft())
+            owner.all_arrived()
+        if self._snapshot_due():
+            self.snapshot()
+
+    def _rolled_back(self, log: Log) -> None:
+        """What was appended and is not visible was not written."""
+        arrivals, self._arrivals = self._arrivals, deque()
+        departures, self._departures = self._departures, deque()
+        self.snapshot_end = min(self.snapshot_end, log.end)
+        self._snapshot_floor = min(self._snapshot_floor, log.first)
+        self._owner.rolled_back(tuple(arrivals), [undo for _, undo in departures])
+
+    # -- snapshots
+
+    def snapshot(self) -> None:
+        """Write one, and drop what no longer counts. Where the disk does not take it, it can wait."""
+        self.write_pending()
+        # A note is about what was written before it: opening begins behind the notes.
+        notes, noted = self._take_notes()
+        offset = self.log.end + len(notes)
+        row_start = self._row_start()
+        row_is_empty = row_start == self.log.end
+        if row_is_empty:
+            row_start = offset
+        parts = self._kept_records()
+        self._kept_bytes = sum(map(len, parts))
+        state = self._owner.snapshot_state()
+        body = json.dumps({**state, "home": row_start}).encode()
+        parts.append(self._pack(Kind.SNAPSHOT, 1, state["head"], body))
+        data = b"".join((notes, *parts))
+        try:
+            ticket = self._owner.append_snapshot(data, noted + len(parts), offset)
+        except StoreError:
+            return
+        self.snapshot_end = self.log.end
+        self._snapshot_bytes = len(data)
+        if row_is_empty:  # the row will begin behind the snapshot
+            row_start = self.log.end
+        floor = self._snapshot_floor = min(offset, row_start)
+        ticket.when_done(lambda ticket: self._drop_below(floor) if ticket.error is None else None)
+
+    def _row_start(self) -> int:
+        """No message of the row stands below this; the log's end if the row is empty."""
+        start = self._owner.row_start()
+        if start is not None:
+            return start
+        return self._arrivals[0].offset if self._arrivals else self.log.end
+
+    def _snapshot_due(self) -> bool:
+        if self.detached:
+            return False
+        least = max(SNAPSHOT_BYTES, 4 * self._kept_bytes)
+        if self.log.end - self.snapshot_end >= least:
+            return True
+        drained = self._row_start() - max(self._snapshot_floor, self.log.first)
+        return drained >= least + self._snapshot_bytes  # a snapshot is no reason for another
+
+    def _kept_records(self) -> list[bytes]:
+        parts: list[bytes] = []
+        some: list[Kept] = []
+        size = 0
+        for entry in sorted(self._owner.older_than_row()):
+            some.append(entry)
+            size += len(entry.body)
+            if size >= KEPT_BYTES:
+                parts.append(self._pack(Kind.KEPT, len(some), 0, records.pack_kept(some)))
+                some, size = [], 0
+        if some:
+            parts.append(self._pack(Kind.KEPT, len(some), 0, records.pack_kept(some)))
+        return parts
+
+    def _drop_below(self, offset: int) -> None:
+        if offset > self.log.first and not self.log.deleted:
+            try:
+                self.log.drop_below(offset)
+            except StoreError:
+                pass  # the next snapshot does it

@@ -1,0 +1,118 @@
+"""What one consumer holds: deliveries that it has not acknowledged, by their ids.
+
+A consumer of many credits gets messages in runs, and mostly acknowledges them in the same runs. So a run is
+kept whole, and is split only when a part of it is asked for: an entry for each of its messages costs more
+than all else that is done for it.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from typing import Generic, TypeVar, overload
+
+Q = TypeVar("Q")
+"""The queue that a delivery is of: opaque here."""
+
+Delivery = tuple[Q, int, bytes, int]
+"""Queue, sequence, body, how often it was delivered. A tuple, and no object: `zip` makes a run of them."""
+
+
+class DeliveredRun(Sequence[Delivery[Q]]):
+    """Neighbouring messages of one queue, from sequence `seq` on, none of which was delivered before."""
+
+    __slots__ = ("_bodies", "ids", "queue", "seqs")
+
+    def __init__(self, ids: tuple[bytes, ...], queue: Q, seq: int, bodies: Sequence[bytes]) -> None:
+        self.ids = ids
+        self.queue = queue
+        self.seqs = range(seq, seq + len(ids))
+        self._bodies = bodies
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Delivery[Q]]:
+        return zip(repeat(self.queue), self.seqs, self._bodies, repeat(1), strict=False)
+
+    @overload
+    def __getitem__(self, at: int) -> Delivery[Q]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Delivery[Q]]: ...
+    def __getitem__(self, at: int | slice) -> Delivery[Q] | Sequence[Delivery[Q]]:
+        return tuple(self)[at]
+
+
+class Unacked(Generic[Q]):
+    """`single`: deliveries by themselves; `in_runs`: how many others. Ids are as they stand in frames."""
+
+    __slots__ = ("_runs", "in_runs", "single")
+
+    def __init__(self) -> None:
+        self.single: dict[bytes, Delivery[Q]] = {}
+        self._runs: dict[bytes, DeliveredRun[Q]] = {}  # by their first id
+        self.in_runs = 0
+
+    def __len__(self) -> int:
+        return len(self.single) + self.in_runs
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain(self.single, *(run.ids for run in self._runs.values()))
+
+    def values(self) -> Iterator[Delivery[Q]]:
+        return chain(self.single.values(), *self._runs.values())
+
+    def add(self, run: DeliveredRun[Q]) -> None:
+        self._runs[run.ids[0]] = run
+        self.in_runs += len(run.ids)
+
+    def add_all(self, ids: Sequence[bytes], deliveries: Sequence[Delivery[Q]]) -> None:
+        self.single.update(zip(ids, deliveries, strict=True))
+
+    def get(self, delivery_id: bytes) -> Delivery[Q] | None:
+        found = self.single.get(delivery_id)
+        if found is None and self._runs:
+            self._split_runs()
+            found = self.single.get(delivery_id)
+        return found
+
+    def pop(self, delivery_id: bytes) -> Delivery[Q] | None:
+        """Take one out; None: it is not here."""
+        found = self.get(delivery_id)
+        if found is not None:
+            del self.single[delivery_id]
+        return found
+
+    def pop_all(self, ids: Sequence[bytes]) -> list[Delivery[Q]] | None:
+        """Take all of them out; None, and nothing changes, where one is not here or is named twice."""
+        if self._runs:
+            self._split_runs()
+        single = self.single
+        found = [delivery for each in ids if (delivery := single.get(each)) is not None]
+        if len(found) < len(ids) or (len(ids) > 1 and len(set(ids)) < len(ids)):
+            return None
+        for each in ids:
+            del single[each]
+        return found
+
+    def pop_runs(self, ids: tuple[bytes, ...]) -> Sequence[DeliveredRun[Q]]:
+        """Take out the runs whose ids, one run after the other, are exactly these; else (), unchanged."""
+        taken: list[DeliveredRun[Q]] = []
+        at = 0
+        while at < len(ids):
+            run = self._runs.pop(ids[at], None)
+            if run is None:
+                break
+            taken.append(run)
+            if ids[at : at + len(run.ids)] != run.ids:
+                break
+            at += len(run.ids)
+        else:
+            self.in_runs -= at
+            return taken
+        for run in taken:
+            self._runs[run.ids[0]] = run
+        return ()
+
+    def _split_runs(self) -> None:
+        runs, self._runs, self.in_runs = self._runs, {}, 0
+        for run in runs.values():
+            self.add_all(run.ids, run)
