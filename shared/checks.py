@@ -9,8 +9,8 @@ from shared.file_range import FileRange
 from shared.net.admission import Admission
 from shared.net.connection import Connection
 from shared.net.counters import NetCounters
+from shared.net.loop_turn import AfterRound, LoopTurn, OpenSession
 from shared.net.outbox import Outbox, OutboxBudget, Policy
-from shared.net.rounds import AfterRound, OpenSession, Rounds
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver
 
@@ -129,7 +129,7 @@ class StreamServer:
     ) -> None:
         settings = settings or NetSettings()
         self.counters = NetCounters()
-        self.rounds = Rounds(
+        self.loop = LoopTurn(
             settings=settings,
             admission=Admission(settings),
             budget=OutboxBudget(outboxes_bytes_max),
@@ -137,17 +137,17 @@ class StreamServer:
             after_round=after_round,
             log=log or structlog.stdlib.get_logger(),
         )
-        self._driver = StreamDriver(self.rounds)
+        self._driver = StreamDriver(self.loop)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; then every connection is closed."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.rounds.watch_deadlines)
+                nursery.start_soon(self.loop.watch_deadlines)
                 await nursery.start(self._driver.run)
                 task_status.started()
         finally:
-            self.rounds.close_all("shutdown")
+            self.loop.close_all("shutdown")
 
     async def serve(
         self,
@@ -158,5 +158,5 @@ class StreamServer:
         pushes: bool = False,
     ) -> None:
         """Serve one stream to its end, and close it."""
-        assert self.rounds.admission.admit("") is None
+        assert self.loop.admission.admit("") is None
         await self._driver.serve(stream, peer, "", open_session, pushes)

@@ -313,9 +313,6 @@ NOT_PRIVATE = frozenset({"_replace", "_asdict", "_fields", "_exit", "_get_j_spar
 PRIVATES_ALLOWED: Mapping[str, int] = {
     "kqmsgq/client.py": 1,
     "pubsub/client.py": 1,
-    "shared/net/poll.py": 34,
-    "shared/net/rounds.py": 22,
-    "shared/net/stream.py": 16,
     "tests/dmp": 5,
     "tests/dms": 5,
     "tests/kqmsgq": 2,

@@ -14,7 +14,7 @@ import trio
 from shared.errors import ConfigError
 from shared.net.keepalive import is_loopback
 from shared.net.listeners import bind_each
-from shared.net.rounds import Rounds
+from shared.net.loop_turn import LoopTurn
 from shared.net.settings import NetSettings
 from shared.net.slots import Frames, Slots, SlotSink
 
@@ -96,14 +96,14 @@ class DatagramEndpoint:
     """One UDP socket and its sink, which gets datagrams one by one or in frames of its own."""
 
     def __init__(
-        self, sock: socket.socket, sink: DatagramSink | SlotSink, rounds: Rounds, networks: Sequence[Network]
+        self, sock: socket.socket, sink: DatagramSink | SlotSink, loop: LoopTurn, networks: Sequence[Network]
     ) -> None:
         self._socket = sock
         self._sink = sink
         self._slots = Slots(sink.layout, TURN_DATAGRAMS) if isinstance(sink, SlotSink) else None
         self._slots_most = SLOTS_LEAST
         self._left: Frames | None = None  # what the sink has put off
-        self._rounds = rounds
+        self._loop = loop
         self._networks = networks
         self._drops_seen = 0
         self._is_allowed = lru_cache(maxsize=4096)(self._compare)  # a flood has few senders, or forged ones
@@ -131,7 +131,7 @@ class DatagramEndpoint:
             (drops,) = MEMINFO.unpack(self._socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO.size))
         except (OSError, struct.error):  # not Linux, or closed
             return
-        self._rounds.counters.kernel_drops += (drops - self._drops_seen) % 2**32
+        self._loop.counters.kernel_drops += (drops - self._drops_seen) % 2**32
         self._drops_seen = drops
 
     def _take_turn(self) -> bool:
@@ -151,7 +151,7 @@ class DatagramEndpoint:
         except OSError as error:
             if error.errno not in (errno.ECONNREFUSED, errno.ENOMEM, errno.ENOBUFS):
                 raise
-        counters = self._rounds.counters
+        counters = self._loop.counters
         counters.datagrams_in += len(received)
         if self._networks:
             allowed = [each for each in received if self._is_allowed(each[1][0])]
@@ -180,7 +180,7 @@ class DatagramEndpoint:
             if error.errno not in (errno.ECONNREFUSED, errno.ENOMEM, errno.ENOBUFS, errno.EINTR):
                 raise
             return True
-        counters = self._rounds.counters
+        counters = self._loop.counters
         counters.datagrams_in += count
         counters.datagrams_filtered += count - len(lengths)
         if lengths:
@@ -194,13 +194,13 @@ class DatagramEndpoint:
 
     def _deliver(self, apply: Callable[..., Frames | None], *received: Any) -> Frames | None:
         left = None
-        self._rounds.begin()
+        self._loop.begin()
         try:
             left = apply(*received)
         except Exception as error:
-            self._rounds.counters.crashes += 1
-            self._rounds.log.error("a datagram sink crashed", exc_info=error)
-        self._rounds.end()
+            self._loop.counters.crashes += 1
+            self._loop.log.error("a datagram sink crashed", exc_info=error)
+        self._loop.end()
         return left
 
     def _compare(self, host: str) -> bool:

@@ -29,8 +29,8 @@ from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.datagrams import DatagramEndpoint, DatagramSink, allowed_networks, bind_udp
 from shared.net.listeners import Acceptor, Admitted, BoundAddress, CannotListen, bind_tcp, check_exposure
+from shared.net.loop_turn import AfterRound, LoopTurn, OpenSession
 from shared.net.outbox import OutboxBudget
-from shared.net.rounds import AfterRound, OpenSession, Rounds
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.slots import SlotSink
 from shared.net.stream import StreamDriver
@@ -113,7 +113,7 @@ class Group:
         self._log = log.bind(protocol=name)
         self._check_exposure = partial(check_exposure, tls=tls, logs_in=logs_in, insecure=insecure)
         self._tls = server_context(tls) if tls.enabled else None
-        self._rounds = Rounds(
+        self._loop = LoopTurn(
             settings=network.settings,
             admission=network.admission,
             budget=network.budget,
@@ -121,8 +121,8 @@ class Group:
             after_round=after_round,
             log=self._log,
         )
-        self._poll = _poll_driver(self._rounds) if network.settings.driver == "auto" else None
-        self._stream = StreamDriver(self._rounds)
+        self._poll = _poll_driver(self._loop) if network.settings.driver == "auto" else None
+        self._stream = StreamDriver(self._loop)
         self._acceptors: list[Acceptor] = []
         self._endpoints: list[DatagramEndpoint] = []
         self._accepting = trio.CancelScope()
@@ -160,26 +160,24 @@ class Group:
         """Bind a UDP endpoint; `allow`: networks whose datagrams are taken, needed beyond loopback."""
         networks = allowed_networks(f"{name}.allow", host, allow)
         sockets = bind_udp(host, port, self._settings)
-        self._endpoints += [DatagramEndpoint(sock, sink, self._rounds, networks) for sock in sockets]
+        self._endpoints += [DatagramEndpoint(sock, sink, self._loop, networks) for sock in sockets]
         return [sock.getsockname()[:2] for sock in sockets]
 
     @property
     def connections(self) -> int:
         """How many are open."""
-        return len(self._rounds.connections)
+        return len(self._loop.connections)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept and serve until cancelled; then every connection is closed, its unsent output lost."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._rounds.watch_deadlines, name=f"{self.name}: deadlines")
+                nursery.start_soon(self._loop.watch_deadlines, name=f"{self.name}: deadlines")
                 await nursery.start(self._stream.run)
                 if self._poll is not None:
                     nursery.start_soon(self._poll.run, name=f"{self.name}: connections")
                 if liveness.AVAILABLE:
-                    nursery.start_soon(
-                        liveness.watch, self._rounds.pushed, self._settings.user_timeout_seconds
-                    )
+                    nursery.start_soon(liveness.watch, self._loop.pushed, self._settings.user_timeout_seconds)
                 for endpoint in self._endpoints:
                     nursery.start_soon(endpoint.run, name=f"{self.name}: datagrams")
                 nursery.start_soon(self._accept_all, name=f"{self.name}: new connections")
@@ -193,15 +191,15 @@ class Group:
 
     def drain(self) -> None:
         """End every connection as if its peer had shut down writing: what is owed is still answered."""
-        self._rounds.drain()
+        self._loop.drain()
 
     async def wait_no_connections(self) -> None:
         """Return once every connection has closed."""
-        await self._rounds.wait_no_connections()
+        await self._loop.wait_no_connections()
 
     def close(self) -> None:
         """Close everything at once: connections, unsent output lost, and sockets. May be called again."""
-        self._rounds.close_all("shutdown")
+        self._loop.close_all("shutdown")
         for acceptor in self._acceptors:
             acceptor.close()
         for endpoint in self._endpoints:
@@ -227,7 +225,7 @@ class Group:
                 sock,
                 admitted,
                 settings=self._settings,
-                admission=self._rounds.admission,
+                admission=self._loop.admission,
                 counters=self.counters,
                 log=self._log,
                 pushes=pushes,
@@ -266,10 +264,10 @@ class Group:
         self._stream.add(served, peer, host, open_session, pushes=pushes)
 
 
-def _poll_driver(rounds: Rounds) -> "PollDriver | None":
+def _poll_driver(loop: LoopTurn) -> "PollDriver | None":
     """None where the system has no epoll (macOS); the module cannot even be imported there."""
     if not (hasattr(select, "epoll") and hasattr(os, "eventfd")):
         return None
     from shared.net.poll import PollDriver
 
-    return PollDriver(rounds)
+    return PollDriver(loop)

@@ -16,15 +16,20 @@ All that one look at epoll brought is one round, though other tasks may have tur
 driver has looked who is ready: a peer that has gone on meanwhile gets it along with its next answer.
 """
 
+import math
 import os
 import select
 import socket
+from collections.abc import Callable
 from time import perf_counter
 
 import trio
 
-from shared.net.polled import READ_BYTES, SMALL_BYTES, PollConnection
-from shared.net.rounds import OpenSession, Rounds
+from shared.file_range import FileRange
+from shared.net import liveness
+from shared.net.connection import Session
+from shared.net.listeners import acknowledge_now
+from shared.net.loop_turn import RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
 
 EVENTS_MAX = 128
 """Sockets served in one round."""
@@ -48,21 +53,329 @@ URGENT = select.EPOLLPRI
 INTEREST = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLPRI | select.EPOLLET
 
 
+READ_BYTES = 64 * 1024
+"""First read of a ready socket. A larger buffer costs more to get from malloc (mmap) than a second read."""
+SEND_BYTES = 1024 * 1024
+"""Sent to one connection before others get their turn."""
+JOIN_CHUNKS_MIN = 16
+"""More chunks than this are joined, `JOIN_BYTES` at most; fewer, which may be large, go as they are."""
+SMALL_BYTES = 4 * 1024
+"""So little is always joined: an iovec for each costs more than the copy."""
+
+
+class PollConnection(DrivenConnection):
+    """A nonblocking socket and its session."""
+
+    __slots__ = (
+        "_again",
+        "_blocked",
+        "_driver",
+        "_ending",
+        "_plain",
+        "_receive",
+        "_recv",
+        "_send",
+        "_shut_writing",
+        "_socket",
+        "_unread",
+        "fd",
+    )
+    _receive: Callable[[bytes], None]
+
+    def __init__(self, driver: "PollDriver", sock: socket.socket, peer: str, host: str) -> None:
+        super().__init__(driver.loop, peer, host)
+        self._driver = driver
+        self._socket = sock
+        self._recv = sock.recv
+        self._send = sock.send
+        self.fd = sock.fileno()
+        self._plain = False  # input may be read at once: not paused, blocked, finishing or at its end
+        self._blocked = False  # the socket's buffer is full; an edge will tell
+        self._unread = False  # an edge told of input that has not been read to its end
+        self._ending = False  # an edge told of the peer's last word, or of an error: read until it shows
+        self._again = False  # waits in the driver's list
+        self._shut_writing = False
+
+    def read(self) -> int:
+        """Read up to `read_bytes_max` and give it to the session; returns the bytes read."""
+        try:
+            data = self._recv(READ_BYTES)
+            count = len(data)
+            if count == READ_BYTES:
+                data, count = self._read_more(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._broken(error)
+            return 0
+        except MemoryError as error:  # there is none to read into
+            self.crashed(error)
+            return 0
+        if not count:
+            self._eof = True
+            self.end_input()
+            return 0
+        loop = self._loop
+        loop.counters.bytes_in += count
+        self._dirty = True
+        try:
+            self._receive(data)
+        except Exception as error:
+            self.crashed(error)
+        outbox = self.outbox
+        if self.expects:
+            if outbox.size < READ_BYTES:
+                loop.to_send.append(self)
+                return count
+        elif outbox.chunks and outbox.size <= SMALL_BYTES:
+            answered = self._driver.answered
+            answered.append(self)
+            if len(answered) == ANSWERS_TOGETHER:
+                self._driver.send_answers()
+            return count
+        if outbox.chunks:
+            self.send()
+        else:
+            self._dirty = False
+        return count
+
+    def _read_more(self, data: bytes) -> tuple[bytes, int]:
+        """The first read was full: take more in one piece, and come back in the next turn."""
+        self._unread = True
+        self._driver.again(self)
+        more = self._driver.more
+        try:
+            count = self._socket.recv_into(more)
+        except BlockingIOError:
+            return data, len(data)
+        return b"".join((data, more[:count])), len(data) + count
+
+    def attend(self, flags: int) -> None:
+        """All that is not plain input: room to send, an end, an error, what an earlier turn left."""
+        if self.closed:
+            return
+        if flags & INPUT:
+            self._unread = True
+            if flags & ENDING:
+                self._ending = True
+        if flags & select.EPOLLOUT:
+            self._blocked = False
+        if self._finishing:
+            self._advance()
+            return
+        outbox = self.outbox
+        if outbox.chunks:
+            self.send()
+        if self._above and outbox.size * 2 <= outbox.bound and not self.closed:
+            self._above = False
+            self._reads_again()
+            if self.on_drained is not None:
+                self.call(self.on_drained)
+        if self._mute:
+            return
+        if self._input_over or not self._reading:
+            if flags & select.EPOLLERR:
+                number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if number:  # else the event was about an earlier owner of the descriptor
+                    self._broken(OSError(number, os.strerror(number)))
+            return
+        if self._unread:
+            self._unread = self._ending or bool(flags & URGENT)
+            self.read()
+            if self._unread:
+                self._driver.again(self)
+        self._plain = self._can_read_plainly()
+
+    def pause_reading(self) -> None:
+        self._paused = True
+        self._plain = False
+
+    def expect(self) -> None:
+        self.expects = self._loop.in_turn
+
+    def go_on(self) -> None:
+        self._blocked = False  # it stood for "nothing to send"; if the socket is full, that shows again
+        if not self.closed:
+            self._driver.again(self)
+
+    def tcp_info(self) -> bytes | None:
+        if self.closed:
+            return None
+        return self._socket.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, liveness.UNACKED.size)
+
+    def await_rest(self) -> None:
+        if not self.closed:
+            acknowledge_now(self._socket)
+
+    def _join(self, session: Session) -> None:
+        super()._join(session)
+        self._receive = session.receive
+
+    def _part(self) -> Session | None:
+        session = super()._part()
+        if session is not None:
+            del self._receive
+        return session
+
+    def _reads_again(self) -> None:
+        super()._reads_again()
+        if not self._mute:
+            self._driver.again(self)
+
+    def _stop_input(self) -> None:
+        super()._stop_input()
+        self._plain = False
+
+    def send(self) -> None:
+        self._dirty = self.expects = False
+        outbox = self.outbox
+        chunks = outbox.chunks
+        if chunks and not self._blocked:
+            try:
+                size = outbox.size
+                if (size <= SMALL_BYTES or len(chunks) == 1) and not outbox.file_bytes:  # as nearly always
+                    sent = self._send(chunks[0] if len(chunks) == 1 else b"".join(chunks))  # type: ignore[arg-type]
+                    self._loop.counters.bytes_out += sent
+                    if sent == size:
+                        chunks.clear()
+                        outbox.size = 0
+                        outbox.begun = False
+                    else:
+                        outbox.advance(sent)
+                if chunks:
+                    self._send_many()
+            except BlockingIOError:
+                self._blocked = True
+                self._plain = False
+            except OSError as error:
+                self._broken(error)
+                return
+        if chunks or self._accounted or self._above:
+            self._settle()
+
+    def _can_read_plainly(self) -> bool:
+        """Not before its first word, which may be far more work than its bytes: a session comes back."""
+        blocked = self._mute or self._input_over or self._blocked
+        return self._reading and not blocked and not self._loop.is_silent(self)
+
+    def _send_many(self) -> None:
+        """Send all, or until the socket says no (BlockingIOError), or until others should have a turn."""
+        outbox = self.outbox
+        counters = self._loop.counters
+        turn = 0
+        while outbox.chunks and turn < SEND_BYTES:
+            first = outbox.chunks[0]
+            if not isinstance(first, FileRange):
+                sent = self._send_gathered()
+            elif first.fd < 0:
+                try:
+                    data = first.read(READ_BYTES)
+                except EOFError:
+                    self.abort("file ended early")
+                    return
+                sent = self._send(data)
+            else:
+                sent = os.sendfile(self.fd, first.fd, first.offset, min(first.length, SEND_BYTES))
+                if not sent:
+                    self.abort("file ended early")
+                    return
+            outbox.advance(sent)
+            counters.bytes_out += sent
+            turn += sent
+
+    def _send_gathered(self) -> int:
+        outbox = self.outbox
+        gathered = outbox.gather()
+        more = socket.MSG_MORE if len(gathered) < len(outbox.chunks or ()) else 0
+        if len(gathered) == 1:
+            return self._send(gathered[0], more)
+        if len(gathered) > JOIN_CHUNKS_MIN or outbox.size <= SMALL_BYTES:
+            return self._send(b"".join(gathered), more)
+        return self._socket.sendmsg(gathered, (), more)
+
+    def _settle(self) -> None:
+        """After sending: account for what is left, apply the policy, see to what comes next."""
+        outbox = self.outbox
+        self._account()
+        if outbox.size > outbox.bound:
+            self._apply_policy()
+        if self.closed:
+            return
+        if self._above:
+            self._plain = False
+            if outbox.size * 2 <= outbox.bound:
+                self._driver.again(self)  # to tell the session
+        if outbox.size and not self._blocked:
+            self._driver.again(self)  # to send the rest
+
+    def _advance(self) -> None:
+        self._plain = False
+        outbox = self.outbox
+        self.send()
+        if self.closed:
+            return
+        if outbox.size:
+            if not self._has_time_to_flush():
+                self.close("stalled")
+                return
+        elif self._eof:
+            self.close(self._reason)
+            return
+        elif not self._shut_writing:
+            try:
+                self._socket.shutdown(socket.SHUT_WR)
+            except OSError as error:
+                self._broken(error)
+                return
+            self._shut_writing = True
+            self._loop.set_deadline(self, self.now + self._loop.settings.linger_seconds)
+        elif self.deadline == math.inf:
+            self.close(self._reason)
+            return
+        self._discard()
+
+    def _discard(self) -> None:
+        """Read and throw away: closing with unread input would reset, and the peer lose our last words."""
+        if self._eof:
+            return
+        try:
+            for _ in range(4):
+                if not self._recv(READ_BYTES):
+                    self._eof = True
+                    break
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._broken(error)
+            return
+        self._driver.again(self)
+
+    def _shut(self, *, reset: bool) -> None:
+        self._plain = False
+        if reset:
+            try:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            except OSError:
+                pass  # the peer was faster
+        self._driver.drop(self.fd)
+        self._socket.close()
+
+
 class PollDriver:
     """Serves nonblocking sockets given to `add` for as long as `run` runs."""
 
-    def __init__(self, rounds: Rounds) -> None:
-        self.rounds = rounds
+    def __init__(self, loop: LoopTurn) -> None:
+        self.loop = loop
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake_fd, select.EPOLLIN | select.EPOLLET)
         self._by_fd: dict[int, PollConnection] = {}
         self._again: list[PollConnection] = []
-        self._answered: list[PollConnection] = []  # served in this turn, and not sent to yet
+        self.answered: list[PollConnection] = []  # served in this turn, and not sent to yet
         self._pending: list[tuple[int, int]] = []  # events of a round that took too long
         self._parked = False
         self._turns = 0  # that the round under way has had
-        self._more = memoryview(bytearray(max(1, self.rounds.settings.read_bytes_max - READ_BYTES)))
+        self.more = memoryview(bytearray(max(1, self.loop.settings.read_bytes_max - READ_BYTES)))
 
     def add(
         self, sock: socket.socket, peer: str, host: str, open_session: OpenSession, *, pushes: bool = False
@@ -70,15 +383,15 @@ class PollDriver:
         """Serve an accepted, nonblocking socket; the driver closes it."""
         connection = PollConnection(self, sock, peer, host)
         self._by_fd[connection.fd] = connection
-        self.rounds.begin()
-        self.rounds.open(connection, open_session, pushes=pushes)
+        self.loop.begin()
+        self.loop.open(connection, open_session, pushes=pushes)
         if not connection.closed:
             try:
                 self._epoll.register(connection.fd, INTEREST)
             except OSError as error:  # fs.epoll.max_user_watches
                 connection.abort(os.strerror(error.errno or 0))
         connection._plain = connection._can_read_plainly()
-        self.rounds.end()
+        self.loop.end()
 
     def drop(self, fd: int) -> None:
         """A connection closes its socket, which ends its registration too."""
@@ -107,21 +420,21 @@ class PollDriver:
 
     async def run(self) -> None:
         """Serve until cancelled. Connections outlive it; `Rounds.close_all` ends them."""
-        rounds = self.rounds
+        loop = self.loop
         rested = False
         turn_ends = perf_counter() + YIELD_SECONDS
         try:
             while True:
-                rounds.awake = True
+                loop.awake = True
                 events = self._look()
                 if events or self._again:
                     rested = False
                     if not self._round(events, turn_ends) and perf_counter() < turn_ends:
                         continue
-                    if rounds.dirty:
+                    if loop.to_send:
                         self._look()
                 elif rested:
-                    rounds.awake = False
+                    loop.awake = False
                     self._parked = True
                     try:
                         await trio.lowlevel.wait_readable(self._epoll)
@@ -134,16 +447,16 @@ class PollDriver:
                 await trio.lowlevel.checkpoint()
                 turn_ends = perf_counter() + YIELD_SECONDS
         finally:
-            rounds.awake = False
+            loop.awake = False
 
     def _look(self) -> list[tuple[int, int]]:
         """Who is ready; what waits to be sent to the others goes out, to these it goes with what they get."""
         if not self._pending:
             events = self._pending = self._epoll.poll(0, EVENTS_MAX)
-            rounds = self.rounds
-            if rounds.dirty:
+            loop = self.loop
+            if loop.to_send:
                 by_fd = self._by_fd
-                rounds.flush_dirty({by_fd.get(fd) for fd, _ in events} if events else ())
+                loop.send({by_fd.get(fd) for fd, _ in events} if events else ())
         return self._pending
 
     def _round(self, events: list[tuple[int, int]], turn_ends: float) -> bool:
@@ -151,13 +464,13 @@ class PollDriver:
 
         True: let other tasks run.
         """
-        self.rounds.begin()
+        self.loop.begin()
         work = 0
         if self._again:
             again, self._again = self._again, []
             for done, connection in enumerate(again, start=1):
                 connection._again = False
-                self._attend(connection, 0)
+                connection.attend(0)
                 if perf_counter() > turn_ends:
                     self._again[:0] = again[done:]
                     break
@@ -168,9 +481,9 @@ class PollDriver:
             if found is None:  # closed meanwhile, or the driver's own wake-up
                 continue
             if flags == READABLE and found._plain:
-                work += self._read(found)
+                work += found.read()
             else:
-                self._attend(found, flags)
+                found.attend(flags)
                 work += LOOK_WORK
             work += EVENT_WORK
             if work > LOOK_WORK:
@@ -179,102 +492,16 @@ class PollDriver:
                     break
         # Not those of who was closed meanwhile: with the next turn another may have the descriptor.
         self._pending = [event for event in left if event[0] in by_fd]
-        if self._answered:
-            self._send_answers()
+        self.send_answers()
         self._turns += 1
         if self._pending and self._turns < ROUND_TURNS:
-            self.rounds.interrupt()
+            self.loop.interrupt()
             return True
         self._turns = 0
-        return self.rounds.end(hold=True)
+        return self.loop.end(hold=True)
 
-    def _read(self, connection: PollConnection) -> int:
-        """Read up to `read_bytes_max` and give it to the session; returns the bytes read."""
-        try:
-            data = connection._recv(READ_BYTES)
-            count = len(data)
-            if count == READ_BYTES:
-                data, count = self._read_more(connection, data)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            connection._broken(error)
-            return 0
-        except MemoryError as error:  # there is none to read into
-            self.rounds.failed(connection, error)
-            return 0
-        if not count:
-            connection._eof = True
-            self.rounds.end_input(connection)
-            return 0
-        self.rounds.counters.bytes_in += count
-        connection._dirty = True
-        try:
-            connection._receive(data)
-        except Exception as error:
-            self.rounds.failed(connection, error)
-        if connection._expects:
-            connection._expects = False
-            if connection.outbox.size < READ_BYTES:
-                self.rounds.expecting.append(connection)
-                return count
-        outbox = connection.outbox
-        if outbox.chunks and outbox.size <= SMALL_BYTES:
-            self._answered.append(connection)
-            if len(self._answered) == ANSWERS_TOGETHER:
-                self._send_answers()
-            return count
-        connection._dirty = False
-        if outbox.chunks:
-            connection._flush()
-        return count
-
-    def _send_answers(self) -> None:
-        answered, self._answered = self._answered, []
-        self.rounds.flush(answered)
-
-    def _read_more(self, connection: PollConnection, data: bytes) -> tuple[bytes, int]:
-        """The first read was full: take more in one piece, and come back in the next round."""
-        connection._unread = True
-        self.again(connection)
-        try:
-            count = connection._socket.recv_into(self._more)
-        except BlockingIOError:
-            return data, len(data)
-        return b"".join((data, self._more[:count])), len(data) + count
-
-    def _attend(self, connection: PollConnection, flags: int) -> None:
-        """All that is not plain input: room to send, an end, an error, what an earlier round left."""
-        if connection.closed:
-            return
-        if flags & INPUT:
-            connection._unread = True
-            if flags & ENDING:
-                connection._ending = True
-        if flags & select.EPOLLOUT:
-            connection._blocked = False
-        if connection._finishing:
-            connection._advance()
-            return
-        outbox = connection.outbox
-        if outbox.chunks:
-            connection._flush()
-        if connection._above and outbox.size * 2 <= outbox.bound and not connection.closed:
-            connection._above = False
-            connection._reads_again()
-            if connection.on_drained is not None:
-                self.rounds.call(connection, connection.on_drained)
-        if connection._mute:
-            return
-        if connection._input_over or not connection._reading:
-            if flags & select.EPOLLERR:
-                number = connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if number:  # else the event was about an earlier owner of the descriptor
-                    connection._broken(OSError(number, os.strerror(number)))
-            return
-        if connection._unread:
-            connection._unread = connection._ending or bool(flags & URGENT)
-            self._read(connection)
-            if connection._unread:
-                self.again(connection)
-        connection._plain = connection._can_read_plainly()
+    def send_answers(self) -> None:
+        """Send to those that were served in this turn, and wait for others to be sent to with them."""
+        answered, self.answered = self.answered, []
+        for connection in answered:
+            connection.send()

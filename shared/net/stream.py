@@ -10,9 +10,8 @@ import socket
 import trio
 
 from shared.net import liveness
-from shared.net.driven import RESET_ON_CLOSE, DrivenConnection
 from shared.net.listeners import acknowledge_now
-from shared.net.rounds import OpenSession, Rounds
+from shared.net.loop_turn import RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
 from shared.net.tls import TlsStream, in_words
 
 READ_BYTES = 64 * 1024
@@ -26,11 +25,89 @@ class StreamConnection(DrivenConnection):
 
     __slots__ = ("_changed", "_scope", "stream")
 
-    def __init__(self, rounds: Rounds, stream: trio.abc.Stream, peer: str, host: str) -> None:
-        super().__init__(rounds, peer, host)
+    def __init__(self, loop: LoopTurn, stream: trio.abc.Stream, peer: str, host: str) -> None:
+        super().__init__(loop, peer, host)
         self.stream = stream
         self._changed = trio.lowlevel.ParkingLot()  # where both tasks wait for something to do
         self._scope = trio.CancelScope()  # around both tasks
+
+    async def serve(self, open_session: OpenSession, *, pushes: bool) -> None:
+        """Serve it to its end."""
+        loop = self._loop
+        try:
+            loop.begin()
+            loop.open(self, open_session, pushes=pushes)
+            loop.end()
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    await self._read()
+            if not self.closed:
+                await linger(self.stream, self._transport, loop.settings.linger_seconds, eof=self._eof)
+                self.close(self._reason)
+        finally:
+            self.close("shutdown")
+
+    async def _read(self) -> None:
+        """Give input to the session until its end; throw it away once the connection is finishing."""
+        loop = self._loop
+        try:
+            while not self._eof:
+                data = await self.stream.receive_some(READ_BYTES)
+                while not self._reading and not self._finishing:
+                    await self._changed.park()
+                if self.closed:  # by the writer, while this was on its way
+                    return
+                self._eof = not data
+                if self._finishing or self._input_over:
+                    continue
+                loop.begin()
+                if data:
+                    loop.counters.bytes_in += len(data)
+                    self.call(self._session.receive, data)
+                else:
+                    self.end_input()
+                loop.end()
+        except GONE as error:
+            self._gone(error)
+
+    async def _write(self) -> None:
+        """Send what the outbox holds as it comes; once all is sent of a finishing connection, end it."""
+        outbox = self.outbox
+        try:
+            while outbox.chunks or not self._finishing:
+                if not outbox.chunks:
+                    await self._changed.park()
+                    continue
+                try:
+                    data = outbox.begin()
+                except BlockingIOError:
+                    await self._changed.park()
+                    continue
+                await self.stream.send_all(data)
+                if self.closed:
+                    return
+                outbox.advance(len(data))
+                self._loop.counters.bytes_out += len(data)
+                self._sent()
+            self._scope.cancel()
+        except GONE as error:
+            self._gone(error)
+        except EOFError:
+            self.abort("file ended early")
+
+    def _sent(self) -> None:
+        """Some of the outbox has gone: account for it, and tell the session if it waits for that."""
+        self._account()
+        outbox = self.outbox
+        if not self._above or outbox.size * 2 > outbox.bound or self.closed:
+            return
+        self._above = False
+        self._reads_again()
+        if self.on_drained is not None and not self._mute:
+            self._loop.begin()
+            self.call(self.on_drained)
+            self._loop.end()
 
     def tcp_info(self) -> bytes | None:
         transport = self._transport
@@ -58,7 +135,8 @@ class StreamConnection(DrivenConnection):
         super()._reads_again()
         self._changed.unpark_all()
 
-    def _flush(self) -> None:
+    def send(self) -> None:
+        self._dirty = self.expects = False
         if self.outbox.size or self._accounted:
             self._account()
             if self.outbox.size > self.outbox.bound:
@@ -67,7 +145,7 @@ class StreamConnection(DrivenConnection):
 
     def _advance(self) -> None:
         if self.outbox.size and not self._has_time_to_flush():
-            self._close("stalled")
+            self.close("stalled")
         self._changed.unpark_all()
 
     def _gone(self, error: Exception) -> None:
@@ -89,8 +167,8 @@ class StreamConnection(DrivenConnection):
 class StreamDriver:
     """Serves streams given to `add` for as long as `run` runs, or one given to `serve`."""
 
-    def __init__(self, rounds: Rounds) -> None:
-        self.rounds = rounds
+    def __init__(self, loop: LoopTurn) -> None:
+        self.loop = loop
         self._nursery: trio.Nursery | None = None
 
     def add(
@@ -125,113 +203,43 @@ class StreamDriver:
         connection = None
         try:
             if not isinstance(stream, TlsStream) or await self._shake_hands(stream, peer):
-                connection = StreamConnection(self.rounds, stream, peer, host)
-                await self._serve(connection, open_session, pushes)
+                connection = StreamConnection(self.loop, stream, peer, host)
+                await connection.serve(open_session, pushes=pushes)
         finally:
             if connection is None:
-                self.rounds.admission.leave(host)
+                self.loop.admission.leave(host)
             await trio.aclose_forcefully(stream)
 
     async def _shake_hands(self, stream: TlsStream, peer: str) -> bool:
         try:
-            with trio.fail_after(self.rounds.settings.handshake_seconds):
+            with trio.fail_after(self.loop.settings.handshake_seconds):
                 await stream.do_handshake()
         except (trio.TooSlowError, *GONE) as error:
-            self.rounds.counters.handshakes_failed += 1
+            self.loop.counters.handshakes_failed += 1
             why = "too slow" if isinstance(error, trio.TooSlowError) else "the peer is gone"
             if error.__cause__ is not None:
                 why = in_words(error.__cause__, server_side=True)
-            self.rounds.log.info("TLS handshake failed", peer=peer, error=why)
+            self.loop.log.info("TLS handshake failed", peer=peer, error=why)
             if not isinstance(error, trio.TooSlowError):
-                await self._linger(stream.transport, stream.transport, eof=False)  # it gets to read the alert
+                await linger(
+                    stream.transport, stream.transport, self.loop.settings.linger_seconds
+                )  # it gets to read the alert
             return False
         return True
 
-    async def _serve(self, connection: StreamConnection, open_session: OpenSession, pushes: bool) -> None:
+
+async def linger(
+    stream: trio.abc.Stream, transport: trio.abc.Stream, seconds: float, *, eof: bool = False
+) -> None:
+    """Say that we are done; read and throw away input for a while, or our last words may be lost.
+
+    `transport`: what is under TLS, or the stream itself; `eof`: the peer has said that it is done too.
+    """
+    with trio.move_on_after(seconds):
         try:
-            self.rounds.begin()
-            self.rounds.open(connection, open_session, pushes=pushes)
-            self.rounds.end()
-            with connection._scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._write, connection)
-                    await self._read(connection)
-            if not connection.closed:
-                await self._linger(connection.stream, connection._transport, eof=connection._eof)
-                connection._close(connection._reason)
-        finally:
-            connection._close("shutdown")
-
-    async def _read(self, connection: StreamConnection) -> None:
-        """Give input to the session until its end; throw it away once the connection is finishing."""
-        try:
-            while not connection._eof:
-                data = await connection.stream.receive_some(READ_BYTES)
-                while not connection._reading and not connection._finishing:
-                    await connection._changed.park()
-                if connection.closed:  # by the writer, while this was on its way
-                    return
-                connection._eof = not data
-                if connection._finishing or connection._input_over:
-                    continue
-                self.rounds.begin()
-                if data:
-                    self.rounds.counters.bytes_in += len(data)
-                    self.rounds.call(connection, connection._session.receive, data)
-                else:
-                    self.rounds.end_input(connection)
-                self.rounds.end()
-        except GONE as error:
-            connection._gone(error)
-
-    async def _write(self, connection: StreamConnection) -> None:
-        """Send what the outbox holds as it comes; once all is sent of a finishing connection, end it."""
-        outbox = connection.outbox
-        try:
-            while outbox.chunks or not connection._finishing:
-                if not outbox.chunks:
-                    await connection._changed.park()
-                    continue
-                try:
-                    data = outbox.begin()
-                except BlockingIOError:
-                    await connection._changed.park()
-                    continue
-                await connection.stream.send_all(data)
-                if connection.closed:
-                    return
-                outbox.advance(len(data))
-                self.rounds.counters.bytes_out += len(data)
-                self._drained(connection)
-            connection._scope.cancel()
-        except GONE as error:
-            connection._gone(error)
-        except EOFError:
-            connection.abort("file ended early")
-
-    def _drained(self, connection: StreamConnection) -> None:
-        """Some of the outbox has gone: account for it, and tell the session if it waits for that."""
-        connection._account()
-        outbox = connection.outbox
-        if not connection._above or outbox.size * 2 > outbox.bound or connection.closed:
-            return
-        connection._above = False
-        connection._reads_again()
-        if connection.on_drained is not None and not connection._mute:
-            self.rounds.begin()
-            self.rounds.call(connection, connection.on_drained)
-            self.rounds.end()
-
-    async def _linger(self, stream: trio.abc.Stream, transport: trio.abc.Stream, *, eof: bool) -> None:
-        """Say that we are done; read and throw away input for a while, or our last words may be lost.
-
-        `transport`: what is under TLS, or the stream itself; `eof`: the peer has said that it is done too.
-        """
-        with trio.move_on_after(self.rounds.settings.linger_seconds):
-            try:
-                if isinstance(stream, trio.abc.HalfCloseableStream):
-                    await stream.send_eof()
-                while not eof and await transport.receive_some(READ_BYTES):
-                    pass
-            except GONE:
+            if isinstance(stream, trio.abc.HalfCloseableStream):
+                await stream.send_eof()
+            while not eof and await transport.receive_some(READ_BYTES):
                 pass
+        except GONE:
+            pass

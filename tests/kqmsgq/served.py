@@ -12,7 +12,7 @@ from kqmsgq.listener import KqmsgqService
 from kqmsgq.queues import Consumer
 from kqmsgq.settings import KqmsgqSettings
 from shared.net.network import Group, Network
-from shared.net.polled import PollConnection
+from shared.net.poll import PollConnection
 from shared.net.settings import NetSettings, TlsSettings
 from shared.plugin import Context, TcpEndpoint
 from tests.kqmsgq.world import LOG

@@ -15,8 +15,8 @@ import trio
 import trustme
 
 from shared.net.connection import Connection, Session
+from shared.net.loop_turn import AfterRound, OpenSession
 from shared.net.network import Group, Network
-from shared.net.rounds import AfterRound, OpenSession
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.tls import client_context
 

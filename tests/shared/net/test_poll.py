@@ -30,7 +30,7 @@ from tests.shared.net.served import (
 if sys.platform != "linux":
     pytest.skip("epoll is Linux's", allow_module_level=True)
 
-from shared.net import poll, rounds
+from shared.net import loop_turn, poll
 from shared.net.liveness import TCP_INFO, UNACKED
 from shared.net.poll import EVENTS_MAX, ROUND_TURNS, YIELD_SECONDS
 
@@ -254,7 +254,7 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
             if session.data == b"onemore":
                 session.connection.write(b"last ")
 
-    monkeypatch.setattr(rounds, "HOLD_LEAST", 1)
+    monkeypatch.setattr(loop_turn, "HOLD_LEAST", 1)
     clients: dict[Recorder, socket.socket] = {}
     sessions = Sessions(prepare)
     async with serving("poll", sessions, after_round=after_round) as served:
@@ -473,5 +473,5 @@ async def test_an_idle_connection_costs_less_than_four_kibibytes() -> None:
             tracemalloc.stop()
         warm.close()
         assert (used - own) / count < 4096
-        for connection in served.group._rounds.connections:
+        for connection in served.group._loop.connections:
             assert connection.outbox.chunks is None

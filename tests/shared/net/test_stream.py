@@ -159,7 +159,7 @@ async def test_a_tls_handshake_that_takes_too_long_is_ended(
         assert trio.current_time() == pytest.approx(start + 5)
         assert server.counters.handshakes_failed == 1
         assert server.counters.accepted == 0
-        assert server.rounds.admission.connections == 0
+        assert server.loop.admission.connections == 0
 
 
 async def test_what_is_no_tls_at_all_gets_the_end(certificates: Certificates) -> None:

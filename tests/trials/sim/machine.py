@@ -11,8 +11,8 @@ import trio
 from shared.errors import StoreError
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
+from shared.net.loop_turn import LoopTurn
 from shared.net.outbox import OutboxBudget
-from shared.net.rounds import Rounds
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver
 from shared.plugin import Context, Service, TcpEndpoint
@@ -161,8 +161,8 @@ class Machine:
                 service = self._services[plugin.name] = await plugin.open(Context(store, log), own)
                 nursery.start_soon(service.run)
             services = list(self._services.values())
-            driver = StreamDriver(_rounds(store, log))
-            nursery.start_soon(driver.rounds.watch_deadlines)
+            driver = StreamDriver(_loop(store, log))
+            nursery.start_soon(driver.loop.watch_deadlines)
             await nursery.start(driver.run)
             accept = self._acceptor(nursery, driver, services, faults)
             plan = faults.pause()
@@ -214,9 +214,9 @@ class Machine:
         return accept
 
 
-def _rounds(store: Store, log: structlog.stdlib.BoundLogger) -> Rounds:
+def _loop(store: Store, log: structlog.stdlib.BoundLogger) -> LoopTurn:
     settings = NetSettings()
-    return Rounds(
+    return LoopTurn(
         settings=settings,
         admission=_OpenDoor(settings),
         budget=OutboxBudget(1 << 30),
