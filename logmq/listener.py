@@ -43,14 +43,15 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
         writers = broker.writers.astray(by_id.get)
         if commits or writers:
             log.warning(
-                "logmq has commits or writers of topics that are not there, and nothing says that those were "
-                "deleted: they are kept",
+                "logmq: commits or writers belong to topics that are missing and were not deleted; they are "
+                "kept, and count again once the topics are restored from a backup",
                 commits=commits,
                 writers=writers,
             )
         for row in past:
             log.warning(
-                "logmq group was past the end of its topic, which has lost a suffix",
+                "logmq: a topic lost its newest records in a crash, and a group had committed past its end; "
+                "the group was set to the end, nothing needs to be done",
                 group=row.group,
                 topic=row.topic,
                 offset=row.offset,

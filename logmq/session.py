@@ -955,7 +955,7 @@ class Session(SessionBase):
         """A web page may have a browser send what it likes to any port: nothing behind this is executed."""
         self.counts.http += 1
         self.broker.log.warning(
-            "an HTTP request came to the LogMQ port; it was closed, nothing of the request was executed",
+            "an HTTP request came to the LogMQ port: the connection was closed, nothing of it was executed",
             peer=self.connection.peer,
             line=printable(line),
         )
@@ -966,7 +966,8 @@ class Session(SessionBase):
         """A handshake holds bytes that others chose, such as a server's ticket: no line in it is executed."""
         self.counts.tls += 1
         self.broker.log.warning(
-            "TLS came to the LogMQ port, which has none; it was closed, nothing of it was executed",
+            "TLS came to the LogMQ port, which is set up without: the connection was closed, nothing was "
+            "executed; [logmq.tls] is where a certificate is set",
             peer=self.connection.peer,
         )
         self._refuse(Refusal(Code.SYNTAX, "this is LogMQ without TLS; closing"))
