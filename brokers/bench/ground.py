@@ -179,7 +179,7 @@ def _write(server: "Server", file: Path, topic: str, size: int, count: int) -> N
 def _wait_visible(data: Path, topic: str, end: int) -> None:
     """Until readers of the files see all of it: the newest index entry is written a moment later."""
     from brokers.pipeline.source.options import parse
-    from brokers.pipeline.source.places import open_place
+    from brokers.pipeline.source.planning import open_place
 
     options = parse({"path": str(data), "subscribe": topic})
     give_up = perf_counter() + _VISIBLE_SECONDS

@@ -58,8 +58,8 @@ def bench(
     yields tuples and Spark's own text source; the archive, beside Spark's own
     Parquet writer, and how it follows a live topic. Needs the extra spark.
     """
-    from brokers.pipeline.quiet import of_a_verb
     from brokers.pipeline.session import require_spark, session
+    from brokers.pipeline.spark_settings import of_a_command
 
     require_spark()
     if min(sizes) <= KEY_LETTERS:
@@ -68,7 +68,7 @@ def bench(
         )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)))
-        config = of_a_verb({"spark.local.dir": str(folder)}, master)
+        config = of_a_command({"spark.local.dir": str(folder)}, master)
         spark = session(master, name="brokers-bench", config=config)
         stack.callback(spark.stop)
         ground = stack.enter_context(prepared(spark, folder, sizes, megabytes * 1_000_000, rounds))

@@ -17,10 +17,10 @@ def source() -> type:
     from pyspark.sql.datasource import DataSourceReader, InputPartition
     from pyspark.sql.types import StructType
 
-    from brokers.pipeline.source import rows
+    from brokers.pipeline.source import origin
     from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, Share
     from brokers.pipeline.source.options import Options, parse
-    from brokers.pipeline.source.places import open_place
+    from brokers.pipeline.source.planning import open_place
 
     class TupleReader(DataSourceReader):
         def __init__(self, options: Options, columns: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ def source() -> type:
         def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
             if not isinstance(partition, Share):
                 return
-            rules = rows.rules(self._options)
+            rules = origin.rules(self._options)
             times, values = (self._columns == [name] for name in ("timestamp", "value"))
             most = self._options.max_value_bytes
             for span in partition.spans:

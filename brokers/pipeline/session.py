@@ -66,7 +66,7 @@ def session(
     require_spark()
     from pyspark.sql import SparkSession
 
-    from brokers.pipeline import java, quiet, secret
+    from brokers.pipeline import java, secret, spark_settings
 
     running = SparkSession.getActiveSession()
     remote = master.startswith("sc://") if running is None else _is_remote(running)
@@ -75,7 +75,7 @@ def session(
         _workers_find_us(master)
     progress = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     settings = _DEFAULTS | progress | (_LOCAL if _is_local(master) else {}) | dict(config or {})
-    settings = quiet.settings(settings)
+    settings = spark_settings.settings(settings)
     if running is not None or remote:
         settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
     if running is not None and remote:

@@ -1,4 +1,6 @@
-"""Spark's own parent of Python workers (`pyspark.daemon`), for a verb's workers on this machine.
+"""What Spark's Python workers are told: when to be quiet (`hush`), and how to read faster (`prepare`).
+
+Run as a module this is Spark's own parent of workers (`pyspark.daemon`), for a command on this machine.
 
 A worker that comes to its end after the JVM has, or whose rows nobody wants any more, finds its pipe closed,
 and says so with a stack trace on the terminal. That is no news, and left out here; anything else is said.
@@ -6,6 +8,8 @@ Workers that plan a read have Spark's own parent whatever the settings say, and 
 they had nothing to do for a minute: each asks for the same itself (`hush`).
 """
 
+import functools
+import gc
 import sys
 import traceback
 
@@ -23,6 +27,28 @@ def hush() -> None:
     program = getattr(sys.modules["__main__"], "__spec__", None)
     if program is not None and program.name == "pyspark.daemon":
         traceback.print_exc = print_exc  # type: ignore[assignment]
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_MAPPED_BYTES = 32 << 20
+"""The most that glibc takes. Chunks are smaller, and so come from the heap."""
+_KEPT_BYTES = 64 << 20
+"""What the heap keeps when it is free: a task's chunks, as bytes and as rows."""
+
+
+@functools.cache
+def prepare() -> None:
+    """Once a process; further calls do nothing."""
+    hush()
+    # Spark has a worker collect garbage after each task, and what was imported is never that.
+    gc.freeze()
+    # Else each chunk's memory is given back to the system, and every page of the next one is faulted in anew.
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 if __name__ == "__main__":

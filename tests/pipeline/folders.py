@@ -7,11 +7,10 @@ from pathlib import Path
 
 import trio
 
-from brokers.pipeline.source import data_source, rows, stream
+from brokers.pipeline.source import data_source, origin, rows, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Options, Topics, parse
-from brokers.pipeline.source.origin import LogSpot
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.spans import LogSpot, Span
 from shared.storage import format
 from shared.storage.format import INDEX_ENTRY_BYTES
 from shared.storage.index import entry_position
@@ -87,7 +86,7 @@ def remake(folder: Path, payloads: list[bytes], *, clean: bool = True) -> None:
 
 
 def follow(chosen: Options, start: stream.Offset, limit: stream.Limit | None = None) -> stream.Offset:
-    return stream.following(chosen, rows.rules(chosen), start, limit or stream.Limit())
+    return stream.following(chosen, origin.rules(chosen), start, limit or stream.Limit())
 
 
 def between(chosen: Options, start: stream.Offset, end: stream.Offset) -> list[bytes]:

@@ -9,7 +9,7 @@ import pytest
 import trio
 from pyspark.sql.types import StructType
 
-from brokers.pipeline.source import data_source, index, planning, positions, rows, stream
+from brokers.pipeline.source import data_source, index, origin, planning, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import Topics, parse
 from brokers.pipeline.source.origin import DataLoss
@@ -264,7 +264,7 @@ def place(folder: Path, side: str, **given: str) -> int:
     bound = chosen.starting if side == "starting" else chosen.ending
     with closing(Folder(str(folder), "logmq")) as opened:
         found = opened.spots(chosen.topics)
-        return positions.offsets(opened, found, bound, rows.rules(chosen))["orders"]
+        return planning.offsets(opened, found, bound, origin.rules(chosen))["orders"]
 
 
 def test_an_offset_must_be_a_records_start(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from brokers.pipeline.source import reading, rows, stream
+from brokers.pipeline.source import origin, reading, rows, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
@@ -113,7 +113,7 @@ def test_a_log_is_read_in_chunks_of_a_bounded_size(folder: Path, monkeypatch: py
     most = 2 * max(mark.length for mark in marks(folder))
     monkeypatch.setattr(reading, "CHUNK_BYTES", most)
     with closing(Folder(str(folder), "logmq")) as place:
-        chunks = list(place.chunks(whole(folder), rows.rules(options(folder))))
+        chunks = list(place.chunks(whole(folder), origin.rules(options(folder))))
     assert len(chunks) > 2
     assert max(len(chunk.data) for chunk in chunks) <= most
 

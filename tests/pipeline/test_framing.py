@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from brokers.pipeline.source import framing
 from brokers.pipeline.source.framing import NotRecords
-from brokers.pipeline.source.origin import Chunk
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.spans import Chunk, Span
 from shared.storage import format
 from shared.storage.format import IndexEntry
 

@@ -11,9 +11,9 @@ from crc32c import crc32c
 from brokers.pipeline.source.address import Reach
 from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.options import Unverified
-from brokers.pipeline.source.origin import LogSpot, Policy
+from brokers.pipeline.source.origin import Policy
 from brokers.pipeline.source.servers import Served
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.spans import LogSpot, Span
 from logmq.runs import encode
 from shared.errors import RemoteProtocolError
 from tests.pipeline.served import ORDERS, STRICT, TRUSTING, LostError, read

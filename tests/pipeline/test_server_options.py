@@ -4,7 +4,7 @@ import pytest
 
 from brokers.pipeline.source.address import Reach, parse_servers
 from brokers.pipeline.source.options import parse
-from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.planning import open_place
 from shared.errors import ConfigError
 
 

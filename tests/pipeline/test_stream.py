@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
-from brokers.pipeline.source import data_source, rows, stream
-from brokers.pipeline.source.origin import DataLoss, LogSpot
+from brokers.pipeline.source import data_source, origin, stream
+from brokers.pipeline.source.origin import DataLoss
+from brokers.pipeline.source.spans import LogSpot
 from brokers.pipeline.source.stretch import Stretch
 from tests.pipeline.folders import (
     ORDERS,
@@ -165,9 +166,9 @@ def test_a_stream_with_a_target_ends_there(folder: Path) -> None:
     chosen = options(folder, streaming=True, startingOffsets="earliest")
     target = stream.target(chosen)
     fill(folder, {ORDERS: [b"later"]})
-    end = stream.following(chosen, rows.rules(chosen), stream.INITIAL, stream.Limit(), target)
+    end = stream.following(chosen, origin.rules(chosen), stream.INITIAL, stream.Limit(), target)
     assert between(chosen, stream.INITIAL, end) == RECORDS
-    assert stream.following(chosen, rows.rules(chosen), end, stream.Limit(), target) == end
+    assert stream.following(chosen, origin.rules(chosen), end, stream.Limit(), target) == end
 
 
 def test_folders_are_read_together_and_share_a_limit(tmp_path: Path) -> None:

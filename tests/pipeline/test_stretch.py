@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import trio
 
-from brokers.pipeline.source import data_source, rows, stream
+from brokers.pipeline.source import data_source, origin, stream
 from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.origin import DataLoss
-from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.planning import open_place
 from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch
 from shared.storage.settings import Retention
 from tests.pipeline.folders import ORDERS, RECORDS, between, follow, marks, offset_of, spot, values
@@ -75,7 +75,7 @@ def at_the_beginning(chosen: Options) -> stream.Offset:
 
 
 def batches(chosen: Options, start: stream.Offset, limit: stream.Limit, **more: Any) -> Iterator[list[bytes]]:
-    while (end := stream.following(chosen, rows.rules(chosen), start, limit, **more)) != start:
+    while (end := stream.following(chosen, origin.rules(chosen), start, limit, **more)) != start:
         yield between(chosen, start, end)
         start = end
 

@@ -15,7 +15,7 @@ from brokers.pipeline.archive.manifest import LogState, Manifest
 from brokers.pipeline.archive.plan import Extent
 from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import Origin
-from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.planning import open_place
 from brokers.pipeline.source.spans import Span
 from shared.storage import catalog
 from shared.storage.os_disk import OsDisk

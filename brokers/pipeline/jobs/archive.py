@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs.running import check_master, said, started
 from brokers.pipeline.jobs.where import Conf, Master, SourceOption, a_folder, pair
-from brokers.pipeline.quiet import of_a_verb
+from brokers.pipeline.spark_settings import of_a_command
 from brokers.render import Outcome
 from shared.cli.options import Json, a_path
 from shared.cli.progress import counting
@@ -85,7 +85,7 @@ def archive(
     if bool(path) == bool(servers):
         raise UsageError("--path", "give either data folders (--path) or --servers")
     check_master(master)
-    config = of_a_verb(dict(pair("--conf", each) for each in conf), master)
+    config = of_a_command(dict(pair("--conf", each) for each in conf), master)
     path = tuple(str(a_folder(each, "--path")) for each in path)
     options = _options(path, servers, topics, pattern, namespace, allow_loss)
     for key, value in (pair("--option", each) for each in option):

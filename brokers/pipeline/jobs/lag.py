@@ -24,7 +24,7 @@ from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.groups import Behind, behind
 from brokers.pipeline.source.options import Topics
-from brokers.pipeline.source.origin import LogSpot
+from brokers.pipeline.source.spans import LogSpot
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES
 from shared.tables.table import KEPT, PLACES

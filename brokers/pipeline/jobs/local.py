@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
+from brokers.pipeline import workers
 from brokers.pipeline.jobs.frames import told_apart
 from brokers.pipeline.jobs.offers import Offered, logs_of
 from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.source import rows as records
-from brokers.pipeline.source import worker
 from brokers.pipeline.source.options import Options, parse
 from brokers.pipeline.source.planning import planned
 
@@ -48,7 +48,7 @@ def rows(where: Where, each: Offered) -> pa.Table:
 
 def batches(where: Where, source: str, each: Offered) -> Iterator[pa.RecordBatch]:
     """What is decoded of one of the places."""
-    worker.prepare()
+    workers.prepare()
     options = _options(where, source, each)
     spans, table = planned(options), each.table
     if table.measure is not None:

@@ -18,7 +18,7 @@ from brokers.pipeline.jobs.frames import union
 from brokers.pipeline.jobs.where import SERVED, Reading, Where, a_folder, where
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.options import Topics
-from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.planning import open_place
 from shared.errors import BrokerError, UsageError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from brokers.pipeline.quiet import of_a_verb
 from brokers.pipeline.session import require_spark, session
+from brokers.pipeline.spark_settings import of_a_command
 from shared.cli.progress import progress
 from shared.errors import BrokerError, UsageError
 
@@ -47,7 +47,7 @@ def spark_for(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    settings = of_a_verb({}, master) if config is None else config
+    settings = of_a_command({}, master) if config is None else config
     try:
         with started(what, master, settings) as spark, watched(spark, what) if bar else nullcontext():
             yield spark

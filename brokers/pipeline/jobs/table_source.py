@@ -14,8 +14,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from brokers.pipeline import workers
 from brokers.pipeline.jobs.offers import logs_of, offered
-from brokers.pipeline.source import rows, worker
+from brokers.pipeline.source import rows
 from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader, spans_of
 from brokers.pipeline.source.framing import IN_INDEX
 from brokers.pipeline.source.options import Options, parse
@@ -37,7 +38,7 @@ class TableDataSource(LogmqDataSource):
     """Logs as rows of a table's columns."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        worker.prepare()  # a worker that tells a mistake lives on
+        workers.prepare()  # a worker that tells a mistake lives on
         given = {key.lower(): value for key, value in options.items()}
         for key, why in _NOT_OURS.items():
             if key in given:

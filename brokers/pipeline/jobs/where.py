@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 from cyclopts import Parameter
 
-from brokers.pipeline import lean
-from brokers.pipeline.quiet import of_a_verb
+from brokers.pipeline import spark_settings
+from brokers.pipeline.spark_settings import of_a_command
 from shared.cli.options import a_path
 from shared.errors import UsageError
 from shared.local_path import local_path
@@ -63,17 +63,17 @@ class Reading:
     @property
     def config(self) -> Mapping[str, str]:
         """Spark's settings. Raises UsageError."""
-        return of_a_verb(self._given, self.master)
+        return of_a_command(self._given, self.master)
 
     @property
     def lean(self) -> Mapping[str, str]:
         """The same for little data."""
-        return of_a_verb(lean.little(self._given, self.master), self.master)
+        return of_a_command(spark_settings.little(self._given, self.master), self.master)
 
     @property
     def following(self) -> Mapping[str, str]:
         """The same for a stream."""
-        return of_a_verb(lean.bit_by_bit(self._given, self.master), self.master)
+        return of_a_command(spark_settings.bit_by_bit(self._given, self.master), self.master)
 
     @property
     def _given(self) -> Mapping[str, str]:
@@ -123,7 +123,7 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
         lower = key.lower()
         if lower in _OURS or (lower.startswith(_BOUNDS) and not bounded):
             raise UsageError("--option", f"{key} is this command's own business")
-    from brokers.pipeline.source.same import folder_id
+    from brokers.pipeline.source.address import folder_id
 
     known = [folder_id(str(path)) for path in paths]
     twice = [path for number, path in enumerate(paths) if known[number] in known[:number]]
@@ -135,7 +135,7 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
         check_folder(path)
     if reading.servers is not None:
         from brokers.pipeline.source.options import Topics
-        from brokers.pipeline.source.places import open_place
+        from brokers.pipeline.source.planning import open_place
 
         for source in parsed.sources:
             with closing(open_place(parsed, source)) as place:

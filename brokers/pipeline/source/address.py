@@ -1,6 +1,8 @@
-"""Where a server is and how it is reached, as options say it."""
+"""Where logs are, as options say it: data folders by their names, servers and how they are reached."""
 
+import os
 import ssl
+from collections.abc import Hashable, Iterable
 
 import attrs
 
@@ -84,3 +86,20 @@ def parse_servers(text: str) -> tuple[Server, ...]:
     if twice:
         raise ValueError(f"names {min(twice)} twice")
     return servers
+
+
+def folder_id(path: str) -> Hashable:
+    """What all names of a folder have in common; where there is none, of the name alone."""
+    try:
+        found = os.stat(path)
+    except OSError:  # whoever opens it says so
+        return os.path.abspath(path)
+    return found.st_dev, found.st_ino
+
+
+def once_each(paths: Iterable[str]) -> tuple[str, ...]:
+    """Each data folder once, by the first of the names that are given for it."""
+    found: dict[Hashable, str] = {}
+    for path in paths:
+        found.setdefault(folder_id(path), path)
+    return tuple(found.values())

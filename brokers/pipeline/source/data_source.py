@@ -26,16 +26,16 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
-from brokers.pipeline.source import planning, pruning, rows, sink, spans, stream, worker
+from brokers.pipeline import workers
+from brokers.pipeline.source import origin, planning, pruning, rows, sink, spans, stream
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
 from brokers.pipeline.source.options import Options, parse
-from brokers.pipeline.source.origin import LogSpot
-from brokers.pipeline.source.places import open_place
+from brokers.pipeline.source.origin import warn
+from brokers.pipeline.source.planning import open_place
 from brokers.pipeline.source.pruning import Wanted
-from brokers.pipeline.source.rows import warn
 from brokers.pipeline.source.servers import Served
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.spans import LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.errors import BrokerError, ConfigError
 
@@ -54,7 +54,7 @@ class LogmqDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        worker.prepare()
+        workers.prepare()
         self._given = dict(options)
 
     @classmethod
@@ -96,7 +96,7 @@ class BatchReader(DataSourceReader):
     """One read of what is there now."""
 
     def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
-        worker.prepare()  # the worker that plans got its data source pickled, and has made none
+        workers.prepare()  # the worker that plans got its data source pickled, and has made none
         self._options = options
         self._columns = columns
         self._wanted = Wanted()
@@ -124,7 +124,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of batches, each from where the last one ended. See `stream.py` for its offsets."""
 
     def __init__(self, options: Options, columns: Sequence[str] = SCHEMA.names) -> None:
-        worker.prepare()
+        workers.prepare()
         self._options = options
         self._columns = columns
         self._target: stream.Target | None = None
@@ -156,7 +156,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bound, least = stream.Limit(), None
         if self._target is not None or self._has_waited():
             least = None
-        plan = stream.planned(options, rows.rules(options), start, bound, self._target, least)
+        plan = stream.planned(options, origin.rules(options), start, bound, self._target, least)
         if plan.end != start:
             self._began_at = monotonic()
         self._behind = {"behind_bytes": plan.behind}
@@ -244,7 +244,7 @@ def read(options: Options, partition: InputPartition, columns: Sequence[str]) ->
 
 def spans_of(partition: InputPartition) -> Sequence[Span]:
     """In the executor: what a task reads. A read of nothing has one task all the same, which is no Share."""
-    worker.prepare()
+    workers.prepare()
     return partition.spans if isinstance(partition, Share) else ()
 
 

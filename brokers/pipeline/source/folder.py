@@ -16,9 +16,9 @@ from urllib.parse import unquote
 
 from brokers.pipeline.source.index import LogIndex
 from brokers.pipeline.source.options import Topics
-from brokers.pipeline.source.origin import Chunk, LogSpot, Policy
+from brokers.pipeline.source.origin import Policy
 from brokers.pipeline.source.reading import SpanReader
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.spans import Chunk, LogSpot, Span
 from brokers.pipeline.source.stretch import Asked, Entries, Found, Records, Stretch, advance_all
 from shared.storage import catalog, format
 from shared.storage.catalog import LogLine

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brokers.pipeline.source.origin import Chunk
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.spans import Chunk, Span
 from shared.errors import BrokerError
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.tables.table import entries_schema

@@ -15,8 +15,8 @@ import attrs
 from brokers.pipeline.source.address import Reach, Server
 from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.options import Topics
-from brokers.pipeline.source.origin import LogSpot
 from brokers.pipeline.source.servers import Served
+from brokers.pipeline.source.spans import LogSpot
 from brokers.pipeline.source.stretch import Stretch
 from logmq import connector
 from logmq.connector import LogmqError, Refusal, name_untrusted

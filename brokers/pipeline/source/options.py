@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from brokers.pipeline.source.address import Reach, parse_servers
-from brokers.pipeline.source.same import once_each
+from brokers.pipeline.source.address import Reach, once_each, parse_servers
 from logmq.connector import Refusal, name_untrusted, topic_untrusted
 from shared.errors import ConfigError
 from shared.local_path import local_path

@@ -1,57 +1,19 @@
 """What a read needs of the place that the logs are at: a data folder, or a broker."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import attrs
 
 from brokers.pipeline.source.options import Options, Topics, Unverified
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.spans import Chunk, LogSpot, Span
+from brokers.pipeline.source.stretch import Stretch
 from shared.errors import BrokerError
-from shared.storage.format import IndexEntry
-
-if TYPE_CHECKING:
-    from brokers.pipeline.source.stretch import Stretch
 
 
 class DataLoss(BrokerError):
     """Records that were asked for cannot be had, and `failOnDataLoss` is true."""
-
-
-@attrs.frozen
-class LogSpot:
-    """A log as found: `first` and `end` are the offsets of what can be read of it now.
-
-    `id`: what `is_other` needs to tell it from one made later by its name. `file`: in a folder.
-    """
-
-    source: str
-    name: str
-    id: int
-    first: int
-    end: int
-    file: str = ""
-
-
-@attrs.frozen
-class Chunk:
-    """Whole records of a log from `offset` on, and the index entries that cover them, without gaps.
-
-    `data`: empty where what the entries say is enough.
-    """
-
-    offset: int
-    data: bytes = attrs.field(repr=lambda data: f"<{len(data)} bytes>")
-    marks: Sequence[IndexEntry]
-
-    @property
-    def end(self) -> int:
-        return self.marks[-1].end
-
-    def part(self, mark: IndexEntry) -> "Chunk":
-        """What one of its entries covers."""
-        start = mark.offset - self.offset
-        return Chunk(mark.offset, self.data[start : start + mark.length], [mark])
 
 
 @attrs.frozen
@@ -95,7 +57,7 @@ class Origin(Protocol):
     def entry_end(self, spot: LogSpot, offset: int) -> int:
         """Where the index entry ends that has `offset`, or the last before it; else where the log does."""
 
-    def advance(self, stretches: Sequence["Stretch"]) -> None:
+    def advance(self, stretches: Sequence[Stretch]) -> None:
         """Go on with each, as far as its limits let it."""
 
     def chunks(self, span: Span, policy: Policy, *, bare: bool = False) -> Iterator[Chunk]:
@@ -109,8 +71,8 @@ class Origin(Protocol):
         """The same without bytes, as far as index entries tell what is asked for; no damage is looked for."""
 
 
-def policy(options: Options, warn: Callable[[str], None]) -> Policy:
-    """As the options have it."""
+def rules(options: Options) -> Policy:
+    """The options' policy. What is passed over is told in the log of the process that reads."""
 
     def lose(text: str) -> None:
         if options.fail_on_data_loss:
@@ -118,3 +80,8 @@ def policy(options: Options, warn: Callable[[str], None]) -> Policy:
         warn(text)
 
     return Policy(options.verify_crc, options.unverified, lose)
+
+
+def warn(text: str) -> None:
+    """To the log of the process."""
+    print(f"brokers: {text}", file=sys.stderr)

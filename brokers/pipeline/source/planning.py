@@ -1,30 +1,40 @@
-"""Which spans of logs a batch reads, from what its options and a query's filters say."""
+"""From what options say to the places that logs are at, to offsets, and to the spans that a batch reads."""
 
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from brokers.pipeline.source import positions, rows
-from brokers.pipeline.source.options import NAMESPACE, Kind, Options
-from brokers.pipeline.source.places import open_place
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.address import Server
+from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source.options import NAMESPACE, At, Bound, Kind, Options
+from brokers.pipeline.source.origin import Origin, Policy, rules
+from brokers.pipeline.source.servers import Served
+from brokers.pipeline.source.spans import LogSpot, Span
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from brokers.pipeline.source.pruning import Wanted
 
 
+def open_place(options: Options, source: str) -> Origin:
+    """`source`: one of the options' own."""
+    if options.servers:
+        return Served(Server.parse(source), options.reach)
+    return Folder(source, options.namespace)
+
+
 def planned(options: Options, wanted: "Wanted | None" = None) -> list[Span]:
     """Each log's, empty ones too. Raises ConfigError, OSError, and DataLoss by the rules."""
     topics = options.topics if wanted is None else wanted.among(options.topics)
-    rules = rows.rules(options)
+    policy = rules(options)
     found: list[Span] = []
     there: set[str] = set()
     for source in options.sources:
         with closing(open_place(options, source)) as place:
             spots = place.spots(topics)
             there |= spots.keys()
-            starts = positions.offsets(place, spots, options.starting, rules)
-            ends = positions.offsets(place, spots, options.ending, rules)
+            starts = offsets(place, spots, options.starting, policy)
+            ends = offsets(place, spots, options.ending, policy)
             for name in spots:
                 check_order(options, name, starts[name], ends[name])
             for name, spot in spots.items():
@@ -48,3 +58,40 @@ def check_order(options: Options, topic: str, start: int, end: int) -> None:
     in_order = first.kind is last.kind is Kind.TIME and first.value <= last.value
     if start > end and not in_order:
         raise ConfigError(options.ending.option, f"{topic} ends there at {end}, and is to begin at {start}")
+
+
+def offsets(origin: Origin, spots: Mapping[str, LogSpot], bound: Bound, policy: Policy) -> dict[str, int]:
+    """Where reading begins or ends in each log. Raises ConfigError."""
+    return {topic: _place(origin, spot, bound, policy) for topic, spot in spots.items()}
+
+
+def _place(origin: Origin, spot: LogSpot, bound: Bound, policy: Policy) -> int:
+    at = bound.of(spot.name)
+    if at.kind is Kind.EARLIEST:
+        return spot.first
+    if at.kind is Kind.LATEST:
+        return spot.end
+    if at.kind is Kind.TIME:
+        found = origin.at_time(spot, at.value)
+        if found is None and not bound.past_end_is_latest:
+            text = f"{spot.name} in {spot.source} has no record of that time or later"
+            raise ConfigError(
+                bound.option, f"{text} (startingOffsetsByTimestampStrategy=latest: begin at the end)"
+            )
+        return spot.end if found is None else found
+    return _exact(origin, spot, at, bound.option, policy)
+
+
+def _exact(origin: Origin, spot: LogSpot, at: At, name: str, policy: Policy) -> int:
+    if at.value < spot.first:
+        policy.lose(f"{spot.name} in {spot.source} begins at {spot.first}, {name} says {at.value}")
+        return spot.first
+    if at.value > spot.end:
+        policy.lose(f"{spot.name} in {spot.source} ends at {spot.end}, {name} says {at.value}")
+        return spot.end
+    below = origin.start_below(spot, at.value)
+    if below != at.value:
+        raise ConfigError(
+            name, f"{at.value} is not the start of a record of {spot.name}; the nearest below is {below}"
+        )
+    return at.value

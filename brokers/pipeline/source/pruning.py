@@ -23,8 +23,8 @@ from pyspark.sql.datasource import (
 )
 
 from brokers.pipeline.source.options import Topics
-from brokers.pipeline.source.origin import LogSpot, Origin
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.origin import Origin
+from brokers.pipeline.source.spans import LogSpot, Span
 from shared.errors import BrokerError
 
 _EPOCH = datetime.fromtimestamp(0, UTC)

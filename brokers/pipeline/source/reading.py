@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from crc32c import crc32c
 
 from brokers.pipeline.source.options import Unverified
-from brokers.pipeline.source.origin import Chunk, Policy
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.spans import Chunk, Span
 from shared.storage import format, index
 from shared.storage.format import IndexEntry
 

@@ -1,6 +1,5 @@
 """Reading spans of logs as rows: what each Spark task does."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
@@ -11,19 +10,9 @@ import pyarrow as pa
 from brokers.pipeline.source import framing
 from brokers.pipeline.source.framing import NotRecords
 from brokers.pipeline.source.options import Options
-from brokers.pipeline.source.origin import Chunk, Origin, Policy, policy
-from brokers.pipeline.source.places import open_place
-from brokers.pipeline.source.spans import Span
-
-
-def rules(options: Options) -> Policy:
-    """How a read meets what is lost: what is passed over is told in the log of the process that reads."""
-    return policy(options, warn)
-
-
-def warn(text: str) -> None:
-    """To the log of the process."""
-    print(f"brokers: {text}", file=sys.stderr)
+from brokers.pipeline.source.origin import Origin, Policy, rules
+from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.spans import Chunk, Span
 
 
 def read(

@@ -19,8 +19,8 @@ from crc32c import crc32c
 from brokers.pipeline.source.address import Reach, Server
 from brokers.pipeline.source.link import PIPELINED, Link
 from brokers.pipeline.source.options import Topics
-from brokers.pipeline.source.origin import Chunk, LogSpot, Policy
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.spans import Chunk, LogSpot, Span
 from brokers.pipeline.source.stretch import Asked, Entries, Found, Need, Stretch, advance_all
 from logmq import connector
 from logmq.connector import LogmqError, Topic

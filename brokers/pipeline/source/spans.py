@@ -1,9 +1,11 @@
-"""What a Spark task reads: spans of logs, and how a read is cut into tasks."""
+"""Logs as found, spans of them, chunks of records; and how spans are divided into tasks."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 
 import attrs
+
+from shared.storage.format import IndexEntry
 
 SPLIT_BYTES = 128 << 20
 """A task's share unless `minPartitions` asks for more tasks: as Spark's own sources of files have it."""
@@ -30,6 +32,42 @@ class Span:
     @property
     def length(self) -> int:
         return self.stop - self.start
+
+
+@attrs.frozen
+class LogSpot:
+    """A log as found: `first` and `end` are the offsets of what can be read of it now.
+
+    `id`: what `is_other` needs to tell it from one made later by its name. `file`: in a folder.
+    """
+
+    source: str
+    name: str
+    id: int
+    first: int
+    end: int
+    file: str = ""
+
+
+@attrs.frozen
+class Chunk:
+    """Whole records of a log from `offset` on, and the index entries that cover them, without gaps.
+
+    `data`: empty where what the entries say is enough.
+    """
+
+    offset: int
+    data: bytes = attrs.field(repr=lambda data: f"<{len(data)} bytes>")
+    marks: Sequence[IndexEntry]
+
+    @property
+    def end(self) -> int:
+        return self.marks[-1].end
+
+    def part(self, mark: IndexEntry) -> "Chunk":
+        """What one of its entries covers."""
+        start = mark.offset - self.offset
+        return Chunk(mark.offset, self.data[start : start + mark.length], [mark])
 
 
 Cut = Callable[[Span, int], int]

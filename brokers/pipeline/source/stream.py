@@ -13,12 +13,12 @@ from typing import Any
 
 import attrs
 
-from brokers.pipeline.source import positions
+from brokers.pipeline.source import planning
+from brokers.pipeline.source.address import folder_id
 from brokers.pipeline.source.options import Options
-from brokers.pipeline.source.origin import LogSpot, Origin, Policy
-from brokers.pipeline.source.places import open_place
-from brokers.pipeline.source.same import folder_id
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.origin import Origin, Policy
+from brokers.pipeline.source.planning import open_place
+from brokers.pipeline.source.spans import LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES
 
@@ -191,7 +191,7 @@ def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:
 
 
 def _first(options: Options, rules: Policy, place: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
-    starts = positions.offsets(place, found, options.starting, rules)
+    starts = planning.offsets(place, found, options.starting, rules)
     return [_Part(place, spot, min(starts[name], spot.end), True) for name, spot in found.items()]
 
 

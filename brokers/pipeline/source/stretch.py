@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from brokers.pipeline.source.origin import LogSpot
+from brokers.pipeline.source.spans import LogSpot
 from shared.storage.format import LENGTH_BYTES, IndexEntry, length_at
 
 LOOK_BYTES = 1 << 20

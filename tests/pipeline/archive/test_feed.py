@@ -9,7 +9,7 @@ from brokers.pipeline.archive.feed import Feed, Look
 from brokers.pipeline.archive.manifest import LogState, Manifest
 from brokers.pipeline.archive.plan import Extent
 from brokers.pipeline.source.options import parse
-from brokers.pipeline.source.origin import LogSpot
+from brokers.pipeline.source.spans import LogSpot
 from tests.support.folders import fill
 from tests.support.server import Server, speak
 
