@@ -1,13 +1,13 @@
-"""`brokers pipeline ...`: each verb a Spark job, or a look at what one would read.
+"""`brokers pipeline ...`: each command a Spark job, or a look at what one would read.
 
-A verb imports what it needs when it is called: a list of commands must not wait for Spark.
+A command imports what it needs when it is called: a list of commands must not wait for Spark.
 """
 
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from brokers.pipeline.jobs import verbs as jobs
+from brokers.pipeline.jobs import cli as jobs
 
 Master = Annotated[
     str, Parameter(help="Where Spark runs: local[*], or a cluster's spark://host:port.", show_default=True)
@@ -25,7 +25,7 @@ app = App(
 )
 
 app.command(
-    "brokers.pipeline.jobs.archive:archive",
+    "brokers.pipeline.archive.cli:archive",
     name="archive",
     help="Write logs to Parquet, by topic and date, each record exactly once.",
     help_epilogue="""Examples:
@@ -35,7 +35,7 @@ app.command(
     brokers pipeline archive /srv/archive --path /srv/brokers --namespace dms""",
 )
 app.command(
-    "brokers.pipeline.jobs.archive:archived",
+    "brokers.pipeline.archive.cli:archived",
     name="archived",
     help="Show what is in an archive, and hold its files against its manifest.",
     help_epilogue="Examples:\n\n    brokers pipeline archived /srv/archive --json",

@@ -55,7 +55,7 @@ def test_workers_of_this_machine_say_nothing_of_a_pipe_that_nobody_reads() -> No
 
 @pytest.mark.parametrize(
     "ours",
-    ["import pyspark_brokers", "from brokers.pipeline.source XX.prepare()"],
+    ["import pyspark_brokers", "from brokers.pipeline import workers; workers.prepare()"],
     ids=["looks for data sources", "plans a read"],
 )
 def test_so_do_those_that_spark_starts_in_its_own_way(tmp_path: Path, ours: str) -> None:

@@ -1,1 +1,1 @@
-"""Jobs: each a function from DataFrames to a DataFrame, and what reads for them. Verbs are in `..verbs`."""
+"""Jobs: each a function from frames to a frame, what reads for them, and their commands (`cli.py`)."""

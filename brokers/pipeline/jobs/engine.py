@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Asking(Reading):
-    """The options of verbs whose answers are a few rows."""
+    """The options of commands whose answers are a few rows."""
 
     engine: Annotated[
         Literal["local", "spark"] | None,
@@ -69,6 +69,6 @@ def is_local(asking: Asking, little: bool) -> bool:
 
 def is_little(where: Where, chosen: "Iterable[Offered]") -> bool:
     """Whether there is little to read for these tables. Raises as reading them does."""
-    from brokers.pipeline.jobs import local
+    from brokers.pipeline.jobs import tables
 
-    return local.size(where, chosen) <= local.BYTES_MAX
+    return tables.size(where, chosen) <= tables.BYTES_MAX

@@ -8,8 +8,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brokers.pipeline.jobs import anomaly, lag, latency, offers, tables, throughput
-from brokers.pipeline.jobs.decode import decode
-from brokers.pipeline.jobs.frames import Frame, grouped, kept, ordered, readable, rows_of, union
+from brokers.pipeline.jobs.frames import (
+    Frame,
+    by_group,
+    grouped,
+    is_one_of,
+    kept,
+    limited,
+    ordered,
+    readable,
+    rows_of,
+    union,
+    with_value,
+)
 from brokers.pipeline.jobs.offers import Offered
 from brokers.pipeline.jobs.where import Where
 from shared.tables.table import LIVES, VALUE, VOLUMES
@@ -20,6 +31,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 OTHERS = "(all others)"
+_NAMES = ["protocol", "name"]
 NAMES_MAX = 6
 """Names of a protocol that are told apart over time."""
 BARS_MAX = 20
@@ -74,7 +86,7 @@ def figures(spark: "SparkSession | None", where: Where, window: str | None = Non
             bands = rows_of(_worst(banded, outside)) if outside else []
         over_time = rows_of(throughput.throughput(_by_rank(volumes), window))
         faults = rows_of(_faults(volumes))
-    with kept(decode(spark, where, offers.offered(LIVES))) as lives:
+    with kept(tables.read(spark, where, offers.offered(LIVES))) as lives:
         waits = rows_of(latency.latency(lives))
         outcomes = rows_of(_outcomes(lives))
     largest = {row["name"] for row in totals if row["protocol"] in {wait["protocol"] for wait in waits}}
@@ -108,105 +120,51 @@ def window_for(totals: Sequence[Row]) -> str:
 
 
 def _totals(volumes: Frame) -> Frame:
-    if isinstance(volumes, pa.Table):
-        found = grouped(
-            readable(volumes),
-            ["protocol", "name"],
-            messages=("messages", "sum"),
-            bytes=("bytes", "sum"),
-            first=("time", "min"),
-            last=("time", "max"),
-        )
-        largest = [("messages", "descending"), ("protocol", "ascending"), ("name", "ascending")]
-        return found.sort_by(largest).slice(0, _TOTALS_MAX)
-    from pyspark.sql import functions as fn
-
-    return (
-        volumes.where(fn.col("fault").isNull())
-        .groupBy("protocol", "name")
-        .agg(
-            fn.sum("messages").alias("messages"),
-            fn.sum("bytes").alias("bytes"),
-            fn.min("time").alias("first"),
-            fn.max("time").alias("last"),
-        )
-        .orderBy(fn.desc("messages"), "protocol", "name")
-        .limit(_TOTALS_MAX)
+    found = grouped(
+        readable(volumes),
+        _NAMES,
+        messages=("messages", "sum"),
+        bytes=("bytes", "sum"),
+        first=("time", "min"),
+        last=("time", "max"),
     )
+    return limited(ordered(found, "-messages", *_NAMES), _TOTALS_MAX)
 
 
 def _by_rank(volumes: Frame) -> Frame:
     """The same rows, with the smaller names of each protocol as one."""
+    sums = grouped(readable(volumes), _NAMES, sum=("messages", "sum"))
+    schema = pa.schema([(name, pa.string()) for name in _NAMES])
+    own = is_one_of(volumes, rows_of(by_group(sums, ["protocol"], _largest, schema)))
     if isinstance(volumes, pa.Table):
-        return _ranked(volumes)
-    from pyspark.sql import Window
+        at = volumes.schema.get_field_index("name")
+        return volumes.set_column(at, "name", pc.if_else(own, volumes["name"], pa.scalar(OTHERS)))
     from pyspark.sql import functions as fn
 
-    sums = (
-        volumes.where(fn.col("fault").isNull())
-        .groupBy("protocol", "name")
-        .agg(fn.sum("messages").alias("sum"))
-    )
-    by_size = Window.partitionBy("protocol").orderBy(fn.desc("sum"), "name")
-    largest = sums.withColumn("rank", fn.row_number().over(by_size)).where(fn.col("rank") <= NAMES_MAX)
-    own = largest.select("protocol", "name", fn.col("name").alias("own"))
-    return volumes.join(fn.broadcast(own), ["protocol", "name"], "left").withColumn(
-        "name", fn.coalesce("own", fn.lit(OTHERS))
-    )
+    return volumes.withColumn("name", fn.when(own, volumes["name"]).otherwise(OTHERS))
 
 
-def _ranked(volumes: pa.Table) -> pa.Table:
-    sums = grouped(readable(volumes), ["protocol", "name"], sum=("messages", "sum"))
-    largest = sums.sort_by([("sum", "descending"), ("name", "ascending")])
-    names = volumes["name"]
-    is_own = pa.chunked_array([pa.repeat(pa.scalar(False), len(volumes))])
-    for protocol in sums["protocol"].unique():
-        of = pc.equal(largest["protocol"], protocol)
-        own = largest.filter(of)["name"].slice(0, NAMES_MAX).drop_null()
-        mine = pc.and_(pc.equal(volumes["protocol"], protocol), pc.is_in(names, own.combine_chunks()))
-        is_own = pc.or_(is_own, mine.fill_null(False))
-    at = volumes.schema.get_field_index("name")
-    return volumes.set_column(at, "name", pc.if_else(is_own, names, pa.scalar(OTHERS)))
+def _largest(sums: pa.Table) -> pa.Table:
+    """Which of a protocol's names have most messages."""
+    return with_value(ordered(sums, "-sum", "name").slice(0, NAMES_MAX), "name").select(_NAMES)
 
 
 def _worst(banded: Frame, outside: Sequence[Row]) -> Frame:
     """All points of the series that are farthest outside."""
-    far: dict[tuple[str, str, str], float] = {}
+    far: dict[tuple[Any, ...], float] = {}
+    names = (*_NAMES, "measure")
     for row in outside:
-        key = row["protocol"], row["name"], row["measure"]
+        key = tuple(row[name] for name in names)
         far[key] = max(far.get(key, 0.0), abs(row["distance"]))
     largest = sorted(far, key=lambda key: -far[key])[:SERIES_MAX]
-    order = ("protocol", "name", "measure", "start")
-    if isinstance(banded, pa.Table):
-        keys = zip(*(banded[name].to_pylist() for name in order[:3]), strict=True)
-        return ordered(banded.filter(pa.array([key in largest for key in keys])), *order)
-    from pyspark.sql import functions as fn
-
-    chosen = fn.lit(False)
-    for protocol, name, measure in largest:
-        chosen = chosen | (
-            (fn.col("protocol") == protocol)
-            & fn.col("name").eqNullSafe(name)
-            & (fn.col("measure") == measure)
-        )
-    return ordered(banded.where(chosen), *order)
+    chosen = is_one_of(banded, [dict(zip(names, key, strict=True)) for key in largest])
+    return ordered(banded.filter(chosen), *names, "start")
 
 
 def _outcomes(lives: Frame) -> Frame:
-    by = ["name", "outcome"]
-    if isinstance(lives, pa.Table):
-        return grouped(lives, by, count=("seq", "count"))
-    return lives.groupBy(*by).count()
+    return grouped(lives, ["name", "outcome"], count=("seq", "count"))
 
 
 def _faults(volumes: Frame) -> Frame:
-    by = ["log", "fault"]
-    if isinstance(volumes, pa.Table):
-        found = grouped(volumes.filter(volumes["fault"].is_valid()), by, records=("fault", "count"))
-        return found.sort_by([("records", "descending")]).slice(0, _FAULTS_MAX)
-    from pyspark.sql import functions as fn
-
-    found = volumes.where(fn.col("fault").isNotNull())
-    return (
-        found.groupBy(*by).agg(fn.count("*").alias("records")).orderBy(fn.desc("records")).limit(_FAULTS_MAX)
-    )
+    found = grouped(with_value(volumes, "fault"), ["log", "fault"], records=("fault", "count"))
+    return limited(ordered(found, "-records"), _FAULTS_MAX)

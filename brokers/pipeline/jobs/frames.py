@@ -1,17 +1,22 @@
 """Rows that a job works on: Spark's DataFrames, or Arrow tables that are in this process.
 
-A job's function takes either and gives the same kind; what it gives is described once. Its part for tables
-needs no Spark, and so neither does this module before it meets a DataFrame.
+A job is a function from frames to a frame of the same kind. The functions below do the same to both, so a job
+is written once. Spark is imported only where a DataFrame is met.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from brokers.pipeline.jobs.windows import microseconds
+from shared.errors import UsageError
+from shared.tables.table import time_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,31 +60,54 @@ def union(frames: Iterable[_Some]) -> _Some:
 
 
 def told_apart(frames: Mapping[str, _Some]) -> _Some:
-    """The rows of each broker as one frame; with its name, where there are several."""
+    """The rows of each broker as one frame; with its name in front, where there are several."""
     if len(frames) == 1:
         (frame,) = frames.values()
         return frame
-    return union(_named(source, frame) for source, frame in frames.items())
-
-
-def _named(source: str, frame: _Some) -> _Some:
-    some: Any = frame
-    if isinstance(some, pa.Table):
-        some = some.add_column(0, BROKER, pa.repeat(pa.scalar(source), len(some)))
-    else:
-        from pyspark.sql import functions as fn
-
-        some = some.select(fn.lit(source).alias(BROKER), "*")
-    found: _Some = some
+    named: Any = ((with_text(frame, BROKER, source), columns_of(frame)) for source, frame in frames.items())
+    found: _Some = union(frame.select([BROKER, *columns]) for frame, columns in named)
     return found
 
 
-def ordered(frame: Frame, *columns: str) -> Frame:
-    """By these columns, ascending; nulls first."""
+def with_text(frame: Frame, column: str, text: str) -> Frame:
+    """With a column more, the same in every row."""
     if isinstance(frame, pa.Table):
-        keys = [(name, "ascending", "at_start") for name in columns]
-        return frame.sort_by(keys)
-    return frame.orderBy(*columns)
+        return frame.append_column(column, pa.repeat(pa.scalar(text), len(frame)))
+    from pyspark.sql import functions as fn
+
+    return frame.withColumn(column, fn.lit(text))
+
+
+def with_start(frame: Frame, time: str, window: str) -> Frame:
+    """With a column `start` more: when the window begins in which the row's time is."""
+    if isinstance(frame, pa.Table):
+        step = microseconds(window)
+        times = np.asarray(frame[time].cast(pa.int64()).combine_chunks())
+        return frame.append_column("start", starts(times // step * step))
+    from pyspark.sql import functions as fn
+
+    return frame.withColumn("start", fn.window(time, window).getField("start"))
+
+
+def with_value(frame: Frame, column: str) -> Frame:
+    """The rows in which a column is not null."""
+    return frame.filter(
+        frame[column].is_valid() if isinstance(frame, pa.Table) else frame[column].isNotNull()
+    )
+
+
+def readable(frame: Frame) -> Frame:
+    """The rows without a fault."""
+    return frame.filter(frame["fault"].is_null() if isinstance(frame, pa.Table) else frame["fault"].isNull())
+
+
+def ordered(frame: Frame, *columns: str) -> Frame:
+    """By these columns: ascending, nulls first; those with a `-` before their name descending, nulls last."""
+    names = [(name.removeprefix("-"), name.startswith("-")) for name in columns]
+    if isinstance(frame, pa.Table):
+        ways = {False: ("ascending", "at_start"), True: ("descending", "at_end")}
+        return frame.sort_by([(name, *ways[falls]) for name, falls in names])
+    return frame.orderBy(*(frame[name].desc() if falls else frame[name] for name, falls in names))
 
 
 def limited(frame: Frame, most: int) -> Frame:
@@ -87,6 +115,79 @@ def limited(frame: Frame, most: int) -> Frame:
     if not most:
         return frame
     return frame.slice(0, most) if isinstance(frame, pa.Table) else frame.limit(most)
+
+
+def grouped(frame: Frame, names: Sequence[str], **aggregates: tuple[str, str]) -> Frame:
+    """A row for each group; of tables in order of its first row.
+
+    `aggregates`: the new column, and of which column what (`sum`, `min`, `max`, `mean`, `count`).
+    """
+    if isinstance(frame, pa.Table):
+        found = frame.group_by(list(names), use_threads=False).aggregate(list(aggregates.values()))
+        return pa.table(
+            {name: found[name] for name in names}
+            | {name: found[f"{column}_{what}"] for name, (column, what) in aggregates.items()}
+        )
+    from pyspark.sql import functions as fn
+
+    columns = (getattr(fn, what)(column).alias(name) for name, (column, what) in aggregates.items())
+    return frame.groupBy(*names).agg(*columns)
+
+
+def by_group(
+    frame: Frame, names: Sequence[str], function: Callable[[pa.Table], pa.Table], schema: pa.Schema
+) -> Frame:
+    """What `function` makes of each group's rows, together. It gets a table of them, and gives `schema`.
+
+    Spark runs it in its workers, each group in the memory of one. So it must pickle: a function or a partial.
+    """
+    if isinstance(frame, pa.Table):
+        return pa.concat_tables(
+            [schema.empty_table(), *(function(rows).cast(schema) for rows in _groups(frame, names))]
+        )
+    from pyspark.sql import functions as fn
+    from pyspark.sql.pandas.functions import arrow_udf
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import ArrayType
+
+    def run(groups: pa.Array) -> pa.Array:
+        found = [function(pa.Table.from_struct_array(rows.values)).cast(schema) for rows in groups]
+        ends = np.cumsum([0, *map(len, found)], dtype=np.int32)
+        every = pa.concat_tables([schema.empty_table(), *found]).to_struct_array().combine_chunks()
+        return pa.ListArray.from_arrays(pa.array(ends), every)
+
+    make: Any = arrow_udf  # its types know no arrays; not applyInArrow, which asks for pandas
+    apply = make(run, returnType=ArrayType(from_arrow_schema(schema)))
+    lists = frame.groupBy(*names).agg(fn.collect_list(fn.struct("*")).alias("rows"))
+    return lists.select(fn.explode(apply("rows")).alias("row")).select("row.*")
+
+
+def _groups(table: pa.Table, names: Sequence[str]) -> Iterator[pa.Table]:
+    """Each group's rows, which stay in order."""
+    numbered = table.append_column("row", pa.array(np.arange(len(table))))
+    for rows in grouped(numbered, names, rows=("row", "list"))["rows"]:
+        yield table.take(rows.values).combine_chunks()
+
+
+def is_one_of(frame: Frame, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A column of the frame: whether a row has all that one of these few has; a null is equal to a null."""
+    if isinstance(frame, pa.Table):
+        nothing: Any = pa.chunked_array([pa.repeat(pa.scalar(False), len(frame))])
+
+        def equals(name: str, value: Any) -> Any:
+            return pc.is_in(frame[name], pa.array([value], frame[name].type))
+
+        every, some = pc.and_, pc.or_
+    else:
+        from pyspark.sql import functions as fn
+
+        nothing = fn.lit(False)
+
+        def equals(name: str, value: Any) -> Any:
+            return frame[name].eqNullSafe(value)
+
+        every, some = and_, or_
+    return reduce(some, (reduce(every, (equals(*each) for each in row.items())) for row in rows), nothing)
 
 
 @contextmanager
@@ -102,32 +203,32 @@ def kept(frame: Frame) -> Iterator[Frame]:
         frame.unpersist()
 
 
-# -- of tables alone
+# -- windows of time: lengths that Spark understands, checked before it is asked
+
+_LENGTH = re.compile(r"([1-9]\d{0,5}) ?(second|minute|hour|day)s?")
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 
 
-def grouped(table: pa.Table, names: Sequence[str], **aggregates: tuple[str, str]) -> pa.Table:
-    """A row for each group, in order of its first row. `aggregates`: a column's name, and of which what."""
-    found = table.group_by(list(names), use_threads=False).aggregate(list(aggregates.values()))
-    return pa.table(
-        {name: found[name] for name in names}
-        | {name: found[f"{column}_{what}"] for name, (column, what) in aggregates.items()}
-    )
+def length(text: str, option: str) -> str:
+    """`1 minute`, `30 seconds`, as Spark has it. Raises UsageError, which names the option."""
+    found = _LENGTH.fullmatch(text.strip().lower())
+    if found is None:
+        raise UsageError(option, f"not a length of time, such as '1 minute' or '30 seconds': {text!r}")
+    return f"{found[1]} {found[2]}"
 
 
-def readable(table: pa.Table) -> pa.Table:
-    """The rows without a fault."""
-    return table.filter(table["fault"].is_null())
+def in_words(window: str) -> str:
+    """For readers: `1 minute`, `30 seconds`."""
+    count, _, unit = length(window, "window").partition(" ")
+    return f"{count} {unit}{'' if count == '1' else 's'}"
 
 
-def with_start(table: pa.Table, time: str, window: str) -> pa.Table:
-    """With a column `start` more: when the window begins in which the row's time is."""
-    step = microseconds(window)
-    times = np.asarray(table[time].cast(pa.int64()).combine_chunks())
-    return table.append_column("start", starts(times // step * step))
+def microseconds(window: str) -> int:
+    """How long it is."""
+    count, _, unit = length(window, "window").partition(" ")
+    return int(count) * _SECONDS[unit] * 1_000_000
 
 
 def starts(microseconds_: "NDArray[np.int64]") -> pa.Array:
     """Microseconds as times."""
-    from shared.tables.table import time_type
-
     return pa.array(microseconds_, pa.int64()).cast(time_type())

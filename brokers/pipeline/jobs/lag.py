@@ -16,9 +16,9 @@ import attrs
 import pyarrow as pa
 
 from brokers.pipeline.jobs import offers
-from brokers.pipeline.jobs.decode import decode
 from brokers.pipeline.jobs.frames import BROKER, Frame, grouped, ordered, readable, rows_of
 from brokers.pipeline.jobs.offers import Offered
+from brokers.pipeline.jobs.tables import read
 from brokers.pipeline.jobs.where import SERVED, Where
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.folder import Folder
@@ -66,8 +66,8 @@ def of_folders(spark: "SparkSession | None", where: Where) -> Rows:
     found = {}
     for folder in where.folders:
         only = Where((folder,), None, where.options)
-        places = rows_of(newest(decode(spark, only, offers.offered(PLACES))))
-        kept = [rows_of(waiting(decode(spark, only, [each]))) for each in offers.offered_if_any(KEPT)]
+        places = rows_of(newest(read(spark, only, offers.offered(PLACES))))
+        kept = [rows_of(waiting(read(spark, only, [each]))) for each in offers.offered_if_any(KEPT)]
         found[str(folder)] = lag(folder, places, [row for some in kept for row in some])
     return _told_apart(found)
 
@@ -138,7 +138,7 @@ def newest(places: Frame) -> Frame:
     from pyspark.sql import functions as fn
 
     return ordered(
-        places.where(fn.col("fault").isNull())
+        readable(places)
         .groupBy(*by)
         .agg(fn.max_by(fn.struct("position", "ended"), "offset").alias("last"))
         .where(~fn.coalesce("last.ended", fn.lit(False)))
@@ -149,16 +149,8 @@ def newest(places: Frame) -> Frame:
 
 def waiting(kept: Frame) -> Frame:
     """What is kept for each reader, added up: `protocol`, `reader`, `messages`, `bytes`."""
-    by = ("protocol", "reader")
-    if isinstance(kept, pa.Table):
-        return grouped(readable(kept), by, messages=("messages", "sum"), bytes=("bytes", "sum"))
-    from pyspark.sql import functions as fn
-
-    return (
-        kept.where(fn.col("fault").isNull())
-        .groupBy(*by)
-        .agg(fn.sum("messages").alias("messages"), fn.sum("bytes").alias("bytes"))
-    )
+    sums = {name: (name, "sum") for name in ("messages", "bytes")}
+    return grouped(readable(kept), ("protocol", "reader"), **sums)
 
 
 def lag(path: Path, places: Sequence[Any], kept: Sequence[Any]) -> list[Lag]:

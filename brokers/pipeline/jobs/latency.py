@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from brokers.pipeline.jobs.frames import Frame, grouped, ordered, union, with_start
+from brokers.pipeline.jobs.frames import Frame, grouped, ordered, union, with_start, with_text, with_value
 from brokers.pipeline.jobs.frames import by as names_of
 
 if TYPE_CHECKING:
@@ -28,14 +28,12 @@ def latency(lives: Frame, window: str | None = None) -> Frame:
     if not isinstance(lives, pa.Table):
         return ordered(_with_spark(lives, window), *keys)
     if window is not None:
-        lives = with_start(lives.filter(lives["produced"].is_valid()), "produced", window)
+        lives = with_start(with_value(lives, "produced"), "produced", window)
     measured = union(
-        lives.select([*keys[:-1], name])
-        .rename_columns([*keys[:-1], "ms"])
-        .append_column("measure", pa.repeat(pa.scalar(name), len(lives)))
+        with_text(lives.select([*keys[:-1], name]).rename_columns([*keys[:-1], "ms"]), "measure", name)
         for name in MEASURES
     )
-    found = grouped(measured.filter(measured["ms"].is_valid()), keys, ms=("ms", "list"))
+    found = grouped(with_value(measured, "ms"), keys, ms=("ms", "list"))
     each = [np.sort(values.values.to_numpy()) for values in found["ms"]]
     found = found.drop_columns("ms").append_column("messages", pa.array(map(len, each), pa.int64()))
     for percent in PERCENTILES:

@@ -17,7 +17,7 @@ import attrs
 from brokers.escape import escape
 from brokers.pipeline import plots
 from brokers.pipeline.jobs.figures import BARS_MAX, Figures, Row
-from brokers.pipeline.jobs.windows import microseconds
+from brokers.pipeline.jobs.frames import microseconds
 
 PAGE = "report.html"
 TABLE_MAX = 15

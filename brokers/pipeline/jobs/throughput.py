@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brokers.pipeline.jobs.frames import Frame, by, grouped, ordered, readable, with_start
-from brokers.pipeline.jobs.windows import microseconds
+from brokers.pipeline.jobs.frames import Frame, by, grouped, microseconds, ordered, readable, with_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,13 +41,13 @@ def following(volumes: "DataFrame", window: str = "1 minute", watermark: str | N
     """
     from pyspark.sql import functions as fn
 
-    readable = volumes.where(fn.col("fault").isNull())
+    sound = readable(volumes)
     if watermark is not None:
-        readable = readable.withWatermark("time", watermark)
+        sound = sound.withWatermark("time", watermark)
     names = by(volumes, "protocol", "name")
     span = fn.col("window.end").cast("double") - fn.col("window.start").cast("double")
-    return (
-        readable.groupBy(fn.window("time", window), *names)
+    found: DataFrame = (
+        sound.groupBy(fn.window("time", window), *names)
         .agg(fn.sum("messages").alias("messages"), fn.sum("bytes").alias("bytes"))
         .select(
             fn.col("window.start").alias("start"),
@@ -58,3 +57,4 @@ def following(volumes: "DataFrame", window: str = "1 minute", watermark: str | N
             *((fn.col(of) / span).alias(rate) for rate, of in _RATES.items()),
         )
     )
+    return found

@@ -10,9 +10,9 @@ import pytest
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archive import names
+from brokers.pipeline.archive.cli import _until_told, archive, archived
 from brokers.pipeline.archive.files import LocalFiles
 from brokers.pipeline.archive.folder import ArchiveFolder
-from brokers.pipeline.jobs.archive import _until_told, archive, archived
 from brokers.pipeline.jobs.running import said
 from brokers.render import Outcome
 from shared.errors import BrokerError, ConfigError, UsageError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
-from brokers.pipeline.jobs import figures, lag, local, verbs
+from brokers.pipeline.jobs import cli, figures, lag, tables
 from brokers.pipeline.jobs.engine import Asking, is_little, is_local
 from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.where import Where
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 WITHOUT = """
 import sys
 from pathlib import Path
-from brokers.pipeline.jobs import verbs
+from brokers.pipeline.jobs import cli
 folder = Path(sys.argv[1])
-for verb in (verbs.throughput, verbs.latency, verbs.lag, verbs.anomaly):
-    verb(folder)
-verbs.decode(str(folder), "volumes")
+for command in (cli.throughput, cli.latency, cli.lag, cli.anomaly):
+    command(folder)
+cli.decode(str(folder), "volumes")
 assert "pyspark" not in sys.modules
 """
 
@@ -44,13 +44,13 @@ def as_text(rows: Any) -> list[str]:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda folder, by: verbs.throughput(folder, window="1 second", reading=by),
-        lambda folder, by: verbs.throughput(folder, protocol="dms", window="2 days", reading=by),
-        lambda folder, by: verbs.latency(folder, window="1 hour", reading=by),
-        lambda folder, by: verbs.lag(folder, reading=by),
-        lambda folder, by: verbs.decode(str(folder), VOLUMES, limit=0, reading=by),
-        lambda folder, by: verbs.decode(str(folder), LIVES, limit=0, reading=by),
-        lambda folder, by: verbs.decode(str(folder), "events", limit=0, reading=by),
+        lambda folder, by: cli.throughput(folder, window="1 second", reading=by),
+        lambda folder, by: cli.throughput(folder, protocol="dms", window="2 days", reading=by),
+        lambda folder, by: cli.latency(folder, window="1 hour", reading=by),
+        lambda folder, by: cli.lag(folder, reading=by),
+        lambda folder, by: cli.decode(str(folder), VOLUMES, limit=0, reading=by),
+        lambda folder, by: cli.decode(str(folder), LIVES, limit=0, reading=by),
+        lambda folder, by: cli.decode(str(folder), "events", limit=0, reading=by),
     ],
 )
 def test_both_engines_give_the_same_rows(
@@ -83,7 +83,7 @@ def test_much_and_what_is_sparks_own_is_for_spark(passed: Path, monkeypatch: pyt
     assert not is_local(Asking(engine="spark"), little=True)
     with pytest.raises(UsageError, match="--master and --conf are Spark's"):
         is_local(Asking(engine="local", conf=("a=b",)), little=True)
-    monkeypatch.setattr(local, "BYTES_MAX", local.size(there, chosen) - 1)
+    monkeypatch.setattr(tables, "BYTES_MAX", tables.size(there, chosen) - 1)
     assert not is_little(there, chosen)
     assert not is_local(Asking(), little=False)
     assert is_local(Asking(engine="local"), little=False)
@@ -91,18 +91,18 @@ def test_much_and_what_is_sparks_own_is_for_spark(passed: Path, monkeypatch: pyt
 
 def test_an_index_counts_for_a_hundredth_of_its_log(passed: Path) -> None:
     there = Where((passed,))
-    whole = local.size(there, offered("records", "logmq"))
-    assert local.size(there, offered(VOLUMES, "logmq")) == whole // local.INDEX_SHARE > 0
+    whole = tables.size(there, offered("records", "logmq"))
+    assert tables.size(there, offered(VOLUMES, "logmq")) == whole // tables.INDEX_SHARE > 0
 
 
 def test_more_messages_than_one_process_holds_are_for_spark(
     spark: "SparkSession", passed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = verbs.latency(passed)
+    expected = cli.latency(passed)
     monkeypatch.setattr(lives, "MESSAGES_MAX", -(1 << 20))
-    assert verbs.latency(passed) == expected
+    assert cli.latency(passed) == expected
     with pytest.raises(UsageError, match="which is for Spark: --engine spark"):
-        verbs.latency(passed, reading=Asking(engine="local"))
+        cli.latency(passed, reading=Asking(engine="local"))
 
 
 @pytest.mark.parametrize("name", ["local", "spark"])
@@ -111,10 +111,10 @@ def test_what_a_topics_index_says_is_enough_for_its_volumes(
 ) -> None:
     """Records that are asked for from within an entry are counted, and damage does not hide how many came."""
     start = f'startingOffsets={{"orders": {offset_of(700)}}}'
-    (row,) = verbs.throughput(folder, window="1 day", reading=Asking(engine=name, option=(start,)))
+    (row,) = cli.throughput(folder, window="1 day", reading=Asking(engine=name, option=(start,)))
     assert (row["messages"], row["bytes"]) == (len(RECORDS) - 700, sum(map(len, RECORDS[700:])))
     flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
-    (row,) = verbs.throughput(folder, window="1 day", reading=Asking(engine=name))
+    (row,) = cli.throughput(folder, window="1 day", reading=Asking(engine=name))
     assert (row["messages"], row["bytes"]) == (len(RECORDS), sum(map(len, RECORDS)))
 
 
@@ -125,14 +125,14 @@ def test_a_server_is_asked_for_marks_alone_where_they_are_enough(
     server = new_server("--enable", "logmq", data=folder).start()
     flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
     reading = Asking(servers=":".join(map(str, server.address("logmq"))))
-    (row,) = verbs.throughput(window="1 day", reading=reading)
+    (row,) = cli.throughput(window="1 day", reading=reading)
     assert (row["messages"], row["bytes"]) == (len(RECORDS), sum(map(len, RECORDS)))
     start = f'startingOffsets={{"orders": {offset_of(700)}}}'
-    (row,) = verbs.throughput(window="1 day", reading=attrs.evolve(reading, option=(start,)))
+    (row,) = cli.throughput(window="1 day", reading=attrs.evolve(reading, option=(start,)))
     assert (row["messages"], row["bytes"]) == (len(RECORDS) - 700, sum(map(len, RECORDS[700:])))
 
 
 def test_records_themselves_are_checked_here_too(folder: Path) -> None:
     flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
     with pytest.raises(DataLoss, match="CRC"):
-        verbs.decode(str(folder), "records", reading=Asking(engine="local"))
+        cli.decode(str(folder), "records", reading=Asking(engine="local"))

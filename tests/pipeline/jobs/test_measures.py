@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from brokers.pipeline.jobs import decode, lag, latency, throughput
-from brokers.pipeline.jobs.frames import Frame, rows_of, union
+from brokers.pipeline.jobs import lag, latency, tables, throughput
+from brokers.pipeline.jobs.frames import Frame, in_words, length, rows_of, union
 from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.where import Where
-from brokers.pipeline.jobs.windows import in_words, length
 from shared.errors import UsageError
 from shared.storage.tools.logs import RecordRow, log_dump
 from shared.tables.table import LIVES, PLACES, time_type, volumes_schema
@@ -104,7 +103,7 @@ def test_latency_percentiles_are_those_of_the_sorted_times(frame: Frames) -> Non
 
 
 def test_latency_of_what_a_server_wrote(engine: "SparkSession | None", passed: Path) -> None:
-    rows = rows_of(latency.latency(decode.decode(engine, Where((passed,)), offered(LIVES))))
+    rows = rows_of(latency.latency(tables.read(engine, Where((passed,)), offered(LIVES))))
     lives = plain_events.lives(records_of(passed, "dms", "jobs"))
     for measure in latency.MEASURES:
         values = [life[measure] for life in lives.values() if life[measure] is not None]
@@ -113,7 +112,7 @@ def test_latency_of_what_a_server_wrote(engine: "SparkSession | None", passed: P
 
 
 def test_lag_is_what_lies_between_a_commit_and_the_end(engine: "SparkSession | None", passed: Path) -> None:
-    places = rows_of(lag.newest(decode.decode(engine, Where((passed,)), offered(PLACES, "logmq"))))
+    places = rows_of(lag.newest(tables.read(engine, Where((passed,)), offered(PLACES, "logmq"))))
     rows = {(row.reader, row.name): row for row in lag.lag(passed, places, [])}
     assert set(rows) == {("billing", "orders"), ("billing", "bills"), ("audit", "orders")}  # `old` is deleted
     unread = ORDERS[READ:]

@@ -16,10 +16,10 @@ import pytest
 import trio
 
 from brokers.errors import ExitCode, Refusal
+from brokers.pipeline.archive.cli import archive
 from brokers.pipeline.archive.folder import opened
+from brokers.pipeline.jobs import cli
 from brokers.pipeline.jobs import replay as job
-from brokers.pipeline.jobs import verbs
-from brokers.pipeline.jobs.archive import archive
 from brokers.pipeline.jobs.replay import OtherRecords, OutOfOrder, Pace, Place, Progress
 from brokers.pipeline.jobs.replay_from import (
     FromArchive,
@@ -321,13 +321,11 @@ def test_a_topic_goes_again_into_a_topic_and_into_a_queue(
                 _create(host, port, name)
             file = tmp_path / f"{name}.progress"
             to = {"protocol": protocol, "name": name, "host": host, "port": port, "progress": file}
-            assert verbs.replay(str(passed), "bills", **to).messages == len(BILLS)
-            found = verbs.replay(str(passed), "bills", **to)
+            assert cli.replay(str(passed), "bills", **to).messages == len(BILLS)
+            found = cli.replay(str(passed), "bills", **to)
             assert (found.messages, found.resumed) == (0, True)
         with pytest.raises(Refusal, match="no topic nothing") as refused:
-            verbs.replay(
-                str(passed), "nothing", host=host, port=port, protocol="dms", progress=tmp_path / "x"
-            )
+            cli.replay(str(passed), "nothing", host=host, port=port, protocol="dms", progress=tmp_path / "x")
         assert refused.value.code is ExitCode.MISSING
         assert server.stop() == 0
     assert written(tmp_path, "again") == BILLS
@@ -347,15 +345,15 @@ def test_topics_go_again_from_logs_servers_and_an_archive(
             ("server-", (), served),
         ]
         for prefix, words, reading in runs:
-            done = verbs.replay(
+            done = cli.replay(
                 *words, **to, prefix=prefix, reading=reading, progress=tmp_path / f"{prefix}noted"
             )
             assert (done.topics, done.messages) == (2, len(ORDERS) + len(BILLS))
         both = f"{served.servers},{host}:{port}"
         list(archive(tmp_path / "archive", servers=both, pattern="orders|server-.*", once=True, json=True))
         with pytest.raises(UsageError, match="appended to itself"):
-            verbs.replay("orders", host=host, port=port, reading=Reading(servers=both))
-        done = verbs.replay(
+            cli.replay("orders", host=host, port=port, reading=Reading(servers=both))
+        done = cli.replay(
             str(tmp_path / "archive"),
             "orders",
             "server-bills",
@@ -381,7 +379,7 @@ def test_a_replay_says_what_it_needs(passed: Path, tmp_path: Path) -> None:
         ((str(passed), "a", "b"), {"name": "c"}, "--name: is of one topic"),
     ):
         with pytest.raises(UsageError, match=text):
-            verbs.replay(*words, **more)
+            cli.replay(*words, **more)
     with pytest.raises(UsageError, match=r"no topic in .* matches"):
         FromLogs(Where((passed,))).extents(Topics(pattern="nothing"))
     assert READ  # the folder is the other tests' too

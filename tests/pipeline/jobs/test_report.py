@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from brokers.pipeline import plots
-from brokers.pipeline.jobs import report, windows
+from brokers.pipeline.jobs import frames, report
 from brokers.pipeline.jobs.figures import Figures, window_for
 from shared.errors import UsageError
 from tests.pipeline.jobs.test_measures import START
@@ -217,11 +217,11 @@ def test_what_stands_out_is_the_most_of_all_wherever_it_stands(tmp_path: Path) -
     ],
 )
 def test_a_length_of_time_is_read_and_said(text: str, length: str, words: str) -> None:
-    assert windows.length(text, "--window") == length
-    assert windows.in_words(text) == words
+    assert frames.length(text, "--window") == length
+    assert frames.in_words(text) == words
     for wrong in ("0 minutes", "01 minute", "minute", "1000000 days", "1 week", "-1 day", ""):
         with pytest.raises(UsageError, match="--late"):
-            windows.length(wrong, "--late")
+            frames.length(wrong, "--late")
 
 
 def test_a_silence_is_drawn_from_its_first_window_to_its_last() -> None:

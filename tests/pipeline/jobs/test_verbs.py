@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.java_gateway import launch_gateway
 
-from brokers.pipeline.jobs import running, verbs
+from brokers.pipeline.jobs import cli, running
 from brokers.pipeline.jobs.running import JobFailed, said, spark_for
 from shared.errors import UsageError
 from tests.pipeline.jobs.conftest import ORDERS, READ
@@ -85,20 +85,20 @@ ModuleNotFoundError: No module named 'attrs'
 
 def test_every_verb_gives_rows(spark: "SparkSession", passed: Path, tmp_path: Path) -> None:
     messages: Counter[str] = Counter()
-    for row in verbs.throughput(passed, protocol="logmq"):
+    for row in cli.throughput(passed, protocol="logmq"):
         messages[row["name"]] += row["messages"]
     assert messages == {"orders": 500, "bills": 40}
-    behind = {(row["reader"], row["name"]): row["messages"] for row in verbs.lag(passed)}
+    behind = {(row["reader"], row["name"]): row["messages"] for row in cli.lag(passed)}
     assert behind["billing", "orders"] == len(ORDERS) - READ
-    assert verbs.anomaly(passed, protocol="dms", window="1 second") == []
-    written = verbs.decode(str(passed), "lives", to=tmp_path / "lives")
+    assert cli.anomaly(passed, protocol="dms", window="1 second") == []
+    written = cli.decode(str(passed), "lives", to=tmp_path / "lives")
     assert written["rows"] == spark.read.parquet(str(tmp_path / "lives")).count() == 23
     with pytest.raises(UsageError, match="there already"):
-        verbs.decode(str(passed), "lives", to=tmp_path / "lives")
+        cli.decode(str(passed), "lives", to=tmp_path / "lives")
 
 
 def test_the_report_of_what_a_server_wrote(spark: "SparkSession", passed: Path, tmp_path: Path) -> None:
-    files = [row["file"].name for row in verbs.report(passed, to=tmp_path / "page")]
+    files = [row["file"].name for row in cli.report(passed, to=tmp_path / "page")]
     assert files == ["report.html", "throughput.svg", "latency.svg", "outcomes.svg", "lag.svg"]
     page = (tmp_path / "page" / "report.html").read_text()
     assert "563 messages" in page
@@ -131,7 +131,7 @@ def test_what_cannot_be_done_is_one_line_and_a_code(passed: Path, tmp_path: Path
         assert text in done.stderr
     for wrong in ("fortnight", "0 seconds"):
         with pytest.raises(UsageError, match="--window"):
-            verbs.throughput(passed, window=wrong)
+            cli.throughput(passed, window=wrong)
 
 
 def test_a_failure_is_what_the_innermost_error_said() -> None:

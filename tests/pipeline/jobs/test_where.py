@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from brokers.pipeline.jobs import tables, verbs
+from brokers.pipeline.jobs import cli, tables
 from brokers.pipeline.jobs.engine import Asking
 from brokers.pipeline.jobs.offers import NoTable, offered, only_served
-from brokers.pipeline.jobs.streaming import rows_as_they_come
+from brokers.pipeline.jobs.tables import rows_as_they_come
 from brokers.pipeline.jobs.throughput import following
 from brokers.pipeline.jobs.where import Where, where
 from shared.errors import ConfigError, StoreFormat, UsageError
@@ -47,14 +47,14 @@ def test_jobs_read_servers_and_tell_several_apart(spark: "SparkSession", servers
     first, other = servers
     both = Asking(servers=",".join(servers))
     expected = {(first, "orders"): len(ORDERS), (first, "bills"): len(BILLS), (other, "orders"): 2}
-    assert messages(verbs.throughput(reading=both)) == expected
-    assert messages(verbs.decode("volumes", reading=both)) == expected
-    assert messages(verbs.throughput(reading=Asking(servers=other))) == {(None, "orders"): 2}
+    assert messages(cli.throughput(reading=both)) == expected
+    assert messages(cli.decode("volumes", reading=both)) == expected
+    assert messages(cli.throughput(reading=Asking(servers=other))) == {(None, "orders"): 2}
     (topics,) = offered("volumes", "logmq")
-    windows = following(tables.following(spark, Where(servers=both.servers), topics), "1 hour", "5 seconds")
+    windows = following(tables.following(spark, Where(servers=both.servers), [topics]), "1 hour", "5 seconds")
     # What ends with what is there closes no window: each change of one is looked at instead.
     assert messages(list(rows_as_they_come(windows, once=True, mode="update"))) == expected
-    rows = verbs.anomaly(window="1 second", every=True, reading=both)
+    rows = cli.anomaly(window="1 second", every=True, reading=both)
     assert all(row["broker"] in servers for row in rows)
 
 
@@ -63,13 +63,11 @@ def test_folders_with_the_same_queues_are_told_apart(
 ) -> None:
     """Gathered tables too: messages of the same number in queues of the same name are different ones."""
     copied = shutil.copytree(passed, tmp_path / "copied")
-    lives = verbs.decode(str(passed), str(copied), "lives", limit=0)
+    lives = cli.decode(str(passed), str(copied), "lives", limit=0)
     assert Counter(row["broker"] for row in lives) == {str(passed): 23, str(copied): 23}
-    found = verbs.latency(passed, copied)
+    found = cli.latency(passed, copied)
     assert {row["broker"] for row in found} == {str(passed), str(copied)}
-    behind = {
-        (row["broker"], row["reader"], row["name"]): row["messages"] for row in verbs.lag(passed, copied)
-    }
+    behind = {(row["broker"], row["reader"], row["name"]): row["messages"] for row in cli.lag(passed, copied)}
     assert behind[str(copied), "billing", "orders"] == len(ORDERS) - READ
     assert len(behind) == 6
 
@@ -78,10 +76,10 @@ def test_groups_of_servers_are_behind_as_the_folder_has_it(
     spark: "SparkSession", passed: Path, servers: tuple[str, str]
 ) -> None:
     """From the marks and without Spark; times are at their grain."""
-    expected = [row | {"seconds": 0} for row in verbs.lag(passed)]
-    found = verbs.lag(groups="billing, audit", reading=Asking(servers=servers[0]))
+    expected = [row | {"seconds": 0} for row in cli.lag(passed)]
+    found = cli.lag(groups="billing, audit", reading=Asking(servers=servers[0]))
     assert [row | {"seconds": 0} for row in found] == expected
-    both = verbs.lag(groups="audit", reading=Asking(servers=",".join(servers)))
+    both = cli.lag(groups="audit", reading=Asking(servers=",".join(servers)))
     assert [(row["broker"], row["messages"], row["bytes"]) for row in both] == [
         (servers[0], 0, 0),
         (servers[1], 1, 2),
@@ -101,7 +99,7 @@ def test_a_group_in_a_damaged_range_costs_its_own_row_alone(
     flip(folder / "logmq" / "orders.log", entry.offset * 8 + 1)
     server.start()
     reading = Asking(servers=":".join(map(str, server.address("logmq"))))
-    rows = {row["reader"]: row for row in verbs.lag(groups=",".join(commits), reading=reading)}
+    rows = {row["reader"]: row for row in cli.lag(groups=",".join(commits), reading=reading)}
     behind = [offset_of(number) for number in range(len(RECORDS))]
     late = len(RECORDS) - behind.index(entry.end)
     assert [(rows[group]["messages"], rows[group]["position"]) for group in commits] == [
@@ -115,15 +113,15 @@ def test_a_group_in_a_damaged_range_costs_its_own_row_alone(
 def test_what_servers_do_not_give_is_said(servers: tuple[str, str]) -> None:
     reading = Asking(servers=servers[0])
     with pytest.raises(NoTable, match=r"does not give what dms lives is made of.*logmq volumes"):
-        verbs.decode("lives", reading=reading)
+        cli.decode("lives", reading=reading)
     with pytest.raises(NoTable, match="dms lives"):
-        verbs.latency(reading=reading)
+        cli.latency(reading=reading)
     with pytest.raises(UsageError, match="do not list their groups"):
-        verbs.lag(reading=reading)
+        cli.lag(reading=reading)
     with pytest.raises(UsageError, match="no_group"):
-        verbs.lag(groups="no_group!", reading=reading)
+        cli.lag(groups="no_group!", reading=reading)
     with pytest.raises(UsageError, match="no server gives"):
-        verbs.report(reading=reading)
+        cli.report(reading=reading)
     chosen = only_served(offered("volumes"), Where(servers="x"))
     assert [each.protocol for each in chosen] == ["logmq"]
 

@@ -1,4 +1,4 @@
-"""The verbs of the jobs that read what is there: each opens a session, calls its job, and gives the rows."""
+"""The commands of jobs that read: each opens a session, calls its job, and gives the rows."""
 
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -118,11 +118,10 @@ def decode(
     `brokers pipeline tables` lists what tables there are.
     """
     require_spark()
-    from brokers.pipeline.jobs import decode as job
+    from brokers.pipeline.jobs import tables as job
     from brokers.pipeline.jobs.frames import limited, rows_of
     from brokers.pipeline.jobs.offers import offered, only_served
     from brokers.pipeline.jobs.running import spark_for
-    from brokers.pipeline.jobs.streaming import rows_as_they_come
 
     if not words:
         raise UsageError("TABLE", "say which; `brokers pipeline tables` lists them")
@@ -141,7 +140,7 @@ def decode(
         if to is None:
 
             def rows(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
-                return rows_as_they_come(job.following(spark, there, chosen))
+                return job.rows_as_they_come(job.following(spark, there, chosen))
 
             return followed(what, reading, rows)
     elif to is None:
@@ -150,7 +149,7 @@ def decode(
             reading,
             there,
             chosen,
-            lambda spark: rows_of(limited(job.decode(spark, there, chosen), limit)),
+            lambda spark: rows_of(limited(job.read(spark, there, chosen), limit)),
         )
     elif to.exists() and not overwrite:
         raise UsageError("--to", f"{to} is there already; --overwrite replaces it")
@@ -165,7 +164,7 @@ def decode(
             finally:
                 query.stop()
             return None
-        job.write(job.decode(spark, there, chosen), to, overwrite=overwrite)
+        job.write(job.read(spark, there, chosen), to, overwrite=overwrite)
         return {"table": table, "to": to, "rows": spark.read.parquet(str(to)).count()}
 
 
@@ -182,9 +181,7 @@ def throughput(
     require_spark()
     from brokers.pipeline.jobs import offers, tables
     from brokers.pipeline.jobs import throughput as job
-    from brokers.pipeline.jobs.frames import rows_of, union
-    from brokers.pipeline.jobs.streaming import rows_as_they_come
-    from brokers.pipeline.jobs.windows import length
+    from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window, lateness = length(window, "--window"), length(late, "--late")
     there = where(path, reading, bounded=not follow)
@@ -192,8 +189,8 @@ def throughput(
     if follow:
 
         def rows(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
-            volumes = union([tables.following(spark, there, each) for each in chosen])
-            return rows_as_they_come(job.following(volumes, each_window, lateness))
+            volumes = tables.following(spark, there, chosen)
+            return tables.rows_as_they_come(job.following(volumes, each_window, lateness))
 
         return followed("throughput", reading, rows)
     return answered(
@@ -217,10 +214,8 @@ def latency(
     """Percentiles of the time that messages wait for delivery, and stay in their queue."""
     require_spark()
     from brokers.pipeline.jobs import latency as job
-    from brokers.pipeline.jobs import offers
-    from brokers.pipeline.jobs.decode import decode as rows
-    from brokers.pipeline.jobs.frames import rows_of
-    from brokers.pipeline.jobs.windows import length
+    from brokers.pipeline.jobs import offers, tables
+    from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window = None if window is None else length(window, "--window")
     there = where(path, reading)
@@ -230,7 +225,7 @@ def latency(
         reading,
         there,
         chosen,
-        lambda spark: rows_of(job.latency(rows(spark, there, chosen), each_window)),
+        lambda spark: rows_of(job.latency(tables.read(spark, there, chosen), each_window)),
     )
 
 
@@ -287,8 +282,7 @@ def anomaly(
     require_spark()
     from brokers.pipeline.jobs import anomaly as job
     from brokers.pipeline.jobs import offers, tables
-    from brokers.pipeline.jobs.frames import by, ordered, rows_of, union
-    from brokers.pipeline.jobs.windows import length
+    from brokers.pipeline.jobs.frames import by, length, ordered, rows_of, union
 
     each_window = length(window, "--window")
     if history < 1 or not tolerance > 0:
@@ -330,7 +324,7 @@ def report(
     from datetime import UTC, datetime
 
     from brokers.pipeline.jobs import figures
-    from brokers.pipeline.jobs.windows import length
+    from brokers.pipeline.jobs.frames import length
 
     if reading.servers is not None:
         text = "a report tells of queues and sessions too, which a data folder has and no server gives"
