@@ -40,7 +40,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from brokers import metrics
-from brokers.errors import ExitCode, exit_code, of_copy
+from brokers.errors import ExitCode, copy_errors, exit_code
 from brokers.render import json_value
 from shared.errors import BrokerError, printable
 from shared.metrics import Sample
@@ -111,7 +111,7 @@ def application(host: Operated, log: structlog.stdlib.BoundLogger) -> Starlette:
         target = (await _arguments(request)).get("target")
         if not isinstance(target, str) or not Path(target).is_absolute():
             raise HTTPException(400, "target: an absolute path is needed")
-        with of_copy(Path(target)):
+        with copy_errors(Path(target)):
             return _json(await host.backup(Path(target)))
 
     return Starlette(

@@ -25,24 +25,24 @@ STILL_STARTING = (
 )
 
 
-def make_way(ready_file: Path | None) -> None:
-    """Remove an earlier run's: nobody may take it for ours. Raises Refusal where ours cannot be written."""
+def remove_stale(ready_file: Path | None) -> None:
+    """Remove the ready file of an earlier run. Raises Refusal where ours cannot be written."""
     if ready_file is not None:
-        with _beside(ready_file) as near:
+        with _temporary_for(ready_file) as near:
             check_replaceable(ready_file)
-            forget(ready_file)
+            remove(ready_file)
             near.touch()
 
 
-def forget(ready_file: Path | None) -> None:
-    """Remove it: we are not ready any more."""
+def remove(ready_file: Path | None) -> None:
+    """Remove the ready file: the server is not ready any more."""
     if ready_file is not None:
         with contextlib.suppress(OSError):
             ready_file.unlink()
 
 
 async def still_starting(starting: trio.CancelScope, log: structlog.stdlib.BoundLogger) -> None:
-    """Until `starting` is cancelled. Whoever waits should know that we are at it; systemd would kill us."""
+    """Log that the start goes on, until `starting` is cancelled; systemd kills a start that is silent."""
     began = trio.current_time()
     with starting:
         while True:
@@ -52,7 +52,7 @@ async def still_starting(starting: trio.CancelScope, log: structlog.stdlib.Bound
 
 
 async def feed_watchdog() -> None:
-    """Tell systemd, where it asks (`WatchdogSec=`), that the loop runs: what stands still it restarts."""
+    """Tell systemd that the loop runs, where the unit has `WatchdogSec=`; it restarts a silent server."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if microseconds.isdecimal() and int(microseconds):
         while True:
@@ -85,7 +85,7 @@ def ready(bound: Sequence[Bound], config: Config, ready_file: Path | None) -> No
 
 
 def notify(state: str) -> None:
-    """Tell systemd, where it started us as `Type=notify` (sd_notify(3)); nobody else asks."""
+    """Send a state to systemd (sd_notify(3)); nothing where it did not start us as `Type=notify`."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -93,15 +93,15 @@ def notify(state: str) -> None:
 
 
 def _write_whole(path: Path, value: Mapping[str, Any]) -> None:
-    """Put JSON there in one step: whoever finds the file finds all of it. Raises Refusal."""
-    with _beside(path) as near:
+    """Write JSON and rename it into place, so that no reader sees half of it. Raises Refusal."""
+    with _temporary_for(path) as near:
         near.write_text(json.dumps(value) + "\n")
         near.replace(path)
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A temporary name beside that of the ready file; gone at the end. Raises Refusal for an OSError."""
+def _temporary_for(path: Path) -> Iterator[Path]:
+    """A temporary path in the folder of the ready file, removed at the end. Raises Refusal for an OSError."""
     if not path.name:  # `.`, or the root
         raise Refusal(f"--ready-file {path}: Not a regular file", ExitCode.USAGE)
     near = path.with_name(f".{path.name}.{os.getpid()}")

@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
             _complain(line)
         try:
             sys.stdout.flush()
-        except OSError:  # the disk is full: Python would say so once more at its end, and exit with 120
+        except OSError:  # the disk is full: Python would report it again at exit, with code 120
             _turn_away(sys.stdout)
         return max(ExitCode.USAGE if _is_no_text(leaf) else exit_code(leaf) for leaf in leaves)
 
@@ -63,12 +63,12 @@ def run(arguments: Sequence[str]) -> int:
 def _complain(line: str) -> None:
     try:
         print(f"brokers: {escape(line)}", file=sys.stderr)
-    except OSError:  # nobody hears it; the exit code says it too, if Python does not try again at its end
+    except OSError:  # standard error cannot be written; Python must not try again at exit and change the code
         _turn_away(sys.stderr)
 
 
 def _turn_away(stream: TextIO) -> None:
-    """What was said there and has not been written goes nowhere."""
+    """Point a stream at /dev/null, so that what it has buffered is dropped."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -125,7 +125,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _is_for_the_server(result: Any) -> bool:
-    # Where this is not imported yet nobody can have made one, and it is too heavy to import for nothing.
+    # Not imported means that no such request exists; the import is too slow to do it only to ask.
     plugin = sys.modules.get("shared.plugin")
     return plugin is not None and isinstance(result, plugin.VerbRequest)
 

@@ -9,7 +9,7 @@ import trio
 
 from brokers import logs
 from brokers.config import as_served
-from brokers.errors import Refusal, of_folder
+from brokers.errors import Refusal, folder_errors
 from brokers.plugins import load
 from brokers.render import json_value
 from shared.plugin import Context
@@ -34,7 +34,7 @@ async def _call(
     plugin = load(protocol)
     config = as_served(file)
     log = logs.configure("warning", config.serve.log_format).bind(protocol=protocol)
-    with of_folder(folder):
+    with folder_errors(folder):
         store = await Store.open(folder, config.storage)
     try:
         async with trio.open_nursery() as nursery:

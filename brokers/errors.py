@@ -57,10 +57,10 @@ class Refusal(BrokerError):
 
 
 @contextmanager
-def of_folder(folder: Path) -> Iterator[None]:
-    """A data folder that cannot be opened: its errors in words, with the file as seen from here."""
+def folder_errors(folder: Path) -> Iterator[None]:
+    """Errors of opening a data folder become a Refusal that names the file from the current folder."""
     try:
-        with of_copy(folder, "data folder"):
+        with copy_errors(folder, "data folder"):
             yield
     except StoreFormat as error:
         if str(error).startswith(str(folder)):  # a tool names it itself
@@ -69,8 +69,8 @@ def of_folder(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def of_copy(folder: Path, what: str = "backup") -> Iterator[None]:
-    """The same of what is copied from or to, whose tools name it themselves but for the system's errors."""
+def copy_errors(folder: Path, what: str = "backup") -> Iterator[None]:
+    """The same for a copy; its tools name the file in their own errors, but not in those of the system."""
     try:
         yield
     except OSError as error:

@@ -38,7 +38,7 @@ def find(kind: type[Place], plugin: Plugin, given: Mapping[str, Any], config: Pa
 def _settled(plugin: Plugin, file: Path | None) -> dict[str, Any]:
     """What the settings say, by the fields of `Server`."""
     if file is None and not any(name.startswith("BROKERS_") for name in os.environ):
-        # As nearly always; to read settings costs as much time as all else before the connection is made.
+        # The usual case. Reading settings takes as long as everything else before the connection is made.
         settings = plugin.settings()
         return {"host": DEFAULT_HOST, "port": settings.port, "settings": settings, "named": False}
     from brokers.config import load

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.errors import ExitCode, Refusal, of_copy, of_folder
+from brokers.errors import ExitCode, Refusal, copy_errors, folder_errors
 from brokers.flags import ConfigFile, with_table_flags
 from brokers.render import Outcome, Several, cell
-from brokers.server_cli import DataDir, copied, data_folder, there
+from brokers.server_cli import DataDir, copied, data_folder, existing
 from shared.cli.app import examples
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import progress
@@ -71,8 +71,8 @@ def fsck(
 
     Everything is read, and what is wrong is listed. Exit code 1: data is damaged.
     """
-    folder = there(data_folder(data_dir, config))
-    with progress(f"checking {folder}"), of_folder(folder):
+    folder = existing(data_folder(data_dir, config))
+    with progress(f"checking {folder}"), folder_errors(folder):
         if repair:
             from shared.storage.tools.repair import repair as mend
 
@@ -99,7 +99,7 @@ def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = Fals
     """List the logs: offsets, records, and room on disk."""
     from shared.storage.tools.logs import log_ls
 
-    return log_ls(there(data_folder(data_dir, config)))
+    return log_ls(existing(data_folder(data_dir, config)))
 
 
 def dump(
@@ -124,7 +124,7 @@ def dump(
     from shared.storage.tools.logs import DamagedRow, log_dump
 
     decode = None if raw else _decoder(namespace, name)
-    records = log_dump(there(data_folder(data_dir, config)), namespace, name, start, stop)
+    records = log_dump(existing(data_folder(data_dir, config)), namespace, name, start, stop)
     damaged = 0
     rows: Iterator[Any] = records if decode is None else decode(records)
     for row in rows:
@@ -170,7 +170,7 @@ def verify(
 
     with progress("verifying") as update:
         rows = []
-        for row in log_verify(there(data_folder(data_dir, config)), namespace, name):
+        for row in log_verify(existing(data_folder(data_dir, config)), namespace, name):
             rows.append(row)
             update(len(rows))
     return Outcome(rows, ExitCode.OK if all(row.ok for row in rows) else ExitCode.FAILED)
@@ -190,6 +190,6 @@ def restore(
     from shared.storage.tools.backup import restore as put_back
 
     folder = data_folder(data_dir, config)
-    with progress(f"restoring {folder}"), of_copy(folder, "data folder"):
-        report = put_back(there(source), folder)
+    with progress(f"restoring {folder}"), copy_errors(folder, "data folder"):
+        report = put_back(existing(source), folder)
     return copied(report, json)

@@ -25,7 +25,7 @@ import trio
 
 from brokers import admin, control, metrics
 from brokers.config import Config
-from brokers.errors import ExitCode, Refusal, of_folder
+from brokers.errors import ExitCode, Refusal, folder_errors
 from brokers.fairness import LoopWatch
 from brokers.service import Bound, SupervisedService
 from shared.budget import process_account
@@ -101,7 +101,7 @@ class Host:
             control.remove(folder)
             if self._recording is not None:
                 self._recording.flush()
-            # Whatever ended us: what was written is synced, and the lock released. Only the disk may keep us.
+            # However `run` ends, what was written is synced and the lock released. Only the disk delays it.
             with trio.CancelScope(shield=True):
                 await store.close()
             if self._ready:
@@ -147,7 +147,7 @@ class Host:
             raise Refusal(text) from error
 
     async def _open_store(self, folder: Path) -> Store:
-        with of_folder(folder):
+        with folder_errors(folder):
             return await self._open(folder, self._storage())
 
     def _storage(self) -> StorageSettings:
@@ -172,7 +172,7 @@ class Host:
             raise Refusal(f"control socket in {folder}: {error.strerror}", ExitCode.DATA_FOLDER) from error
 
     async def _drain(self) -> None:
-        """Stop accepting, let every protocol finish what it owes, for as long as settings allow."""
+        """Stop accepting, and let every protocol send what it owes, for `drain_seconds` at most."""
         seconds = self._config.serve.drain_seconds
         with trio.move_on_after(seconds) as deadline:
             async with trio.open_nursery() as nursery:

@@ -76,15 +76,15 @@ def unfiltered() -> structlog.stdlib.BoundLogger:
 
 
 def tell_left_out() -> None:
-    """Say what was left out, where nothing else is logged that would; for once a second."""
+    """Log what was left out; called once a second, since there may be no other line that would do it."""
     for each in structlog.get_config()["processors"]:
         if isinstance(each, _AtMost):
             each.tell()
 
 
 class _Lines:
-    """Lines to a stream, from any thread. A log that cannot be written stops nobody, nor does one that nobody
-    reads: a terminal that is held, a pipe whose reader hangs.
+    """Writes lines to a stream, from any thread. It never waits and never raises: the stream may be closed,
+    or its reader may hang (a terminal that is held, a full pipe).
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -128,10 +128,10 @@ class _Lines:
 
 
 class _AtMost:
-    """Leaves out what is above LINES_PER_SECOND of one matter; a line of its own tells how many of which.
+    """Drops lines above LINES_PER_SECOND of one matter; a line of its own tells how many of which.
 
-    Whoever connects, and breaks a protocol, makes a line: a disk must not be what limits how many. And
-    however many those are, they hide nothing else.
+    A peer that breaks a protocol causes a line, so without a bound peers could fill the disk. The bound is
+    for each matter, so that a flood of one hides no other.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -159,7 +159,7 @@ class _AtMost:
         return event
 
     def tell(self) -> None:
-        """Once the second is over: what was left out of it, if anything was."""
+        """Once its second is over, log what was left out of it, if anything was."""
         with self._lock:
             now = self._clock()
             if now < self._since + 1:
@@ -180,7 +180,7 @@ def _matter(event: "Event") -> str:
 
 
 class _WhileRead:
-    """Leaves out what nobody would read for now; the next line tells how much that was."""
+    """Drops lines while the stream takes none; the next line tells how many those were."""
 
     def __init__(self, lines: _Lines) -> None:
         self._lines = lines

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from cyclopts import App, Parameter
 
-from brokers.errors import ExitCode, Refusal, of_copy
+from brokers.errors import ExitCode, Refusal, copy_errors
 from brokers.flags import ConfigFile
 from brokers.render import Outcome, Several, json_value
 from shared.cli.app import examples
@@ -81,8 +81,8 @@ def data_folder(given: Path | None, config: Path | None = None, usual: Path = US
     return usual
 
 
-def there(folder: Path) -> Path:
-    """The same folder. Raises Refusal where there is none."""
+def existing(folder: Path) -> Path:
+    """`folder` itself. Raises Refusal where it does not exist."""
     if not folder.is_dir():
         raise Refusal(f"there is no folder {folder}", ExitCode.DATA_FOLDER)
     return folder
@@ -174,8 +174,8 @@ def backup(
     """
     from brokers import control
 
-    folder = there(data_folder(data_dir, config))
-    with progress(f"backing up {folder}"), of_copy(target):
+    folder = existing(data_folder(data_dir, config))
+    with progress(f"backing up {folder}"), copy_errors(target):
         try:
             report = control.request(folder, "POST", "/backup", {"target": str(target.absolute())})
         except Refusal as error:

@@ -128,7 +128,7 @@ class SupervisedService:
             self._group.stop_accepting()
 
     async def drain(self) -> None:
-        """Return once everything that is owed is sent and every connection closed."""
+        """Return once everything owed is sent and every connection is closed."""
         if self._group and self._service:
             self._service.drain()
             self._group.drain()

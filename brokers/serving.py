@@ -77,8 +77,8 @@ async def _serve(
     ready_file = command.ready_file
     collector = Collector()
     host = Host(chosen, config, log, say=_say if command.says else None, watch=watch)
-    # A nohup stays one. The others count also where the caller ignores them, as a shell does with SIGINT for
-    # what a script starts in the background: whoever sends them to a server means it.
+    # SIGHUP stays ignored under nohup. The others are obeyed even where the caller ignores them: a shell lets
+    # background jobs of scripts ignore SIGINT, but who sends it to a server means it.
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     heard = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not nohup]
     with trio.open_signal_receiver(*heard) as signals, _standard_input() as said_exit:
@@ -87,7 +87,7 @@ async def _serve(
             nursery.start_soon(_obey_input, said_exit, host, log)
             nursery.start_soon(_tell_left_out)
             nursery.start_soon(announcing.feed_watchdog)
-            announcing.make_way(ready_file)
+            announcing.remove_stale(ready_file)
             try:
                 async with trio.open_nursery() as running:
                     running.start_soon(announcing.still_starting, starting := trio.CancelScope(), log)
@@ -98,7 +98,7 @@ async def _serve(
                     announcing.ready(bound, config, ready_file)
             finally:
                 collector.remove()
-                announcing.forget(ready_file)
+                announcing.remove(ready_file)
             nursery.cancel_scope.cancel()
 
 
@@ -109,7 +109,7 @@ async def _obey(
         if host.stopping:
             if number == signal.SIGINT:
                 log.warning("stopped at once: the next start replays the journal", signal="SIGINT")
-                announcing.forget(ready_file)
+                announcing.remove(ready_file)
                 os._exit(ExitCode.INTERRUPTED)
         else:
             _stop(host, log, signal=signal.Signals(number).name)
@@ -134,7 +134,7 @@ def _stop(host: Host, log: structlog.stdlib.BoundLogger, **why: str) -> None:
 
 
 def _say(line: str) -> None:
-    """A service's own line. Nobody reading it any more stops nobody here."""
+    """A service's own line on standard output; a reader that has left is no error."""
     with contextlib.suppress(OSError, ValueError):
         print(line, flush=True)
 

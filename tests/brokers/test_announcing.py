@@ -48,14 +48,14 @@ async def test_a_short_start_says_nothing(autojump_clock: MockClock) -> None:
 @pytest.mark.parametrize("path", [".", "/", ".."])
 def test_what_can_be_no_file_is_no_ready_file(path: str) -> None:
     with pytest.raises(Refusal, match=f"--ready-file {re.escape(path)}: Not a regular file") as refused:
-        announcing.make_way(Path(path))
+        announcing.remove_stale(Path(path))
     assert refused.value.code == ExitCode.USAGE
 
 
 def test_an_earlier_runs_ready_file_goes_before_anything_is_ready(tmp_path: Path) -> None:
     file = tmp_path / "ready"
     file.write_text("{}")
-    announcing.make_way(file)
+    announcing.remove_stale(file)
     assert list(tmp_path.iterdir()) == []
 
 

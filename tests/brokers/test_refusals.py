@@ -9,7 +9,7 @@ import pytest
 
 from brokers import plugins
 from brokers.config import load
-from brokers.errors import ExitCode, Refusal, exit_code, of_folder
+from brokers.errors import ExitCode, Refusal, exit_code, folder_errors
 from brokers.flags import Flag
 from shared.client.dial import Disconnected, Unreachable
 from shared.errors import BrokerError
@@ -73,7 +73,7 @@ def test_a_file_of_it_that_cannot_be_written_is_named_whole(command: Run, tmp_pa
 
 def test_a_disk_that_fails_says_what_to_do(tmp_path: Path) -> None:
     text = r"CATALOG: Input/output error: the disk fails; copy .* brokers fsck --repair"
-    with pytest.raises(Refusal, match=text), of_folder(tmp_path):
+    with pytest.raises(Refusal, match=text), folder_errors(tmp_path):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "CATALOG")
 
 

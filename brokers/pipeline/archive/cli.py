@@ -73,7 +73,7 @@ def archive(
     require_spark()
     from brokers.pipeline.archive.feed import Feed
     from brokers.pipeline.source.options import parse
-    from brokers.server_cli import there
+    from brokers.server_cli import existing
 
     for flag, number, least in (
         ("--trigger", trigger, 0.01),
@@ -94,7 +94,7 @@ def archive(
         options[key] = value
     feed = Feed(parse(options))
     for each in path:
-        there(Path(each))
+        existing(Path(each))
     if once:
         _require_topics(feed)
     settings = _settings(trigger, settle_seconds, settle_bytes, compression, allow_loss)

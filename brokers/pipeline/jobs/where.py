@@ -145,11 +145,11 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
 
 def check_folder(path: Path) -> None:
     """Raises StoreFormat, Refusal where it is not there, OSError."""
-    from brokers.server_cli import there
+    from brokers.server_cli import existing
     from shared.storage.os_disk import OsDisk
     from shared.storage.tools.view import check_format
 
-    disk = OsDisk(there(path), create=False, read_only=True)
+    disk = OsDisk(existing(path), create=False, read_only=True)
     try:
         check_format(disk, path)
     finally:
