@@ -1,8 +1,8 @@
-"""Leases: what a principal is given to open a DMP connection with.
+"""Leases: a principal asks for one, and opens a DMP connection with it.
 
-A lease is a random word that opens one connection, once, within a minute. It is kept as a keyed hash only, so
-neither a look-up nor a comparison takes longer for a word that is nearly right; and one that is forged, used
-or lapsed costs the same work and gets the same answer. Leases live in memory and die with the process.
+A lease is a random word that opens one connection, once, within a minute. Only its keyed hash is kept, so no
+look-up or comparison takes longer for a word that is nearly right. A word that is forged, used or lapsed
+costs the same work and gets the same answer. Leases are in memory only.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from dmp.metrics import Counts
     from shared.queues.timers import Timers
 
+# A lease must be used within this time (PROTOCOL.md).
 LEASE_SECONDS = 60.0
-"""To use it in (PROTOCOL.md)."""
+# 256 bits, 43 characters; the protocol wants 128 bits and has room for 255 characters.
 RANDOM_BYTES = 32
-"""256 bits, 43 characters; the protocol wants 128 bits and has room for 255 characters."""
 
 SendReturn: TypeAlias = Callable[[Code, Head, bytes], None]
 """Gives a message back on the channel that asked for the sink; harmless once that is closed."""
@@ -95,7 +95,7 @@ class LeaseBook:
         return self._give(owner, feed, None)
 
     def take(self, word: bytes) -> Lease | None:
-        """Use a lease, once; None for what is none, or is one no more."""
+        """Use a lease, once; None where the word is no lease, or was used, or has lapsed."""
         digest = self._digest(word)
         lease = self._by_digest.get(digest)
         expected = self._key if lease is None else lease.digest
@@ -104,7 +104,7 @@ class LeaseBook:
             return None
         lapsed = self._timers.now() >= lease.given + LEASE_SECONDS
         self._remove(lease)
-        if lapsed:  # the timers are late
+        if lapsed:  # its timer has not run yet
             self._lapse(lease)
             self._counts.leases_refused += 1
             return None

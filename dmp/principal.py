@@ -1,7 +1,7 @@
 """A client's principal: as much AMQP 0-9-1 as it takes to log in, declare, bind and lease.
 
-One channel, one request at a time. Messages of a sink that come back (`basic.return`) are gathered on the
-way. For everything else there are ordinary AMQP clients; both may be used beside each other.
+It has one channel and asks one thing at a time. Messages of a sink that come back (`basic.return`) are kept
+in `returned`. For everything else there are ordinary AMQP clients; both may be used beside each other.
 """
 
 from collections.abc import AsyncIterator
@@ -31,12 +31,12 @@ from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 RECEIVE_BYTES = 64 * 1024
 CLOSING_SECONDS = 5.0
+# For the first answer: another protocol's server may say nothing at all.
 GREETING_SECONDS = 10.0
-"""For the first answer, which waits for nothing: another protocol's server may say nothing at all."""
+# For an answer: a durable declaration waits for a disk.
 CALL_SECONDS = 60.0
-"""For an answer: a durable declaration waits for a disk."""
+# Messages that came back and were not looked at; further ones are dropped.
 RETURNED_MAX = 10_000
-"""Messages that came back and were not looked at; what comes beyond that is dropped."""
 FRAME_BYTES_MAX = 1 << 20
 _CHANNEL = 1
 

@@ -1,4 +1,4 @@
-"""What may be refused, in the words of AMQP 0-9-1: a reply code, and whether it costs the channel or more."""
+"""Refusals in AMQP 0-9-1's words: a reply code, and whether it closes the channel or the connection."""
 
 from enum import IntEnum
 
@@ -6,8 +6,8 @@ import attrs
 
 from shared.errors import BrokerError
 
+# A reply text is a short string.
 TEXT_BYTES_MAX = 255
-"""A reply text is a short string."""
 
 
 class Code(IntEnum):
@@ -51,7 +51,7 @@ _CHANNEL_CODES = frozenset(
 
 @attrs.define(eq=False)
 class Refusal(BrokerError):
-    """Something asked for is not done; nothing has changed. `hard`: as if the code were a connection's."""
+    """A request is refused, and nothing has changed. `hard`: it closes the connection whatever the code."""
 
     code: Code
     text: str

@@ -1,11 +1,11 @@
-"""Transactions of a channel (`tx.select`): what it publishes and settles is held, then applied, or forgotten.
+"""Transactions of a channel (`tx.select`): publishes and acknowledgements are held until the commit.
 
-A commit is one entry of the journal, whatever queues it touches, so a crash leaves all of it or nothing. It
-is answered when that is on the disk. A message that is rejected and has a dead-letter exchange moves there in
-the same step. What is held counts as memory, and has bounds of its own: a commit is one stretch of work.
+A commit is one entry of the journal, whatever queues it touches, so a crash leaves all of it or nothing. The
+reply waits until that entry is on the disk. A rejected message moves to its dead-letter exchange in the same
+step. Messages that are held count as memory. They have bounds of their own: a commit is one stretch of work.
 
-What is settled in a transaction is settled for its client, who cannot do so again, but counts against
-prefetch until the commit. A rollback makes it unacknowledged again.
+A client cannot settle a delivery twice in a transaction. Until the commit the delivery still counts against
+prefetch, and a rollback makes it unacknowledged again.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from dmp.amqp.channel import Channel, Delivery
     from dmp.amqp.publishing import Post
 
+# A rejection that makes a dead letter is as much work as so many messages.
 LETTER_MESSAGES = LETTERS_PER_TURN
-"""A rejection that makes a dead letter counts as so many messages: it is as much work."""
 
 
 class Outcome(Enum):
@@ -90,7 +90,7 @@ class Transaction:
             self._settled[each] = outcome, unacked.pop(each)
 
     def rollback(self) -> None:
-        """Publishes are forgotten, and deliveries unacknowledged again."""
+        """Drop the publishes, and make the deliveries unacknowledged again."""
         channel = self._channel
         if self._settled:
             unacked = {tag: delivery for tag, (_, delivery) in self._settled.items()} | channel.unacked
@@ -98,7 +98,7 @@ class Transaction:
         self._forget()
 
     def commit(self) -> None:
-        """Apply it, and answer when it is on the disk. Raises Refusal; then nothing is applied."""
+        """Apply all of it, and reply when it is on the disk. Raises Refusal; then nothing is applied."""
         channel = self._channel
         mux = channel.mux
         broker = mux.broker
@@ -136,7 +136,7 @@ class Transaction:
             mux.wait_for_memory()
 
     def _settle_all(self, change: Change) -> tuple[int, int]:
-        """How many letters have found a queue, and how many none. Raises Refusal."""
+        """Returns how many dead letters find a queue, and how many find none. Raises Refusal."""
         broker = self._channel.mux.broker
         found = lost = work = 0
         for outcome, (_, queue, message) in self._settled.values():
@@ -160,7 +160,7 @@ class Transaction:
         return found, lost
 
     def _need_room(self, messages: int, body_bytes: int) -> None:
-        """For so much more; a transaction of one message needs none. Raises Refusal."""
+        """Whether so much more may be held; a single message always may. Raises Refusal."""
         settings = self._channel.mux.broker.settings
         for setting, held, more in (
             ("transaction_messages_max", self._messages, messages),
@@ -194,7 +194,7 @@ class Transaction:
 
 
 def _give_back(settled: "Sequence[tuple[Outcome, Delivery]]") -> None:
-    """What is requeued comes back; where anything was settled there is room for more."""
+    """Requeue what is to be delivered again, and let the queues deliver more."""
     back: dict[Queue, list[Message]] = {}
     for outcome, (consumer, queue, message) in settled:
         if consumer is not None:
