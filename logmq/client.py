@@ -153,14 +153,9 @@ class Client:
 
     async def append(self, topic: str, message: bytes) -> int:
         """Write a message by APPEND; `produce` does that by itself for those that no line can hold."""
-        answer = OffsetsAnswer(1)
-        link = await self._reconnecting.connected()
-        await link.ask(b"APPEND %b %d\n%b" % (checked_name(topic).encode(), len(message), message), answer)
-        await answered(answer)
-        (offset,) = answer.offsets
-        if isinstance(offset, LogmqError):
-            raise offset
-        return offset
+        request = b"APPEND %b %d\n%b" % (checked_name(topic).encode(), len(message), message)
+        (offset,) = await answered(await self._send(request, LineAnswer(b"OK", 1)))
+        return cast(int, offset)
 
     async def batch(self, topic: str, writer: str, seq: int, messages: Sequence[bytes]) -> int:
         """Write messages in one piece, all or nothing; returns the offset of the first.
@@ -272,10 +267,7 @@ class Client:
 
     async def delete(self, topic: str) -> None:
         """End a topic. Not asked again where the answer is lost (Disconnected): it may be new by then."""
-        link = await self._reconnecting.connected()
-        answer = LineAnswer(b"OK", 0)
-        await link.ask(b"DELETE %b\n" % checked_name(topic).encode(), answer)
-        await answered(answer)
+        await answered(await self._send(b"DELETE %b\n" % checked_name(topic).encode(), LineAnswer(b"OK", 0)))
 
     async def ping(self) -> None:
         """A round trip."""

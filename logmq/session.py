@@ -125,7 +125,7 @@ class Session(SessionBase):
         self._soon: list[Callable[[], None]] | None = None
         self._tail: Tail | None = None
         self._fetches: dict[Fetch, None] | None = None
-        self._listing: _Listing | None = None
+        self._listing: tuple[Iterator[tuple[bytes, bool]], ReplySlot] | None = None
         broker.sessions.add(self)
         connection.await_first(_SAID_NOTHING)
 
@@ -855,23 +855,25 @@ class Session(SessionBase):
         self._end(Event.QUIT)
 
     def _list(self, pieces: Iterator[tuple[bytes, bool]]) -> None:
-        """An answer of many lines, piece by piece as the peer takes them, others' turns between."""
-        self._listing = listing = _Listing(pieces)
-        self.connection.on_drained = self.drained
+        """An answer of many lines, piece by piece as the peer takes them, others' turns between.
+
+        `pieces`: each with whether it is the last.
+        """
 
         def start(slot: ReplySlot) -> None:
-            listing.slot = slot
+            self._listing = pieces, slot
             self._list_more()
 
+        self.connection.on_drained = self.drained
         self.replies.slot(start)
 
     def _list_more(self) -> None:
-        """The next piece of the listing, and the ones behind it when it is their turn."""
-        listing = self._listing
-        if self.lost or listing is None or listing.slot is None:
+        """The next piece of the listing that is under way, if any; those behind it when it is their turn."""
+        if self._listing is None:
             return
+        pieces, slot = self._listing
         try:
-            piece, last = next(listing.pieces)
+            piece, last = next(pieces)
         except StoreError as error:
             piece, last = self._refused(error), True
         else:
@@ -880,9 +882,9 @@ class Session(SessionBase):
         if last:
             self._listing = None
             self._has_read(READS_PER_ROUND)
-            listing.slot.resolve(piece)
+            slot.resolve(piece)
             return
-        listing.slot.write(piece)
+        slot.write(piece)
         outbox = self.connection.outbox
         if outbox.size <= outbox.bound:
             self.soon(self._list_more)
@@ -989,16 +991,6 @@ class Session(SessionBase):
             tail.end()
         self._step(event)
         self.finish_when_answered()
-
-
-class _Listing:
-    """An answer of many lines, under way. `pieces`: each with whether it is the last; `slot`: in turn."""
-
-    __slots__ = ("pieces", "slot")
-
-    def __init__(self, pieces: Iterator[tuple[bytes, bool]]) -> None:
-        self.pieces = pieces
-        self.slot: ReplySlot | None = None
 
 
 _REQUESTS: MappingProxyType[bytes, Callable[[Session, Sequence[bytes]], None]] = MappingProxyType(
