@@ -2,47 +2,35 @@
 
 from collections.abc import Iterable
 
-from shared.metrics import Sample
+import attrs
+
+from shared.metrics import Sample, counter, counter_by, samples
 
 
+@attrs.define(eq=False)
 class NetCounters:
-    """The counters of one group of listeners (one protocol).
+    """The counters of one group of listeners (one protocol). Reasons are a few fixed words."""
 
-    `closed` counts by reason; reasons are a few fixed words, so it stays small.
-    """
-
-    __slots__ = (
-        "accepted",
-        "bytes_in",
-        "bytes_out",
-        "closed",
-        "crashes",
-        "datagrams_filtered",
-        "datagrams_in",
-        "deadlines",
-        "dropped_bytes",
-        "dropped_chunks",
-        "emfile",
-        "handshakes_failed",
-        "kernel_drops",
-        "refused",
+    accepted: int = counter("accepted_total", "Connections accepted.")
+    bytes_in: int = counter("bytes_in_total", "Bytes read from connections.")
+    bytes_out: int = counter("bytes_out_total", "Bytes the system took from outboxes.")
+    crashes: int = counter(
+        "crashes_total", "Sessions that failed with a bug; each closed its connection only."
     )
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.refused: dict[str, int] = {}
-        self.closed: dict[str, int] = {}
-        self.crashes = 0
-        self.deadlines = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
-        self.dropped_chunks = 0
-        self.dropped_bytes = 0
-        self.emfile = 0
-        self.handshakes_failed = 0
-        self.datagrams_in = 0
-        self.datagrams_filtered = 0
-        self.kernel_drops = 0
+    deadlines: int = counter("deadlines_total", "Deadlines that passed.")
+    dropped_chunks: int = counter("dropped_chunks_total", "Chunks that slow consumers lost.")
+    dropped_bytes: int = counter("dropped_bytes_total", "Bytes that slow consumers lost.")
+    emfile: int = counter("emfile_total", "Times that accepting paused for want of a descriptor.")
+    handshakes_failed: int = counter(
+        "handshakes_failed_total", "TLS handshakes that failed or took too long."
+    )
+    datagrams_in: int = counter("datagrams_in_total", "Datagrams received.")
+    datagrams_filtered: int = counter("datagrams_filtered_total", "Datagrams from addresses not allowed.")
+    kernel_drops: int = counter(
+        "datagrams_kernel_drops_total", "Datagrams the system dropped, its buffer full."
+    )
+    closed: dict[str, int] = counter_by("reason", "closed_total", "Connections closed, by reason.")
+    refused: dict[str, int] = counter_by("reason", "refused_total", "Connections refused.")
 
     def count_closed(self, reason: str) -> None:
         self.closed[reason] = self.closed.get(reason, 0) + 1
@@ -52,42 +40,5 @@ class NetCounters:
 
     def samples(self, group: str) -> Iterable[Sample]:
         """Every counter as a series with the label `protocol`."""
-        labels = (("protocol", group),)
-        for name, value, text in (
-            ("accepted_total", self.accepted, "Connections accepted."),
-            ("bytes_in_total", self.bytes_in, "Bytes read from connections."),
-            ("bytes_out_total", self.bytes_out, "Bytes the system took from outboxes."),
-            (
-                "crashes_total",
-                self.crashes,
-                "Sessions that failed with a bug; each closed its connection only.",
-            ),
-            ("deadlines_total", self.deadlines, "Deadlines that passed."),
-            ("dropped_chunks_total", self.dropped_chunks, "Chunks that slow consumers lost."),
-            ("dropped_bytes_total", self.dropped_bytes, "Bytes that slow consumers lost."),
-            ("emfile_total", self.emfile, "Times that accepting paused for want of a descriptor."),
-            (
-                "handshakes_failed_total",
-                self.handshakes_failed,
-                "TLS handshakes that failed or took too long.",
-            ),
-            ("datagrams_in_total", self.datagrams_in, "Datagrams received."),
-            ("datagrams_filtered_total", self.datagrams_filtered, "Datagrams from addresses not allowed."),
-            (
-                "datagrams_kernel_drops_total",
-                self.kernel_drops,
-                "Datagrams the system dropped, its buffer full.",
-            ),
-        ):
-            yield Sample("net_" + name, value, text, labels=labels)
-        for reason, value in self.closed.items():
-            yield Sample(
-                "net_closed_total",
-                value,
-                "Connections closed, by reason.",
-                labels=(*labels, ("reason", reason)),
-            )
-        for reason, value in self.refused.items():
-            yield Sample(
-                "net_refused_total", value, "Connections refused.", labels=(*labels, ("reason", reason))
-            )
+        for sample in samples("net", self, (), self):
+            yield attrs.evolve(sample, labels=(("protocol", group), *sample.labels))

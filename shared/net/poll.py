@@ -1,19 +1,18 @@
 """The poll driver: one task serves every plain TCP connection of a group, without a task for each.
 
-All sockets are registered once, edge-triggered, with an epoll descriptor of the driver's own. A descriptor
-of that kind can itself be waited for, so trio waits for it, and one wake-up brings every socket that is
-ready. Between two waits nothing is awaited: read, apply, next; what is little is sent for several at once.
-Registering once means no epoll_ctl afterwards, not even while a socket is blocked or a session has paused;
-the price is that the driver must remember what an edge told it (`_unread`) until the socket has said that it
-has no more.
+All sockets are registered once, edge-triggered, with an epoll descriptor of the driver's own. Such a
+descriptor can itself be waited for: trio waits for it, and one wake-up brings every socket that is ready.
+Between two
+waits nothing is awaited: read, apply, next. Registering once means no epoll_ctl afterwards, not even while a
+socket is blocked or a session has paused. The price: the driver remembers what an edge told it (`_unread`)
+until the socket has said that it has no more.
 
-What a round leaves undone (a socket with more to read, a file range with more to send) is put in `_again` and
-served in the next round, behind what others have to say by then.
+All that one look at epoll brings is one turn of the loop (`LoopTurn`), so that one commit is for many
+connections. It is served in slices, between which other tasks run. What a turn leaves undone (a socket with
+more to read, a file range with more to send) is put in `_again` and served in the next one.
 
-All that one look at epoll brought is one round, though other tasks may have turns in between: so one commit
-(`after_round`) is for many connections. A session that knows of more to come when the round ends says so
-(`Connection.expect`), and all of it is one send. What else a commit brings to many is not sent before the
-driver has looked who is ready: a peer that has gone on meanwhile gets it along with its next answer.
+What a commit brings to many is not sent before the driver has looked who is ready: a peer that has gone on
+meanwhile gets it along with its next answer.
 """
 
 import math
@@ -32,11 +31,11 @@ from shared.net.listeners import acknowledge_now
 from shared.net.loop_turn import RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
 
 EVENTS_MAX = 128
-"""Sockets served in one round."""
-ROUND_TURNS = 4
-"""Turns that a round may take, so that `after_round` is never far away, however much each socket brings."""
-YIELD_SECONDS = 300e-6
-"""Work after which other tasks get a turn; a turn costs about 5 µs."""
+"""Sockets served in one turn of the loop."""
+SLICES_MAX = 4
+"""Of one turn of the loop, so that `after_round` is never far away, however much each socket brings."""
+SLICE_SECONDS = 300e-6
+"""Work after which other tasks run; to let them costs about 5 µs."""
 LOOK_WORK = 8 * 1024
 """Work between two looks at the clock, in bytes read plus `EVENT_WORK` for each event."""
 EVENT_WORK = 512
@@ -56,7 +55,7 @@ INTEREST = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLPR
 READ_BYTES = 64 * 1024
 """First read of a ready socket. A larger buffer costs more to get from malloc (mmap) than a second read."""
 SEND_BYTES = 1024 * 1024
-"""Sent to one connection before others get their turn."""
+"""Sent to one connection before others are served."""
 JOIN_CHUNKS_MIN = 16
 """More chunks than this are joined, `JOIN_BYTES` at most; fewer, which may be large, go as they are."""
 SMALL_BYTES = 4 * 1024
@@ -259,11 +258,11 @@ class PollConnection(DrivenConnection):
         return self._reading and not blocked and not self._loop.is_silent(self)
 
     def _send_many(self) -> None:
-        """Send all, or until the socket says no (BlockingIOError), or until others should have a turn."""
+        """Send all, or until the socket says no (BlockingIOError), or until others are to be served."""
         outbox = self.outbox
         counters = self._loop.counters
-        turn = 0
-        while outbox.chunks and turn < SEND_BYTES:
+        taken = 0
+        while outbox.chunks and taken < SEND_BYTES:
             first = outbox.chunks[0]
             if not isinstance(first, FileRange):
                 sent = self._send_gathered()
@@ -281,7 +280,7 @@ class PollConnection(DrivenConnection):
                     return
             outbox.advance(sent)
             counters.bytes_out += sent
-            turn += sent
+            taken += sent
 
     def _send_gathered(self) -> int:
         outbox = self.outbox
@@ -372,9 +371,9 @@ class PollDriver:
         self._by_fd: dict[int, PollConnection] = {}
         self._again: list[PollConnection] = []
         self.answered: list[PollConnection] = []  # served in this turn, and not sent to yet
-        self._pending: list[tuple[int, int]] = []  # events of a round that took too long
+        self._pending: list[tuple[int, int]] = []  # events that no slice had time for
         self._parked = False
-        self._turns = 0  # that the round under way has had
+        self._slices = 0  # that this turn of the loop has had
         self.more = memoryview(bytearray(max(1, self.loop.settings.read_bytes_max - READ_BYTES)))
 
     def add(
@@ -400,11 +399,11 @@ class PollDriver:
             self._pending = [event for event in self._pending if event[0] != fd]
 
     def is_behind(self) -> bool:
-        """Whether some that were ready wait for a turn after the last."""
+        """Whether some that were ready wait for another slice."""
         return bool(self._pending)
 
     def again(self, connection: PollConnection) -> None:
-        """Attend to `connection` in the next round."""
+        """Attend to `connection` in the next turn."""
         if not connection._again:
             connection._again = True
             self._again.append(connection)
@@ -422,14 +421,14 @@ class PollDriver:
         """Serve until cancelled. Connections outlive it; `Rounds.close_all` ends them."""
         loop = self.loop
         rested = False
-        turn_ends = perf_counter() + YIELD_SECONDS
+        slice_ends = perf_counter() + SLICE_SECONDS
         try:
             while True:
                 loop.awake = True
                 events = self._look()
                 if events or self._again:
                     rested = False
-                    if not self._round(events, turn_ends) and perf_counter() < turn_ends:
+                    if not self._serve(events, slice_ends) and perf_counter() < slice_ends:
                         continue
                     if loop.to_send:
                         self._look()
@@ -440,12 +439,12 @@ class PollDriver:
                         await trio.lowlevel.wait_readable(self._epoll)
                     finally:
                         self._parked = False
-                    turn_ends = perf_counter() + YIELD_SECONDS
+                    slice_ends = perf_counter() + SLICE_SECONDS
                     continue
-                # A turn for the others; it takes half the time of a wait, so it is also tried before parking.
+                # Other tasks run. That takes half the time of a wait, so it is also tried before parking.
                 rested = True
                 await trio.lowlevel.checkpoint()
-                turn_ends = perf_counter() + YIELD_SECONDS
+                slice_ends = perf_counter() + SLICE_SECONDS
         finally:
             loop.awake = False
 
@@ -459,8 +458,8 @@ class PollDriver:
                 loop.send({by_fd.get(fd) for fd, _ in events} if events else ())
         return self._pending
 
-    def _round(self, events: list[tuple[int, int]], turn_ends: float) -> bool:
-        """Serve what is ready, until the turn ends; what is left comes first in the next turn.
+    def _serve(self, events: list[tuple[int, int]], slice_ends: float) -> bool:
+        """Serve what is ready, until the slice ends; what is left comes first in the next one.
 
         True: let other tasks run.
         """
@@ -471,7 +470,7 @@ class PollDriver:
             for done, connection in enumerate(again, start=1):
                 connection._again = False
                 connection.attend(0)
-                if perf_counter() > turn_ends:
+                if perf_counter() > slice_ends:
                     self._again[:0] = again[done:]
                     break
         by_fd = self._by_fd
@@ -488,16 +487,16 @@ class PollDriver:
             work += EVENT_WORK
             if work > LOOK_WORK:
                 work = 0
-                if perf_counter() > turn_ends:
+                if perf_counter() > slice_ends:
                     break
-        # Not those of who was closed meanwhile: with the next turn another may have the descriptor.
+        # Not those of who was closed meanwhile: with the next slice another may have the descriptor.
         self._pending = [event for event in left if event[0] in by_fd]
         self.send_answers()
-        self._turns += 1
-        if self._pending and self._turns < ROUND_TURNS:
+        self._slices += 1
+        if self._pending and self._slices < SLICES_MAX:
             self.loop.interrupt()
             return True
-        self._turns = 0
+        self._slices = 0
         return self.loop.end(hold=True)
 
     def send_answers(self) -> None:

@@ -32,7 +32,7 @@ if sys.platform != "linux":
 
 from shared.net import loop_turn, poll
 from shared.net.liveness import TCP_INFO, UNACKED
-from shared.net.poll import EVENTS_MAX, ROUND_TURNS, YIELD_SECONDS
+from shared.net.poll import EVENTS_MAX, SLICE_SECONDS, SLICES_MAX
 
 
 async def test_a_flood_on_one_connection_does_not_starve_another_nor_other_tasks() -> None:
@@ -95,7 +95,7 @@ async def test_what_stands_behind_an_urgent_byte_is_read_too() -> None:
 async def test_a_slow_session_leaves_others_to_the_next_round_and_forgets_none() -> None:
     def prepare(session: Recorder) -> None:
         def answer(data: bytes) -> None:
-            until = perf_counter() + YIELD_SECONDS
+            until = perf_counter() + SLICE_SECONDS
             while perf_counter() < until:
                 pass
             session.connection.write(data)
@@ -156,7 +156,7 @@ async def test_while_some_wait_to_be_served_few_new_connections_are_taken() -> N
 
     def prepare(session: Recorder) -> None:
         def take_a_turn(data: bytes) -> None:
-            until = perf_counter() + YIELD_SECONDS
+            until = perf_counter() + SLICE_SECONDS
             while perf_counter() < until:
                 pass
 
@@ -280,7 +280,7 @@ async def test_a_round_is_all_that_was_ready_though_other_tasks_have_turns_meanw
     def prepare(session: Recorder) -> None:
         def take_a_turn(data: bytes) -> None:
             turn_of.append(turns)
-            until = perf_counter() + YIELD_SECONDS
+            until = perf_counter() + SLICE_SECONDS
             while perf_counter() < until:
                 pass
 
@@ -294,7 +294,7 @@ async def test_a_round_is_all_that_was_ready_though_other_tasks_have_turns_meanw
     sessions = Sessions(prepare)
     async with serving("poll", sessions, after_round=after_round) as served:
         ready = []
-        for _ in range(2 * ROUND_TURNS):
+        for _ in range(2 * SLICES_MAX):
             sock = served.connect_socket()
             ready.append((sock, await sessions.next()))
         for sock, _ in ready:
@@ -304,8 +304,8 @@ async def test_a_round_is_all_that_was_ready_though_other_tasks_have_turns_meanw
         while len(rounds_of) < 2:
             turns += 1
             await trio.lowlevel.checkpoint()
-        assert rounds_of == [ROUND_TURNS, 2 * ROUND_TURNS]
-        assert len(set(turn_of)) >= ROUND_TURNS, "no other task had a turn in a round"
+        assert rounds_of == [SLICES_MAX, 2 * SLICES_MAX]
+        assert len(set(turn_of)) >= SLICES_MAX, "no other task had a turn in a round"
 
 
 async def test_what_a_session_expects_at_the_end_of_the_round_goes_along_with_what_it_says_now() -> None:
@@ -399,7 +399,7 @@ async def test_what_was_told_of_a_closed_connection_is_not_told_to_the_next_with
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One session aborts another whose last word is still to be looked at; a new client comes at once."""
-    monkeypatch.setattr(poll, "YIELD_SECONDS", 0.0)
+    monkeypatch.setattr(poll, "SLICE_SECONDS", 0.0)
     monkeypatch.setattr(poll, "LOOK_WORK", 0)  # so a turn is one event
     rounds_had = 0
 
