@@ -6,6 +6,7 @@ where these are equal, all with one call (`struct`, in which the padding is skip
 
 from collections.abc import Sequence
 from struct import Struct, pack
+from typing import TYPE_CHECKING
 
 from pubsub.wire import (
     DATAGRAM_TYPE_AT,
@@ -14,7 +15,9 @@ from pubsub.wire import (
     RECORDED_FRAMES,
     TYPE_AT,
 )
-from shared.recording.recorder import Recorder
+
+if TYPE_CHECKING:  # it has a clock, and this is sans-IO
+    from shared.recording.recorder import Recorder
 
 BEFORE_BYTES = TYPE_AT - DATAGRAM_TYPE_AT
 """What a frame has and its datagram has not, before the type: the sender, and the NUL behind the topic."""
@@ -25,7 +28,7 @@ CUTS_MAX = 1024
 class FrameTrack:
     """The track of a UDP endpoint."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: "Recorder") -> None:
         self._track = recorder.track(RECORDED_FRAMES)
         self._cuts: dict[tuple[int, int], Struct] = {}
 
