@@ -228,9 +228,8 @@ def fails(*_: object, **__: object) -> None:
 async def test_a_dead_letter_that_cannot_be_written_keeps_what_others_acknowledged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    durable = QueueKind(durable=True)
-    world.topology.declare_queue(b"dead", durable, world.owner)
-    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
+    world.queue(b"dead", durable=True)
+    queue = world.queue(durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
     world.publish(b"", b"q", b"acknowledged", b"rejected", properties=PERSISTENT)

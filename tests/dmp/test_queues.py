@@ -161,9 +161,7 @@ async def test_durable_exchanges_queues_and_bindings_come_back(world: World) -> 
 
 
 async def test_a_log_whose_messages_all_become_dead_letters_is_kept_small(world: World) -> None:
-    arguments = QueueArguments(ttl_ms=1, dead_letter_exchange=b"", dead_letter_key=b"dead")
-    kind = QueueKind(durable=True, arguments=arguments)
-    dying = world.topology.declare_queue(b"dying", kind, world.owner)[0]
+    dying = world.queue(b"dying", durable=True, ttl_ms=1, dead_letter_exchange=b"", dead_letter_key=b"dead")
     dead = world.queue(b"dead", durable=True)
     for _ in range(4):
         for _ in range(40):
@@ -179,11 +177,7 @@ async def test_a_log_whose_messages_all_become_dead_letters_is_kept_small(world:
 
 async def test_a_dead_letter_moves_from_log_to_log_as_one(world: World) -> None:
     dead = world.queue(b"dead", durable=True)
-    table = b"\0\0\0\0"
-    kind = QueueKind(
-        True, table=table, arguments=QueueArguments(dead_letter_exchange=b"", dead_letter_key=b"dead")
-    )
-    queue = world.topology.declare_queue(b"q", kind, world.owner)[0]
+    queue = world.queue(durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
     world.publish(b"", b"q", b"x", properties=PERSISTENT)
     world.settle()
     taker = Taker(no_ack=False)
