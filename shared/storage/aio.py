@@ -1,8 +1,10 @@
 """Many small writes to many files in one call: POSIX asynchronous I/O, as glibc has it.
 
-A thread that writes takes the interpreter's lock back after every call, and beside a busy loop each time
-costs it several times the write itself (seen with 7 KB each to 1,000 files: 36 us against 8). `lio_listio`
-does them all without the lock. Where it is not to be had, the caller writes them one after the other.
+A thread that writes waits for the interpreter's lock after every call, and beside a busy loop each wait takes
+several times as long as the write. `lio_listio` does all writes without the lock. Commits of 7 KB to each of
+so many logs, beside a loop that computes (`Store.append`, medians of turns, 2 cores): 70 logs 129 a second
+one by one, 187 in one call; 400 logs 16 and 25. Where it is not to be had, the caller writes them one after
+the other.
 """
 
 import ctypes

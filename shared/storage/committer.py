@@ -80,51 +80,46 @@ class CommitCounts:
         self.sync_seconds = seconds if before == math.inf else before + (seconds - before) / 4
 
 
+@attrs.define(eq=False, slots=False)
 class Committer:
     """One per store. `read_only` is set for good when the journal can no longer be trusted."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        disk: Disk,
-        files: OpenFiles,
-        clock: Clock,
-        settings: StorageSettings,
-        registry: Registry,
-        in_thread: Callable[..., Awaitable[Any]],
-    ) -> None:
-        self.journal = journal
-        self.read_only: StoreError | None = None
-        self.full = False
-        """Publishing is refused for want of space; see `set_full`."""
-        self.closed = False
-        self.congested = False
-        self.unindexed: dict[Log, None] = {}
-        """Logs with entries that are not in their index files."""
-        self.dirty: dict[Log, None] = {}
-        """Logs whose files changed since the last checkpoint took stock."""
-        self.make_room: Callable[[], Awaitable[None]] | None = None
-        """Waits for a checkpoint: the journal is at its bound."""
-        self.committed: Callable[[], None] | None = None
-        """Called after each commit: a checkpoint may be due."""
+    journal: Journal
+    _disk: Disk
+    _files: OpenFiles
+    _clock: Clock
+    _settings: StorageSettings
+    _registry: Registry
+    _in_thread: Callable[..., Awaitable[Any]]
+    read_only: StoreError | None = None
+    full: bool = False
+    """Publishing is refused for want of space; see `set_full`."""
+    closed: bool = False
+    congested: bool = False
+    unindexed: dict[Log, None] = attrs.Factory(dict)
+    """Logs with entries that are not in their index files."""
+    dirty: dict[Log, None] = attrs.Factory(dict)
+    """Logs whose files changed since the last checkpoint's snapshot."""
+    make_room: Callable[[], Awaitable[None]] | None = None
+    """Waits for a checkpoint: the journal is at its bound."""
+    committed: Callable[[], None] | None = None
+    """Called after each commit: a checkpoint may be due."""
+    counts: CommitCounts = attrs.Factory(CommitCounts)
+    _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
+    _batches: list[CommitBatch] = attrs.Factory(list)
+    _filling_since: float = 0.0  # monotonic: what came by then had to wait for a commit under way
+    _busy: bool = False
+    _running: bool = False
+    _wake: trio.Event = attrs.Factory(trio.Event)
+    _sync_by: float = math.inf  # monotonic: when written batches must be synced
+    _idle: list[Callable[[], None]] = attrs.Factory(list)
+    _uncongested: list[Callable[[], None]] = attrs.Factory(list)
+    direct: DirectWrites = attrs.field(init=False)
 
-        self.counts = CommitCounts()
-        self.direct = DirectWrites(disk, files, clock, in_thread, self.between_commits, self.poison)
-        self._disk = disk
-        self._files = files
-        self._clock = clock
-        self._settings = settings
-        self._registry = registry
-        self._in_thread = in_thread
-        self._limiter = trio.CapacityLimiter(1)
-        self._batches: list[CommitBatch] = []
-        self._filling_since = 0.0  # monotonic: what came by then had to wait for a commit under way
-        self._busy = False
-        self._running = False
-        self._wake = trio.Event()
-        self._sync_by = math.inf  # monotonic: when written batches must be synced
-        self._idle: list[Callable[[], None]] = []
-        self._uncongested: list[Callable[[], None]] = []
+    def __attrs_post_init__(self) -> None:
+        self.direct = DirectWrites(
+            self._disk, self._files, self._clock, self._in_thread, self.between_commits, self.poison
+        )
 
     # -- filling batches
 
@@ -163,7 +158,7 @@ class Committer:
             log.end += len(records)
         ticket = batch.ticket(mode)
         for (log, records, _), offset in zip(parts, offsets, strict=True):
-            if log.fold is not None:  # which may append more, and so end the round
+            if log.fold is not None:  # which may append more, and so seal the batch
                 log.fold(offset, records)
         return offsets, ticket
 
@@ -371,12 +366,14 @@ class Committer:
         self._busy = True
         logs: dict[Log, LogCommit] = {}
         journaled: set[Log] = set()
+        direct_dirty = False
         for batch in batches:
             batch.seal()
             for log, part in batch.appends.items():
                 target = logs.get(log)
                 if target is None:
                     target = logs[log] = LogCommit(log, self._files.pin(log.file))
+                    direct_dirty |= log.direct_dirty
                 if log.unapplied or log in journaled:
                     # Bytes before it are in the journal, and if the file does not take them, only there: what
                     # goes around the journal would lie behind a hole.
@@ -388,6 +385,7 @@ class Committer:
             for change in batch.changes:
                 if change.kind is Kind.FIRST and change.log not in logs:
                     logs[change.log] = LogCommit(change.log, self._files.pin(change.log.file))
+                    direct_dirty |= change.log.direct_dirty
         return Commit(
             batches,
             logs,
@@ -397,7 +395,7 @@ class Committer:
             self._clock,
             now_ms=self._clock.wall_ms(),
             room=self._files.room,
-            sync_direct_first=any(log.direct_dirty for log in logs),
+            sync_direct_first=direct_dirty,
         )
 
     # -- the outcome

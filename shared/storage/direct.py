@@ -21,7 +21,7 @@ from shared.storage.log import Log
 
 @attrs.define(eq=False, slots=False)
 class DirectWrites:
-    """One per store. `bytes`: written around the journal since the last checkpoint took stock.
+    """One per store. `bytes`: written around the journal since the last checkpoint's snapshot.
 
     `due`: logs with bytes that are to be synced, and by when (monotonic seconds). `between_commits`: as the
     committer's. `poison`: is called where a sync fails.

@@ -146,7 +146,7 @@ class Batch(NamedTuple):
     payload_bytes: int
     entries: int
     previous_lsn: int
-    crc: int
+    crc: int = 0
 
     @property
     def size(self) -> int:
@@ -162,34 +162,11 @@ def pack_entry(kind: int, log_id: int, offset: int = 0, length: int = 0, records
     return _ENTRY.pack(kind, records, log_id, offset, length)
 
 
-def pack_batch(
-    parts: Sequence[bytes | memoryview],
-    payload_bytes: int,
-    *,
-    lsn: int,
-    synced_lsn: int,
-    time_ms: int,
-    journal_id: int,
-    entries: int,
-    previous_lsn: int,
-) -> bytearray:
+def pack_batch(head: Batch, parts: Sequence[bytes | memoryview]) -> bytearray:
     """The whole batch, ready to write: `parts` are the entries' headers and bytes, in order."""
-    used = BATCH_HEADER_BYTES + payload_bytes
+    used = BATCH_HEADER_BYTES + head.payload_bytes
     batch = bytearray().join((_NO_HEADER, *parts, bytes(padded(used) - used)))
-    _BATCH.pack_into(
-        batch,
-        0,
-        BATCH_MAGIC,
-        0,
-        lsn,
-        synced_lsn,
-        time_ms,
-        journal_id,
-        payload_bytes,
-        entries,
-        previous_lsn,
-        0,
-    )
+    _BATCH.pack_into(batch, 0, BATCH_MAGIC, 0, *head[:-1], 0)
     _CRC.pack_into(batch, 4, crc32c(memoryview(batch)[8:used]))
     return batch
 

@@ -21,6 +21,7 @@ import attrs
 
 from shared.storage import format
 from shared.storage.disk import Disk, write_all
+from shared.storage.format import Batch
 
 FOLDER = "journal"
 _ZEROS = bytes(1 << 20)
@@ -140,16 +141,9 @@ class Journal:
         if not self.fits(payload_bytes):
             self._roll(format.padded(format.BATCH_HEADER_BYTES + payload_bytes))
         lsn, segment = self.position, self.current
-        batch = format.pack_batch(
-            parts,
-            payload_bytes,
-            lsn=lsn,
-            synced_lsn=self.synced,
-            time_ms=time_ms,
-            journal_id=self.journal_id,
-            entries=entries,
-            previous_lsn=lsn if self.previous is None else self.previous,
-        )
+        previous = lsn if self.previous is None else self.previous
+        head = Batch(lsn, self.synced, time_ms, self.journal_id, payload_bytes, entries, previous)
+        batch = format.pack_batch(head, parts)
         try:
             write_all(self.disk, segment.fd, batch, lsn - segment.lsn)
         except OSError as error:

@@ -292,7 +292,7 @@ class Store:
             return
         try:
             committer.commit_pending()
-            committer.closed = True  # what came after the last checkpoint's stock, no start would look for
+            committer.closed = True  # no start would look for what came after the last checkpoint
             committer.sync_written()
             clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
             if committer.read_only is not None:
