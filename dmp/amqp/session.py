@@ -366,7 +366,10 @@ class AmqpSession(SessionBase):
         user = self._login(response.encode() if isinstance(response, str) else response)
         if user is None:
             self.broker.counts.logins_refused += 1
-            self.broker.log.info("amqp login refused", peer=self.connection.peer)
+            self.broker.log.info(
+                "an AMQP login is refused: unknown user, wrong password, or guest from another machine",
+                peer=self.connection.peer,
+            )
             if capabilities.get("authentication_failure_close"):
                 text = "login was refused using authentication mechanism PLAIN"
                 self._close(Refusal(Code.ACCESS_REFUSED, text))
@@ -427,7 +430,11 @@ class AmqpSession(SessionBase):
     def _refuse(self, refusal: Refusal) -> None:
         """Close the channel of the frame that is being handled, or the connection, and say why."""
         self.broker.counts.refused(refusal.code.name)
-        self.broker.log.info("amqp refused", peer=self.connection.peer, error=str(refusal))
+        self.broker.log.info(
+            "an AMQP request is refused: its channel or connection is closed",
+            peer=self.connection.peer,
+            error=str(refusal),
+        )
         channel = self.mux.current
         if self.state is State.CLOSING:
             self._end(Event.END)  # it cannot even close

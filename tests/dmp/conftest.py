@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.dmp.amqp_peer import Peer
 from tests.dmp.peers import Application
 from tests.dmp.world import World
 
@@ -18,3 +19,9 @@ async def app(world: World) -> Application:
     application = Application(world)
     application.exchange(b"quotes")
     return application
+
+
+@pytest.fixture
+def peer(world: World) -> Peer:
+    """A client of that broker's AMQP, logged in, with channel 1 open."""
+    return Peer(world).login()

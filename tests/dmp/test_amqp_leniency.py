@@ -7,15 +7,16 @@ from pamqp import base, commands
 
 from dmp.exchanges import PREDECLARED
 from dmp.wire import AMQP_HEADER
-from tests.dmp.amqp_peer import Peer, closed, opened
+from tests.dmp.amqp_peer import Peer, closed
 from tests.dmp.world import World
 
 C = commands
 
 
 @pytest.mark.parametrize("name", [name.decode() for name in PREDECLARED])
-async def test_a_predeclared_exchange_may_be_declared_again_with_any_flags(name: str) -> None:
-    world, peer = await opened()
+async def test_a_predeclared_exchange_may_be_declared_again_with_any_flags(
+    world: World, peer: Peer, name: str
+) -> None:
     kind = PREDECLARED[name.encode()]
     wire_api = C.Exchange.Declare(0, name, kind, auto_delete=True)
     for declare in (
@@ -28,8 +29,7 @@ async def test_a_predeclared_exchange_may_be_declared_again_with_any_flags(name:
     assert (now.durable, now.auto_delete, now.internal, now.alternate) == (True, False, False, None)
 
 
-async def test_a_predeclared_exchange_of_another_type_costs_the_channel() -> None:
-    _, peer = await opened()
+async def test_a_predeclared_exchange_of_another_type_costs_the_channel(peer: Peer) -> None:
     peer.method(C.Exchange.Declare(0, "amq.direct", "topic", durable=True))
     assert closed(peer) == ("Channel.Close", 406)
 
@@ -44,8 +44,9 @@ async def test_a_predeclared_exchange_of_another_type_costs_the_channel() -> Non
         {"arguments": {"alternate-exchange": "amq.fanout"}},
     ],
 )
-async def test_an_exchange_declared_otherwise_than_before_costs_the_channel(kind: dict[str, object]) -> None:
-    _, peer = await opened()
+async def test_an_exchange_declared_otherwise_than_before_costs_the_channel(
+    peer: Peer, kind: dict[str, object]
+) -> None:
     peer.ask(C.Exchange.Declare(0, "e", "fanout"))
     peer.method(C.Exchange.Declare(0, "e", **{"exchange_type": "fanout", **kind}))
     assert closed(peer) == ("Channel.Close", 406)
@@ -63,8 +64,9 @@ async def test_an_exchange_declared_otherwise_than_before_costs_the_channel(kind
         C.Exchange.Unbind(0, "amq.topic", "none", "k"),
     ],
 )
-async def test_what_is_not_there_is_deleted_and_unbound_already(method: base.Frame) -> None:
-    world, peer = await opened()
+async def test_what_is_not_there_is_deleted_and_unbound_already(
+    world: World, peer: Peer, method: base.Frame
+) -> None:
     peer.ask(C.Queue.Declare(0, "q"))
     answer = peer.ask(method)
     assert answer.name == f"{method.name}Ok"
@@ -72,8 +74,9 @@ async def test_what_is_not_there_is_deleted_and_unbound_already(method: base.Fra
     assert world.broker.counts.refusals == {}
 
 
-async def test_a_method_without_a_queue_on_a_channel_that_has_declared_none_costs_the_channel() -> None:
-    _, peer = await opened()
+async def test_a_method_without_a_queue_on_a_channel_that_has_declared_none_costs_the_channel(
+    peer: Peer,
+) -> None:
     peer.method(C.Queue.Purge(0, ""))
     assert closed(peer) == ("Channel.Close", 404)
 

@@ -60,8 +60,7 @@ async def test_others_have_their_turn_between_messages_whose_routes_are_much_wor
     assert peer.connection.reading
 
 
-async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack() -> None:
-    world, peer = await opened()
+async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack(world: World, peer: Peer) -> None:
     peer.ask(C.Confirm.Select())
     peer.ask(C.Queue.Declare(0, "q", durable=True))
     peer.publish("", "q", b"1", b"2", properties=PERSISTENT)
@@ -84,16 +83,16 @@ async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack() -> None
     assert (nack.name, nack.delivery_tag) == ("Basic.Nack", 5)
 
 
-async def test_what_is_confirmed_is_told_before_the_channel_closes() -> None:
-    _, peer = await opened()
+async def test_what_is_confirmed_is_told_before_the_channel_closes(peer: Peer) -> None:
     peer.ask(C.Confirm.Select())
     peer.send(publish("", "q", b"1", b"2") + encode(C.Queue.Declare(0, "none", True), 1))
     assert peer.names() == ["Basic.Ack", "Channel.Close"]
 
 
 @pytest.mark.parametrize("immediate", [False, True])
-async def test_without_confirms_a_publish_that_cannot_be_stored_ends_the_connection(immediate: bool) -> None:
-    world, peer = await opened()
+async def test_without_confirms_a_publish_that_cannot_be_stored_ends_the_connection(
+    world: World, peer: Peer, immediate: bool
+) -> None:
     peer.ask(C.Queue.Declare(0, "q", durable=True))
     peer.ask(C.Basic.Consume(0, "q", "t"))
     world.disk.before = lambda _: (_ for _ in ()).throw(OSError(5, "disk"))
@@ -103,8 +102,7 @@ async def test_without_confirms_a_publish_that_cannot_be_stored_ends_the_connect
     assert closed(peer) == ("Connection.Close", 506)
 
 
-async def test_a_half_closed_client_gets_its_confirms_before_the_end() -> None:
-    world, peer = await opened()
+async def test_a_half_closed_client_gets_its_confirms_before_the_end(world: World, peer: Peer) -> None:
     peer.ask(C.Queue.Declare(0, "q", durable=True))
     peer.ask(C.Confirm.Select())
     peer.publish("", "q", b"1", properties=PERSISTENT)
@@ -115,8 +113,9 @@ async def test_a_half_closed_client_gets_its_confirms_before_the_end() -> None:
     assert peer.connection.finished
 
 
-async def test_what_has_come_of_contents_and_frames_counts_against_the_bound_of_all() -> None:
-    world, peer = await opened()
+async def test_what_has_come_of_contents_and_frames_counts_against_the_bound_of_all(
+    world: World, peer: Peer
+) -> None:
     peer.ask(C.Queue.Declare(0, "q"))
     peer.ask(C.Channel.Open(), 2)
     held = peer.connection

@@ -88,8 +88,9 @@ SHORT_OF_ITS_END = publish("", "q", b"abc")[:-11]
         (406, DECLARED + publish("", "q", b"x", properties=b"\x00\x10\x03ann")),  # user-id
     ],
 )
-async def test_what_is_not_to_be_had_costs_the_channel_and_no_more(code: int, data: bytes) -> None:
-    world, peer = await opened()
+async def test_what_is_not_to_be_had_costs_the_channel_and_no_more(
+    world: World, peer: Peer, code: int, data: bytes
+) -> None:
     other = Peer(world).login()
     other.ask(C.Queue.Declare(0, "theirs", exclusive=True))
     peer.send(data)
@@ -133,8 +134,9 @@ async def test_what_is_not_to_be_had_costs_the_channel_and_no_more(code: int, da
         (540, b"\x01\0\x01\0\0\0\x04\0\x1e\0\x0a\xce"),  # class access is history
     ],
 )
-async def test_what_is_not_legal_ends_the_connection_with_its_code(code: int, data: bytes) -> None:
-    _, peer = await opened()
+async def test_what_is_not_legal_ends_the_connection_with_its_code(
+    peer: Peer, code: int, data: bytes
+) -> None:
     peer.send(data)
     close = [value for _, value in peer.frames() if value.name.endswith(".Close")][-1]
     assert (close.name, close.reply_code) == ("Connection.Close", code)
@@ -144,8 +146,7 @@ async def test_what_is_not_legal_ends_the_connection_with_its_code(code: int, da
     assert peer.connection.taken() == b""
 
 
-async def test_a_close_names_the_method_that_it_is_about() -> None:
-    _, peer = await opened()
+async def test_a_close_names_the_method_that_it_is_about(peer: Peer) -> None:
     peer.send(encode(C.Queue.Purge(0, "none"), 1))
     ((_, close),) = peer.frames()
     assert (close.class_id, close.method_id) == (50, 30)
@@ -155,8 +156,7 @@ async def test_a_close_names_the_method_that_it_is_about() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x05\0\0\0\0\0\0\xce", b"\x08\0\0\0\0\0\0\xcd", b"GET / HTTP/1.1"])
-async def test_what_cannot_be_framed_is_answered_with_nothing(data: bytes) -> None:
-    _, peer = await opened()
+async def test_what_cannot_be_framed_is_answered_with_nothing(peer: Peer, data: bytes) -> None:
     peer.send(data)
     assert peer.garbage is not None
     assert peer.connection.finished
@@ -188,8 +188,7 @@ async def test_a_login_that_goes_wrong(expected: int, parts: list[bytes]) -> Non
     assert closed(peer) == ("Connection.Close", expected)
 
 
-async def test_frames_may_be_large_from_tune_ok_on() -> None:
-    _, peer = await opened()
+async def test_frames_may_be_large_from_tune_ok_on(peer: Peer) -> None:
     name = "n" * 200
     headers = field_table({f"{name}{number}": number for number in range(400)})
     peer.send(DECLARED + publish("", "q", b"x", properties=b"\x20\0" + headers))
@@ -234,8 +233,7 @@ def test_tls_is_enough_beyond_loopback_only_for_users_of_ones_own(host: str) -> 
         check_exposure("serve.host", host, encrypts, logs_in=DmpSettings(users=Users.parse(text)).logs_in)
 
 
-async def test_a_refused_channel_ignores_what_was_on_its_way_and_comes_back() -> None:
-    _, peer = await opened()
+async def test_a_refused_channel_ignores_what_was_on_its_way_and_comes_back(peer: Peer) -> None:
     peer.send(
         encode(C.Queue.Declare(0, "none", True), 1)
         + publish("", "q", b"lost")
@@ -264,8 +262,7 @@ async def test_content_begun_on_many_channels_has_a_bound() -> None:
     assert closed(peer) == ("Connection.Close", 506)
 
 
-async def test_a_publish_after_its_exchange_is_gone_is_refused() -> None:
-    _, peer = await opened()
+async def test_a_publish_after_its_exchange_is_gone_is_refused(peer: Peer) -> None:
     peer.ask(C.Exchange.Declare(0, "e", "fanout"))
     peer.publish("e", "", b"same", b"same")
     peer.ask(C.Exchange.Delete(0, "e"))
@@ -273,8 +270,7 @@ async def test_a_publish_after_its_exchange_is_gone_is_refused() -> None:
     assert closed(peer) == ("Channel.Close", 404)
 
 
-async def test_an_internal_exchange_takes_nothing_from_clients() -> None:
-    world, peer = await opened()
+async def test_an_internal_exchange_takes_nothing_from_clients(world: World, peer: Peer) -> None:
     peer.ask(C.Exchange.Declare(0, "in", "fanout", internal=True))
     peer.publish("in", "", b"x")
     assert closed(peer) == ("Channel.Close", 403)

@@ -102,8 +102,7 @@ async def test_garbage_ends_its_connection_and_nothing_else(
     assert other.ask(C.Queue.Declare(0, "", exclusive=True)).name == "Queue.DeclareOk"
 
 
-async def test_flow_stops_deliveries() -> None:
-    _, peer = await opened()
+async def test_flow_stops_deliveries(peer: Peer) -> None:
     peer.ask(C.Queue.Declare(0, "q"))
     peer.ask(C.Basic.Consume(0, "q", "t", no_ack=True))
     assert peer.ask(C.Channel.Flow(False)).active is False
@@ -113,8 +112,7 @@ async def test_flow_stops_deliveries() -> None:
     assert bodies(peer.frames()) == [b"1", b"2"]
 
 
-async def test_prefetch_for_the_channel_counts_all_its_consumers() -> None:
-    _, peer = await opened()
+async def test_prefetch_for_the_channel_counts_all_its_consumers(peer: Peer) -> None:
     peer.ask(C.Queue.Declare(0, "one"))
     peer.ask(C.Queue.Declare(0, "two"))
     peer.ask(C.Basic.Qos(0, 3, True))
@@ -129,8 +127,7 @@ async def test_prefetch_for_the_channel_counts_all_its_consumers() -> None:
     assert bodies(peer.frames()) == [b"e"]
 
 
-async def test_acknowledgements_one_behind_the_other() -> None:
-    world, peer = await opened()
+async def test_acknowledgements_one_behind_the_other(world: World, peer: Peer) -> None:
     peer.ask(C.Queue.Declare(0, "q"))
     peer.ask(C.Basic.Consume(0, "q", "t"))
     peer.publish("", "q", *[b"%d" % n for n in range(10)])
@@ -163,8 +160,7 @@ async def test_room_on_the_channel_is_room_for_each_of_its_consumers() -> None:
     assert bodies(peer.frames()) == [b"d"]
 
 
-async def test_recover_gives_to_the_same_consumer_or_to_the_queue() -> None:
-    world, peer = await opened()
+async def test_recover_gives_to_the_same_consumer_or_to_the_queue(world: World, peer: Peer) -> None:
     peer.ask(C.Queue.Declare(0, "q"))
     peer.ask(C.Basic.Consume(0, "q", "t"))
     peer.publish("", "q", b"1", b"2")
@@ -199,8 +195,7 @@ async def test_a_consumer_that_does_not_read_leaves_messages_in_the_queue() -> N
     assert world.broker.memory.held_bytes == 0
 
 
-async def test_a_durable_declaration_is_answered_after_the_sync() -> None:
-    world, peer = await opened()
+async def test_a_durable_declaration_is_answered_after_the_sync(world: World, peer: Peer) -> None:
     peer.send(
         encode(C.Queue.Declare(0, "q", durable=True), 1)
         + encode(C.Basic.Consume(0, "q", "t"), 1)
@@ -240,8 +235,7 @@ async def test_time_ends_logins_frames_and_silence() -> None:
     assert beating.connection.aborted == "missed heartbeats"
 
 
-async def test_names_of_any_kind_are_told_as_they_are() -> None:
-    _, peer = await opened()
+async def test_names_of_any_kind_are_told_as_they_are(peer: Peer) -> None:
     name = "jöbs*\x07[all]"
     packed = bytes((len(name.encode()),)) + name.encode()
     payload = b"\0\x32\0\x0a\0\0" + packed + b"\0" + b"\0\0\0\0"
@@ -249,8 +243,7 @@ async def test_names_of_any_kind_are_told_as_they_are() -> None:
     assert peer.frames()[0][1].queue == name
 
 
-async def test_the_rest_of_a_frame_that_came_in_pieces_is_awaited() -> None:
-    _, peer = await opened()
+async def test_the_rest_of_a_frame_that_came_in_pieces_is_awaited(peer: Peer) -> None:
     before = peer.connection.rests_awaited
     frame = encode(C.Channel.Open(), 7)
     other = encode(C.Channel.Open(), 8)
@@ -261,8 +254,7 @@ async def test_the_rest_of_a_frame_that_came_in_pieces_is_awaited() -> None:
     assert awaited == [1, 2, 3, 3]
 
 
-async def test_the_rest_of_a_publish_that_came_frame_by_frame_is_awaited() -> None:
-    _, peer = await opened()
+async def test_the_rest_of_a_publish_that_came_frame_by_frame_is_awaited(peer: Peer) -> None:
     peer.send(encode(C.Queue.Declare(0, "q"), 1))
     content = publish("", "q", b"hello")
     method = len(encode(C.Basic.Publish(0, "", "q"), 1))

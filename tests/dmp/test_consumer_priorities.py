@@ -101,8 +101,7 @@ async def test_an_immediate_message_goes_to_a_lower_priority_where_the_higher_ha
 
 
 @pytest.mark.parametrize("priority", ["1", 1.5, True, None, [1]])
-async def test_a_priority_that_is_no_whole_number_costs_the_channel(priority: object) -> None:
-    _, peer = await opened()
+async def test_a_priority_that_is_no_whole_number_costs_the_channel(peer: Peer, priority: object) -> None:
     peer.ask(C.Queue.Declare(0, "q"))
     peer.method(C.Basic.Consume(0, "q", arguments={"x-priority": priority}))
     assert closed(peer) == ("Channel.Close", 406)

@@ -121,8 +121,7 @@ async def test_keys_whose_routes_are_too_much_work_are_refused() -> None:
     assert waiting(world) == {b"a": 0}
 
 
-async def test_a_durable_message_comes_back_from_the_disk_without_bcc() -> None:
-    world, peer = await opened()
+async def test_a_durable_message_comes_back_from_the_disk_without_bcc(world: World, peer: Peer) -> None:
     for name in ("a", "b"):
         peer.ask(C.Queue.Declare(0, name, durable=True))
     properties = C.Basic.Properties(headers={"BCC": ["b"], "n": 1}, delivery_mode=2).marshal()

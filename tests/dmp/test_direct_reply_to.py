@@ -98,8 +98,7 @@ async def test_nothing_is_left_of_a_requester_that_has_gone(end: str) -> None:
         encode(C.Basic.Consume(0, REPLY_TO, no_ack=True), 1) * 2,
     ],
 )
-async def test_what_rabbitmq_refuses_is_refused_as_it_does(data: bytes) -> None:
-    _, peer = await opened()
+async def test_what_rabbitmq_refuses_is_refused_as_it_does(peer: Peer, data: bytes) -> None:
     peer.send(data)
     assert closed(peer) == ("Channel.Close", 406)
 
