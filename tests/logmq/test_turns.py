@@ -19,18 +19,6 @@ def test_a_congested_store_holds_input_back() -> None:
     assert peer.take() == b"OK 0\nOK 7\n"
 
 
-def test_what_arrives_although_reading_is_paused_is_kept_in_order() -> None:
-    world = World(storage=TIGHT)
-    peer = world.connect()
-    world.congest()
-    peer.session.receive(b"PRODUCE t one\nPRODUCE t t")
-    peer.session.receive(b"wo\nPRODUCE t ")
-    peer.session.receive(b"three\n")
-    world.commit()
-    peer.settle()
-    assert world.messages("t") == [b"one", b"two", b"three"]
-
-
 def test_a_peer_that_does_not_read_is_answered_only_so_far() -> None:
     world = World()
     peer = world.connect(bound=10_000)
