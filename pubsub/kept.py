@@ -1,7 +1,8 @@
 """Store and forward: what is kept for clients that are away, within bounds, oldest dropped first.
 
-A client that is at its own bound loses its oldest. Where all together are above theirs one of those pays that
-have the most: else a few who never return would take from everybody else whatever is to be kept for him.
+A client that is at its own bound loses its oldest. Where all together are above theirs, or the
+budget has no room, one of those pays that have the most: else a few who never return would take from all
+others whatever is to be kept for them.
 
 Kept in memory, a frame without its padding. At a clean stop it goes into a log, from which the next start
 takes it back; a crash loses it (PROTOCOL.md, "Away"). Each message is sent at most once.
@@ -13,12 +14,17 @@ from collections.abc import Iterable, Iterator
 from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX
+from shared.budget import Account, unbounded
+
+FRAME_OVERHEAD_BYTES = 56
+"""What a frame takes beside its bytes."""
 
 
 class Kept:
     """Frames by client. A client that has none is not in here."""
 
-    def __init__(self, settings: PubsubSettings, counts: Counts) -> None:
+    def __init__(self, settings: PubsubSettings, counts: Counts, memory: Account | None = None) -> None:
+        self._memory = memory or unbounded()
         self._settings = settings
         self._counts = counts
         self._frames: dict[bytes, deque[bytes]] = {}
@@ -46,13 +52,14 @@ class Kept:
         if frames is None:
             frames = self._frames[client_id] = deque()
         frames.append(short)
+        self._memory.charge(FRAME_OVERHEAD_BYTES)
         self._weigh(client_id, len(short))
         self._counts.messages_kept += 1
         while frames and (
             len(frames) > settings.kept_messages_max or self._bytes[client_id] > settings.kept_bytes_max
         ):
             self._drop_oldest(client_id)
-        while self.total_bytes > settings.kept_bytes_total_max:
+        while self._frames and (self.total_bytes > settings.kept_bytes_total_max or self._memory.over):
             largest = self._by_size[max(self._by_size)]
             pays, _ = largest.popitem()  # the first would be looked for behind all that have left
             largest[pays] = None
@@ -61,6 +68,7 @@ class Kept:
     def _drop_oldest(self, client_id: bytes) -> None:
         frames = self._frames[client_id]
         self._weigh(client_id, -len(frames.popleft()))
+        self._memory.give(FRAME_OVERHEAD_BYTES)
         self._counts.kept_dropped += 1
         if not frames:
             self.forget(client_id)
@@ -70,6 +78,7 @@ class Kept:
         before = self._bytes.get(client_id, 0)
         self._bytes[client_id] = now = before + more
         self.total_bytes += more
+        self._memory.charge(more)
         if before.bit_length() != now.bit_length():
             self._leave_size(client_id, before)
             self._by_size.setdefault(now.bit_length(), {})[client_id] = None
@@ -92,7 +101,9 @@ class Kept:
         size = self._bytes.pop(client_id, 0)
         self.total_bytes -= size
         self._leave_size(client_id, size)
-        return len(self._frames.pop(client_id, ()))
+        count = len(self._frames.pop(client_id, ()))
+        self._memory.give(size + count * FRAME_OVERHEAD_BYTES)
+        return count
 
     def held(self, client_id: bytes) -> tuple[int, int]:
         """Messages and bytes."""

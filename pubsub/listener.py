@@ -46,7 +46,7 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
             )
 
     save = saver(table, counts, on_failure)
-    sessions = Sessions(settings, counts, context.log, save=save, say=context.say)
+    sessions = Sessions(settings, counts, context.log, save=save, say=context.say, budget=context.budget)
     for change in saved(table):
         sessions.restore(change.client_id, change.topic, bool(change.keeps))
     if table.lost:

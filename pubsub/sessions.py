@@ -19,6 +19,7 @@ from pubsub.kept import Kept
 from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault, WireError
+from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError
 from shared.fanout import limit_backlog
 from shared.net.connection import Connection
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from shared.storage.table import Table
 
 WILDCARDS = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
+
+SESSION_BYTES = 500
+"""What a session takes of memory, measured; an id has ten characters at most."""
+SUBSCRIPTION_BYTES = 900
+"""The same of a subscription: 210 with no wildcard, 680 with three; and its row in the table."""
 
 _PLAIN, _KEEPS = b"", b"\1"
 
@@ -66,7 +72,8 @@ class Sessions:
     """All clients, by id.
 
     `save`: called with every change of a subscription. `say`: the lines of a server's standard output; None:
-    they are logged. `on_change`: who gets what is different now.
+    they are logged. `budget`: what sessions take of memory is taken from here. `on_change`: who gets what is
+    different now.
     """
 
     def __init__(
@@ -77,10 +84,13 @@ class Sessions:
         *,
         save: Callable[[Changed], None],
         say: Callable[[str], None] | None = None,
+        budget: Account | None = None,
     ) -> None:
+        budget = budget or unbounded()
+        self._memory = budget.account("sessions")
         self.settings = settings
         self.counts = counts
-        self.kept = Kept(settings, counts)
+        self.kept = Kept(settings, counts, budget.account("kept"))
         self.live: RoutingIndex[Client] = RoutingIndex(WILDCARDS)
         self.away: RoutingIndex[Client] = RoutingIndex(WILDCARDS)
         self.clients: dict[bytes, Client] = {}
@@ -94,17 +104,17 @@ class Sessions:
 
     def restore(self, client_id: bytes, topic: bytes, keeps: bool) -> None:
         """A subscription that was saved; before anybody connects."""
-        client = self.clients.get(client_id)
-        if client is None:
-            client = self.clients[client_id] = Client(client_id)
+        client = self.clients.get(client_id) or self.adopt(client_id)
         client.topics[topic] = keeps
         self._count(client, topic, 1)
         if keeps:
             self.away.subscribe(client, topic)
 
-    def adopt(self, client_id: bytes) -> None:
-        """Something is kept for a client that has no session: it is its own when it comes back."""
-        self.clients[client_id] = Client(client_id)
+    def adopt(self, client_id: bytes) -> Client:
+        """Make a session: of a new client, or of one that is away and that something is kept for."""
+        self._memory.charge(SESSION_BYTES)
+        client = self.clients[client_id] = Client(client_id)
+        return client
 
     @property
     def visits(self) -> int:
@@ -121,7 +131,8 @@ class Sessions:
                 raise WireError(
                     f"sessions_max = {self.settings.sessions_max} are there", fault=Fault.SESSIONS
                 )
-            client = self.clients[client_id] = Client(client_id)
+            self._check_memory(SESSION_BYTES, Fault.SESSIONS)
+            client = self.adopt(client_id)
         elif client.connection is not None:
             self._say(f"Client {client.name} already connected.")
             raise WireError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
@@ -152,7 +163,7 @@ class Sessions:
         self.counts.connected -= 1
         self._say(f"Client {client.name} disconnected.")
         if not client.topics:
-            del self.clients[client.id]
+            self._end(client)
             return
         self.live.drop(client)
         for topic, keeps in client.topics.items():
@@ -207,6 +218,7 @@ class Sessions:
                     f"wild_subscriptions_total_max = {settings.wild_subscriptions_total_max} of all clients",
                     fault=Fault.SUBSCRIPTIONS,
                 )
+            self._check_memory(SUBSCRIPTION_BYTES, Fault.SUBSCRIPTIONS)
             self._count(client, topic, 1)
             self.live.subscribe(client, topic)
             self.on_change()
@@ -231,12 +243,23 @@ class Sessions:
         for topic in client.topics:
             self._count(client, topic, -1)
             self._save(Changed(client_id, topic, None))
-        del self.clients[client_id]
+        self._end(client)
         self.on_change()
         return True
 
+    def _end(self, client: Client) -> None:
+        del self.clients[client.id]
+        self._memory.give(SESSION_BYTES)
+
+    def _check_memory(self, size: int, fault: Fault) -> None:
+        try:
+            self._memory.check(size)
+        except OverBudget as error:
+            raise WireError(str(error), fault=fault) from None
+
     def _count(self, client: Client, topic: bytes, count: int) -> None:
         """`client` has so many more, or fewer, subscriptions to `topic`."""
+        self._memory.charge(count * SUBSCRIPTION_BYTES)
         self.subscriptions += count
         if WILDCARDS.wild_levels(topic):
             client.wild += count

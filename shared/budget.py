@@ -10,6 +10,7 @@ itself, as outboxes do. The sizes are the callers' estimates, with the overhead 
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,11 +53,15 @@ class Account:
         self._accounts: dict[str, Account] = {}
 
     def account(self, name: str, limit_bytes: int | None = None) -> "Account":
-        """The account of this name in this one; opened, with its own limit, where there is none yet."""
+        """The account of this name in this one; opened, with its own limit, where there is none yet.
+
+        Its own name says what it is part of, but for the process: `pubsub/subscriptions`.
+        """
         found = self._accounts.get(name)
         if found is None:
             limit = self.limit_bytes if limit_bytes is None else min(limit_bytes, self.limit_bytes)
-            found = self._accounts[name] = Account(name, limit, self)
+            full_name = name if self._within is None else f"{self.name}/{name}"
+            found = self._accounts[name] = Account(full_name, limit, self)
         return found
 
     def share(self, limit_bytes: int) -> "Account":
@@ -67,11 +72,20 @@ class Account:
         """Whether `take` would."""
         return self._full(size) is None
 
-    def take(self, size: int) -> None:
-        """Raises OverBudget, with nothing taken, where this or one that it is part of has no room."""
+    @property
+    def over(self) -> bool:
+        """Whether more is used than this account, or one that it is part of, may hold."""
+        return self._full(0) is not None
+
+    def check(self, size: int) -> None:
+        """Raises OverBudget where this or one that it is part of has no room."""
         full = self._full(size)
         if full is not None:
             raise full._refusal(size)
+
+    def take(self, size: int) -> None:
+        """Raises OverBudget, with nothing taken, as `check` does."""
+        self.check(size)
         self.charge(size)
 
     def charge(self, size: int) -> None:
@@ -90,7 +104,7 @@ class Account:
         within, self._within = self._within, None
         if within is not None:
             within.give(self.used_bytes)
-            within._accounts.pop(self.name, None)
+            within._accounts.pop(self.name.rpartition("/")[2], None)
 
     def samples(self) -> Iterator[Sample]:
         """Metrics of this account and of those with a name in it."""
@@ -115,6 +129,11 @@ class Account:
                 return account
             account = account._within
         return None
+
+
+def unbounded() -> Account:
+    """For what runs without a host: tests, and commands over a folder."""
+    return Account("unbounded", sys.maxsize)
 
 
 def process_account() -> Account:

@@ -5,14 +5,13 @@ finds it, reads its settings, opens its service, binds its endpoints and runs th
 name. Nothing in here is any one protocol's word.
 """
 
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from shared.budget import Account
+from shared.budget import Account, unbounded
 from shared.metrics import Sample
 
 if TYPE_CHECKING:  # a protocol's commands import this module, and have no use for a store
@@ -98,7 +97,7 @@ class Context:
     log: "structlog.stdlib.BoundLogger"
     say: Callable[[str], None] | None = None
     recorder: "Recorder | None" = None
-    budget: Account = attrs.field(factory=lambda: Account("unbounded", sys.maxsize))
+    budget: Account = attrs.field(factory=unbounded)
 
 
 @attrs.frozen

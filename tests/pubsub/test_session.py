@@ -22,6 +22,7 @@ from pubsub.wire import (
     encode_id,
     value_text,
 )
+from shared.budget import Account
 from shared.checks import MemoryConnection
 from shared.errors import StoreError
 from shared.routing.trie import STEP_NODES
@@ -513,3 +514,48 @@ def test_commands_in_great_number_are_taken_in_turns() -> None:
     assert peer.fault is None
     peer.advance(0)
     assert peer.fault is not None, "what is wrong is met in its turn"
+
+
+def test_subscriptions_and_sessions_end_in_a_refusal_where_the_budget_has_no_room() -> None:
+    budget = Account("process", 10_000)
+    world = World(budget=budget)
+    friend = world.subscriber(b"friend", b"news")
+    greedy = world.subscriber(b"greedy", *(b"+/%d" % number for number in range(20)))
+    assert greedy.fault
+    assert budget.used_bytes <= 10_000
+    assert budget.account("sessions").refused == 1
+    assert world.counts.faults == {"subscriptions": 1}
+    budget.charge(10_000)
+    assert world.subscriber(b"another").fault
+    world.publish(b"news")
+    assert friend.topics() == [b"news"]
+
+
+def test_sessions_give_back_what_they_took() -> None:
+    budget = Account("process", 100_000)
+    world = World(budget=budget)
+    peer = world.subscriber(b"one", b"a", b"+/b", keep=True)
+    peer.lose()
+    world.publish(b"a", b"a")
+    assert budget.used_bytes > 0
+    assert world.sessions.forget(b"one")
+    assert budget.used_bytes == 0
+
+
+def test_what_is_kept_is_dropped_where_the_budget_has_no_room() -> None:
+    budget = Account("process", 6_000)
+    world = World(budget=budget)
+    world.subscriber(b"one", b"a", keep=True).lose()
+    for _ in range(200):
+        world.publish(b"a")
+    assert budget.used_bytes <= 6_000
+    kept, _ = world.sessions.kept.held(b"one")
+    assert 0 < kept == 200 - world.counts.kept_dropped
+
+
+def test_sessions_that_were_saved_are_there_again_whatever_the_budget_says() -> None:
+    budget = Account("process", 10)
+    world = World(budget=budget)
+    world.sessions.restore(b"one", b"a", keeps=False)
+    assert budget.used_bytes > 10
+    assert not world.subscriber(b"one").fault

@@ -10,6 +10,7 @@ from pubsub.session import Session
 from pubsub.sessions import Changed, Sessions
 from pubsub.settings import PubsubSettings
 from pubsub.wire import Command, Kind, Message, datagram, encode_command, encode_id, take_frames
+from shared.budget import Account
 from shared.checks import MemoryConnection
 from shared.net.slots import Frames
 from tests.support.hand_peer import HandPeer
@@ -20,13 +21,13 @@ LOG = structlog.stdlib.get_logger("test")
 class World:
     """`said`: the lines of standard output; `changes`: what would be saved."""
 
-    def __init__(self, settings: PubsubSettings | None = None) -> None:
+    def __init__(self, settings: PubsubSettings | None = None, budget: Account | None = None) -> None:
         self.settings = settings or PubsubSettings()
         self.counts = Counts()
         self.said: list[str] = []
         self.changes: list[Changed] = []
         self.sessions = Sessions(
-            self.settings, self.counts, LOG, save=self.changes.append, say=self.said.append
+            self.settings, self.counts, LOG, save=self.changes.append, say=self.said.append, budget=budget
         )
         self.fanout = Fanout(self.sessions)
         self.peers = 0

@@ -29,6 +29,10 @@ def test_the_account_that_is_full_refuses_and_nothing_is_taken() -> None:
     assert other.used_bytes == 0
     assert process.used_bytes == 80
     assert (process.refused, one.refused, other.refused) == (1, 0, 1)
+    assert not other.over
+    other.charge(31)
+    assert other.over
+    other.give(31)
     assert other.fits(20)
     assert not other.fits(21)
 
@@ -61,7 +65,7 @@ def test_what_is_durable_fits_whatever_else_is_there_and_then_nothing_else_does(
 
 def test_each_account_with_a_name_is_in_the_metrics() -> None:
     process = Account("process", 100)
-    process.account("names", 40).take(7)
+    process.account("names", 40).account("long").take(7)
     process.share(5).take(2)
     values = {(sample.name, dict(sample.labels)["account"]): sample.value for sample in process.samples()}
     assert values == {
@@ -71,6 +75,9 @@ def test_each_account_with_a_name_is_in_the_metrics() -> None:
         ("budget_bytes", "names"): 7,
         ("budget_bytes_max", "names"): 40,
         ("budget_refused_total", "names"): 0,
+        ("budget_bytes", "names/long"): 7,
+        ("budget_bytes_max", "names/long"): 40,
+        ("budget_refused_total", "names/long"): 0,
     }
 
 
