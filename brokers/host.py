@@ -28,11 +28,12 @@ from brokers.config import Config
 from brokers.errors import ExitCode, Refusal, folder_errors
 from brokers.fairness import LoopWatch
 from brokers.service import Bound, SupervisedService
-from shared.budget import process_account
+from shared.budget import Account
 from shared.errors import StoreError
 from shared.metrics import Sample
 from shared.net.network import Network
 from shared.plugin import Context, Plugin, Verb
+from shared.process_limits import memory_bytes
 from shared.recording.recorder import Recording
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import StorageSettings
@@ -41,6 +42,9 @@ from shared.storage.tools.backup import backup_files
 
 UNUSED_SEGMENT_BYTES = 64 * 1024
 """Of a journal that stays empty: two segments of the usual size would be 128 MiB of zeros, for nothing."""
+
+MEMORY_PERCENT = 75
+"""For what clients make grow, of the memory that there is. The rest is for all else."""
 
 
 class Host:
@@ -69,7 +73,7 @@ class Host:
         self._store: Store | None = None
         self._recording: Recording | None = None
         self._network = Network(config.net)
-        self._budget = process_account()
+        self._budget = Account("process", memory_bytes() * MEMORY_PERCENT // 100)
         self._watch = watch
         self._open = open_store
         self._record = record

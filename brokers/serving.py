@@ -24,8 +24,8 @@ from brokers.errors import ExitCode, Refusal
 from brokers.fairness import LoopWatch
 from brokers.flags import ServeCommand
 from brokers.host import Host
-from shared.descriptors import FILES_FEW, FILES_LEAST, connections_within, raise_file_limit
 from shared.plugin import Plugin
+from shared.process_limits import FILES_FEW, FILES_LEAST, connections_within, raise_file_limit
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

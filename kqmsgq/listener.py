@@ -16,7 +16,7 @@ class KqmsgqService:
     """KqueueMsgQ on its one endpoint."""
 
     def __init__(self, context: Context, settings: KqmsgqSettings) -> None:
-        self.queues = Queues(settings, Counts(), context.log, context.recorder)
+        self.queues = Queues(settings, Counts(), context.log, context.recorder, context.budget)
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("kqmsgq", settings.port, self._open_session, pushes=True),
         )

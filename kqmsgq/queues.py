@@ -21,6 +21,7 @@ from kqmsgq.wire import (
     message_end,
     name_end,
 )
+from shared.budget import Account, OverBudget, unbounded
 from shared.errors import printable
 from shared.fanout import Route, Routes, limit_backlog
 from shared.net.connection import Connection
@@ -68,7 +69,9 @@ class Queues:
         counts: Counts,
         log: "structlog.stdlib.BoundLogger",
         recorder: "Recorder | None" = None,
+        budget: Account | None = None,
     ) -> None:
+        self._memory = (budget or unbounded()).account("subscriptions")
         self.settings = settings
         self.recorder = recorder
         self.counts = counts
@@ -116,6 +119,10 @@ class Queues:
             self.routes.forget()
             self._charge(consumer, 1, name)
             settings = self.settings
+            try:
+                self._memory.check(0)
+            except OverBudget as error:
+                raise WireError(str(error), fault=Fault.SUBSCRIPTIONS) from None
             for limit, got in (
                 ("subscriptions_max", consumer.subscriptions),
                 ("subscriptions_bytes_max", consumer.subscriptions_bytes),
@@ -137,6 +144,7 @@ class Queues:
         if self._index.drop(consumer):
             self.routes.forget()
         self.subscriptions_bytes -= consumer.subscriptions_bytes
+        self._memory.give(consumer.subscriptions_bytes)
         consumer.subscriptions = consumer.subscriptions_bytes = 0
 
     def statistics(self) -> tuple[int, int]:
@@ -150,6 +158,7 @@ class Queues:
         consumer.subscriptions += count
         consumer.subscriptions_bytes += size
         self.subscriptions_bytes += size
+        self._memory.charge(size)
 
     # What slow consumers lose.
 

@@ -9,18 +9,13 @@ what is durable, which has to be there at the next start whatever else is, and f
 itself, as outboxes do. The sizes are the callers' estimates, with the overhead of Python's objects.
 """
 
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import attrs
 
 from shared.errors import BrokerError
 from shared.metrics import Sample
-
-PERCENT = 75
-"""Of the memory that is there. The rest is for the interpreter, and for what no client makes grow."""
 
 
 @attrs.define(eq=False)
@@ -134,38 +129,3 @@ class Account:
 def unbounded() -> Account:
     """For what runs without a host: tests, and commands over a folder."""
     return Account("unbounded", sys.maxsize)
-
-
-def process_account() -> Account:
-    """The account of a process that serves: `PERCENT` of the memory that it may use."""
-    return Account("process", memory_bytes() * PERCENT // 100)
-
-
-def memory_bytes() -> int:
-    """What this process may use: the machine's memory, or less where a control group says so."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *_cgroup_limits()])
-
-
-def _cgroup_limits() -> Iterator[int]:
-    """The memory limits of our control group and of those above it (v2, then v1)."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            try:
-                yield int((place / name).read_text())
-            except (OSError, ValueError):  # not there (a namespace hides it), or "max"
-                pass
-            if place == root:
-                break

@@ -27,10 +27,10 @@ from brokers.bench.load import Span
 from brokers.bench.options import Rounds, Seconds, maybe_none, some
 from brokers.bench.servers import processor_seconds
 from shared.cli.options import Json
-from shared.descriptors import raise_file_limit
 from shared.net.connection import Connection
 from shared.net.network import Network
 from shared.net.settings import NetSettings
+from shared.process_limits import raise_file_limit
 
 REQUEST = b"x" * 100
 ANSWER_BYTES_MAX = 4096

@@ -3,8 +3,8 @@
 import ipaddress
 from collections.abc import Callable
 
-from shared.descriptors import connections_within, raise_file_limit
 from shared.net.settings import NetSettings
+from shared.process_limits import connections_within, raise_file_limit
 
 _TELL_EVERY = 16
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from shared.budget import memory_bytes
 from shared.metrics import Sample
 from shared.net import liveness
 from shared.net.admission import Admission
@@ -35,6 +34,7 @@ from shared.net.settings import NetSettings, TlsSettings
 from shared.net.slots import SlotSink
 from shared.net.stream import StreamDriver
 from shared.net.tls import TlsStream, server_context
+from shared.process_limits import memory_bytes
 
 if TYPE_CHECKING:
     from shared.net.poll import PollDriver

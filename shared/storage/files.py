@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 
 import structlog
 
-from shared.descriptors import log_files_beside
 from shared.errors import StoreError, StoreFull
+from shared.process_limits import log_files_beside
 from shared.storage.disk import Disk
 
 logger = structlog.stdlib.get_logger("brokers.storage")

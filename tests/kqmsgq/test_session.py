@@ -15,6 +15,7 @@ from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
 from kqmsgq.wire import Fault, Message, WireError, message, subscribe, unsubscribe
 from shared import fanout
+from shared.budget import Account
 from tests.kqmsgq.world import World
 
 
@@ -459,3 +460,16 @@ def test_what_many_slow_consumers_lose_is_counted_once(monkeypatch: pytest.Monke
         each.connection._drop(0)
     assert len(counted) == len(reads) - 1, "the newest chunk stays"
     assert world.counts.messages_dropped == len(slow) * 50 * (len(reads) - 1)
+
+
+def test_names_end_in_a_refusal_where_the_budget_has_no_room_and_others_are_served_on() -> None:
+    budget = Account("process", 5_000)
+    world = World(budget=budget)
+    friend = world.consumer(subscribe(b"q"))
+    greedy = world.consumer()
+    greedy.send(*(subscribe(b"%01000d" % number) for number in range(10)))
+    assert greedy.closed
+    assert world.counts.faults == {Fault.SUBSCRIPTIONS: 1}
+    assert budget.used_bytes == 128 + 1
+    world.producer(message(b"q", b"x"))
+    assert len(friend.messages()) == 1

@@ -7,6 +7,7 @@ from kqmsgq.queues import Queues
 from kqmsgq.session import Session
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import CONSUME, PRODUCE, Message, take_messages
+from shared.budget import Account
 from shared.checks import MemoryConnection
 from tests.support.hand_peer import HandPeer
 
@@ -14,10 +15,10 @@ LOG = structlog.stdlib.get_logger("test")
 
 
 class World:
-    def __init__(self, settings: KqmsgqSettings | None = None) -> None:
+    def __init__(self, settings: KqmsgqSettings | None = None, budget: Account | None = None) -> None:
         self.settings = settings or KqmsgqSettings()
         self.counts = Counts()
-        self.queues = Queues(self.settings, self.counts, LOG)
+        self.queues = Queues(self.settings, self.counts, LOG, budget=budget)
         self.peers = 0
 
     def connect(self, data: bytes = b"") -> "Peer":

@@ -1,12 +1,10 @@
 """What may be taken from an account, and who refuses it."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.budget import Account, OverBudget, memory_bytes, process_account
+from shared.budget import Account, OverBudget
 
 
 def test_what_is_taken_counts_in_every_account_that_it_is_part_of() -> None:
@@ -111,28 +109,3 @@ def test_no_account_takes_more_than_its_limit_and_all_adds_up(
             held[3],
         ]
         assert all(account.used_bytes <= account.limit_bytes for account in accounts)
-
-
-def test_the_process_has_the_most_of_the_memory_that_there_is_but_not_all() -> None:
-    with open("/proc/meminfo") as file:
-        total = int(file.readline().split()[1]) * 1024
-    assert 0 < process_account().limit_bytes <= total * 3 // 4 + 4096
-
-
-def test_memory_is_the_machines_unless_a_control_group_says_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = memory_bytes()
-    assert whole > 64 << 20
-    files = {
-        "/proc/self/cgroup": "0::/brokers/serve\n",
-        "/sys/fs/cgroup/brokers/serve/memory.max": "max\n",
-        "/sys/fs/cgroup/brokers/memory.max": "33554432\n",
-    }
-
-    def read_text(path: Path) -> str:
-        try:
-            return files[str(path)]
-        except KeyError:
-            raise FileNotFoundError(str(path)) from None
-
-    monkeypatch.setattr(Path, "read_text", read_text)
-    assert memory_bytes() == 32 << 20

@@ -28,7 +28,7 @@ from brokers.host import Host
 from kqmsgq import wire as kqmsgq
 from pubsub import wire as pubsub
 from pubsub.wire import Command, Kind
-from shared.descriptors import raise_file_limit
+from shared.process_limits import raise_file_limit
 from tests.support import dms_spec as dms
 from tests.support.dms_spec import SpecClient
 

@@ -27,7 +27,7 @@ from brokers.bench.load import Measured, Talk, lines, run
 from brokers.bench.pubsub import counter, subscribed
 from brokers.errors import Refusal
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
-from shared.descriptors import raise_file_limit
+from shared.process_limits import raise_file_limit
 from tests.support.server import until
 from tests.trials.serving import TrialServer
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio._core import _thread_cache
 
-from shared.descriptors import connections_within, log_files_beside
 from shared.errors import StoreInUse
+from shared.process_limits import connections_within, log_files_beside
 from shared.storage import aio, syscalls
 from shared.storage.background import Threads
 from shared.storage.disk import Disk

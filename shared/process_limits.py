@@ -1,4 +1,4 @@
-"""How the process's limit on open files is shared out: connections, logs' files, and the rest.
+"""What the system lets this process have: memory, and files, which are shared out.
 
 A flood of connections may not take what the store and the administrator need. Of a usual limit 500 are kept
 back from connections; of a small one half, so that it still serves half as many connections. The logs' files
@@ -6,7 +6,10 @@ have what connections leave. The rest (the journal, listeners, cold reads, syncs
 is never below 100.
 """
 
+import os
 import resource
+from collections.abc import Iterator
+from pathlib import Path
 
 FILES_LEAST = 256
 """A process that may open fewer does not serve: 128 connections, and 28 logs' files kept open."""
@@ -47,3 +50,33 @@ def log_files_beside(connections: int) -> int:
     limit = file_limit()
     least = min(_LOG_FILES_LEAST, max(limit // 2 - _REST, 1))
     return min(max(least, limit - _KEPT_BACK - _REST - connections), limit // 2, _LOG_FILES_MAX)
+
+
+def memory_bytes() -> int:
+    """What this process may use: the machine's memory, or less where a control group says so."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *_cgroup_limits()])
+
+
+def _cgroup_limits() -> Iterator[int]:
+    """The memory limits of our control group and of those above it (v2, then v1)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = Path("/sys/fs/cgroup"), "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            try:
+                yield int((place / name).read_text())
+            except (OSError, ValueError):  # not there (a namespace hides it), or "max"
+                pass
+            if place == root:
+                break
