@@ -277,7 +277,9 @@ class Queue:
     def warm(self, bodies: Sequence[bytes], size: int) -> None:
         """Messages behind the row's hot front are in memory, too."""
         self.bodies.extend(bodies)
-        self.heat(size + BODY_OVERHEAD_BYTES * len(bodies))
+        size += BODY_OVERHEAD_BYTES * len(bodies)
+        self.hot_bytes += size
+        self.engine.hot_bytes += size
 
     def heat(self, size: int) -> None:
         self.hot_bytes += size
@@ -534,18 +536,18 @@ class Queue:
         self.engine.goes_on_in_memory(error)
 
     def arrived(self, arrival: Arrival) -> None:
-        cold = self.cold
+        cold, bodies = self.cold, arrival.bodies
         assert cold is not None
         if not self.is_cold:
             if self.head == self.end:
                 cold.positions.clear()
             if self.may_heat:
                 cold.found_at(arrival.first, arrival.offset)
-                self.make_visible(arrival.bodies, arrival.size)
-                return
-            cold.offset = arrival.offset
-            cold.positions.append((arrival.first, arrival.offset))
-        self.end = arrival.first + len(arrival.bodies)
+                self.warm(bodies, arrival.size)
+            else:
+                cold.offset = arrival.offset
+                cold.positions.append((arrival.first, arrival.offset))
+        self.end = arrival.first + len(bodies)
 
     def all_arrived(self) -> None:
         if self.expiry is not None:

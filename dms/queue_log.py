@@ -367,10 +367,12 @@ class QueueLog:
         if self.detached:
             return False
         least = max(SNAPSHOT_BYTES, 4 * self._kept_bytes)
-        if self.log.end - self.snapshot_end >= least:
+        end = self.log.end
+        if end - self.snapshot_end >= least:
             return True
-        drained = self._row_start() - max(self._snapshot_floor, self.log.first)
-        return drained >= least + self._snapshot_bytes  # a snapshot is no reason for another
+        least += self._snapshot_bytes  # a snapshot is no reason for another
+        floor = max(self._snapshot_floor, self.log.first)
+        return end - floor >= least and self._row_start() - floor >= least
 
     def _kept_records(self) -> list[bytes]:
         parts: list[bytes] = []

@@ -640,7 +640,8 @@ class Session(SessionBase):
 
     def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
         self.push(runs.deliveries(ids, bodies))
-        self._check_left()
+        if self.state is State.LEAVING:
+            self._check_left()
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
         self._refusals.tell(self.connection, refusal, len(ids))
