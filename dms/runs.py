@@ -3,6 +3,9 @@
 A producer's read is mostly PRODUCE frames of one size, a consumer's an ACK and a CONSUME by turns. Such a run
 is cut into its columns by one `struct` (heads, ids, names, bodies); that all heads are alike is a count, and
 the answers are one head joined by the ids. So an id stays what it is in a frame: four bytes.
+
+What it buys, in microseconds of the processor a message (8 producers, 8 consumers, 64 under way on each, in
+memory): without `produced` 2.3 instead of 1.5, without `by_turns` 2.7.
 """
 
 import struct

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dms import runs
@@ -72,6 +71,7 @@ _PRODUCE = word(Type.PRODUCE)
 _VERSION = VERSION << 16
 _VERSION_BITS = 0x00FF0000
 _TYPE_BITS = 0xFF000000
+_TYPE_AND_VERSION_BITS = _TYPE_BITS | _VERSION_BITS
 _unpack = WORDS.unpack_from
 assert HEADER.size == WORDS.size == HEADER_BYTES
 
@@ -135,7 +135,8 @@ class Session(SessionBase):
 
         A consumer with one credit sends an ACK and the next CONSUME in one write, a worker the PRODUCE of
         what it made between them; a producer that waits for each answer sends one PRODUCE. To gather
-        neighbours where there are none costs more than what such a read asks.
+        neighbours where there are none costs more than what such a read asks: without this, 50 producers and
+        50 consumers in memory, a message at a time, take 44 us of the processor a message instead of 29.
         """
         if data.startswith(ACK):
             return self._fast_turn(data)
@@ -341,10 +342,13 @@ class Session(SessionBase):
             queue = self._engine.queues.get(name[2:])
             if queue is not None and width <= length:
                 run = runs.produced(data, at, length, width)
-                if run is not None and run[1].count(name) == len(run[1]):
-                    ids, _, bodies = run
-                    self._add(queue, ids, bodies, len(ids) * (length - width))
-                    return at + len(ids) * step, no_run
+                if run is not None:
+                    ids, names, bodies = run
+                    if names.count(name) == len(names):
+                        self._add(queue, ids, bodies, len(ids) * (length - width))
+                        return at + len(ids) * step, no_run
+                    if self._add_by_turns(ids, names, bodies):
+                        return at + len(ids) * step, no_run
             no_run = at + runs.RUN_MOST * step
         end = self._produce_each(data, at)
         if end > at:
@@ -362,63 +366,83 @@ class Session(SessionBase):
     def _produce_each(self, data: bytes, at: int) -> int:
         """PRODUCEs to any queues, as far as none is odd; each queue gets its own in one go. Returns where
         they end."""
-        end = len(data)
+        first, end = at, len(data)
         queues = self._engine.queues
         parts: dict[bytes, _Part] = {}
-        part: _Part | None = None
-        name = _NOBODY
+        name, width = _NOBODY, len(_NOBODY)
         ids: list[bytes] = []
-        those: list[_Part] = []  # of each id
+        add = ids.append  # of the bodies of `name`, once there is one
         while end - at >= HEADER_BYTES and len(ids) < runs.RUN_MOST:
             magic, length, what, _ = _unpack(data, at)
             payload = at + HEADER_BYTES
             stop = payload + length
             if (
-                what & (_TYPE_BITS | _VERSION_BITS) != _PRODUCE
+                what & _TYPE_AND_VERSION_BITS != _PRODUCE
                 or magic != MAGIC
                 or stop > end
                 or not 2 <= length <= PAYLOAD_BYTES_MAX
             ):
                 break
-            if part is None or payload + len(name) > stop or not data.startswith(name, payload):
+            if width > length or not data.startswith(name, payload):
                 body = payload + 2 + (data[payload] << 8 | data[payload + 1])
                 if body > stop:
                     break
-                name = data[payload:body]
-                part = parts.get(name)
+                other = data[payload:body]
+                part = parts.get(other)
                 if part is None:
-                    queue = queues.get(name[2:])
+                    queue = queues.get(other[2:])
                     if queue is None:
                         break
-                    part = parts[name] = _Part(queue)
-            body = payload + len(name)
-            part.bodies.append(data[body:stop])
-            part.size += stop - body
-            those.append(part)
+                    part = parts[other] = _Part(queue)
+                name, width, add = other, body - payload, part.bodies.append
+            add(data[payload + width : stop])
             ids.append(data[at + ID_AT : payload])
             at = stop
-        if len(parts) == 1 and part is not None:
-            self._add(part.queue, ids, part.bodies, part.size)
-        else:
-            for part in parts.values():
-                part.produce()
-            outcomes = [part.next_outcome() for part in those]
-            place = 0
-            for outcome, same in groupby(outcomes):
-                count = sum(1 for _ in same)
-                self._answer(outcome, PRODUCE_OK, ids[place : place + count])
-                place += count
+        for part in parts.values():
+            part.size = sum(map(len, part.bodies))
+        self._produce_parts(parts.values(), ids, _owners(data, first, len(ids), parts))
         return at
+
+    def _add_by_turns(self, ids: Sequence[bytes], names: Sequence[bytes], bodies: Sequence[bytes]) -> bool:
+        """A run of PRODUCEs to several queues; False, and nothing is done, where a queue is missing."""
+        queues = self._engine.queues
+        parts: dict[bytes, _Part] = {}
+        for name in dict.fromkeys(names):
+            queue = queues.get(name[2:]) if int.from_bytes(name[:2]) == len(name) - 2 else None
+            if queue is None:
+                return False
+            parts[name] = _Part(queue)
+        for name, body in zip(names, bodies, strict=True):
+            parts[name].bodies.append(body)
+        for part in parts.values():
+            part.size = len(part.bodies) * len(bodies[0])
+        self._produce_parts(parts.values(), ids, map(parts.__getitem__, names))
+        return True
+
+    def _produce_parts(self, parts: Collection[_Part], ids: Sequence[bytes], owners: Iterable[_Part]) -> None:
+        """Each queue gets its part. Answers are in the order of the requests; `owners`: the part of each."""
+        for part in parts:
+            part.produce()
+        outcomes = {part.outcome for part in parts}
+        if len(outcomes) == 1 and all(part.full is None for part in parts):  # as nearly always
+            self._answer(outcomes.pop(), PRODUCE_OK, ids)
+            return
+        # One queue's are answered together: who fills a queue is refused many times over.
+        turns = ((part, len(ids)) for part in parts) if len(parts) == 1 else ((each, 1) for each in owners)
+        place = 0
+        for owner, count in turns:
+            fit = min(owner.fit, count)
+            owner.fit -= fit
+            if fit:
+                self._answer(owner.outcome, PRODUCE_OK, ids[place : place + fit])
+            if fit < count:
+                self._answer(owner.full, PRODUCE_OK, ids[place + fit : place + count])
+            place += count
 
     def _add(self, queue: Queue, ids: Sequence[bytes], bodies: Sequence[bytes], size: int) -> None:
         """Add messages to one queue, as many as there is room for, and answer."""
         part = _Part(queue, bodies, size)
-        part.produce()
-        fit = part.fit
-        if fit:
-            self._answer(part.outcome, PRODUCE_OK, ids[:fit])
-        if fit < len(ids):
-            self._answer(part.full, PRODUCE_OK, ids[fit:])
+        self._produce_parts((part,), ids, ())
 
     # -- CONSUME
 
@@ -789,13 +813,13 @@ assert _HANDLERS.keys() == REPLIES.keys() - {Type.PRODUCE}
 class _Part:
     """What one queue gets of several PRODUCEs. `fit`: so many, whose answers say or wait for `outcome`."""
 
-    __slots__ = ("_answered", "bodies", "fit", "full", "outcome", "queue", "size")
+    __slots__ = ("bodies", "fit", "full", "outcome", "queue", "size")
 
     def __init__(self, queue: Queue, bodies: Sequence[bytes] = (), size: int = 0) -> None:
         self.queue = queue
         self.bodies: Any = bodies or []
         self.size = size
-        self.fit = self._answered = 0
+        self.fit = 0
         self.outcome: Outcome = None
         self.full: Refusal | None = None
 
@@ -814,10 +838,13 @@ class _Part:
             except Refusal as refusal:
                 self.outcome = refusal
 
-    def next_outcome(self) -> Outcome:
-        """Of its next request, in their order."""
-        self._answered += 1
-        return self.outcome if self._answered <= self.fit else self.full
+
+def _owners(data: bytes, at: int, count: int, parts: Mapping[bytes, _Part]) -> Iterator[_Part]:
+    """Whose so many PRODUCEs from `at` on are."""
+    for _ in range(count):
+        payload = at + HEADER_BYTES
+        yield parts[data[payload : payload + 2 + (data[payload] << 8 | data[payload + 1])]]
+        at = payload + _unpack(data, at)[1]
 
 
 def _only_name(payload: bytes) -> bytes:
