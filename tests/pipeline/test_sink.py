@@ -8,8 +8,9 @@ import attrs
 import pyarrow as pa
 import pytest
 
-from brokers.pipeline.source import sink, sink_options
+from brokers.pipeline.source import sink
 from brokers.pipeline.source.address import Server as Address
+from brokers.pipeline.source.options import parse_sink
 from brokers.pipeline.source.packing import Piece
 from logmq.connector import Record, records_of
 from shared.errors import ConfigError
@@ -116,7 +117,7 @@ def test_rows_that_are_no_records_are_refused(
 def test_more_writers_than_a_server_remembers_are_told(
     server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = sink_options.parse({"servers": str(Address(*server.address("logmq")))}, streaming=False)
+    options = parse_sink({"servers": str(Address(*server.address("logmq")))}, streaming=False)
     done = sink.Done("w", 0, {"many": 300}, 1, [Piece("many-2", b"\0\0\0\1x", 1)])
     monkeypatch.setattr(sink, "WRITERS_MAX", 4)
     sink.BatchWriter(options).commit([done, None])
@@ -152,9 +153,7 @@ def test_pieces_of_all_partitions_have_names_and_numbers_of_their_own(
     batch = pa.RecordBatch.from_arrays(
         [pa.array([topic for topic, _ in rows]), pa.array([value for _, value in rows])], ["topic", "value"]
     )
-    options = sink_options.parse(
-        {"servers": "a", "batchBytes": "12", "writer": "w", "epoch": "7"}, streaming=False
-    )
+    options = parse_sink({"servers": "a", "batchBytes": "12", "writer": "w", "epoch": "7"}, streaming=False)
     writer, done = sink.BatchWriter(options), []
     for partition in (0, 1):
         monkeypatch.setattr(sink, "_task", lambda partition=partition: Task(partition))
@@ -190,7 +189,7 @@ def pairs(values: Iterable[bytes]) -> list[bytes]:
 
 
 def test_what_stays_of_a_write_that_is_given_up_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    options = sink_options.parse({"servers": "here", "writer": "w"}, streaming=False)
+    options = parse_sink({"servers": "here", "writer": "w"}, streaming=False)
     sink.BatchWriter(options).abort([None, sink.Done("w", 0, {"t": 1}, 70, [])])
     said = capsys.readouterr().err
     assert "the write to here:8080 was given up. 70 records of the 1 tasks that had ended stay" in said
@@ -222,4 +221,4 @@ def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> No
 )
 def test_a_wrong_option_of_the_sink_is_named(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        sink_options.parse(options, streaming=False)
+        parse_sink(options, streaming=False)

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable
 
 import attrs
 
+from brokers.pipeline.source.option import flag, option, path, timeout
 from shared.errors import ConfigError
 from shared.net.tls import client_context
 
@@ -52,14 +53,14 @@ class Server:
 class Reach:
     """How servers are reached: TLS, and how patiently. Files are read where the connection is made."""
 
-    tls: bool = False
-    ca: str | None = None
-    certificate: str | None = None
-    key: str | None = None
-    connect_seconds: float = 10.0
-    reply_seconds: float = 60.0
+    tls: bool = option("tls", flag, False)
+    ca: str | None = option("tlsCa", path)
+    certificate: str | None = option("tlsCertificate", path)
+    key: str | None = option("tlsKey", path)
+    connect_seconds: float = option("connectTimeoutMs", timeout, 10.0)
+    reply_seconds: float = option("replyTimeoutMs", timeout, 60.0)
     """Without a single byte of an answer."""
-    retry_seconds: float = 20.0
+    retry_seconds: float = option("retryTimeoutMs", timeout, 20.0)
     """Long enough for a server to be started again."""
 
     def context(self) -> ssl.SSLContext | None:
@@ -100,6 +101,6 @@ def folder_id(path: str) -> Hashable:
 def once_each(paths: Iterable[str]) -> tuple[str, ...]:
     """Each data folder once, by the first of the names that are given for it."""
     found: dict[Hashable, str] = {}
-    for path in paths:
-        found.setdefault(folder_id(path), path)
+    for each in paths:
+        found.setdefault(folder_id(each), each)
     return tuple(found.values())

@@ -1,39 +1,45 @@
-"""The source's options, parsed and checked: no file, socket or Spark here.
+"""The options of the source and of the sink, parsed and checked: no file, socket or Spark here.
 
-They are those of Spark's own Kafka source where it has one for the purpose, with the same meaning. What is
-wrong is a ConfigError that names the option. Keys are compared without regard to case, as Spark has it.
+They are those of Spark's own Kafka source where it has one for the purpose, with the same meaning.
 """
 
-import difflib
-import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
-from brokers.pipeline.source.address import Reach, once_each, parse_servers
-from logmq.connector import Refusal, name_untrusted, topic_untrusted
+from brokers.pipeline.source.address import Reach, Server, once_each, parse_servers
+from brokers.pipeline.source.option import (
+    NUMBER_MAX,
+    Given,
+    Option,
+    count,
+    declared,
+    duration,
+    flag,
+    json_of,
+    option,
+    path,
+    size,
+)
+from logmq.connector import NAME_BYTES_MAX, SKIPPED_BODY_BYTES_MAX, Refusal, name_untrusted, topic_untrusted
 from shared.errors import ConfigError
-from shared.local_path import local_path
-
-_T = TypeVar("_T")
-_D = TypeVar("_D")
 
 NAMESPACE = "logmq"
 """Unless the option says another."""
-_OFFSET_MAX = (1 << 63) - 1
-_TIMEOUT_MS_MAX = (1 << 31) - 1
-"""What poll(2) takes: 24 days."""
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _UNITS |= {_letter: 1 << 10 * _power, f"{_letter}b": 1 << 10 * _power, f"{_letter}ib": 1 << 10 * _power}
+BATCH_BYTES = 1024 * 1024
+"""What a server with the usual settings takes at once."""
+_WRITER_BYTES_MAX = NAME_BYTES_MAX - 40
+"""Room for the numbers of a partition and a group that are put behind it."""
+_EPOCH_MAX = (1 << 55) - 1
+"""So that its batches' seqs, 128 for each epoch, are numbers for the wire."""
 
-
-_SECONDS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_OF_SPARK = ("checkpointlocation", "queryname")
+"""Options of any stream, which Spark hands on."""
 
 
 class Kind(Enum):
@@ -97,85 +103,154 @@ class Unverified(Enum):
     FAIL = "fail"
 
 
-@attrs.frozen
+# -- single values
+
+
+def _namespace(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*", text):
+        raise ValueError(f"not the name of a namespace (a-z 0-9 . _ -): {text!r}")
+    return text
+
+
+def _pattern(text: str) -> str:
+    if not text:
+        raise ValueError("is empty, which no topic's name is")
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return text
+
+
+def _unverified(text: str) -> Unverified:
+    try:
+        return Unverified(text.strip().lower())
+    except ValueError:
+        raise ValueError(f"not {', '.join(each.value for each in Unverified)}: {text!r}") from None
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    return tuple(map(str, parse_servers(text)))
+
+
+def _group(text: str) -> str:
+    return _name(text, "group")
+
+
+def _name(text: str, what: str) -> str:
+    try:
+        return name_untrusted(text.encode(), what)
+    except Refusal as error:
+        raise ValueError(error.text) from None
+
+
+def served_name(name: str) -> str:
+    """The same. Raises ValueError for what no topic of a server can be called."""
+    try:
+        return topic_untrusted(name.encode())
+    except Refusal as error:
+        raise ValueError(error.text) from None
+
+
+def _writer(text: str) -> str:
+    name = _name(text, "writer")
+    if len(name) > _WRITER_BYTES_MAX:
+        raise ValueError(f"longer than {_WRITER_BYTES_MAX} letters")
+    return name
+
+
+def _epoch(text: str) -> int:
+    number = 0 if text.strip() == "0" else count(text)
+    if number > _EPOCH_MAX:
+        raise ValueError(f"above {_EPOCH_MAX}")
+    return number
+
+
+def _batch_bytes(text: str) -> int:
+    number = size(text)
+    if number > SKIPPED_BODY_BYTES_MAX:
+        raise ValueError(f"above {SKIPPED_BODY_BYTES_MAX}, the most that the wire carries at once")
+    return number
+
+
+# -- all of them
+
+_NO_TRIGGERS = "a batch has no triggers; only a stream takes this"
+_NO_END = "a stream has no end; only a batch takes this"
+
+
+@attrs.frozen(kw_only=True)
 class Options:
     """What to read, from where to where, and how. `None`: no limit."""
 
-    paths: tuple[str, ...]
-    servers: tuple[str, ...]
+    paths: tuple[str, ...] = ()
+    servers: tuple[str, ...] = option("servers", _servers, ())
     reach: Reach
     topics: Topics
-    namespace: str
+    namespace: str = option(
+        *("namespace", _namespace, NAMESPACE),
+        servers="only a data folder (path) has namespaces; a broker serves its topics",
+    )
     starting: Bound
     ending: Bound
-    max_offsets: int | None
-    max_bytes: int | None
-    min_offsets: int | None
-    max_delay_seconds: float
-    max_value_bytes: int | None
-    max_records: int | None
-    min_partitions: int | None
-    fail_on_data_loss: bool
-    verify_crc: bool
-    unverified: Unverified
-    prune_by_filters: bool
-    group: str | None
+    max_offsets: int | None = option("maxOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
+    max_bytes: int | None = option("maxBytesPerTrigger", size, batch=_NO_TRIGGERS)
+    min_offsets: int | None = option("minOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
+    max_delay_seconds: float = option("maxTriggerDelay", duration, 15 * 60.0, batch=_NO_TRIGGERS)
+    """As Spark's source for Kafka has it."""
+    max_value_bytes: int | None = option("maxValueBytes", size)
+    max_records: int | None = option("maxRecordsPerPartition", count)
+    min_partitions: int | None = option("minPartitions", count)
+    fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
+    verify_crc: bool = option("verifyCrc", flag, True)
+    unverified: Unverified = option(  # noqa: RUF009 - it makes a field
+        *("unverified", _unverified, Unverified.READ),
+        servers="only a data folder (path) says which ranges are unverified",
+    )
+    prune_by_filters: bool = option(
+        *("pruneByFilters", flag, False),
+        stream="Spark tells a stream no filters; only a batch takes this",
+    )
+    group: str | None = option(
+        *("group", _group),
+        folders="a data folder is only read; a broker (servers) is told how far a group is",
+        batch="a batch has no place to come back to; only a stream takes this",
+    )
 
     @property
     def sources(self) -> tuple[str, ...]:
         return self.paths or self.servers
 
 
-REACH_NAMES = (
-    "tls",
-    "tlsCa",
-    "tlsCertificate",
-    "tlsKey",
-    "connectTimeoutMs",
-    "replyTimeoutMs",
-    "retryTimeoutMs",
+@attrs.frozen(kw_only=True)
+class SinkOptions:
+    """Where rows go, and under which name they are written once (`writer`; None: the query's own)."""
+
+    server: Server
+    reach: Reach
+    topic: str | None = option("topic", served_name)
+    writer: str | None = option("writer", _writer)
+    epoch: int = option(
+        "epoch", _epoch, 0, stream="a stream counts its epochs itself; only a batch takes this"
+    )
+    batch_bytes: int = option("batchBytes", _batch_bytes, BATCH_BYTES)
+
+
+_NO_SERVERS = "says how brokers (servers) are reached; there are none to read"
+_REACH = tuple(attrs.evolve(each, not_of={"folders": _NO_SERVERS}) for each in declared(Reach).values())
+_SOURCE = (
+    *(Option(name, str) for name in ("path", "paths", "subscribe", "subscribePattern", "assign")),
+    *(Option(f"starting{what}", str) for what in ("Offsets", "OffsetsByTimestamp", "Timestamp")),
+    *(
+        Option(f"ending{what}", str, {"stream": _NO_END})
+        for what in ("Offsets", "OffsetsByTimestamp", "Timestamp")
+    ),
+    Option("startingOffsetsByTimestampStrategy", str),
+    *_REACH,
+    *declared(Options).values(),
 )
-NAMES = (
-    "path",
-    "paths",
-    "servers",
-    *REACH_NAMES,
-    "namespace",
-    "subscribe",
-    "subscribePattern",
-    "assign",
-    "startingOffsets",
-    "endingOffsets",
-    "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
-    "startingTimestamp",
-    "endingTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "maxValueBytes",
-    "maxRecordsPerPartition",
-    "minPartitions",
-    "failOnDataLoss",
-    "verifyCrc",
-    "unverified",
-    "pruneByFilters",
-    "group",
-)
-_ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
-_ONLY_FOLDERS = {
-    "namespace": "only a data folder (path) has namespaces; a broker serves its topics",
-    "unverified": "only a data folder (path) says which ranges are unverified",
-}
-_ONLY_SERVERS = {
-    **dict.fromkeys(REACH_NAMES, "says how brokers (servers) are reached; there are none to read"),
-    "group": "a data folder is only read; a broker (servers) is told how far a group is",
-}
-_PER_TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-_DELAY_SECONDS = 15 * 60.0
-"""As Spark's source for Kafka has it."""
+_SINK = (Option("servers", str), *_REACH, *declared(SinkOptions).values())
+NAMES = tuple(each.name for each in _SOURCE)
 
 
 def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
@@ -183,120 +258,64 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
 
     A stream without `startingOffsets` begins at the end of what is there, anything else at the beginning.
     """
-    options = Given(given, NAMES, "the source")
+    options = Given(given, _SOURCE, "the source")
     paths = options.take("paths", _paths, ())
-    one = options.take("path", _path, "")
+    one = options.take("path", path, "")
     if one and paths:
         raise ConfigError("path", "load() has paths of its own")
     # Executors may be elsewhere, and know nothing of what a path is relative to.
-    paths = tuple(os.path.join(os.getcwd(), path) for path in ((one,) if one else paths))
-    servers = options.take("servers", _servers, ())
-    if bool(paths) == bool(servers):
+    paths = tuple(os.path.join(os.getcwd(), each) for each in ((one,) if one else paths))
+    found = options.fields(Options)
+    served = bool(found.get("servers"))
+    if bool(paths) == served:
         raise ConfigError("path", "give either a data folder (path) or brokers (servers)")
-    namespace = options.take("namespace", _namespace, NAMESPACE)
-    for name, why in _ONLY_FOLDERS.items() if servers else _ONLY_SERVERS.items():
-        if options.has(name):
-            raise ConfigError(name, why)
-    if streaming:
-        for name in _ENDING:
-            if options.has(name):
-                raise ConfigError(name, "a stream has no end; only a batch takes this")
-        if options.has("pruneByFilters"):
-            raise ConfigError("pruneByFilters", "Spark tells a stream no filters; only a batch takes this")
-    if streaming is False:
-        for name in _PER_TRIGGER:
-            if options.has(name):
-                raise ConfigError(name, "a batch has no triggers; only a stream takes this")
-        if options.has("group"):
-            raise ConfigError("group", "a batch has no place to come back to; only a stream takes this")
-    least, most = (
-        options.take("minOffsetsPerTrigger", count, None),
-        options.take("maxOffsetsPerTrigger", count, None),
-    )
+    options.refuse("servers" if served else "folders")
+    if streaming is not None:
+        options.refuse("stream" if streaming else "batch")
+    least, most = found.get("min_offsets"), found.get("max_offsets")
     if least is not None and most is not None and least > most:
         raise ConfigError("minOffsetsPerTrigger", f"is above maxOffsetsPerTrigger: {least} > {most}")
     if least is None and options.has("maxTriggerDelay"):
         raise ConfigError("maxTriggerDelay", "how long minOffsetsPerTrigger is waited for; that is missing")
-    topics = _topics(options, name_check=served_name if servers else str)
+    topics = _topics(options, name_check=served_name if served else str)
     return Options(
-        paths,
-        servers,
-        reach(options),
-        topics,
-        namespace,
-        _bound(options, "starting", LATEST if streaming else EARLIEST, topics),
-        _bound(options, "ending", LATEST, topics),
-        most,
-        options.take("maxBytesPerTrigger", size, None),
-        least,
-        options.take("maxTriggerDelay", _duration, _DELAY_SECONDS),
-        options.take("maxValueBytes", size, None),
-        options.take("maxRecordsPerPartition", count, None),
-        options.take("minPartitions", count, None),
-        options.take("failOnDataLoss", _flag, True),
-        options.take("verifyCrc", _flag, True),
-        options.take("unverified", _unverified, Unverified.READ),
-        options.take("pruneByFilters", _flag, False),
-        options.take("group", _group, None),
+        paths=paths,
+        reach=_reach(options),
+        topics=topics,
+        starting=_bound(options, "starting", LATEST if streaming else EARLIEST, topics),
+        ending=_bound(options, "ending", LATEST, topics),
+        **found,
     )
 
 
-class Given:
-    """The options as given, each under its own spelling. `names`: those that `what` has."""
-
-    def __init__(self, given: Mapping[str, str], names: Sequence[str], what: str) -> None:
-        self._values: dict[str, str] = {}
-        known = {name.lower(): name for name in names}
-        for key, value in given.items():
-            name = known.get(key.lower())
-            if name is None:
-                near = difflib.get_close_matches(key.lower(), known, n=1)
-                hint = f"; did you mean {known[near[0]]}?" if near else f"; there are {', '.join(names)}"
-                raise ConfigError(key, f"{what} has no such option{hint}")
-            self._values[name] = value
-
-    def has(self, name: str) -> bool:
-        return name in self._values
-
-    def take(self, name: str, parse: Callable[[str], _T], default: _D) -> _T | _D:
-        if name not in self._values:
-            return default
-        try:
-            return parse(self._values[name])
-        except ValueError as error:
-            raise ConfigError(name, str(error)) from None
+def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """Check everything. Raises ConfigError."""
+    if any(name.lower() == "path" for name in given):
+        raise ConfigError("path", "a data folder is its broker's to write; give its address (servers)")
+    ours = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
+    options = Given(ours, _SINK, "the sink")
+    servers = options.take("servers", parse_servers, ())
+    if len(servers) != 1:
+        raise ConfigError("servers", "one broker's address is needed, host:port, to write to")
+    if streaming:
+        options.refuse("stream")
+    if options.has("epoch") and not options.has("writer"):
+        raise ConfigError("epoch", "is a number of the option writer, which is missing")
+    return SinkOptions(server=servers[0], reach=_reach(options), **options.fields(SinkOptions))
 
 
-# -- how servers are reached
-
-
-def reach(options: Given) -> Reach:
-    """The options of `REACH_NAMES`."""
-    key = options.take("tlsKey", _path, None)
-    certificate = options.take("tlsCertificate", _path, None)
-    if key is not None and certificate is None:
+def _reach(options: Given) -> Reach:
+    if options.has("tlsKey") and not options.has("tlsCertificate"):
         raise ConfigError("tlsKey", "is the key of a certificate: tlsCertificate")
-    usual = Reach()
-    return Reach(
-        options.take("tls", _flag, False),
-        options.take("tlsCa", _path, None),
-        certificate,
-        key,
-        options.take("connectTimeoutMs", _seconds, usual.connect_seconds),
-        options.take("replyTimeoutMs", _seconds, usual.reply_seconds),
-        options.take("retryTimeoutMs", _seconds, usual.retry_seconds),
-    )
+    return Reach(**options.fields(Reach))
 
 
-def _servers(text: str) -> tuple[str, ...]:
-    return tuple(map(str, parse_servers(text)))
-
-
-def _seconds(text: str) -> float:
-    number = count(text)
-    if number > _TIMEOUT_MS_MAX:
-        raise ValueError(f"above {_TIMEOUT_MS_MAX}: {text!r}")
-    return number / 1000
+def _paths(text: str) -> tuple[str, ...]:
+    """As Spark hands over the arguments of `load` when there are several."""
+    paths = json_of(text)
+    if not (isinstance(paths, list) and paths and all(isinstance(each, str) and each for each in paths)):
+        raise ValueError(f"not a JSON list of folders: {text!r}")
+    return once_each(map(path, paths))
 
 
 # -- which topics
@@ -316,21 +335,6 @@ def _topics(options: Given, name_check: Callable[[str], str]) -> Topics:
     return Topics(names, option=given[0])
 
 
-def served_name(name: str) -> str:
-    """The same. Raises ValueError for what no topic of a server can be called."""
-    try:
-        return topic_untrusted(name.encode())
-    except Refusal as error:
-        raise ValueError(error.text) from None
-
-
-def _group(text: str) -> str:
-    try:
-        return name_untrusted(text.encode(), "group")
-    except Refusal as error:
-        raise ValueError(error.text) from None
-
-
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(names):
@@ -338,37 +342,9 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _paths(text: str) -> tuple[str, ...]:
-    """As Spark hands over the arguments of `load` when there are several."""
-    paths = _json(text)
-    if not (isinstance(paths, list) and paths and all(isinstance(path, str) and path for path in paths)):
-        raise ValueError(f"not a JSON list of folders: {text!r}")
-    return once_each(map(_path, paths))
-
-
-def _path(text: str) -> str:
-    return str(local_path(text))
-
-
-def _namespace(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*", text):
-        raise ValueError(f"not the name of a namespace (a-z 0-9 . _ -): {text!r}")
-    return text
-
-
-def _pattern(text: str) -> str:
-    if not text:
-        raise ValueError("is empty, which no topic's name is")
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from None
-    return text
-
-
 def _assigned(text: str) -> tuple[str, ...]:
     """`["orders"]`, or as for Kafka `{"orders": [0]}`: a log is one partition, number 0."""
-    found = _json(text)
+    found = json_of(text)
     names = list(found) if isinstance(found, dict | list) else []
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"not a JSON list of topics: {text!r}")
@@ -420,7 +396,7 @@ def _at(topic: str, number: int, words: Mapping[str, At]) -> At:
         return LATEST
     if number == -2 and "earliest" in words:
         return EARLIEST
-    if not 0 <= number <= _OFFSET_MAX:
+    if not 0 <= number <= NUMBER_MAX:
         raise ValueError(f"not an offset of {topic}: {number}")
     return At(Kind.OFFSET, number)
 
@@ -428,7 +404,7 @@ def _at(topic: str, number: int, words: Mapping[str, At]) -> At:
 def _times(text: str) -> dict[str, At]:
     found = {}
     for topic, number in _by_topic(text):
-        if not 0 <= number <= _OFFSET_MAX:
+        if not 0 <= number <= NUMBER_MAX:
             raise ValueError(f"not Unix milliseconds for {topic}: {number}")
         found[topic] = At(Kind.TIME, number)
     return found
@@ -436,7 +412,7 @@ def _times(text: str) -> dict[str, At]:
 
 def _by_topic(text: str) -> list[tuple[str, int]]:
     """`{"orders": 7}`, or as for Kafka `{"orders": {"0": 7}}`."""
-    found = _json(text)
+    found = json_of(text)
     if not isinstance(found, dict):
         raise ValueError(f"not a JSON object by topic: {text!r}")
     numbers = []
@@ -455,7 +431,7 @@ def _time(text: str) -> At:
     """Unix milliseconds as for Kafka, or ISO 8601 with its zone."""
     if text.strip().isdecimal():
         number = int(text)
-        if number > _OFFSET_MAX:
+        if number > NUMBER_MAX:
             raise ValueError(f"not Unix milliseconds: {text}")
         return At(Kind.TIME, number)
     try:
@@ -471,56 +447,3 @@ def _strategy(text: str) -> str:
     if text.lower() not in ("error", "latest"):
         raise ValueError(f"not error or latest: {text!r}")
     return text.lower()
-
-
-# -- single values
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_once_each)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from None
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name stands there twice")
-    return found
-
-
-def count(text: str) -> int:
-    if not text.strip().isdecimal() or not 0 < int(text) <= _OFFSET_MAX:
-        raise ValueError(f"not a whole number above 0: {text!r}")
-    return int(text)
-
-
-def size(text: str) -> int:
-    """Bytes: `1048576`, `1m`, `1MiB`; all units are powers of 1024, as Spark has it."""
-    found = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None or not 0 < int(found[1]) * unit <= _OFFSET_MAX:
-        raise ValueError(f"not a size: {text!r}")
-    return int(found[1]) * unit
-
-
-def _duration(text: str) -> float:
-    """Seconds: `90s`, `15m`, `500ms`; a number alone is milliseconds, as Spark has it."""
-    found = re.fullmatch(r"\s*(\d+)\s*(ms|s|m|min|h|d|)\s*", text.lower())
-    if found is None or int(found[1]) > _OFFSET_MAX:
-        raise ValueError(f"not a length of time (90s, 15m): {text!r}")
-    return int(found[1]) * _SECONDS[found[2]]
-
-
-def _flag(text: str) -> bool:
-    if text.strip().lower() not in ("true", "false"):
-        raise ValueError(f"not true or false: {text!r}")
-    return text.strip().lower() == "true"
-
-
-def _unverified(text: str) -> Unverified:
-    try:
-        return Unverified(text.strip().lower())
-    except ValueError:
-        raise ValueError(f"not {', '.join(each.value for each in Unverified)}: {text!r}") from None

@@ -13,7 +13,6 @@ Runs in Spark's Python workers: no trio.
 """
 
 import secrets
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -22,10 +21,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from brokers.pipeline.source import sink_options
 from brokers.pipeline.source.address import Server
+from brokers.pipeline.source.options import SinkOptions, parse_sink
+from brokers.pipeline.source.origin import warn
 from brokers.pipeline.source.packing import Packer, Piece
-from brokers.pipeline.source.sink_options import SinkOptions
 from brokers.pipeline.source.writing import REMEMBERED, NotWritten, Writer
 from shared.errors import BrokerError, ConfigError
 
@@ -106,7 +105,7 @@ def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, *, st
     """What a query asks for. Raises ConfigError, and WrongSchema where its rows are not records."""
     if overwrite:
         raise ConfigError("mode", "a topic is only ever added to: mode, or a stream's outputMode, append")
-    options = sink_options.parse(given, streaming=streaming)
+    options = parse_sink(given, streaming=streaming)
     _check(schema, options.topic)
     return options
 
@@ -172,7 +171,7 @@ def _commit(options: SinkOptions, epoch: int, messages: Messages) -> None:
             writers += sum(-(-number // REMEMBERED) for number in done.pieces.values())
         writer.finish()
     if writers > WRITERS_MAX:
-        _say(
+        warn(
             f"this write had {writers} writers (one for each topic and partition), and {options.server} "
             f"remembers {WRITERS_MAX}, unless writers_max of [logmq] says more. Run again, a part of "
             "it may be written twice"
@@ -185,12 +184,7 @@ def _done(messages: Messages) -> list[Done]:
 
 def _say_what_stays(messages: Messages, server: Server, again: str) -> None:
     done = _done(messages)
-    _say(
+    warn(
         f"the write to {server} was given up. {sum(each.records for each in done)} records of the "
         f"{len(done)} tasks that had ended stay in their topics, and so does what others had sent. {again}"
     )
-
-
-def _say(text: str) -> None:
-    """To the log of the driver, in whose processes this is called."""
-    print(f"brokers: {text}", file=sys.stderr)
