@@ -9,7 +9,7 @@ from typing import Any
 
 from brokers import plugins
 from shared.storage.tools.logs import DamagedRow, RecordRow
-from shared.tables.table import PAYLOAD, RECORDS, VALUE, Table, records_schema, tables_of
+from shared.tables.table import PAYLOAD, RECORDS, VALUE, LogTable, records_schema, tables_of
 
 Row = Mapping[str, Any]
 Decode = Callable[[Iterable[RecordRow | DamagedRow]], Iterator[Any]]
@@ -40,7 +40,7 @@ def decoder(namespace: str, log: str) -> Decode | None:
     return lambda records: _decoded(table, log, records)
 
 
-def _decoded(table: Table, log: str, records: Iterable[RecordRow | DamagedRow]) -> Iterator[Any]:
+def _decoded(table: LogTable, log: str, records: Iterable[RecordRow | DamagedRow]) -> Iterator[Any]:
     """Rows in the records' order; a damaged range is a row of its own among them."""
     waiting: list[RecordRow] = []
     size = 0
@@ -57,7 +57,7 @@ def _decoded(table: Table, log: str, records: Iterable[RecordRow | DamagedRow]) 
     yield from _rows(table, log, waiting)
 
 
-def _rows(table: Table, log: str, records: list[RecordRow]) -> Iterator[Row]:
+def _rows(table: LogTable, log: str, records: list[RecordRow]) -> Iterator[Row]:
     import pyarrow as pa
 
     if not records:

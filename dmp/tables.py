@@ -5,6 +5,7 @@ The sink names the block, since messages may leave their exchange empty; the key
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,14 +20,15 @@ from dmp.wire import (
     layout_untrusted,
     size_max_of,
 )
+from shared.columns import equal_rows
 from shared.errors import CorruptRecord
 from shared.recording.blocks import Block
-from shared.recording.rows import FEW, NO_FIELD, TRY_AGAIN, Codec, Runs, repeats
+from shared.recording.rows import FEW, NO_FIELD, TRY_AGAIN, Codec, Runs
 from shared.recording.tables import RecordedLog
-from shared.tables.table import Table, schema_of
+from shared.tables.table import LogTable, schema_of
 
 if TYPE_CHECKING:
-    from shared.recording.rows import Bytes
+    from shared.tables.vectors import Bytes
 
 SIZE_MAX = size_max_of((1 << 32) - 1)
 """What a setting allowed when it was recorded is not known here; the block's end is bound enough."""
@@ -59,8 +61,8 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
                 wait -= 1
             else:
                 # Sizes, lengths and properties are the same, byte for byte; only keys and bodies may differ.
-                columns = (0, key_at), (key_at + key_bytes, body_at)
-                count = repeats(data, base + at, size, (end - at) // size, columns)
+                columns = chain(range(key_at), range(key_at + key_bytes, body_at))
+                count = equal_rows(frames, at, size, columns, (end - at) // size)
                 wait = TRY_AGAIN if count < FEW else 0
         before = shape
         runs.add((base + at, size, count, *NO_FIELD, key_at, key_bytes, *NO_FIELD, body_at, size - body_at))
@@ -121,9 +123,9 @@ def _number(number: int) -> int:
 
 
 LOG = RecordedLog("dmp", Codec(RECORDED_MESSAGES, walk))
-TABLES: Sequence[Table] = (
+TABLES: Sequence[LogTable] = (
     *LOG.tables(),
-    Table(
+    LogTable(
         STORED,
         "what durable queues keep and let go: a row a message that came or left",
         namespace=QUEUES,

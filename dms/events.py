@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 
 from dms.records import HEAD, VERSION, Kind
 from shared.tables.table import time_type
+from shared.tables.vectors import TIME_MS_MAX, counted, memory_of, unsigned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Numbers = NDArray[np.int64]
-    Bytes = NDArray[np.uint8]
+    from shared.tables.vectors import Bytes, Numbers
 
 RUN_MAX = 1 << 16
 """Messages of one row: a longer run is several, so that whoever unfolds rows needs little memory for each."""
@@ -64,8 +64,6 @@ _HEAD_BYTES = HEAD.size - 4
 _RUN_BYTES, _RETURNED_BYTES = 12, 20
 _KEPT = struct.Struct(">QIQII")
 _LENGTH = struct.Struct(">I")
-_TIME_MAX_MS = 253_402_300_799_999
-"""The end of the year 9999: what Spark and Python can tell."""
 _SEQ_MAX = 1 << 62
 _NONE = -1
 """A number that is null."""
@@ -105,15 +103,12 @@ class _Records:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
-        value = batch.column("value")
-        _, offsets, data = value.buffers()
-        bounds = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value) + 1]
-        self.bytes = memoryview(data) if data is not None else memoryview(b"")
+        self.bytes, bounds = memory_of(batch)
         self.data: Bytes = np.frombuffer(self.bytes, np.uint8)
-        self.body = bounds[:-1].astype(np.int64) + _HEAD_BYTES
-        self.end = bounds[1:].astype(np.int64)
+        self.body = bounds[:-1] + _HEAD_BYTES
+        self.end = bounds[1:]
         self.faults: dict[int, str] = {}
-        self.kind = np.zeros(len(value), np.int64)
+        self.kind = np.zeros(batch.num_rows, np.int64)
         self.reason, self.entries = np.zeros_like(self.kind), np.zeros_like(self.kind)
         self.time, self.seq = np.zeros_like(self.kind), np.zeros_like(self.kind)
         self._heads()
@@ -125,16 +120,16 @@ class _Records:
         at = self.body[whole] - _HEAD_BYTES
         data = self.data
         self.kind[whole] = data[at]
-        self.reason[whole] = _unsigned(data, at + 2, 2)
-        self.entries[whole] = _unsigned(data, at + 4, 4)
-        self.time[whole] = _unsigned(data, at + 16, 8)
-        self.seq[whole] = _unsigned(data, at + 24, 8)
+        self.reason[whole] = unsigned(data, at + 2, 2)
+        self.entries[whole] = unsigned(data, at + 4, 4)
+        self.time[whole] = unsigned(data, at + 16, 8)
+        self.seq[whole] = unsigned(data, at + 24, 8)
         version = data[at + 1]
         for number in whole[version != VERSION]:
             self._fault(number, f"version {data[self.body[number] - _HEAD_BYTES + 1]}")
         for number in whole[(self.kind[whole] < 1) | (self.kind[whole] >= len(NAMES))]:
             self._fault(number, f"kind {self.kind[number]}")
-        for number in whole[(self.time[whole] < 0) | (self.time[whole] > _TIME_MAX_MS)]:
+        for number in whole[(self.time[whole] < 0) | (self.time[whole] > TIME_MS_MAX)]:
             self._fault(number, "its time")
         for number in whole[(self.seq[whole] < 0) | (self.seq[whole] > _SEQ_MAX)]:
             self._fault(number, "its sequence")
@@ -191,7 +186,7 @@ class _Records:
     def _unfolded(self, which: "Numbers") -> _Rows:
         """The runs of records that have them; long ones in several pieces."""
         record, at = _entries(which, self.body, self.entries, _RUN_BYTES)
-        first, count = _unsigned(self.data, at, 8), _unsigned(self.data, at + 8, 4)
+        first, count = unsigned(self.data, at, 8), unsigned(self.data, at + 8, 4)
         bad = (first < 0) | (first > _SEQ_MAX)
         for number in np.unique(record[bad]):
             self._fault(number, "a sequence")
@@ -199,7 +194,7 @@ class _Records:
         record, first, count = record[good], first[good], count[good]
         pieces = -(-count // RUN_MAX)
         if len(pieces) and pieces.max() > 1:
-            done = RUN_MAX * _within(pieces)
+            done = RUN_MAX * counted(pieces)
             record, first, count = (np.repeat(each, pieces) for each in (record, first, count))
             first, count = first + done, np.minimum(count - done, RUN_MAX)
         return _Rows(record, first, count)
@@ -210,11 +205,11 @@ class _Records:
         for number in wrong:
             self._fault(number, "its length is not that of its entries")
         record, at = _entries(self._of(Kind.RETURNED), self.body, self.entries, _RETURNED_BYTES)
-        seq = _unsigned(self.data, at, 8)
+        seq = unsigned(self.data, at, 8)
         for number in np.unique(record[(seq < 0) | (seq > _SEQ_MAX)]):
             self._fault(number, "a sequence")
         good = ~np.isin(record, list(self.faults))
-        return _Rows(record[good], seq[good], 1, _NONE, _unsigned(self.data, at[good] + 8, 4))
+        return _Rows(record[good], seq[good], 1, _NONE, unsigned(self.data, at[good] + 8, 4))
 
     def _enqueued(self) -> _Rows:
         which = self._of(Kind.ENQUEUED)
@@ -237,13 +232,13 @@ class _Records:
         order = np.argsort(record, kind="stable")
         record, size = record[order], size[order]
         _, counts = np.unique(record, return_counts=True)
-        return _Rows(record, self.seq[record] + _within(counts), 1, size)
+        return _Rows(record, self.seq[record] + counted(counts), 1, size)
 
     def _first_lengths(self, which: "Numbers") -> "Numbers":
         """Of the first entries; 0 for a record that has none."""
         some = self.entries[which] > 0
         found = np.zeros(len(which), np.int64)
-        found[some] = _unsigned(self.data, self.body[which[some]], 4)
+        found[some] = unsigned(self.data, self.body[which[some]], 4)
         return found
 
     def _alike(self, which: "Numbers") -> "NDArray[np.bool_]":
@@ -253,7 +248,7 @@ class _Records:
         some = np.flatnonzero(alike)
         step = 4 + length[some]
         record, at = _entries(np.arange(len(some)), self.body[which[some]], self.entries[which[some]], step)
-        other = _unsigned(self.data, at, 4) != step[record] - 4
+        other = unsigned(self.data, at, 4) != step[record] - 4
         alike[some[record[other]]] = False
         return np.asarray(alike, np.bool_)
 
@@ -354,21 +349,7 @@ def _entries(
     counts = entries[which]
     record = np.repeat(which, counts)
     step = np.repeat(size, counts) if isinstance(size, np.ndarray) else size
-    return record, body[record] + step * _within(counts)
-
-
-def _within(counts: "Numbers") -> "Numbers":
-    """0 up to each count, one after the other."""
-    total = int(counts.sum())
-    return np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _unsigned(data: "Bytes", at: "Numbers", size: int) -> "Numbers":
-    """Big-endian numbers of `size` bytes at these places; one of 2^63 and more comes out negative."""
-    found = np.zeros(len(at), np.int64)
-    for byte in range(size):
-        found = (found << 8) | data[at + byte]
-    return found
+    return record, body[record] + step * counted(counts)
 
 
 def _origin(about: bytes) -> str:

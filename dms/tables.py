@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dms import events, records
-from dms.lives import lives, lives_of
+from dms.lifecycles import lifecycles, lifecycles_of
 from dms.logs import NAMESPACE
-from shared.tables.table import LIVES, PAYLOAD, VOLUMES, Table, volumes_schema
-from shared.tables.volumes import added_up, by_minute, per_minute
+from shared.tables.table import LIVES, PAYLOAD, LogTable
+from shared.tables.volumes import added_up, volumes_table
 
 EVENTS = "events"
 CONTENTS = "contents"
@@ -54,8 +54,8 @@ def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
     return added_up(happened.filter(pc.or_(came, happened.column("fault").is_valid())))
 
 
-TABLES: Sequence[Table] = (
-    Table(
+TABLES: Sequence[LogTable] = (
+    LogTable(
         EVENTS,
         "what happened to messages: a row for each that came, and for each run of them later",
         namespace=NAMESPACE,
@@ -63,7 +63,7 @@ TABLES: Sequence[Table] = (
         schema=events.SCHEMA,
         decode=events.events,
     ),
-    Table(
+    LogTable(
         CONTENTS,
         "the same, each message that came with its body",
         namespace=NAMESPACE,
@@ -71,24 +71,15 @@ TABLES: Sequence[Table] = (
         schema=CONTENTS_SCHEMA,
         decode=contents,
     ),
-    Table(
+    LogTable(
         LIVES,
         "a row for each message: when it came, was delivered, returned and left, how, and how long that took",
         namespace=NAMESPACE,
         logs=".*",
         schema=events.SCHEMA,
         decode=events.events,
-        gather=lives,
-        fold=lives_of,
+        gather=lifecycles,
+        fold=lifecycles_of,
     ),
-    Table(
-        VOLUMES,
-        "what was produced: messages and bytes by queue and minute",
-        namespace=NAMESPACE,
-        logs=".*",
-        schema=volumes_schema(),
-        decode=volumes,
-        gather=per_minute,
-        fold=by_minute,
-    ),
+    volumes_table("what was produced: messages and bytes by queue and minute", NAMESPACE, ".*", volumes),
 )

@@ -2,16 +2,18 @@
 
 import struct
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT, RECORDED_MESSAGES
+from shared.columns import equal_rows
 from shared.recording.blocks import Block
-from shared.recording.rows import FEW, NO_FIELD, TRY_AGAIN, Codec, Runs, repeats
+from shared.recording.rows import FEW, NO_FIELD, TRY_AGAIN, Codec, Runs
 from shared.recording.tables import RecordedLog
-from shared.tables.table import Table
+from shared.tables.table import LogTable
 
 if TYPE_CHECKING:
-    from shared.recording.rows import Bytes
+    from shared.tables.vectors import Bytes
 
 _read_u32 = struct.Struct(">I").unpack_from
 
@@ -36,8 +38,8 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
                 if wait:
                     wait -= 1
                 else:
-                    lengths = (0, NAME_AT), (body_at - LENGTH_BYTES, body_at)
-                    count = repeats(data, base + at, size, (end - at) // size, lengths)
+                    lengths = chain(range(NAME_AT), range(body_at - LENGTH_BYTES, body_at))
+                    count = equal_rows(frames, at, size, lengths, (end - at) // size)
                     wait = TRY_AGAIN if count < FEW else 0
             size_before, name_before = size, name_bytes
             runs.add((base + at, size, count, NAME_AT, name_bytes, *NO_FIELD, *NO_FIELD, body_at, body_bytes))
@@ -49,4 +51,4 @@ def walk(data: "Bytes", frames: bytes, base: int, block: Block, runs: Runs) -> s
 
 
 LOG = RecordedLog("kqmsgq", Codec(RECORDED_MESSAGES, walk))
-TABLES: Sequence[Table] = LOG.tables()
+TABLES: Sequence[LogTable] = LOG.tables()

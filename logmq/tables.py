@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from logmq.settings import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
 from shared.storage.format import TableChange, table_change
-from shared.tables.table import PLACES, RECORDS, VOLUMES, Table, places_schema, schema_of, volumes_schema
-from shared.tables.volumes import added_up, by_minute, per_minute
+from shared.tables.table import PLACES, RECORDS, LogTable, places_schema, schema_of
+from shared.tables.volumes import added_up, volumes_table
 
 RECORDS_SCHEMA = schema_of("log", "offset", "time", "protocol", "name", "payload", "fault")
 WRITERS_SCHEMA = schema_of(
@@ -130,8 +130,8 @@ def _number(data: bytes) -> int:
     return int.from_bytes(data, "big", signed=True)
 
 
-TABLES: Sequence[Table] = (
-    Table(
+TABLES: Sequence[LogTable] = (
+    LogTable(
         RECORDS,
         "what was produced: a row a message",
         namespace=NAMESPACE,
@@ -139,18 +139,10 @@ TABLES: Sequence[Table] = (
         schema=RECORDS_SCHEMA,
         decode=records,
     ),
-    Table(
-        VOLUMES,
-        "what was produced: records and bytes by topic and minute",
-        namespace=NAMESPACE,
-        logs=".*",
-        schema=volumes_schema(),
-        decode=volumes,
-        measure=measured,
-        gather=per_minute,
-        fold=by_minute,
+    volumes_table(
+        *("what was produced: records and bytes by topic and minute", NAMESPACE, ".*"), volumes, measured
     ),
-    Table(
+    LogTable(
         PLACES,
         "what groups committed: a row a commit",
         namespace=TABLES_NAMESPACE,
@@ -158,7 +150,7 @@ TABLES: Sequence[Table] = (
         schema=places_schema(),
         decode=places,
     ),
-    Table(
+    LogTable(
         "writers",
         "what BATCH writers wrote: a row a batch",
         namespace=TABLES_NAMESPACE,

@@ -21,14 +21,15 @@ from pubsub.wire import (
     Kind,
 )
 from shared.recording.blocks import Block
-from shared.recording.rows import Codec, Rows, Runs, texts, unsigned
+from shared.recording.rows import Codec, Rows, Runs, texts
 from shared.recording.tables import RecordedLog, columns_of
-from shared.tables.table import KEPT, PLACES, Table, kept_schema, places_schema, schema_of
+from shared.tables.table import KEPT, PLACES, LogTable, kept_schema, places_schema, schema_of
+from shared.tables.vectors import unsigned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shared.recording.rows import Bytes, Numbers
+    from shared.tables.vectors import Bytes, Numbers
 
 READINGS = "readings"
 READINGS_SCHEMA = schema_of(
@@ -173,7 +174,7 @@ LOG = RecordedLog(
     "pubsub",
     Codec(RECORDED_FRAMES, walk, ends_at_nul=frozenset({"name", "source"}), key=kind_names),
 )
-TABLES: Sequence[Table] = (
+TABLES: Sequence[LogTable] = (
     LOG.table(
         READINGS,
         "every datagram with its value: integer, short real, float or string",
@@ -181,7 +182,7 @@ TABLES: Sequence[Table] = (
         readings,
     ),
     *LOG.tables(),
-    Table(
+    LogTable(
         PLACES,
         "who is subscribed to what: a row for each subscription made or ended",
         namespace=logs.NAMESPACE,
@@ -189,7 +190,7 @@ TABLES: Sequence[Table] = (
         schema=places_schema(),
         decode=places,
     ),
-    Table(
+    LogTable(
         KEPT,
         "what a clean stop has kept for clients that were away: a row a message",
         namespace=logs.NAMESPACE,

@@ -2,7 +2,7 @@
 
 A protocol's `Codec` finds the frames in a block and where in each its fields are. It says so as *runs*:
 frames of one shape that follow each other at one distance. What repeats is found by comparing columns of many
-frames at once (`repeats`), so there is a step for each run and not for each message; a frame unlike its
+frames at once (`equal_rows`), so there is a step for each run and not for each message; a frame unlike its
 neighbours is a run of one. The runs of a whole batch then become arrays of places, and a column is gathered
 from the batch's own memory in one go: an Arrow array is laid over it with the places as its offsets, and
 every second entry is taken.
@@ -23,12 +23,10 @@ import pyarrow.compute as pc
 from shared.recording import blocks
 from shared.recording.blocks import GAP, GAP_BYTES, BadBlock, Block
 from shared.tables.table import time_type
+from shared.tables.vectors import TIME_MS_MAX, counted, memory_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[np.int64]
-    Bytes = NDArray[np.uint8]
+    from shared.tables.vectors import Bytes, Numbers
 
 Raw = bytes
 """Where a method has that name."""
@@ -37,9 +35,6 @@ NOWHERE = -1
 NOT_RECORDED = "not recorded"
 """The fault of a gap."""
 NO_FIELD = (0, NOWHERE)
-TIME_US_MAX = 253_402_300_799_999_999
-"""The end of the year 9999: what Spark and Python can tell."""
-
 _RUN = ("at", "stride", "messages")
 _FIELDS = ("name", "key", "source", "payload")
 _NUMBERS = len(_RUN) + 2 * len(_FIELDS)
@@ -102,11 +97,8 @@ class Rows:
     def __init__(self, batch: pa.RecordBatch, protocol: str, codec: Codec) -> None:
         self._batch = batch
         self._protocol, self._own = protocol, protocol.encode()
-        value = batch.column("value")
-        _, offsets, data = value.buffers()
-        bounds = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value) + 1]
-        self._buffer = data if data is not None else pa.py_buffer(b"")
-        self._memory = memoryview(self._buffer)
+        self._memory, bounds = memory_of(batch)
+        self._buffer = pa.py_buffer(self._memory)
         self.data: Bytes = np.frombuffer(self._memory, np.uint8)
         self._heads: list[Block | None] = []
         self._faults: list[_Fault] = []
@@ -148,7 +140,7 @@ class Rows:
         """Raises BadBlock for one that this protocol does not write."""
         if head.protocol != self._own:
             raise BadBlock(f"it is of the protocol {head.protocol.decode(errors='backslashreplace')}")
-        if head.time_us > TIME_US_MAX:
+        if head.time_us // 1000 > TIME_MS_MAX:
             raise BadBlock("its time")
         if head.codec not in (GAP, self._codec.number):
             raise BadBlock(f"codec {head.codec}")
@@ -167,8 +159,7 @@ class Rows:
         """From runs to the places of every message's fields."""
         times = runs[:, 2]
         which = np.repeat(np.arange(len(runs)), times)
-        nth = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times)
-        begins = runs[which, 0] + runs[which, 1] * nth
+        begins = runs[which, 0] + runs[which, 1] * counted(times)
         self.places: dict[str, tuple[Numbers, Numbers]] = {}
         for number, field in enumerate(_FIELDS):
             column = len(_RUN) + 2 * number
@@ -284,28 +275,9 @@ class Rows:
 
 
 FEW = 32
-"""Where `repeats` finds fewer it has cost as much as reading these one by one."""
+"""Where `equal_rows` finds fewer it has cost as much as reading these one by one."""
 TRY_AGAIN = 64
 """After so little luck, that many frames are read one by one before it is asked again."""
-
-
-def repeats(data: "Bytes", at: int, stride: int, most: int, columns: Sequence[tuple[int, int]]) -> int:
-    """How many of `most` frames, a stride apart, have in these columns what the first has; at least 1."""
-    done, step = 1, 16
-    while done < most:
-        step = min(step, most - done)
-        begin = at + done * stride
-        rows = data[begin : begin + step * stride].reshape(step, stride)
-        same = step
-        for first, last in columns:
-            equal = (rows[:same, first:last] == data[at + first : at + last]).all(axis=1)
-            if not equal.all():
-                same = int(equal.argmin())
-        done += same
-        if same < step:
-            break
-        step *= 8
-    return done
 
 
 def texts(raw: pa.Array) -> pa.Array:
@@ -316,11 +288,3 @@ def texts(raw: pa.Array) -> pa.Array:
         encoded = raw.dictionary_encode()
         shown = [each.as_py().decode(errors="backslashreplace") for each in encoded.dictionary]
         return pa.array(shown, pa.string()).take(encoded.indices)
-
-
-def unsigned(data: "Bytes", at: "Numbers", size: int) -> "Numbers":
-    """Big-endian numbers of up to seven bytes at these places."""
-    number = np.zeros(len(at), np.int64)
-    for place in range(size):
-        number = number << 8 | data[at + place]
-    return number

@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from shared.recording.blocks import NAMESPACE
 from shared.recording.rows import Codec, Rows
-from shared.tables.table import RECORDED, VOLUMES, Table, recorded_schema, schema_of, volumes_schema
-from shared.tables.volumes import added_up, by_minute, per_minute
+from shared.tables.table import RECORDED, LogTable, recorded_schema, schema_of, volumes_schema
+from shared.tables.volumes import added_up, volumes_table
 
 MESSAGES = "messages"
 Decode = Callable[[Rows], pa.RecordBatch]
@@ -27,9 +27,9 @@ class RecordedLog:
     def rows(self, batch: pa.RecordBatch) -> Rows:
         return Rows(batch, self.protocol, self.codec)
 
-    def table(self, name: str, summary: str, schema: pa.Schema, decode: Decode) -> Table:
+    def table(self, name: str, summary: str, schema: pa.Schema, decode: Decode) -> LogTable:
         """A table of the log; `decode` is applied to its rows."""
-        return Table(
+        return LogTable(
             name,
             summary,
             namespace=NAMESPACE,
@@ -38,14 +38,8 @@ class RecordedLog:
             decode=lambda batch: decode(self.rows(batch)),
         )
 
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[LogTable, ...]:
         """Those that every recorded log has."""
-        volumes = self.table(
-            VOLUMES,
-            "what passed through: messages and bytes by name, key and minute",
-            volumes_schema(),
-            _volumes,
-        )
         return (
             self.table(
                 RECORDED,
@@ -54,7 +48,11 @@ class RecordedLog:
                 _recorded,
             ),
             self.table(MESSAGES, "the same with sizes instead of payloads", MESSAGES_SCHEMA, _messages),
-            attrs.evolve(volumes, gather=per_minute, fold=by_minute),
+            volumes_table(
+                "what passed through: messages and bytes by name, key and minute",
+                *(NAMESPACE, self.protocol),
+                decode=lambda batch: _volumes(self.rows(batch)),
+            ),
         )
 
 

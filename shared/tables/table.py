@@ -1,7 +1,7 @@
 """The contract between a protocol and the pipeline: the rows that the records of its logs are.
 
-A `Plugin` names them lazily (`tables="pubsub.tables:TABLES"`, a sequence of `Table`), so the pipeline finds
-every protocol's by entry point and knows none by name. A job asks for a table by what it is called or for the
+A `Plugin` names them lazily (`tables="pubsub.tables:TABLES"`, a sequence of `LogTable`), so the pipeline
+finds every protocol's by entry point and knows none by name. A job asks for a table by its name or for the
 columns that it needs, never for a protocol.
 
 Decoding is over Arrow batches: a function from one batch to another that keeps nothing between two, so Spark
@@ -60,7 +60,7 @@ VALUE = "value"
 
 
 @attrs.frozen
-class Table:
+class LogTable:
     """What the records of some logs are as rows of typed columns.
 
     `namespace`, `logs`: whose records, by the folder's name and a regular expression that matches whole names
@@ -89,12 +89,12 @@ class TooMany(BrokerError):
     """More rows than one process should hold: an answer for Spark."""
 
 
-def tables_of(plugin: "Plugin") -> Sequence[Table]:
+def tables_of(plugin: "Plugin") -> Sequence[LogTable]:
     """A protocol's tables, loaded now; none where it has none. Raises ImportError, AttributeError."""
     if plugin.tables is None:
         return ()
     module, _, attribute = plugin.tables.partition(":")
-    found: Sequence[Table] = getattr(importlib.import_module(module), attribute)
+    found: Sequence[LogTable] = getattr(importlib.import_module(module), attribute)
     return found
 
 

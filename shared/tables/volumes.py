@@ -4,19 +4,33 @@ Decoding adds up what one batch holds, by the second, so that a million messages
 `per_minute` adds up these with Spark, `by_minute` without.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.tables.table import volumes_schema
+from shared.tables.table import VOLUMES, LogTable, volumes_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BY = ("log", "time", "protocol", "name", "key", "fault")
 _SUMS = ("messages", "bytes")
+
+
+Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+def volumes_table(
+    summary: str, namespace: str, logs: str, decode: Decode, measure: Decode | None = None
+) -> LogTable:
+    """A protocol's. `decode` gives what `added_up` does, of records, and `measure` of index entries."""
+    return LogTable(
+        *(VOLUMES, summary, namespace, logs, volumes_schema(), decode, measure),
+        gather=per_minute,
+        fold=by_minute,
+    )
 
 
 def added_up(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.recording import blocks
 from shared.recording.blocks import Block
-from shared.tables.table import Table, records_schema
+from shared.tables.table import LogTable, records_schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_US = 1_700_000_000_123_456
@@ -40,7 +40,7 @@ def batch_of(payloads: Sequence[bytes], log: str) -> pa.RecordBatch:
     )
 
 
-def rows(table: Table, batch: pa.RecordBatch) -> list[Row]:
+def rows(table: LogTable, batch: pa.RecordBatch) -> list[Row]:
     """What a table makes of a batch: the same rows wherever the batch is cut."""
     whole = table.decode(batch)
     assert whole.schema == table.schema

@@ -9,7 +9,7 @@ from brokers import plugins
 from brokers.errors import ExitCode
 from brokers.pipeline.jobs.where import SERVED, Where
 from shared.errors import BrokerError, ConfigError
-from shared.tables.table import Table, tables_of
+from shared.tables.table import LogTable, tables_of
 
 
 class NoTable(BrokerError):
@@ -23,7 +23,7 @@ class Offered:
     """A table, and the protocol whose it is."""
 
     protocol: str
-    table: Table
+    table: LogTable
 
 
 def logs_of(found: Offered, *, served: bool) -> dict[str, str]:

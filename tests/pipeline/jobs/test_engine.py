@@ -14,7 +14,7 @@ from brokers.pipeline.jobs.engine import Asking, is_little, is_local
 from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.source.origin import DataLoss
-from dms import lives
+from dms import lifecycles
 from shared.errors import UsageError
 from shared.tables.table import LIVES, VOLUMES
 from tests.pipeline.folders import RECORDS, offset_of
@@ -99,7 +99,7 @@ def test_more_messages_than_one_process_holds_are_for_spark(
     spark: "SparkSession", passed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = cli.latency(passed)
-    monkeypatch.setattr(lives, "MESSAGES_MAX", -(1 << 20))
+    monkeypatch.setattr(lifecycles, "MESSAGES_MAX", -(1 << 20))
     assert cli.latency(passed) == expected
     with pytest.raises(UsageError, match="which is for Spark: --engine spark"):
         cli.latency(passed, reading=Asking(engine="local"))

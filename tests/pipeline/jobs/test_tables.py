@@ -14,7 +14,7 @@ from brokers.pipeline.jobs.frames import rows_of
 from brokers.pipeline.jobs.offers import NoTable, offered
 from brokers.pipeline.jobs.where import Where, check_folder
 from dms import events
-from dms.lives import lives, lives_of
+from dms.lifecycles import lifecycles, lifecycles_of
 from shared.errors import StoreFormat
 from shared.tables.table import LIVES, VOLUMES
 from tests.dms import plain_events
@@ -48,9 +48,9 @@ def test_a_life_is_what_the_records_tell_one_by_one(engine: "SparkSession | None
             those += [(f"{queue} {seed}", *record[1:]) for record in plain_events.log_of(world, queue)]
     batch = events.events(plain_events.batch_of(those))
     if engine is None:
-        table = lives_of(batch.slice(at, 7) for at in range(0, len(batch), 7))
+        table = lifecycles_of(batch.slice(at, 7) for at in range(0, len(batch), 7))
     else:
-        table = lives(engine.createDataFrame(pa.Table.from_batches([batch])))
+        table = lifecycles(engine.createDataFrame(pa.Table.from_batches([batch])))
     expected = plain_events.lives(those)
     found = by_message(rows_of(table))
     assert found == expected

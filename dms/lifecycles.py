@@ -1,14 +1,14 @@
-"""Each message's life, from the events that the log tells, gathered by queue and sequence: by Spark or here.
+"""Each message's lifecycle, from the events in the log, gathered by queue and sequence: by Spark or here.
 
     produced -> delivered -> acknowledged
                    |   ^
                    v   |
                  returned -> dead-lettered, expired, ...
 
-A life ends once, and each of its events is in the log once, so plain minima, maxima and counts are enough, in
-one pass and in any order; which came first their offsets say, since clocks may be set back. What no record
-says outright is inferred as the broker does when it opens the queue (STORAGE.md): all before the row's head,
-and not gone, was delivered, even if a crash lost the note.
+A lifecycle ends once, and each of its events is in the log once. So plain minima, maxima and counts are
+enough, in one pass and in any order. Offsets say which came first, since clocks may be set back. What no
+record says outright is inferred as the broker does when it opens the queue (STORAGE.md): all before the row's
+head, and not gone, was delivered, even if a crash lost the note.
 
 What Spark says with minima and maxima by offset, one process says with the first and the last in the order
 of the log: a message is a place in arrays, and each batch is entered there as a whole.
@@ -23,12 +23,12 @@ import pyarrow.compute as pc
 
 from dms.events import ACKNOWLEDGED, DELIVERED, GONE, KEPT, MOVED, PRODUCED, RETURNED, SNAPSHOT
 from shared.tables.table import TooMany, time_type
+from shared.tables.vectors import counted
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from pyspark.sql import Column, DataFrame
 
-    Numbers = NDArray[np.int64]
+    from shared.tables.vectors import Numbers
 
 OUTCOMES = {
     (ACKNOWLEDGED, None): "acknowledged",
@@ -39,7 +39,7 @@ OUTCOMES = {
     (GONE, "max_deliveries"): "exhausted",
     (GONE, "purged"): "purged",
 }
-"""How a life ended, by event and reason."""
+"""How a lifecycle ended, by event and reason."""
 WAITING, HELD, BACK = "waiting", "held", "returned"
 """How it stands where it has not: never delivered; with a consumer; given back, and to be delivered again."""
 
@@ -48,7 +48,7 @@ MESSAGES_MAX = 1 << 24
 """Of one process: each takes some 100 bytes."""
 
 
-def lives(events: "DataFrame") -> "DataFrame":
+def lifecycles(events: "DataFrame") -> "DataFrame":
     """A row for each message that the events tell of, with Spark.
 
     `log`, `protocol`, `name`, `seq`: which message. `bytes`: of its body. `origin`: of a dead letter, where
@@ -153,16 +153,16 @@ def _between(start: str, end: str) -> "Column":
 # -- without Spark
 
 
-def lives_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+def lifecycles_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     """The same rows in order, from events that come in each log's order. Raises TooMany."""
-    found = _Lives()
+    found = _Lifecycles()
     for batch in batches:
         found.add(batch)
     return found.table()
 
 
 _EVENTS = (PRODUCED, DELIVERED, RETURNED, KEPT, SNAPSHOT, ACKNOWLEDGED, GONE, MOVED)
-"""By number; those that end a life last, as Spark has their maximum."""
+"""By number; those that end a lifecycle last, as Spark has their maximum."""
 _PRODUCED, _DELIVERED, _RETURNED, _KEPT, _SNAPSHOT, _ACKNOWLEDGED, _GONE, _MOVED = range(len(_EVENTS))
 _PAGE = 256
 """Messages of a queue whose places are side by side."""
@@ -173,7 +173,7 @@ _MOST = ("bytes", "counted", "end", "reason", "origin", "target")
 _COUNTS = ("noted", "noted_since", "returns")
 
 
-class _Lives:
+class _Lifecycles:
     """A place in `columns` for each message; pages of them are given out as sequences turn up."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class _Lives:
             self.snapshots.setdefault(log, place)
         counts = np.maximum(messages, 0)
         of = np.repeat(np.arange(len(counts)), counts)
-        at = self._places(log, seq[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts))
+        at = self._places(log, seq[of] + counted(counts))
         self.seen[at] = True
         time = _numbers(rows.column("time").cast(pa.int64()))
         deliveries = _numbers(rows.column("deliveries"))
