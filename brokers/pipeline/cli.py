@@ -3,15 +3,9 @@
 A command imports what it needs when it is called: a list of commands must not wait for Spark.
 """
 
-from typing import Annotated
-
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from brokers.pipeline.jobs import cli as jobs
-
-Master = Annotated[
-    str, Parameter(help="Where Spark runs: local[*], or a cluster's spark://host:port.", show_default=True)
-]
 
 app = App(
     name="pipeline",

@@ -45,7 +45,7 @@ _MODULES = {"attrs": "attr"}
 _UNKNOWN = "of unknown version"
 
 
-class State(Enum):
+class Verdict(Enum):
     OK = "ok"
     WARNING = "warning"
     """Works, or might."""
@@ -58,7 +58,7 @@ class Finding:
     """One thing that is needed. `advice`: what to do about it, where there is something to do."""
 
     what: str
-    state: State
+    state: Verdict
     found: str
     advice: str = ""
 
@@ -75,7 +75,7 @@ def doctor(
     exit code is 1 where something is missing without which nothing works.
     """
     found = list(findings(start=start))
-    missing = any(finding.state is State.MISSING for finding in found)
+    missing = any(finding.state is Verdict.MISSING for finding in found)
     return Outcome(found, ExitCode.FAILED if missing else ExitCode.OK)
 
 
@@ -99,11 +99,11 @@ def python() -> Finding:
     workers = os.environ.get("PYSPARK_PYTHON")
     if sys.version_info < PYTHON_LEAST:
         least = ".".join(map(str, PYTHON_LEAST))
-        return Finding("python", State.MISSING, found, f"Python {least} or later")
+        return Finding("python", Verdict.MISSING, found, f"Python {least} or later")
     if workers and _resolved(workers) != _resolved(sys.executable):
         advice = f"PYSPARK_PYTHON is {workers}: Spark's workers need the same Python and packages; unset it"
-        return Finding("python", State.WARNING, found, advice)
-    return Finding("python", State.OK, found)
+        return Finding("python", Verdict.WARNING, found, advice)
+    return Finding("python", Verdict.OK, found)
 
 
 def packages(version: Callable[[str], str | None] | None = None) -> Iterator[Finding]:
@@ -113,12 +113,12 @@ def packages(version: Callable[[str], str | None] | None = None) -> Iterator[Fin
         found = version(name)
         if found is None:
             advice = f"{GET_EXTRA} brings it" if name not in ("crc32c", "attrs") else f"pip install {name}"
-            yield Finding(name, State.MISSING, "not installed", advice)
+            yield Finding(name, Verdict.MISSING, "not installed", advice)
         elif found != _UNKNOWN and not wanted.contains(found, prereleases=True):
             advice = f"this release needs another: pip install '{name}{wanted}'"
-            yield Finding(name, State.WARNING, found, advice)
+            yield Finding(name, Verdict.WARNING, found, advice)
         else:
-            yield Finding(name, State.OK, found)
+            yield Finding(name, Verdict.OK, found)
 
 
 def extra() -> dict[str, SpecifierSet]:
@@ -151,14 +151,14 @@ def javas(environ: Mapping[str, str]) -> Iterator[Finding]:
     for candidate in java.candidates(dict(environ)):
         what = f"java ({candidate.origin})"
         if isinstance(candidate, java.Unfit):
-            yield Finding(what, State.WARNING, candidate.text, f"Java {java.VERSION_MIN} or later")
+            yield Finding(what, Verdict.WARNING, candidate.text, f"Java {java.VERSION_MIN} or later")
             continue
         used = chosen is None
         chosen = chosen or candidate
-        yield Finding(what, State.OK, f"{candidate.version}, {candidate.home}" + (", used" if used else ""))
+        yield Finding(what, Verdict.OK, f"{candidate.version}, {candidate.home}" + (", used" if used else ""))
     if chosen is None:
         advice = f"{GET_EXTRA} brings one, or set JAVA_HOME to a Java {java.VERSION_MIN} or later"
-        yield Finding("java", State.MISSING, "none that will do", advice)
+        yield Finding("java", Verdict.MISSING, "none that will do", advice)
     else:
         yield launcher(chosen, environ)
 
@@ -171,11 +171,11 @@ def launcher(chosen: java.Java, environ: Mapping[str, str]) -> Finding:
     try:
         done = subprocess.run(command, env=with_java, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError) as error:
-        return Finding("launcher", State.MISSING, str(error), _ANOTHER_JAVA)
+        return Finding("launcher", Verdict.MISSING, str(error), _ANOTHER_JAVA)
     said = done.stderr.strip().splitlines() or [""]
     if done.returncode:
-        return Finding("launcher", State.MISSING, f"{command[0]}: {said[0]}", _ANOTHER_JAVA)
-    return Finding("launcher", State.OK, command[0])
+        return Finding("launcher", Verdict.MISSING, f"{command[0]}: {said[0]}", _ANOTHER_JAVA)
+    return Finding("launcher", Verdict.OK, command[0])
 
 
 _ANOTHER_JAVA = "set JAVA_HOME to another Java"
@@ -185,8 +185,8 @@ def shell(environ: Mapping[str, str]) -> Finding:
     """Spark is started by scripts, for which a small image may have no shell."""
     found = shutil.which("bash", path=environ.get("PATH"))
     if found is None:
-        return Finding("bash", State.MISSING, "not on PATH", "Spark's own scripts need it")
-    return Finding("bash", State.OK, found)
+        return Finding("bash", Verdict.MISSING, "not on PATH", "Spark's own scripts need it")
+    return Finding("bash", Verdict.OK, found)
 
 
 def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
@@ -196,7 +196,7 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
     except OSError:
         kib = None
     if kib is None:
-        return Finding("memory", State.WARNING, "unknown", "")
+        return Finding("memory", Verdict.WARNING, "unknown", "")
     free = int(kib[1]) << 10
     limit = _number(Path("/sys/fs/cgroup/memory.max"))
     if limit is not None:
@@ -204,8 +204,8 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
     text = f"{free / (1 << 30):.1f} GiB free"
     if free < MEMORY_LEAST:
         advice = f"{MEMORY_LEAST >> 30} GiB; a smaller heap is spark.driver.memory (1g unless set)"
-        return Finding("memory", State.WARNING, text, advice)
-    return Finding("memory", State.OK, text)
+        return Finding("memory", Verdict.WARNING, text, advice)
+    return Finding("memory", Verdict.OK, text)
 
 
 def disk() -> Finding:
@@ -214,11 +214,11 @@ def disk() -> Finding:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding("disk", State.MISSING, f"{folder}: {error.strerror}", "set SPARK_LOCAL_DIRS")
+        return Finding("disk", Verdict.MISSING, f"{folder}: {error.strerror}", "set SPARK_LOCAL_DIRS")
     text = f"{free / (1 << 30):.1f} GiB free in {folder}"
     if free < DISK_LEAST:
-        return Finding("disk", State.WARNING, text, "SPARK_LOCAL_DIRS names another folder")
-    return Finding("disk", State.OK, text)
+        return Finding("disk", Verdict.WARNING, text, "SPARK_LOCAL_DIRS names another folder")
+    return Finding("disk", Verdict.OK, text)
 
 
 def libraries(environ: Mapping[str, str]) -> Finding:
@@ -228,11 +228,11 @@ def libraries(environ: Mapping[str, str]) -> Finding:
     try:
         runs = may_execute(folder)
     except OSError as error:
-        return Finding("libraries", State.WARNING, f"{folder}: {error.strerror}", _ANOTHER_FOLDER)
+        return Finding("libraries", Verdict.WARNING, f"{folder}: {error.strerror}", _ANOTHER_FOLDER)
     if not runs:
         advice = f"Spark cannot read or write Parquet of zstd (an archive) or snappy: {_ANOTHER_FOLDER}"
-        return Finding("libraries", State.WARNING, f"nothing can be loaded from {folder} (noexec)", advice)
-    return Finding("libraries", State.OK, f"can be loaded from {folder}")
+        return Finding("libraries", Verdict.WARNING, f"nothing can be loaded from {folder} (noexec)", advice)
+    return Finding("libraries", Verdict.OK, f"can be loaded from {folder}")
 
 
 _OPTIONS_OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
@@ -263,8 +263,8 @@ def loopback() -> Finding:
             socket.create_connection(("127.0.0.1", port), 5).close()
     except OSError as error:
         advice = "a local Spark listens on 127.0.0.1 at ports that the system picks"
-        return Finding("loopback", State.MISSING, str(error), advice)
-    return Finding("loopback", State.OK, "ports can be had on 127.0.0.1")
+        return Finding("loopback", Verdict.MISSING, str(error), advice)
+    return Finding("loopback", Verdict.OK, "ports can be had on 127.0.0.1")
 
 
 def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
@@ -273,9 +273,9 @@ def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError as error:
-            yield Finding(f"port {port}", State.WARNING, error.strerror or str(error), f"for {what}")
+            yield Finding(f"port {port}", Verdict.WARNING, error.strerror or str(error), f"for {what}")
         else:
-            yield Finding(f"port {port}", State.OK, "free")
+            yield Finding(f"port {port}", Verdict.OK, "free")
 
 
 def spark() -> Finding:
@@ -288,8 +288,8 @@ def spark() -> Finding:
             found.sparkContext.parallelize([0], 1).map(_worker).collect()
             version = found.version
     except (BrokerError, ImportError, OSError) as error:
-        return Finding("spark", State.MISSING, str(error), "see the findings above, and standard error")
-    return Finding("spark", State.OK, f"{version} started and stopped in {perf_counter() - begun:.1f} s")
+        return Finding("spark", Verdict.MISSING, str(error), "see the findings above, and standard error")
+    return Finding("spark", Verdict.OK, f"{version} started and stopped in {perf_counter() - begun:.1f} s")
 
 
 def _worker(_: Any) -> bool:

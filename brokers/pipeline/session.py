@@ -74,7 +74,7 @@ def session(
         java.use()
         _workers_find_us(master)
     progress = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
-    settings = _DEFAULTS | progress | (_LOCAL if _is_local(master) else {}) | dict(config or {})
+    settings = _DEFAULTS | progress | (_LOCAL if is_local(master) else {}) | dict(config or {})
     settings = spark_settings.settings(settings)
     if running is not None or remote:
         settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
@@ -103,12 +103,12 @@ def register(spark: "SparkSession") -> None:
 
     # Shipped before the source is registered: which files its workers need is noted with it.
     if _is_remote(spark):
-        spark.addArtifacts(str(_zip()), pyfile=True)
+        spark.addArtifacts(str(zip_of_ours()), pyfile=True)
         spark.dataSource.register(LogmqDataSource)
         return
     context = spark.sparkContext
-    if not _is_local(str(context.master)) or not _is_installed():
-        context.addPyFile(str(_zip()))
+    if not is_local(str(context.master)) or not _is_installed():
+        context.addPyFile(str(zip_of_ours()))
     with _active(spark):
         spark.dataSource.register(LogmqDataSource)
 
@@ -144,12 +144,12 @@ def _workers_find_us(master: str) -> None:
     """What must stand in the environment before the JVM starts, since workers inherit it from there."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    ours = [str(_LOOKUP), *([str(_LOOKUP / "local"), str(_ROOT)] if _is_local(master) else [])]
+    ours = [str(_LOOKUP), *([str(_LOOKUP / "local"), str(_ROOT)] if is_local(master) else [])]
     missing = [path for path in ours if path not in paths]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*missing, *paths]))
 
 
-def _is_local(master: str) -> bool:
+def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
@@ -163,7 +163,7 @@ def _is_installed() -> bool:
 
 
 @functools.cache
-def _zip() -> Path:
+def zip_of_ours() -> Path:
     """Our packages and every protocol's as a zip file, made once a process and removed at its end."""
     folder = Path(tempfile.mkdtemp(prefix="brokers-pipeline-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -86,7 +86,7 @@ def remake(folder: Path, payloads: list[bytes], *, clean: bool = True) -> None:
 
 
 def follow(chosen: Options, start: stream.Offset, limit: stream.Limit | None = None) -> stream.Offset:
-    return stream.following(chosen, origin.rules(chosen), start, limit or stream.Limit())
+    return stream.planned(chosen, origin.rules(chosen), start, limit or stream.Limit()).end
 
 
 def between(chosen: Options, start: stream.Offset, end: stream.Offset) -> list[bytes]:

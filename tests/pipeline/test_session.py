@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from brokers.pipeline.session import _is_local, _zip, register, session
+from brokers.pipeline.session import is_local, register, session, zip_of_ours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def test_the_zip_file_is_all_of_ours_that_an_executor_needs() -> None:
     """Imported by a Python that has the libraries, and no way to this package but the zip file."""
-    packed = str(_zip())
+    packed = str(zip_of_ours())
     program = (
         "import brokers.pipeline.source.data_source as source, logmq, shared;"
         "print(*(each.__file__ for each in (source, logmq, shared)), sep='\\n')"
@@ -35,10 +35,10 @@ def test_the_zip_file_is_all_of_ours_that_an_executor_needs() -> None:
 
 
 def test_only_this_machines_own_workers_are_local() -> None:
-    assert _is_local("local")
-    assert _is_local("local[2]")
-    assert not _is_local("spark://somewhere:7077")
-    assert not _is_local("local-cluster[2,1,1024]")
+    assert is_local("local")
+    assert is_local("local[2]")
+    assert not is_local("spark://somewhere:7077")
+    assert not is_local("local-cluster[2,1,1024]")
 
 
 def test_a_source_is_registered_in_one_session_though_another_that_is_active_has_it(
@@ -76,7 +76,7 @@ class Remote:
 def test_the_source_is_shipped_to_a_server_of_spark_connect_and_then_registered() -> None:
     remote = Remote()
     register(remote)  # type: ignore[arg-type]
-    assert remote.told == [str(_zip()), "logmq"]
+    assert remote.told == [str(zip_of_ours()), "logmq"]
 
 
 def test_a_session_of_spark_connect_that_runs_is_taken_and_told_what_it_may_be(

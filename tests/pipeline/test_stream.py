@@ -166,9 +166,9 @@ def test_a_stream_with_a_target_ends_there(folder: Path) -> None:
     chosen = options(folder, streaming=True, startingOffsets="earliest")
     target = stream.target(chosen)
     fill(folder, {ORDERS: [b"later"]})
-    end = stream.following(chosen, origin.rules(chosen), stream.INITIAL, stream.Limit(), target)
+    end = stream.planned(chosen, origin.rules(chosen), stream.INITIAL, stream.Limit(), target).end
     assert between(chosen, stream.INITIAL, end) == RECORDS
-    assert stream.following(chosen, origin.rules(chosen), end, stream.Limit(), target) == end
+    assert stream.planned(chosen, origin.rules(chosen), end, stream.Limit(), target).end == end
 
 
 def test_folders_are_read_together_and_share_a_limit(tmp_path: Path) -> None:

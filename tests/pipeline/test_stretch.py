@@ -75,7 +75,7 @@ def at_the_beginning(chosen: Options) -> stream.Offset:
 
 
 def batches(chosen: Options, start: stream.Offset, limit: stream.Limit, **more: Any) -> Iterator[list[bytes]]:
-    while (end := stream.following(chosen, origin.rules(chosen), start, limit, **more)) != start:
+    while (end := stream.planned(chosen, origin.rules(chosen), start, limit, **more).end) != start:
         yield between(chosen, start, end)
         start = end
 

@@ -192,12 +192,12 @@ def _rounds(
         started(f"archive {folder}", master, config) as spark,
     ):
         archiver = Archiver(spark, feed, place, folder, settings, warn=_warn)
-        with _until_told(archiver.stop):
+        with until_told(archiver.stop):
             yield from archiver.once() if once else archiver.follow()
 
 
 @contextmanager
-def _until_told(stop: threading.Event) -> Iterator[None]:
+def until_told(stop: threading.Event) -> Iterator[None]:
     """SIGTERM and SIGINT let the round under way be the last; the second one ends that, too.
 
     A round waits for as long as a cluster has no workers.

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from brokers.pipeline.jobs import anomaly, lag, latency, offers, tables, throughput
 from brokers.pipeline.jobs.frames import (
     Frame,
+    Row,
     by_group,
     grouped,
     is_one_of,
@@ -27,8 +28,6 @@ from shared.tables.table import LIVES, VALUE, VOLUMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Row = Mapping[str, Any]
 
 OTHERS = "(all others)"
 _NAMES = ["protocol", "name"]

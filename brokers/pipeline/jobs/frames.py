@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Frame = Any
 """A DataFrame, or an Arrow table: pyarrow has no types that mypy could tell apart."""
 _Some = TypeVar("_Some")
+Row = Mapping[str, Any]
 
 BROKER = "broker"
 """The column that says which folder or server a row is of, where there are several."""

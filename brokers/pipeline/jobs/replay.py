@@ -174,25 +174,25 @@ async def replay(
 
     last: Sequence[Sent] = ()
     if resumed:
-        last, source = _begun(source, place)
+        last, source = begun_batch(source, place)
         await send(last)
-    async with aclosing(_batches(source, pace)) as batches:
+    async with aclosing(due_batches(source, pace)) as batches:
         async for batch in batches:
-            at = {**place.at, **_behind(last)}
-            place = attrs.evolve(place, seq=place.seq + 1, at=at, batch=_contents(batch))
+            at = {**place.at, **next_offsets(last)}
+            place = attrs.evolve(place, seq=place.seq + 1, at=at, batch=contents_of(batch))
             progress.save(place)
             await send(batch)
             last = batch
-    progress.save(attrs.evolve(place, at={**place.at, **_behind(last)}, batch={}, done=True))
+    progress.save(attrs.evolve(place, at={**place.at, **next_offsets(last)}, batch={}, done=True))
     return Replayed(topics, messages, size, resumed)
 
 
-def _behind(batch: Sequence[Sent]) -> dict[str, int]:
+def next_offsets(batch: Sequence[Sent]) -> dict[str, int]:
     """Where each of its logs goes on."""
     return {record.log: record.offset + LENGTH_BYTES + len(record.value) for record in batch}
 
 
-def _contents(batch: Sequence[Sent]) -> dict[str, list[int]]:
+def contents_of(batch: Sequence[Sent]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for record in batch:
         count, crc = found.get(record.log, (0, 0))
@@ -200,7 +200,7 @@ def _contents(batch: Sequence[Sent]) -> dict[str, list[int]]:
     return found
 
 
-def _begun(records: Iterator[Sent], place: Place) -> tuple[Sequence[Sent], Iterator[Sent]]:
+def begun_batch(records: Iterator[Sent], place: Place) -> tuple[Sequence[Sent], Iterator[Sent]]:
     """The records of the batch that was begun, and the others. Raises OtherRecords."""
     left = {log: count for log, (count, _) in place.batch.items()}
     batch: list[Sent] = []
@@ -214,7 +214,7 @@ def _begun(records: Iterator[Sent], place: Place) -> tuple[Sequence[Sent], Itera
             batch.append(record)
         else:
             others.append(record)
-    if _contents(batch) != {log: list(contents) for log, contents in place.batch.items()}:
+    if contents_of(batch) != {log: list(contents) for log, contents in place.batch.items()}:
         raise OtherRecords(
             f"batch {place.seq} was begun and cannot be sent again: its records are not there any "
             "more, or are others. Whether the target has them nobody can tell; a new --progress begins anew"
@@ -222,7 +222,7 @@ def _begun(records: Iterator[Sent], place: Place) -> tuple[Sequence[Sent], Itera
     return batch, chain(others, records)
 
 
-async def _batches(records: Iterator[Sent], pace: Pace) -> AsyncGenerator[list[Sent]]:
+async def due_batches(records: Iterator[Sent], pace: Pace) -> AsyncGenerator[list[Sent]]:
     """Records that are due, a batch at a time."""
     begin = trio.current_time()
     first = None

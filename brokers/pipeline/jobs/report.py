@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 
 from brokers.escape import escape
-from brokers.pipeline import plots
-from brokers.pipeline.jobs.figures import BARS_MAX, Figures, Row
-from brokers.pipeline.jobs.frames import microseconds
+from brokers.pipeline.jobs import plots
+from brokers.pipeline.jobs.figures import BARS_MAX, Figures
+from brokers.pipeline.jobs.frames import Row, microseconds
 
 PAGE = "report.html"
 TABLE_MAX = 15

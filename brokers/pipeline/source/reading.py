@@ -14,16 +14,12 @@ from crc32c import crc32c
 
 from brokers.pipeline.source.options import Unverified
 from brokers.pipeline.source.origin import Policy
-from brokers.pipeline.source.spans import Chunk, Span
+from brokers.pipeline.source.spans import CHUNK_BYTES, Chunk, Span, chunk_of
 from shared.storage import format, index
 from shared.storage.format import IndexEntry
 
 FirstKept = Callable[[], int | None]
 """A log's first offset as of now, the journal asked too; None where the log is gone."""
-
-CHUNK_BYTES = 8 << 20
-"""Large enough that what is done once a chunk costs nothing, small enough to stay in the cache a while."""
-
 
 _ZERO = bytes(format.LENGTH_BYTES)
 
@@ -113,11 +109,11 @@ class SpanReader:
                 good.append(mark)
                 continue
             if good:
-                yield _part(base, data, good)
+                yield chunk_of(base, data, good)
                 good = []
             self._lose(mark.offset, mark.end, text)
         if good:
-            yield _part(base, data, good)
+            yield chunk_of(base, data, good)
 
     def _fault(self, data: bytes, mark: IndexEntry, base: int) -> str | None:
         part = memoryview(data)[mark.offset - base : mark.end - base]
@@ -162,10 +158,3 @@ class SpanReader:
     def _say(self, start: int, stop: int, text: str) -> None:
         span = self._span
         self._policy.lose(f"{span.topic} in {span.source}: offsets {start} to {stop} are lost: {text}")
-
-
-def _part(base: int, data: bytes, marks: list[IndexEntry]) -> Chunk:
-    start, stop = marks[0].offset, marks[-1].end
-    if start == base and stop - start == len(data):
-        return Chunk(base, data, marks)
-    return Chunk(start, data[start - base : stop - base], marks)

@@ -20,7 +20,7 @@ from brokers.pipeline.source.address import Reach, Server
 from brokers.pipeline.source.link import PIPELINED, Link
 from brokers.pipeline.source.options import Topics
 from brokers.pipeline.source.origin import Policy
-from brokers.pipeline.source.spans import Chunk, LogSpot, Span
+from brokers.pipeline.source.spans import CHUNK_BYTES, Chunk, LogSpot, Span, chunk_of
 from brokers.pipeline.source.stretch import Asked, Entries, Found, Need, Stretch, advance_all
 from logmq import connector
 from logmq.connector import LogmqError, Topic
@@ -29,7 +29,6 @@ from shared.errors import BrokerError
 from shared.storage import format
 from shared.storage.format import Flag, IndexEntry
 
-CHUNK_BYTES = 8 << 20
 SAME_MS = 1000
 """A mark's time is that of its first record: the records behind it may be 200 ms younger, and where a server
 has made its newest marks anew after a crash they may begin elsewhere."""
@@ -211,13 +210,13 @@ class Served:
                 mark = mark._replace(records=format.count_records(bytes(part)) or 0)
             elif policy.verify_crc and crc32c(part) != mark.crc32c:
                 if good:
-                    yield _part(base, data, good)
+                    yield chunk_of(base, data, good)
                     good = []
                 self._lose(policy, span, mark.offset, mark.end, "not the bytes that were written (CRC)")
                 continue
             good.append(mark)
         if good:
-            yield _part(base, data, good)
+            yield chunk_of(base, data, good)
 
     def _fetched(
         self, topic: str, ranges: Sequence[tuple[int, int]]
@@ -302,12 +301,6 @@ def _groups(marks: Iterator[IndexEntry]) -> Iterator[list[IndexEntry]]:
         taken.append(mark)
     if taken:
         yield taken
-
-
-def _part(base: int, data: bytes, marks: list[IndexEntry]) -> Chunk:
-    start, stop = marks[0].offset, marks[-1].end
-    whole = stop - start == len(data)
-    return Chunk(start, data if whole else data[start - base : stop - base], marks)
 
 
 def _ends(found: tuple[int, memoryview] | LogmqError | None, stop: int) -> bool:

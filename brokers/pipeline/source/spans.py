@@ -12,6 +12,8 @@ SPLIT_BYTES = 128 << 20
 SPLIT_BYTES_SPARING = 512 << 20
 """The same where little of it goes on to Spark: each task costs 10 ms and more before its first row."""
 
+CHUNK_BYTES = 8 << 20
+"""Large enough that what is done once a chunk costs nothing, small enough to stay in the cache a while."""
 SPLIT_BYTES_LEAST = 64 << 10
 """What an index entry covers: nothing is cut finer."""
 
@@ -66,8 +68,14 @@ class Chunk:
 
     def part(self, mark: IndexEntry) -> "Chunk":
         """What one of its entries covers."""
-        start = mark.offset - self.offset
-        return Chunk(mark.offset, self.data[start : start + mark.length], [mark])
+        return chunk_of(self.offset, self.data, [mark])
+
+
+def chunk_of(base: int, data: bytes, marks: Sequence[IndexEntry]) -> Chunk:
+    """What entries cover of `data`, which stands at `base`."""
+    start, stop = marks[0].offset, marks[-1].end
+    is_all = start == base and stop - start == len(data)
+    return Chunk(start, data if is_all else data[start - base : stop - base], marks)
 
 
 Cut = Callable[[Span, int], int]

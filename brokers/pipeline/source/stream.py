@@ -79,13 +79,6 @@ class Plan:
     behind: Mapping[str, Mapping[str, int]]
 
 
-def following(
-    options: Options, rules: Policy, start: Offset, limit: Limit, target: Target | None = None
-) -> Offset:
-    """The end of the batch that begins at `start`: `start` itself where there is nothing to read."""
-    return planned(options, rules, start, limit, target).end
-
-
 def planned(
     options: Options,
     rules: Policy,

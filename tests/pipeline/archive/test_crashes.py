@@ -207,13 +207,13 @@ def test_a_second_archiver_that_slipped_past_the_lock_stops_at_its_first_commit(
     slow.recover()
     quick.recover()
     before = glob(disk)
-    quick.commit(quick.manifest._next(0, quick.manifest.logs, (), (), ()))
+    quick.commit(quick.manifest.advance((), 0, 0))
     with pytest.raises(folders.ArchiveInUse):
-        slow.commit(slow.manifest._next(0, slow.manifest.logs, (), (), ()))
+        slow.commit(slow.manifest.advance((), 0, 0))
     for _ in range(3):  # also when what it lost to is pruned already
-        quick.commit(quick.manifest._next(0, quick.manifest.logs, (), (), ()))
+        quick.commit(quick.manifest.advance((), 0, 0))
     with pytest.raises(folders.ArchiveInUse):
-        slow.commit(slow.manifest._next(0, slow.manifest.logs, (), (), ()))
+        slow.commit(slow.manifest.advance((), 0, 0))
     assert glob(disk) == before
 
 
@@ -272,7 +272,7 @@ def test_a_reader_that_is_overtaken_by_commits_looks_again() -> None:
     def overtake(operation: Operation) -> None:
         disk.before = None
         for _ in range(3):
-            folder.commit(folder.manifest._next(0, folder.manifest.logs, (), (), ()))
+            folder.commit(folder.manifest.advance((), 0, 0))
         raise FileNotFoundError(operation.path)
 
     disk.before = overtake

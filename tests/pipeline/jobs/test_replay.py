@@ -161,7 +161,7 @@ def test_a_batch_that_was_begun_is_the_same_or_none(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "progress", OF)
     place = begun(progress, records)
     first, second = records[: job.BATCH_MESSAGES], records[job.BATCH_MESSAGES :]
-    progress.save(attrs.evolve(place, seq=1, batch=job._contents(first)))
+    progress.save(attrs.evolve(place, seq=1, batch=job.contents_of(first)))
     other = [record._replace(value=b"other") if record is first[5] else record for record in records]
     with pytest.raises(OtherRecords):
         run(other, broker, progress)
@@ -228,7 +228,7 @@ def test_a_topic_may_have_another_name_at_the_target(tmp_path: Path) -> None:
     assert (done.topics, done.messages, done.bytes, told) == (2, 3, size, [(3, size)])
     noted = progress.load()
     assert noted is not None
-    assert (noted.done, noted.batch, noted.at) == (True, {}, job._behind(records))
+    assert (noted.done, noted.batch, noted.at) == (True, {}, job.next_offsets(records))
     done = trio.run(job.replay, records, broker, noted, progress)
     assert (done.messages, sum(map(len, broker.messages.values()))) == (0, 3)
 
@@ -250,8 +250,8 @@ def test_what_is_not_of_the_batch_that_was_begun_goes_out_behind_it_in_its_order
     x, y = (
         [Sent(f"here {name}", 5 * number, 0.0, b"%d" % number) for number in range(4)] for name in ("x", "y")
     )
-    place = Place(OF, "w", {}, {}, 1, job._contents([x[0], y[0], y[1]]))
-    batch, others = job._begun(iter([x[0], x[1], y[0], x[2], y[1], y[2], x[3]]), place)
+    place = Place(OF, "w", {}, {}, 1, job.contents_of([x[0], y[0], y[1]]))
+    batch, others = job.begun_batch(iter([x[0], x[1], y[0], x[2], y[1], y[2], x[3]]), place)
     assert batch == [x[0], y[0], y[1]]
     assert list(others) == [x[1], x[2], y[2], x[3]]
 
@@ -259,7 +259,7 @@ def test_what_is_not_of_the_batch_that_was_begun_goes_out_behind_it_in_its_order
 async def batches(records: Sequence[Sent], pace: Pace) -> list[tuple[float, list[Sent]]]:
     """Each, and the seconds after which it went out."""
     begin = trio.current_time()
-    return [(trio.current_time() - begin, batch) async for batch in job._batches(iter(records), pace)]
+    return [(trio.current_time() - begin, batch) async for batch in job.due_batches(iter(records), pace)]
 
 
 async def test_a_batch_has_as_much_as_fits_by_number_bytes_and_logs() -> None:
@@ -290,7 +290,7 @@ def test_what_is_replayed_is_named_once_and_may_be_in_any_folder(tmp_path: Path)
         with pytest.raises(UsageError):
             topics_of(names, pattern)
     with opened(tmp_path, "a data folder's dms") as archive:
-        archive.commit(archive.manifest._next(0, {}, (), (), ()))
+        archive.commit(archive.manifest.advance((), 0, 0))
     with pytest.raises(NotMessages, match="archive of a data folder's dms"):
         FromArchive(tmp_path).extents(Topics(pattern=".*"))
 

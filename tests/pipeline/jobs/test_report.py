@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import attrs
 import pytest
 
-from brokers.pipeline import plots
-from brokers.pipeline.jobs import frames, report
+from brokers.pipeline.jobs import frames, plots, report
 from brokers.pipeline.jobs.figures import Figures, window_for
 from shared.errors import UsageError
 from tests.pipeline.jobs.test_measures import START

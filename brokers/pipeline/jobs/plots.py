@@ -19,11 +19,11 @@ from matplotlib import dates, ticker
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from brokers.pipeline.jobs.frames import Row
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-
-Row = Mapping[str, Any]
 
 LINES_MAX = 7
 """Names with a line of their own; the rest are one line together."""

@@ -10,7 +10,7 @@ import pytest
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archive import names
-from brokers.pipeline.archive.cli import _until_told, archive, archived
+from brokers.pipeline.archive.cli import archive, archived, until_told
 from brokers.pipeline.archive.files import LocalFiles
 from brokers.pipeline.archive.folder import ArchiveFolder
 from brokers.pipeline.jobs.running import said
@@ -85,7 +85,7 @@ def test_the_first_signal_ends_it_behind_its_round_and_the_second_at_once() -> N
     stop = threading.Event()
 
     def both() -> None:
-        with _until_told(stop):
+        with until_told(stop):
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.is_set()
             os.kill(os.getpid(), signal.SIGINT)

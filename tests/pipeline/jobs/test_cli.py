@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -170,8 +169,7 @@ def test_ctrl_c_is_an_interrupt_whatever_fails_for_it() -> None:
     def asking() -> None:
         try:
             os.kill(os.getpid(), signal.SIGINT)
-            while True:
-                time.sleep(0.01)
+            signal.pause()
         except KeyboardInterrupt:
             assert not logging.getLogger().isEnabledFor(logging.CRITICAL)
             raise RuntimeError("reentrant call") from None
