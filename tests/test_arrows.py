@@ -309,10 +309,9 @@ NOT_PRIVATE = frozenset({"_replace", "_asdict", "_fields", "_exit", "_get_j_spar
 PRIVATES_ALLOWED: Mapping[str, int] = {
     "tests/dmp": 5,
     "tests/dms": 3,
-    "tests/kqmsgq": 2,
     "tests/pipeline": 31,
     "tests/pubsub": 5,
-    "tests/shared": 51,
+    "tests/shared": 39,
     "tests/support": 2,
     "tests/trials": 13,
 }

@@ -173,7 +173,7 @@ class Acceptor:
         pushes: bool,
         is_behind: Callable[[], bool] | None = None,
     ) -> None:
-        self._listening = listening
+        self.listening = listening
         self._admitted = admitted
         self._is_behind = is_behind
         self._admission = admission
@@ -193,9 +193,9 @@ class Acceptor:
         """Accept until cancelled; the listening socket is closed then."""
         try:
             while True:
-                await trio.lowlevel.wait_readable(self._listening)
+                await trio.lowlevel.wait_readable(self.listening)
                 try:
-                    self._accept_many()
+                    self.accept_many()
                 except OSError as error:
                     if error.errno not in OUT_OF_DESCRIPTORS:
                         raise
@@ -206,17 +206,17 @@ class Acceptor:
 
     def close(self) -> None:
         """Stop listening; may be called again."""
-        self._listening.close()
+        self.listening.close()
         if self._spare_fd is not None:
             os.close(self._spare_fd)
             self._spare_fd = None
 
-    def _accept_many(self) -> None:
+    def accept_many(self) -> None:
         behind = self._is_behind is not None and self._is_behind()
         ends = perf_counter() + ACCEPT_SECONDS
         for _ in range(ACCEPTS_BEHIND if behind else ACCEPTS_MAX):
             try:
-                sock, address = self._listening.accept()
+                sock, address = self.listening.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -251,7 +251,7 @@ class Acceptor:
             os.close(self._spare_fd)
             try:
                 for _ in range(ACCEPTS_MAX):
-                    self._listening.accept()[0].close()
+                    self.listening.accept()[0].close()
                     turned_away += 1
             except OSError:  # nobody waits any more, or somebody else took the descriptor
                 pass

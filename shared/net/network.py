@@ -113,7 +113,7 @@ class Group:
         self._log = log.bind(protocol=name)
         self._check_exposure = partial(check_exposure, tls=tls, logs_in=logs_in, insecure=insecure)
         self._tls = server_context(tls) if tls.enabled else None
-        self._loop = LoopTurn(
+        self.loop = LoopTurn(
             settings=network.settings,
             admission=network.admission,
             budget=network.budget,
@@ -121,9 +121,9 @@ class Group:
             after_round=after_round,
             log=self._log,
         )
-        self._poll = _poll_driver(self._loop) if network.settings.driver == "auto" else None
-        self._stream = StreamDriver(self._loop)
-        self._acceptors: list[Acceptor] = []
+        self._poll = _poll_driver(self.loop) if network.settings.driver == "auto" else None
+        self._stream = StreamDriver(self.loop)
+        self.acceptors: list[Acceptor] = []
         self._endpoints: list[DatagramEndpoint] = []
         self._accepting = trio.CancelScope()
 
@@ -160,24 +160,24 @@ class Group:
         """Bind a UDP endpoint; `allow`: networks whose datagrams are taken, needed beyond loopback."""
         networks = allowed_networks(f"{name}.allow", host, allow)
         sockets = bind_udp(host, port, self._settings)
-        self._endpoints += [DatagramEndpoint(sock, sink, self._loop, networks) for sock in sockets]
+        self._endpoints += [DatagramEndpoint(sock, sink, self.loop, networks) for sock in sockets]
         return [sock.getsockname()[:2] for sock in sockets]
 
     @property
     def connections(self) -> int:
         """How many are open."""
-        return len(self._loop.connections)
+        return len(self.loop.connections)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept and serve until cancelled; then every connection is closed, its unsent output lost."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._loop.watch_deadlines, name=f"{self.name}: deadlines")
+                nursery.start_soon(self.loop.watch_deadlines, name=f"{self.name}: deadlines")
                 await nursery.start(self._stream.run)
                 if self._poll is not None:
                     nursery.start_soon(self._poll.run, name=f"{self.name}: connections")
                 if liveness.AVAILABLE:
-                    nursery.start_soon(liveness.watch, self._loop.pushed, self._settings.user_timeout_seconds)
+                    nursery.start_soon(liveness.watch, self.loop.pushed, self._settings.user_timeout_seconds)
                 for endpoint in self._endpoints:
                     nursery.start_soon(endpoint.run, name=f"{self.name}: datagrams")
                 nursery.start_soon(self._accept_all, name=f"{self.name}: new connections")
@@ -191,16 +191,16 @@ class Group:
 
     def drain(self) -> None:
         """End every connection as if its peer had shut down writing: what is owed is still answered."""
-        self._loop.drain()
+        self.loop.drain()
 
     async def wait_no_connections(self) -> None:
         """Return once every connection has closed."""
-        await self._loop.wait_no_connections()
+        await self.loop.wait_no_connections()
 
     def close(self) -> None:
         """Close everything at once: connections, unsent output lost, and sockets. May be called again."""
-        self._loop.close_all("shutdown")
-        for acceptor in self._acceptors:
+        self.loop.close_all("shutdown")
+        for acceptor in self.acceptors:
             acceptor.close()
         for endpoint in self._endpoints:
             endpoint.close()
@@ -216,16 +216,16 @@ class Group:
     async def _accept_all(self) -> None:
         with self._accepting:
             async with trio.open_nursery() as nursery:
-                for acceptor in self._acceptors:
+                for acceptor in self.acceptors:
                     nursery.start_soon(acceptor.run)
 
     def _accept(self, sock: socket.socket, admitted: Admitted, *, pushes: bool) -> None:
-        self._acceptors.append(
+        self.acceptors.append(
             Acceptor(
                 sock,
                 admitted,
                 settings=self._settings,
-                admission=self._loop.admission,
+                admission=self.loop.admission,
                 counters=self.counters,
                 log=self._log,
                 pushes=pushes,

@@ -72,21 +72,21 @@ class PollConnection(DrivenConnection):
         "_ending",
         "_plain",
         "_receive",
-        "_recv",
-        "_send",
         "_shut_writing",
-        "_socket",
         "_unread",
         "fd",
+        "recv_some",
+        "send_some",
+        "sock",
     )
     _receive: Callable[[bytes], None]
 
     def __init__(self, driver: "PollDriver", sock: socket.socket, peer: str, host: str) -> None:
         super().__init__(driver.loop, peer, host)
         self._driver = driver
-        self._socket = sock
-        self._recv = sock.recv
-        self._send = sock.send
+        self.sock = sock
+        self.recv_some = sock.recv
+        self.send_some = sock.send
         self.fd = sock.fileno()
         self._plain = False  # input may be read at once: not paused, blocked, finishing or at its end
         self._blocked = False  # the socket's buffer is full; an edge will tell
@@ -98,7 +98,7 @@ class PollConnection(DrivenConnection):
     def read(self) -> int:
         """Read up to `read_bytes_max` and give it to the session; returns the bytes read."""
         try:
-            data = self._recv(READ_BYTES)
+            data = self.recv_some(READ_BYTES)
             count = len(data)
             if count == READ_BYTES:
                 data, count = self._read_more(data)
@@ -144,7 +144,7 @@ class PollConnection(DrivenConnection):
         self._driver.again(self)
         more = self._driver.more
         try:
-            count = self._socket.recv_into(more)
+            count = self.sock.recv_into(more)
         except BlockingIOError:
             return data, len(data)
         return b"".join((data, more[:count])), len(data) + count
@@ -174,7 +174,7 @@ class PollConnection(DrivenConnection):
             return
         if self._input_over or not self._reading:
             if flags & select.EPOLLERR:
-                number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if number:  # else the event was about an earlier owner of the descriptor
                     self._broken(OSError(number, os.strerror(number)))
             return
@@ -200,11 +200,11 @@ class PollConnection(DrivenConnection):
     def tcp_info(self) -> bytes | None:
         if self.closed:
             return None
-        return self._socket.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, liveness.UNACKED.size)
+        return self.sock.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, liveness.UNACKED.size)
 
     def await_rest(self) -> None:
         if not self.closed:
-            acknowledge_now(self._socket)
+            acknowledge_now(self.sock)
 
     def _join(self, session: Session) -> None:
         super()._join(session)
@@ -233,7 +233,7 @@ class PollConnection(DrivenConnection):
             try:
                 size = outbox.size
                 if (size <= SMALL_BYTES or len(chunks) == 1) and not outbox.file_bytes:  # as nearly always
-                    sent = self._send(chunks[0] if len(chunks) == 1 else b"".join(chunks))  # type: ignore[arg-type]
+                    sent = self.send_some(chunks[0] if len(chunks) == 1 else b"".join(chunks))  # type: ignore[arg-type]
                     self._loop.counters.bytes_out += sent
                     if sent == size:
                         chunks.clear()
@@ -272,7 +272,7 @@ class PollConnection(DrivenConnection):
                 except EOFError:
                     self.abort("file ended early")
                     return
-                sent = self._send(data)
+                sent = self.send_some(data)
             else:
                 sent = os.sendfile(self.fd, first.fd, first.offset, min(first.length, SEND_BYTES))
                 if not sent:
@@ -287,10 +287,10 @@ class PollConnection(DrivenConnection):
         gathered = outbox.gather()
         more = socket.MSG_MORE if len(gathered) < len(outbox.chunks or ()) else 0
         if len(gathered) == 1:
-            return self._send(gathered[0], more)
+            return self.send_some(gathered[0], more)
         if len(gathered) > JOIN_CHUNKS_MIN or outbox.size <= SMALL_BYTES:
-            return self._send(b"".join(gathered), more)
-        return self._socket.sendmsg(gathered, (), more)
+            return self.send_some(b"".join(gathered), more)
+        return self.sock.sendmsg(gathered, (), more)
 
     def _settle(self) -> None:
         """After sending: account for what is left, apply the policy, see to what comes next."""
@@ -322,7 +322,7 @@ class PollConnection(DrivenConnection):
             return
         elif not self._shut_writing:
             try:
-                self._socket.shutdown(socket.SHUT_WR)
+                self.sock.shutdown(socket.SHUT_WR)
             except OSError as error:
                 self._broken(error)
                 return
@@ -339,7 +339,7 @@ class PollConnection(DrivenConnection):
             return
         try:
             for _ in range(4):
-                if not self._recv(READ_BYTES):
+                if not self.recv_some(READ_BYTES):
                     self._eof = True
                     break
         except BlockingIOError:
@@ -353,11 +353,11 @@ class PollConnection(DrivenConnection):
         self._plain = False
         if reset:
             try:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             except OSError:
                 pass  # the peer was faster
         self._driver.drop(self.fd)
-        self._socket.close()
+        self.sock.close()
 
 
 class PollDriver:

@@ -45,7 +45,7 @@ class Served:
     def narrow(self, stream: trio.SocketStream) -> None:
         """Let the system hold next to nothing between the server and this client, who does not read."""
         connection = cast(PollConnection, self.consumer(stream).connection)
-        connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
     async def until(self, **metrics: float) -> None:
         """Wait until metrics have these values."""

@@ -457,7 +457,7 @@ def test_what_many_slow_consumers_lose_is_counted_once(monkeypatch: pytest.Monke
     ]
     producer.send(*reads)
     for each in slow:
-        each.connection._drop(0)
+        each.connection.outbox.drop_oldest(0)
     assert len(counted) == len(reads) - 1, "the newest chunk stays"
     assert world.counts.messages_dropped == len(slow) * 50 * (len(reads) - 1)
 

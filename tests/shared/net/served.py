@@ -210,7 +210,7 @@ def wait_arrived(session: Recorder, count: int = 1) -> None:
 
     What is sent over loopback is usually there at once, but a busy system may deliver it later.
     """
-    sock: socket.socket = session.connection._socket  # type: ignore[attr-defined]
+    sock: socket.socket = session.connection.sock  # type: ignore[attr-defined]
     input_ = select.poll()
     input_.register(sock, select.POLLIN)
     while input_.poll(PATIENCE_SECONDS * 1000) and len(sock.recv(count, socket.MSG_PEEK)) < count:

@@ -125,7 +125,7 @@ async def test_accepted_sockets_have_the_options_that_find_dead_peers(kind: str,
         _, session = await sessions.join(served)
         connection = session.connection
         stream = getattr(connection, "stream", None)
-        sock = connection._socket if stream is None else stream.socket  # type: ignore[attr-defined]
+        sock = connection.sock if stream is None else stream.socket  # type: ignore[attr-defined]
         for level, option, value in connection_options(SETTINGS, "127.0.0.1", pushes=False):
             expected = value if option != getattr(socket, "TCP_USER_TIMEOUT", None) or not pushes else 0
             assert bool(expected) == bool(sock.getsockopt(level, option))
@@ -154,7 +154,7 @@ async def test_a_peer_that_sends_the_beginning_of_something_is_acknowledged_at_o
     async with serving(kind, sessions) as served:
         client, session = await sessions.join(served)
         stream = getattr(session.connection, "stream", None)
-        sock = session.connection._socket if stream is None else stream.socket  # type: ignore[attr-defined]
+        sock = session.connection.sock if stream is None else stream.socket  # type: ignore[attr-defined]
         for _ in range(3):
             await client.send_all(b"whole")
             assert await client.receive_some() == b"whole"
@@ -298,7 +298,7 @@ async def test_a_turn_of_accepting_is_short_whatever_sessions_do_meanwhile(
     clients = [socket.create_connection(listening.getsockname()) for _ in range(20)]
     while (before := len(taken)) < 20:
         await trio.lowlevel.wait_readable(listening)
-        acceptor._accept_many()
+        acceptor.accept_many()
         assert 0 < len(taken) - before < 10
     acceptor.close()
     for sock in (*clients, *taken):

@@ -70,7 +70,7 @@ async def test_a_read_for_which_there_is_no_memory_costs_its_own_connection_only
     async with serving("poll", sessions) as served:
         good, _ = await sessions.join(served)
         bad, starved = await sessions.join(served)
-        starved.connection._recv = no_memory
+        starved.connection.recv_some = no_memory
         await bad.send_all(b"1")
         with trio.fail_after(PATIENCE_SECONDS):
             await starved.lost.wait()
@@ -187,9 +187,9 @@ async def test_while_some_wait_to_be_served_few_new_connections_are_taken() -> N
 
 def _wait_queued(served: Served, count: int) -> None:
     """As `wait_arrived`, until so many connections wait to be accepted (for a listener, `tcpi_unacked`)."""
-    (acceptor,) = served.group._acceptors
+    (acceptor,) = served.group.acceptors
     until = perf_counter() + PATIENCE_SECONDS
-    info = partial(acceptor._listening.getsockopt, socket.IPPROTO_TCP, TCP_INFO, UNACKED.size)
+    info = partial(acceptor.listening.getsockopt, socket.IPPROTO_TCP, TCP_INFO, UNACKED.size)
     while UNACKED.unpack(info())[0] < count:
         assert perf_counter() < until
 
@@ -227,13 +227,13 @@ async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_the
     sends: list[bytes] = []
 
     def prepare(session: Recorder) -> None:
-        send = session.connection._send  # type: ignore[attr-defined]
+        send = session.connection.send_some  # type: ignore[attr-defined]
 
         def note(data: bytes, flags: int = 0) -> int:
             sends.append(bytes(data))
             return int(send(data, flags))
 
-        session.connection._send = note  # type: ignore[attr-defined]
+        session.connection.send_some = note  # type: ignore[attr-defined]
 
         def answer(data: bytes) -> None:
             session.connection.write(b"now ")
@@ -313,13 +313,13 @@ async def test_what_a_session_expects_at_the_end_of_the_round_goes_along_with_wh
     expecting: list[Recorder] = []
 
     def prepare(session: Recorder) -> None:
-        send = session.connection._send  # type: ignore[attr-defined]
+        send = session.connection.send_some  # type: ignore[attr-defined]
 
         def note(data: bytes) -> int:
             sends.append(data)
             return int(send(data))
 
-        session.connection._send = note  # type: ignore[attr-defined]
+        session.connection.send_some = note  # type: ignore[attr-defined]
 
         def answer(data: bytes) -> None:
             session.connection.write(b"now ")
@@ -473,5 +473,5 @@ async def test_an_idle_connection_costs_less_than_four_kibibytes() -> None:
             tracemalloc.stop()
         warm.close()
         assert (used - own) / count < 4096
-        for connection in served.group._loop.connections:
+        for connection in served.group.loop.connections:
             assert connection.outbox.chunks is None
