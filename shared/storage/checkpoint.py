@@ -26,7 +26,7 @@ from shared.storage.files import LogFile, OpenFiles, describe, out_of_space
 from shared.storage.index_writer import IndexWriter
 from shared.storage.inventory import Inventory
 from shared.storage.journal import Journal, PoisonError
-from shared.storage.log import Log
+from shared.storage.log import Log, opaque
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -48,7 +48,7 @@ class Snapshot:
     folders: list[str]
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Checkpointer:
     """One per store."""
 

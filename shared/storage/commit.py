@@ -15,7 +15,7 @@ from shared.storage.files import FileGone, OpenFiles
 from shared.storage.format import BATCH_HEADER_BYTES, ENTRY_HEADER_BYTES, IndexEntry, Kind, pack_entry
 from shared.storage.index import ENTRY_COVERS_SECONDS
 from shared.storage.journal import Journal, PoisonError
-from shared.storage.log import UNKNOWN, CommitBatch, Log, LogAppend
+from shared.storage.log import UNKNOWN, CommitBatch, Log, LogAppend, opaque
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -24,7 +24,7 @@ _MANY_APPENDS = 4
 _APPEND = int(Kind.APPEND)  # looking a member up in its enum takes as long as packing the entry
 
 
-@attrs.define(eq=False, weakref_slot=False)
+@attrs.define(eq=False, weakref_slot=False, repr=False, field_transformer=opaque)
 class LogCommit:
     """What a commit does to one log, and what came of it."""
 
@@ -92,7 +92,7 @@ class LogCommit:
             log.unapplied += self.unapplied
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False, field_transformer=opaque)
 class Commit:
     """Batches on their way to the disk. `run()` blocks, in whatever thread; then the outcome is:
 

@@ -24,7 +24,7 @@ from shared.storage.disk import Clock, Disk
 from shared.storage.files import OpenFiles, describe, refusal
 from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, Kind
 from shared.storage.journal import Journal, PoisonError
-from shared.storage.log import Change, CommitBatch, Log, LogAppend, Mode, Ticket, call, mode_of
+from shared.storage.log import Change, CommitBatch, Log, LogAppend, Mode, Ticket, call, mode_of, opaque
 from shared.storage.settings import StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -80,7 +80,7 @@ class CommitCounts:
         self.sync_seconds = seconds if before == math.inf else before + (seconds - before) / 4
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Committer:
     """One per store. `read_only` is set for good when the journal can no longer be trusted."""
 

@@ -16,10 +16,10 @@ import trio
 from shared.storage.disk import Clock, Disk
 from shared.storage.files import LogFile, OpenFiles
 from shared.storage.journal import PoisonError
-from shared.storage.log import Log
+from shared.storage.log import Log, opaque
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class DirectWrites:
     """One per store. `bytes`: written around the journal since the last checkpoint's snapshot.
 

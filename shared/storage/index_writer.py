@@ -15,12 +15,12 @@ from shared.storage.disk import Clock, Disk, write_all
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
 from shared.storage.index import ENTRY_COVERS_SECONDS
-from shared.storage.log import UNKNOWN, Log
+from shared.storage.log import UNKNOWN, Log, opaque
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False, field_transformer=opaque)
 class _Writing:
     """One log's share of a flush, and what came of it."""
 
@@ -35,7 +35,7 @@ class _Writing:
     error: OSError | None = None
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class IndexWriter:
     """Closes entries by age, writes them, retries what log files would not take."""
 

@@ -12,7 +12,7 @@ from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk
 from shared.storage.files import OpenFiles
 from shared.storage.format import IndexEntry, Kind
-from shared.storage.log import Change, Log, Mode, Ticket, call, mode_of
+from shared.storage.log import Change, Log, Mode, Ticket, call, mode_of, opaque
 from shared.storage.reading import Reader
 from shared.storage.settings import Durability, Retention
 
@@ -24,7 +24,7 @@ Beside = Callable[[Log], tuple[Log, bytes, int]]
 """From a log that is being made to what `Store.append_all` takes."""
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Namespace:
     """A folder of logs. `mode` and `retention` are those of logs that say nothing else."""
 
@@ -65,7 +65,7 @@ class Namespace:
         return self._inventory.change_mode(self.logs[name], mode)
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Inventory:
     """All logs by id and by name, and the catalog's lines of those that are durable."""
 

@@ -27,7 +27,7 @@ from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
 from shared.storage.index import ENTRY_COVERS_BYTES
 from shared.storage.index_reader import IndexTable, NotInMemory
-from shared.storage.log import Log
+from shared.storage.log import Log, opaque
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class Want(Enum):
     START = 2
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False, field_transformer=opaque)
 class _Request:
     log: Log
     offset: int
@@ -151,7 +151,7 @@ _OPEN = -1  # it is still growing, so that it was checked says nothing of what i
 _IN_MEMORY = -2  # its CRC covers bytes that the file does not have yet
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Reader:
     """Serves all reads of a store. `zero_copy`: the disk's descriptors are the system's own."""
 

@@ -18,7 +18,7 @@ from shared.storage.disk import Clock, Disk
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.index import drop_entries
 from shared.storage.inventory import Inventory
-from shared.storage.log import Log
+from shared.storage.log import Log, opaque
 from shared.storage.reading import Reader
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -30,7 +30,7 @@ _BLOCK_BYTES = 4096
 _TICKS_PER_YIELD = 256
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class RetentionKeeper:
     """One per store. `paused`: why retention by age does nothing."""
 

@@ -13,7 +13,7 @@ from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
 from shared.storage.index import entry_matches
 from shared.storage.inventory import Inventory
-from shared.storage.log import Log
+from shared.storage.log import Log, opaque
 from shared.storage.reading import Reader
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -21,7 +21,7 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 _IDLE_SECONDS = 10.0
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Scrub:
     """One per store. `rounds`: how often every log has been read."""
 

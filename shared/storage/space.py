@@ -9,6 +9,7 @@ from shared.storage.committer import Committer
 from shared.storage.disk import Disk
 from shared.storage.files import describe
 from shared.storage.journal import PoisonError
+from shared.storage.log import opaque
 from shared.storage.settings import StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -17,7 +18,7 @@ _LOOK_SECONDS = 1.0
 _LOOK_BYTES = 8 << 20
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class SpaceWatch:
     """Looks once a second, and whenever so much was written."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from rich.pretty import pretty_repr
 from structlog.testing import capture_logs
 
 from shared.errors import (
@@ -417,3 +418,13 @@ async def test_a_mode_changes_for_what_comes_and_survives_a_start() -> None:
     log = store.namespace("logmq", ALWAYS).logs["orders"]
     assert log.mode == ALWAYS
     assert await read_all(log) == expected
+
+
+async def test_a_log_in_a_traceback_is_short_however_much_the_store_holds() -> None:
+    """With local values a line of the server's log took seconds, since each part spelled out the others."""
+    store = await open_store(FakeDisk())
+    log = await filled(store)
+    namespace = store.namespace("logmq", ALWAYS)
+    append = log.gather(10, lambda: None)
+    for part in (log, namespace, append, append.batch, store.commit_pending):
+        assert len(pretty_repr(part)) < 300
