@@ -11,7 +11,7 @@ def equal_rows(data: Bytes, at: int, stride: int, columns: Iterable[int], most: 
     """How many of `most` rows, which begin at `at` and every `stride` bytes behind it, have in all `columns`
     (places in a row) what the first has; at least 1.
 
-    The steps grow: where the second row differs that costs little, and a thousand take three steps.
+    The steps grow: where the second row differs that costs little, and five hundred rows take two steps.
     """
     columns = tuple(columns)
     done, step = 1, 16
@@ -28,5 +28,5 @@ def equal_rows(data: Bytes, at: int, stride: int, columns: Iterable[int], most: 
         done += same
         if same < step:
             break
-        step *= 8
+        step *= 32
     return done
