@@ -15,6 +15,7 @@ from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX
 from shared.budget import Account, unbounded
+from shared.by_size import BySize
 
 FRAME_OVERHEAD_BYTES = 56
 """What a frame takes beside its bytes."""
@@ -28,10 +29,11 @@ class Kept:
         self._settings = settings
         self._counts = counts
         self._frames: dict[bytes, deque[bytes]] = {}
-        self._bytes: dict[bytes, int] = {}
-        self._by_size: dict[int, dict[bytes, None]] = {}
-        """Clients by the bit length of their bytes: those of the highest have at least half of the most."""
-        self.total_bytes = 0
+        self._bytes: BySize[bytes] = BySize()
+
+    @property
+    def total_bytes(self) -> int:
+        return self._bytes.total
 
     def __contains__(self, client_id: bytes) -> bool:
         return client_id in self._frames
@@ -59,11 +61,8 @@ class Kept:
             len(frames) > settings.kept_messages_max or self._bytes[client_id] > settings.kept_bytes_max
         ):
             self._drop_oldest(client_id)
-        while self._frames and (self.total_bytes > settings.kept_bytes_total_max or self._memory.over):
-            largest = self._by_size[max(self._by_size)]
-            pays, _ = largest.popitem()  # the first would be looked for behind all that have left
-            largest[pays] = None
-            self._drop_oldest(pays)
+        while self.total_bytes and (self.total_bytes > settings.kept_bytes_total_max or self._memory.over):
+            self._drop_oldest(self._bytes.large())
 
     def _drop_oldest(self, client_id: bytes) -> None:
         frames = self._frames[client_id]
@@ -75,20 +74,8 @@ class Kept:
 
     def _weigh(self, client_id: bytes, more: int) -> None:
         """So many bytes more, or fewer, are kept for a client."""
-        before = self._bytes.get(client_id, 0)
-        self._bytes[client_id] = now = before + more
-        self.total_bytes += more
+        self._bytes[client_id] += more
         self._memory.charge(more)
-        if before.bit_length() != now.bit_length():
-            self._leave_size(client_id, before)
-            self._by_size.setdefault(now.bit_length(), {})[client_id] = None
-
-    def _leave_size(self, client_id: bytes, size: int) -> None:
-        those = self._by_size.get(size.bit_length())
-        if those is not None:
-            those.pop(client_id, None)
-            if not those:
-                del self._by_size[size.bit_length()]
 
     def take(self, client_id: bytes) -> bytes:
         """What was kept for a client, whole frames, oldest first; it is not kept any more."""
@@ -98,16 +85,14 @@ class Kept:
 
     def forget(self, client_id: bytes) -> int:
         """How many there were."""
-        size = self._bytes.pop(client_id, 0)
-        self.total_bytes -= size
-        self._leave_size(client_id, size)
+        size, self._bytes[client_id] = self._bytes[client_id], 0
         count = len(self._frames.pop(client_id, ()))
         self._memory.give(size + count * FRAME_OVERHEAD_BYTES)
         return count
 
     def held(self, client_id: bytes) -> tuple[int, int]:
         """Messages and bytes."""
-        return len(self._frames.get(client_id, ())), self._bytes.get(client_id, 0)
+        return len(self._frames.get(client_id, ())), self._bytes[client_id]
 
     # What is kept, as a log's records: `[length u32][id][NUL][frame without its padding]`.
 
