@@ -72,8 +72,8 @@ class Host:
         self._ready = False
         self._store: Store | None = None
         self._recording: Recording | None = None
-        self._network = Network(config.net)
         self._budget = Account("process", memory_bytes() * MEMORY_PERCENT // 100)
+        self._network = Network(config.net, self._budget)
         self._watch = watch
         self._open = open_store
         self._record = record

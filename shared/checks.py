@@ -5,12 +5,13 @@ import math
 import structlog
 import trio
 
+from shared.budget import Account
 from shared.file_range import FileRange
 from shared.net.admission import Admission
 from shared.net.connection import Connection
 from shared.net.counters import NetCounters
 from shared.net.loop_turn import AfterRound, LoopTurn, OpenSession
-from shared.net.outbox import Outbox, OutboxBudget, Policy
+from shared.net.outbox import Backlogs, Outbox, Policy
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver
 
@@ -132,7 +133,7 @@ class StreamServer:
         self.loop = LoopTurn(
             settings=settings,
             admission=Admission(settings),
-            budget=OutboxBudget(outboxes_bytes_max),
+            backlogs=Backlogs(Account("backlogs", outboxes_bytes_max)),
             counters=self.counters,
             after_round=after_round,
             log=log or structlog.stdlib.get_logger(),

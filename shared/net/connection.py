@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from shared.file_range import FileRange
 from shared.net.outbox import Outbox, Policy
 
-PAY_BYTES = 1024 * 1024
+SHED_BYTES = 1024 * 1024
 HELD_BYTES_MIN = 4 * 1024
 """Of a message that is not all there so much is each connection's own, and counts nowhere."""
 
@@ -190,14 +190,14 @@ class Connection:
     def go_on(self) -> None:
         """Of a range in the outbox more can be read: its `read` had nothing before."""
 
-    def pay(self) -> int:
+    def shed(self) -> int:
         """All backlogs of the process are above their bound and this is the largest: drop half, or close.
 
-        Not more than `PAY_BYTES` at a time: who counts what is dropped may take long over it.
+        Not more than `SHED_BYTES` at a time: who counts what is dropped may take long over it.
         """
         outbox = self.outbox
         waiting = outbox.waiting_bytes
-        if outbox.policy is Policy.DROP and self._drop(max(waiting // 2, waiting - PAY_BYTES)):
+        if outbox.policy is Policy.DROP and self._drop(max(waiting // 2, waiting - SHED_BYTES)):
             return outbox.memory_bytes + self.held_bytes
         self.abort("input memory" if self.held_bytes > outbox.memory_bytes else "outbox memory")
         return 0

@@ -30,7 +30,7 @@ from shared.net.admission import Admission
 from shared.net.connection import Connection, Session
 from shared.net.counters import NetCounters
 from shared.net.deadlines import Deadlines
-from shared.net.outbox import Outbox, OutboxBudget, Policy
+from shared.net.outbox import Backlogs, Outbox, Policy
 from shared.net.settings import NetSettings
 
 OpenSession = Callable[[Connection], Session]
@@ -186,7 +186,7 @@ class DrivenConnection(Connection):
             self.outbox.pack()
             size += self.outbox.memory_bytes
         self._accounted = size > 0
-        self._loop.budget.account(self, size)
+        self._loop.backlogs.hold(self, size)
 
     def _broken(self, error: OSError) -> None:
         """The transport says that the peer is gone."""
@@ -302,7 +302,7 @@ class DrivenConnection(Connection):
 class LoopTurn:
     """The connections of one group of listeners, the calls into their sessions, and their deadlines.
 
-    `admission` and `budget` are the process's, `counters` the group's. `now`: the time of this turn.
+    `admission` and `backlogs` are the process's, `counters` the group's. `now`: the time of this turn.
     """
 
     def __init__(
@@ -310,14 +310,14 @@ class LoopTurn:
         *,
         settings: NetSettings,
         admission: Admission,
-        budget: OutboxBudget,
+        backlogs: Backlogs,
         counters: NetCounters,
         after_round: AfterRound,
         log: structlog.stdlib.BoundLogger,
     ) -> None:
         self.settings = settings
         self.admission = admission
-        self.budget = budget
+        self.backlogs = backlogs
         self.counters = counters
         self.log = log
         self.now = 0.0

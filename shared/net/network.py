@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from shared.budget import Account, unbounded
 from shared.metrics import Sample
 from shared.net import liveness
 from shared.net.admission import Admission
@@ -29,7 +30,7 @@ from shared.net.counters import NetCounters
 from shared.net.datagrams import DatagramEndpoint, DatagramSink, allowed_networks, bind_udp
 from shared.net.listeners import Acceptor, Admitted, BoundAddress, CannotListen, bind_tcp, check_exposure
 from shared.net.loop_turn import AfterRound, LoopTurn, OpenSession
-from shared.net.outbox import OutboxBudget
+from shared.net.outbox import Backlogs
 from shared.net.settings import NetSettings, TlsSettings
 from shared.net.slots import SlotSink
 from shared.net.stream import StreamDriver
@@ -43,10 +44,11 @@ if TYPE_CHECKING:
 class Network:
     """What all groups of a process share: the caps on connections, and the memory for their outboxes."""
 
-    def __init__(self, settings: NetSettings) -> None:
+    def __init__(self, settings: NetSettings, budget: Account | None = None) -> None:
         self.settings = settings
         self.admission = Admission(settings)
-        self.budget = OutboxBudget(int(memory_bytes() * settings.outboxes_memory_percent / 100))
+        limit = int(memory_bytes() * settings.outboxes_memory_percent / 100)
+        self.backlogs = Backlogs((budget or unbounded()).account("backlogs", limit))
 
     def group(
         self,
@@ -76,14 +78,14 @@ class Network:
         yield Sample("net_connections_max", self.admission.connections_max, "Their cap.", kind="gauge")
         yield Sample(
             "net_outboxes_bytes",
-            self.budget.held_bytes,
+            self.backlogs.held_bytes,
             "In memory: unsent output, and large messages that are not all there.",
             kind="gauge",
         )
-        yield Sample("net_outboxes_bytes_max", self.budget.limit_bytes, "Its bound.", kind="gauge")
+        yield Sample("net_outboxes_bytes_max", self.backlogs.memory.limit_bytes, "Its bound.", kind="gauge")
         yield Sample(
             "net_outboxes_payments_total",
-            self.budget.payments,
+            self.backlogs.times_shed,
             "Times that the largest of these paid because all together were above their bound.",
         )
 
@@ -116,7 +118,7 @@ class Group:
         self.loop = LoopTurn(
             settings=network.settings,
             admission=network.admission,
-            budget=network.budget,
+            backlogs=network.backlogs,
             counters=self.counters,
             after_round=after_round,
             log=self._log,

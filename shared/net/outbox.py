@@ -1,7 +1,7 @@
 """What a connection still has to say: a queue of chunks with a bound, and who pays when it is full.
 
 An `Outbox` belongs to one connection; only the connection's driver takes from it. All outboxes of a process
-share one `OutboxBudget`: a slow peer's backlog is memory, and memory is one thing for the whole process.
+share one `Backlogs`: a slow peer's backlog is memory, and memory is one thing for the whole process.
 """
 
 from collections import deque
@@ -10,6 +10,8 @@ from enum import Enum
 from itertools import islice
 from typing import Protocol
 
+from shared.budget import Account
+from shared.by_size import BySize
 from shared.file_range import FileRange
 
 JOIN_BYTES = 256 * 1024
@@ -260,43 +262,41 @@ def _joined(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview
     yield b"".join(piece)
 
 
-class Debtor(Protocol):
+class BacklogOwner(Protocol):
     """Who holds a backlog: a connection."""
 
-    def pay(self) -> int:
+    def shed(self) -> int:
         """Give memory back, by policy: drop some of the backlog, or close. Returns what is still held."""
 
 
-class OutboxBudget:
-    """All backlogs together stay within `limit_bytes`; above it the largest pays, until the rest fits.
+class Backlogs:
+    """All backlogs together stay within the limit of `memory`; above it large ones are shed until it is so.
 
     A backlog is what is not sent, and what has come of a large message that is not all there. Only a
     connection with one is in here, so those that keep up cost nothing.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.held_bytes = 0
-        self.payments = 0
-        self._debtors: dict[Debtor, int] = {}
+    def __init__(self, memory: Account) -> None:
+        self.memory = memory
+        self.times_shed = 0
+        self._held: BySize[BacklogOwner] = BySize()
 
-    def account(self, debtor: Debtor, held_bytes: int) -> None:
-        """`debtor` now holds so much (0: nothing); may make someone pay, `debtor` itself included."""
-        before = self._debtors.get(debtor, 0)
-        if held_bytes:
-            self._debtors[debtor] = held_bytes
-        elif before:
-            del self._debtors[debtor]
-        self.held_bytes += held_bytes - before
-        while self.held_bytes > self.limit_bytes:
-            self._relieve()
+    @property
+    def held_bytes(self) -> int:
+        return self._held.total
 
-    def _relieve(self) -> None:
-        largest = max(self._debtors, key=self._debtors.__getitem__)
-        before = self._debtors.pop(largest)
-        self.held_bytes -= before
-        self.payments += 1
-        held = largest.pay()
-        if 0 < held < before:  # what could not shrink has been closed, and holds nothing
-            self._debtors[largest] = held
-            self.held_bytes += held
+    def hold(self, owner: BacklogOwner, held_bytes: int) -> None:
+        """`owner` now holds so much (0: nothing); may make someone shed, `owner` itself included."""
+        self._set(owner, held_bytes)
+        while self._held.total > self.memory.limit_bytes:
+            largest = self._held.large()
+            before = self._held[largest]
+            self._set(largest, 0)
+            self.times_shed += 1
+            held = largest.shed()
+            if 0 < held < before:  # what could not shrink has been closed, and holds nothing
+                self._set(largest, held)
+
+    def _set(self, owner: BacklogOwner, held_bytes: int) -> None:
+        self.memory.charge(held_bytes - self._held[owner])
+        self._held[owner] = held_bytes

@@ -279,7 +279,7 @@ async def test_a_slow_consumer_under_the_disconnect_policy_is_closed(serve: Serv
             await trio.lowlevel.checkpoint()
         await session.lost.wait()
         assert served.group.counters.closed == {"slow consumer": 1}
-        assert served.network.budget.held_bytes == 0
+        assert served.network.backlogs.held_bytes == 0
 
 
 @everywhere
@@ -300,7 +300,7 @@ async def test_a_slow_consumer_holds_up_nobody_else(serve: Serve) -> None:
 async def test_all_outboxes_together_are_bounded_and_the_largest_pays(serve: Serve) -> None:
     sessions = Sessions()
     async with serve(sessions) as served:
-        served.network.budget.limit_bytes = 40_000_000
+        served.network.backlogs.memory.limit_bytes = 40_000_000
         _, dropping = await sessions.join(served)
         _, largest = await sessions.join(served)
         _, small = await sessions.join(served)
@@ -313,8 +313,8 @@ async def test_all_outboxes_together_are_bounded_and_the_largest_pays(serve: Ser
         while not largest.connection.closed:
             largest.connection.write(b"x" * 1_000_000)
             await trio.lowlevel.checkpoint()  # it may wait for the driver, and is not counted until then
-            assert served.network.budget.held_bytes <= 40_000_000
-        assert served.network.budget.payments > 0
+            assert served.network.backlogs.held_bytes <= 40_000_000
+        assert served.network.backlogs.times_shed > 0
         assert not small.connection.closed
         assert not dropping.connection.closed
         await largest.lost.wait()
@@ -325,25 +325,25 @@ async def test_all_outboxes_together_are_bounded_and_the_largest_pays(serve: Ser
 async def test_what_sessions_hold_of_unfinished_input_counts_with_the_outboxes(serve: Serve) -> None:
     sessions = Sessions()
     async with serve(sessions) as served:
-        budget = served.network.budget
+        backlogs = served.network.backlogs
         _, sending = await sessions.join(served)
         _, done = await sessions.join(served)
         _, largest = await sessions.join(served)
         sending.connection.outbox.bound = 1 << 40
-        while budget.held_bytes < 10_000_000:  # whatever the sockets' buffers hold
+        while backlogs.held_bytes < 10_000_000:  # whatever the sockets' buffers hold
             sending.connection.write(b"x" * 1_000_000)
             await trio.testing.wait_all_tasks_blocked()
-        unsent = budget.held_bytes
-        budget.limit_bytes = unsent + 20_000_000
+        unsent = backlogs.held_bytes
+        backlogs.memory.limit_bytes = unsent + 20_000_000
         done.connection.hold(10_000_000)
         done.connection.hold(0)  # it came to its end
         largest.connection.hold(15_000_000)
-        assert 15_000_000 < budget.held_bytes <= unsent + 15_000_000
-        assert budget.payments == 0
+        assert 15_000_000 < backlogs.held_bytes <= unsent + 15_000_000
+        assert backlogs.times_shed == 0
         largest.connection.hold(25_000_000)
         await largest.lost.wait()
         largest.connection.hold(30_000_000)  # nobody is there to pay
         assert not done.connection.closed
         assert not sending.connection.closed
         assert served.group.counters.closed == {"input memory": 1}
-        assert budget.held_bytes <= unsent
+        assert backlogs.held_bytes <= unsent

@@ -137,7 +137,7 @@ async def test_a_group_that_is_cancelled_amid_everything_leaves_nothing_behind(k
         opened[0].connection.finish()
         opened[1].connection.pause_reading()
     assert [session.calls for session in opened] == [["lost"]] * 5
-    assert served.network.budget.held_bytes == 0
+    assert served.network.backlogs.held_bytes == 0
     assert served.network.admission.connections == 0
     assert all(session.connection.closed for session in opened)
 

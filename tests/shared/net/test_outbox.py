@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.budget import Account
 from shared.checks import MemoryConnection
 from shared.net import outbox as outboxes
 from shared.net.outbox import (
     CHUNK_OVERHEAD_BYTES,
     PACK_CHUNKS,
+    Backlogs,
     FileRange,
     Outbox,
-    OutboxBudget,
     Policy,
 )
 
@@ -180,62 +181,62 @@ def test_a_file_that_ends_early_is_an_error_and_not_silence(letters: int) -> Non
 
 
 @attrs.define(eq=False)
-class Debtor:
+class BacklogOwner:
     """Halves what it holds when asked to pay, or gives all."""
 
-    budget: OutboxBudget
+    backlogs: Backlogs
     halves: bool
     held: int = 0
     paid: int = 0
 
     def hold(self, held: int) -> None:
         self.held = held
-        self.budget.account(self, held)
+        self.backlogs.hold(self, held)
 
-    def pay(self) -> int:
+    def shed(self) -> int:
         self.paid += 1
         self.held = self.held // 2 if self.halves else 0
         return self.held
 
 
 def test_the_largest_pays_first_and_only_as_often_as_needed() -> None:
-    budget = OutboxBudget(1000)
-    small, large = Debtor(budget, halves=True), Debtor(budget, halves=True)
+    backlogs = Backlogs(Account("backlogs", 1000))
+    small, large = BacklogOwner(backlogs, halves=True), BacklogOwner(backlogs, halves=True)
     small.hold(300)
     large.hold(600)
     assert (small.paid, large.paid) == (0, 0)
     small.hold(450)
     assert (small.paid, large.paid, large.held) == (0, 1, 300)
-    assert budget.held_bytes == 750
-    assert budget.payments == 1
+    assert backlogs.held_bytes == 750
+    assert backlogs.times_shed == 1
 
 
 def test_who_cannot_pay_in_part_pays_with_everything() -> None:
-    budget = OutboxBudget(1000)
-    closing = Debtor(budget, halves=False)
+    backlogs = Backlogs(Account("backlogs", 1000))
+    closing = BacklogOwner(backlogs, halves=False)
     closing.hold(1001)
-    assert closing.held == budget.held_bytes == 0
+    assert closing.held == backlogs.held_bytes == 0
 
 
-def test_a_debtor_that_pays_nothing_is_forgotten_rather_than_asked_for_ever() -> None:
-    budget = OutboxBudget(10)
+def test_a_owner_that_pays_nothing_is_forgotten_rather_than_asked_for_ever() -> None:
+    backlogs = Backlogs(Account("backlogs", 10))
 
-    class Stubborn(Debtor):
-        def pay(self) -> int:
+    class Stubborn(BacklogOwner):
+        def shed(self) -> int:
             return self.held
 
-    stubborn = Stubborn(budget, halves=True)
+    stubborn = Stubborn(backlogs, halves=True)
     stubborn.hold(11)
-    assert budget.payments == 1
+    assert backlogs.times_shed == 1
 
 
-def test_a_settled_debtor_owes_nothing() -> None:
-    budget = OutboxBudget(1000)
-    debtor = Debtor(budget, halves=True)
-    debtor.hold(500)
-    debtor.hold(0)
-    debtor.hold(0)
-    assert budget.held_bytes == 0
+def test_a_settled_owner_owes_nothing() -> None:
+    backlogs = Backlogs(Account("backlogs", 1000))
+    owner = BacklogOwner(backlogs, halves=True)
+    owner.hold(500)
+    owner.hold(0)
+    owner.hold(0)
+    assert backlogs.held_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ async def test_every_peer_gets_its_own_bytes_in_order_or_is_known_to_be_gone(
         assert counters.crashes == 0
         assert counters.accepted == len(opened) == sum(counters.closed.values())
         assert served.network.admission.connections == 0
-        assert served.network.budget.held_bytes == 0
+        assert served.network.backlogs.held_bytes == 0
     for session in opened:
         assert session.calls.count("lost") == 1
         assert session.calls[-1] == "lost"

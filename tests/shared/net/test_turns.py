@@ -4,11 +4,12 @@ import pytest
 import structlog
 import trio
 
+from shared.budget import Account
 from shared.net import loop_turn
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.loop_turn import LoopTurn
-from shared.net.outbox import OutboxBudget
+from shared.net.outbox import Backlogs
 from shared.net.settings import NetSettings
 
 
@@ -37,7 +38,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> LoopTurn:
     return LoopTurn(
         settings=settings,
         admission=Admission(settings),
-        budget=OutboxBudget(1 << 20),
+        backlogs=Backlogs(Account("backlogs", 1 << 20)),
         counters=NetCounters(),
         after_round=lambda: None,
         log=structlog.stdlib.get_logger("test"),

@@ -8,11 +8,12 @@ import attrs
 import structlog
 import trio
 
+from shared.budget import Account
 from shared.errors import StoreError
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.loop_turn import LoopTurn
-from shared.net.outbox import OutboxBudget
+from shared.net.outbox import Backlogs
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver
 from shared.plugin import Context, Service, TcpEndpoint
@@ -219,7 +220,7 @@ def _loop(store: Store, log: structlog.stdlib.BoundLogger) -> LoopTurn:
     return LoopTurn(
         settings=settings,
         admission=_OpenDoor(settings),
-        budget=OutboxBudget(1 << 30),
+        backlogs=Backlogs(Account("backlogs", 1 << 30)),
         counters=NetCounters(),
         after_round=store.commit_pending,
         log=log,
