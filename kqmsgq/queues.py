@@ -23,7 +23,7 @@ from kqmsgq.wire import (
 )
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import printable
-from shared.fanout import Route, Routes, limit_backlog
+from shared.fanout import Route, Routes, limit_slow_receiver
 from shared.net.connection import Connection
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME
@@ -91,7 +91,7 @@ class Queues:
     def join(self, connection: Connection) -> Consumer:
         consumer = Consumer(connection)
         settings = self.settings
-        limit_backlog(
+        limit_slow_receiver(
             connection,
             settings.consumer_bytes_max,
             settings.slow_consumer,

@@ -21,7 +21,7 @@ from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault, WireError
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError
-from shared.fanout import limit_backlog
+from shared.fanout import limit_slow_receiver
 from shared.net.connection import Connection
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import Wildcards
@@ -138,7 +138,7 @@ class Sessions:
             raise WireError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
         client.connection = connection
         client.dropped = 0
-        limit_backlog(
+        limit_slow_receiver(
             connection,
             self.settings.subscriber_bytes_max,
             self.settings.slow_subscriber,

@@ -129,7 +129,7 @@ class Routes(Generic[M]):
             yield bundle.members, joined
 
 
-def limit_backlog(
+def limit_slow_receiver(
     connection: Connection, bytes_max: int, slow: str, on_drop: Callable[[bytes | memoryview], None]
 ) -> None:
     """What waits for a receiver that does not read has this bound; above it `slow` says what happens: `drop`,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shared import fanout
 from shared.checks import MemoryConnection
-from shared.fanout import Routes, limit_backlog
+from shared.fanout import Routes, limit_slow_receiver
 from shared.net.outbox import Policy
 
 SETS = st.sets(st.sampled_from("abcd"), max_size=4).map(lambda members: tuple(sorted(members)))
@@ -66,9 +66,9 @@ def test_no_more_is_remembered_than_that(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_receiver_that_does_not_read_loses_its_oldest_and_somebody_is_told() -> None:
     connection = MemoryConnection()
     lost: list[bytes | memoryview] = []
-    limit_backlog(connection, 10, "drop", lost.append)
+    limit_slow_receiver(connection, 10, "drop", lost.append)
     for text in (b"first", b"second", b"third"):
         connection.write(text)
     assert (connection.taken(), lost) == (b"third", [b"first", b"second"])
-    limit_backlog(connection, 10, "disconnect", lost.append)
+    limit_slow_receiver(connection, 10, "disconnect", lost.append)
     assert connection.outbox.policy is Policy.DISCONNECT
