@@ -12,7 +12,6 @@ from typing import Protocol
 import attrs
 import structlog
 
-from dmp.background import Background
 from dmp.bodies import Bodies, Body
 from dmp.dead_letters import DeadLetters
 from dmp.declarations import QueueLimits
@@ -30,6 +29,7 @@ from dmp.settings import DmpSettings
 from dmp.topology import Topology
 from shared.errors import StoreError
 from shared.net.connection import Connection
+from shared.queues.background import Background
 from shared.queues.timers import Timers
 from shared.recording.recorder import Recorder
 from shared.storage.inventory import Namespace
