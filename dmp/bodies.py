@@ -26,7 +26,9 @@ from functools import partial
 import attrs
 import structlog
 
+from dmp.memory import check
 from dmp.refusals import Code, Refusal
+from shared.budget import Account
 from shared.errors import NotARecord, StoreError
 from shared.storage.format import LENGTH_BYTES
 from shared.storage.inventory import Namespace
@@ -38,6 +40,8 @@ PART_BYTES = 256 << 10
 """So much is gathered before it is written."""
 UNWRITTEN_BYTES_MAX = 16 << 20
 """Of all large bodies, in memory: a commit of so much keeps a disk busy while the next one gathers."""
+BODY_BYTES = 2700
+"""What a large body takes of memory, measured: its log, mostly."""
 NAME_BYTES = 18
 REFERENCE_BYTES = 8 + NAME_BYTES
 
@@ -109,7 +113,7 @@ class Arriving:
 
     def give_up(self) -> None:
         """It will not be finished."""
-        self._bodies.begun_bytes -= self.length
+        self._bodies.given_up(self.length)
         if self._log is not None:
             self._bodies.remove(self._log)
 
@@ -118,8 +122,14 @@ class Bodies:
     """All of them. `begun_bytes`: announced, and not all there. `unclaimed`: kept, and no queue's."""
 
     def __init__(
-        self, store: Store, logs: Namespace, log: structlog.stdlib.BoundLogger, begun_bytes_max: int
+        self,
+        store: Store,
+        logs: Namespace,
+        log: structlog.stdlib.BoundLogger,
+        begun_bytes_max: int,
+        memory: Account,
     ) -> None:
+        self._memory = memory
         self.begun_bytes = 0
         self.unclaimed = 0
         self._begun_bytes_max = begun_bytes_max
@@ -141,8 +151,15 @@ class Bodies:
         """Raises Refusal (RESOURCE_ERROR)."""
         if self.begun_bytes + length > self._begun_bytes_max:
             raise Refusal(Code.RESOURCE_ERROR, "too many large bodies have begun: begun_bytes_max is reached")
+        check(self._memory, BODY_BYTES, Code.RESOURCE_ERROR)
+        self._memory.charge(BODY_BYTES)
         self.begun_bytes += length
         return Arriving(self, length, persistent)
+
+    def given_up(self, length: int) -> None:
+        """One that has begun will not be finished."""
+        self.begun_bytes -= length
+        self._memory.give(BODY_BYTES)
 
     def appended(self, size: int, ticket: Ticket) -> None:
         """So many bytes are in memory until the ticket is done."""
@@ -235,6 +252,7 @@ class Bodies:
                     if not body.log.deleted:
                         self._logs.delete(body.log.name)
                     del self._bodies[body.log.name.encode()]
+                    self._memory.give(BODY_BYTES)
                 elif body.whole and not (body.held or body.left):
                     body.log.append(_end_record(Op.LEFT, body), 1, reserved=True)
                     body.left = True
@@ -251,6 +269,7 @@ class Bodies:
                 self.remove(log)
             else:
                 self._bodies[name.encode()] = await _found(log)
+                self._memory.charge(BODY_BYTES)
 
     def claim(self, reference: bytes) -> bool:
         """A queue's log has that; False: the body is not there."""
@@ -276,6 +295,7 @@ class Bodies:
                     unclaimed.append(body.log)
                 else:
                     self.remove(body.log)
+                    self._memory.give(BODY_BYTES)
         self.flush()
         self.unclaimed = len(unclaimed)
         if unclaimed:

@@ -27,6 +27,7 @@ from dmp.queues import Owner, Queue
 from dmp.refusals import not_found, shown
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
+from shared.budget import Account, unbounded
 from shared.errors import StoreError
 from shared.net.connection import Connection
 from shared.queues.background import Background
@@ -39,6 +40,9 @@ from shared.storage.store import Store, Ticket
 
 QUEUES_AT_ONCE = 64
 """Exclusive queues that go with their owner: half a millisecond."""
+
+MESSAGES_PERCENT, ACCOUNT_PERCENT = 75, 50
+"""Of the budget: messages alone, or anything else alone, leave room for those who come to take messages."""
 
 
 class Drained(Protocol):
@@ -53,7 +57,8 @@ class Broker:
     """One broker, without its sockets.
 
     `generation` changes with every exchange, queue and binding: a route found before is then no good.
-    `wall_seconds`: the wall clock, for what dead letters say. `new_name`: a name nobody can guess.
+    `wall_seconds`: the wall clock, for what dead letters say. `new_name`: a name nobody can guess. `budget`:
+    what clients make grow is taken from it, by what it is.
     """
 
     def __init__(
@@ -69,7 +74,9 @@ class Broker:
         wall_seconds: Callable[[], float],
         new_name: Callable[[], str],
         recorder: Recorder | None = None,
+        budget: Account | None = None,
     ) -> None:
+        self._budget = budget or unbounded()
         self.recorder = recorder
         self.store = store
         self.settings = settings
@@ -79,9 +86,13 @@ class Broker:
         self.wall_seconds = wall_seconds
         self.new_name = new_name
         self.counts = Counts()
-        self.bodies = Bodies(store, body_logs, log, settings.begun_bytes_max)
-        self.memory = Memory(settings.memory_bytes_max, settings.hot_bytes)
+        self.bodies = Bodies(store, body_logs, log, settings.begun_bytes_max, self.account("bodies"))
         self.timers = Timers(now, self.crashed)
+        messages = self.account("messages", MESSAGES_PERCENT)
+        self.memory = Memory(settings.memory_bytes_max, settings.hot_bytes, messages, self.timers)
+        self.channels_memory = self.account("channels")
+        self.consumers_memory = self.account("consumers")
+        self.transactions_memory = self.account("transactions")
         self.limits = QueueLimits(settings.queue_warn_messages, settings.queue_drop_messages)
         self.exchanges: dict[bytes, Exchange] = {}
         self.queues: dict[bytes, Queue] = {}
@@ -93,7 +104,7 @@ class Broker:
         self.generation = 0
         self.sessions: set[Drained] = set()
         self.draining = False
-        self.leases = LeaseBook(self.counts, self.timers, settings.leases_max)
+        self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.account("leases"))
         self.background = Background(self.timers, self.crashed)
         """What a deletion, or the end of a connection, leaves to do. Until it is done nobody declares, binds,
         purges or deletes: so nobody sees what is half done."""
@@ -101,6 +112,10 @@ class Broker:
         self._changed: dict[QueueLog, None] = {}
         self._dead_letters = DeadLetters(self)
         self._disk_failed = False
+
+    def account(self, name: str, percent: int = ACCOUNT_PERCENT) -> Account:
+        """What the budget has for one kind of thing."""
+        return self._budget.account(name, self._budget.limit_bytes * percent // 100)
 
     # -- publishing
 

@@ -39,6 +39,7 @@ async def open_broker(
         wall_seconds=time.time,
         new_name=lambda: secrets.token_urlsafe(_NAME_BYTES),
         recorder=context.recorder,
+        budget=context.budget,
     )
     await broker.topology.restore(definitions.load())
     return broker

@@ -1,50 +1,122 @@
 """How much memory all waiting messages may take together, and who waits when it is too much."""
 
+import math
 from collections.abc import Callable
 
 import attrs
 
-_LOW = 0.9
+from dmp.refusals import Code, Refusal
+from shared.budget import Account, OverBudget
+from shared.queues.timers import Timers
+
+_TENTH = 0.1
+_LOW = 1 - _TENTH
 """Of the bound: publishers go on below it, and not at every message that leaves."""
+STEP_BYTES = 64 << 10
+"""Messages are settled with the budget in such steps: one that comes and leaves costs nothing more."""
+LEAST_BYTES = 1 << 20
+"""Messages may always hold so much, whatever else the budget is used for: a publisher that waits then waits
+for messages to leave, and not for bindings that may stay for good."""
+LOOK_AGAIN_SECONDS = 1.0
+"""While the budget has no room: it may be others that give something back, and they tell nobody."""
+
+
+def check(account: Account, size: int, code: Code = Code.PRECONDITION_FAILED) -> None:
+    """Raises Refusal where the budget has no room for so many bytes more."""
+    try:
+        account.check(size)
+    except OverBudget as error:
+        raise Refusal(code, str(error)) from None
 
 
 @attrs.define(eq=False)
 class Memory:
-    """`held_bytes`: bodies and their books, in all queues and unacknowledged. Above `hot_bytes` memory is
-    `scarce`: what durable queues have on disk is not kept here, too.
+    """`held_bytes`: bodies and their books, in all queues and unacknowledged. Above `hot_bytes`, or where it
+    is full, memory is `scarce`: what durable queues have on disk is not kept here, too.
 
-    When full, publishers' connections are not read until a tenth is free (or are refused, where they hold
-    unacknowledged messages themselves: `amqp.publishing` says why).
+    It is full above `bytes_max`, or where the budget has no room; `why` says which. Publishers' connections
+    are then not read until there is room again (or are refused, where they hold unacknowledged messages
+    themselves: `amqp.publishing` says why). `deadline` and `heaped` are the timers'.
     """
 
     bytes_max: int
     hot_bytes: int
+    _account: Account
+    _timers: Timers
     held_bytes: int = 0
     full: bool = False
-    _waiting: list[Callable[[], None]] = attrs.Factory(list)
+    why: str = ""
+    deadline: float = math.inf
+    heaped: float = math.inf
+    _settled_bytes: int = 0  # what the account knows of
+    _take_at: int = 0  # above it, or below the other, there is something to settle
+    _give_at: int = -STEP_BYTES
+    _waiting: dict[object, Callable[[], None]] = attrs.Factory(dict)
 
     @property
     def scarce(self) -> bool:
-        return self.held_bytes > self.hot_bytes
+        return self.held_bytes > self.hot_bytes or self.full
 
     def take(self, size: int) -> None:
         """So many bytes more are held."""
         self.held_bytes += size
-        if self.held_bytes > self.bytes_max:
-            self.full = True
+        if self.held_bytes > self._take_at:
+            self._settle()
 
     def give(self, size: int) -> None:
         """So many bytes less are; those who wait go on where that is enough."""
         self.held_bytes -= size
-        if self.full and self.held_bytes <= self.bytes_max * _LOW:
-            self.full = False
-            waiting, self._waiting = self._waiting, []
-            for callback in waiting:
-                callback()
+        if self.held_bytes < self._give_at:
+            self._settle()
 
-    def when_free(self, callback: Callable[[], None]) -> None:
+    def when_free(self, who: object, callback: Callable[[], None]) -> None:
         """Call it once, when it is not full any more; at once if it is not so."""
         if self.full:
-            self._waiting.append(callback)
+            self._waiting[who] = callback
         else:
+            callback()
+
+    def forget(self, who: object) -> None:
+        """It does not wait any more: its connection has ended."""
+        self._waiting.pop(who, None)
+
+    def expire(self, now: float) -> None:
+        """The timers': look whether others have given something back."""
+        self._settle()
+
+    def _settle(self) -> None:
+        held = self.held_bytes
+        self._account.charge(held - self._settled_bytes)
+        self._settled_bytes = held
+        self._take_at = held + STEP_BYTES
+        self._give_at = max(held - STEP_BYTES, 1) if held > 0 else -STEP_BYTES  # 1: none is left
+        low = math.floor(self.bytes_max * _LOW)
+        small, account = held <= LEAST_BYTES, self._account
+        over = not small and account.over
+        if held > self.bytes_max or over:
+            self._fill(over)
+        elif self.full and held <= low and (small or account.fits(math.floor(account.limit_bytes * _TENTH))):
+            self._free()
+        if not self.full:
+            self._take_at = min(self._take_at, self.bytes_max)
+        elif held > low:
+            self._give_at = max(self._give_at, low + 1)
+        else:
+            self._timers.set(self, self._timers.now() + LOOK_AGAIN_SECONDS)
+
+    def _fill(self, over: bool) -> None:
+        if self.full:
+            return
+        self.full = True
+        self.why = "memory_bytes_max is reached"
+        if over:
+            try:
+                self._account.check(STEP_BYTES)
+            except OverBudget as error:
+                self.why = str(error)
+
+    def _free(self) -> None:
+        self.full = False
+        waiting, self._waiting = self._waiting, {}
+        for callback in waiting.values():
             callback()

@@ -120,6 +120,8 @@ class Queue:
     lost: bool = attrs.field(default=False, init=False)
     """Of its messages some cannot be read, and nobody has purged it since: it is not called empty."""
     bound: set[Binding] = attrs.field(factory=set, init=False)
+    memory_bytes: int = attrs.field(default=0, init=False)
+    """What the budget is charged for it, without messages and bindings."""
 
     ready_bytes: int = attrs.field(default=0, init=False)
     """Of the bodies that are ready and in memory."""

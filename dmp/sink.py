@@ -122,6 +122,7 @@ class Sink:
 
     def release(self) -> None:
         self._broker.counts.sinks -= 1
+        self._broker.memory.forget(self)
         if self._owner is not None:
             self._owner.release()
 
@@ -147,7 +148,7 @@ class Sink:
         if broker.memory.full and not session.stopped & Stop.MEMORY:
             broker.counts.memory_waits += 1
             session.stop(Stop.MEMORY)
-            broker.memory.when_free(session.connection.guarded(partial(session.go_soon, Stop.MEMORY)))
+            broker.memory.when_free(self, session.connection.guarded(partial(session.go_soon, Stop.MEMORY)))
         session.stop_if_congested(broker.store)
         if at < len(data) and not session.stopped:
             end = end_of(data, at, self._size_max)

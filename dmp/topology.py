@@ -26,9 +26,11 @@ import attrs
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.definitions import Saved, SavedQueue
 from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Destination, Exchange
+from dmp.memory import check
 from dmp.queue_log import QueueLog, load
 from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
+from shared.budget import Account
 from shared.errors import StoreError
 from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Ticket
@@ -46,6 +48,21 @@ UNBOUND_AT_ONCE = 64
 _SHOWN_MAX = 10
 """Names in one line of the log."""
 
+# What things take of memory, measured (tracemalloc), beside their names, keys and arguments.
+EXCHANGE_BYTES = 1200
+QUEUE_BYTES = 2500
+PRIORITY_BYTES = 780
+"""Each of a queue's priorities: a row of its own."""
+DURABLE_BYTES, DURABLE_KEY_BYTES = 300, 3
+"""The row of what is durable, and for each byte of its key."""
+LOG_BYTES = 2800
+"""The log of a durable queue."""
+BINDING_BYTES = 500
+TOPIC_BYTES, TOPIC_KEY_BYTES, WILD_WORD_BYTES = 700, 8, 80
+"""Of a binding to a topic exchange; for each byte of its key, and each of its `wild_words`: in the trie."""
+HEADERS_BYTES = 20
+"""Each byte of the arguments of a binding to a headers exchange, which are decoded: 19 at most."""
+
 
 _End = tuple[bytes, bool]
 """A name, and whether it is an exchange's."""
@@ -54,7 +71,8 @@ _End = tuple[bytes, bool]
 class WaitingBindings:
     """Bindings that a start found, and whose exchange or queue it did not; found by either end."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Account) -> None:
+        self._memory = memory
         self._bindings: dict[Binding, None] = {}
         self._by_end: dict[_End, dict[Binding, None]] = {}
 
@@ -66,12 +84,14 @@ class WaitingBindings:
 
     def add(self, binding: Binding) -> None:
         self._bindings[binding] = None
+        self._memory.charge(_waiting_bytes(binding))
         for end in _ends(binding):
             self._by_end.setdefault(end, {})[binding] = None
 
     def discard(self, binding: Binding) -> None:
         if self._bindings.pop(binding, self) is self:
             return
+        self._memory.give(_waiting_bytes(binding))
         for end in _ends(binding):
             those = self._by_end.get(end, {})
             those.pop(binding, None)
@@ -88,7 +108,10 @@ class Topology:
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
-        self.waiting = WaitingBindings()
+        self._exchanges_memory = broker.account("exchanges")
+        self._queues_memory = broker.account("queues")
+        self._bindings_memory = broker.account("bindings")
+        self.waiting = WaitingBindings(self._bindings_memory)
         for name, type_ in PREDECLARED.items():
             broker.exchanges[name] = Exchange(name, ExchangeKind(type_, durable=True))
         broker.exchanges[DEFAULT] = Exchange(DEFAULT, ExchangeKind("direct", durable=True))
@@ -109,11 +132,17 @@ class Topology:
             raise _reserved("exchange", name)
         if len(broker.exchanges) >= broker.settings.exchanges_max:
             raise _too_many("exchanges_max", broker.settings.exchanges_max)
+        check(self._exchanges_memory, _exchange_bytes(name, kind))
         ticket = broker.definitions.put_exchange(name, kind) if kind.durable else None
-        exchange = broker.exchanges[name] = Exchange(name, kind)
+        exchange = self._new_exchange(name, kind)
         broker.generation += 1
         self._find_waiting(exchange)
         return ticket
+
+    def _new_exchange(self, name: bytes, kind: ExchangeKind) -> Exchange:
+        self._exchanges_memory.charge(_exchange_bytes(name, kind))
+        exchange = self._broker.exchanges[name] = Exchange(name, kind)
+        return exchange
 
     def exchange(self, name: bytes) -> Exchange:
         """The one by that name. Raises Refusal (NOT_FOUND)."""
@@ -138,6 +167,7 @@ class Topology:
             bound = bool(exchange.bindings or exchange.bound_to)
             ticket = broker.definitions.drop_exchange(name, bound=bound)
         del broker.exchanges[name]
+        self._exchanges_memory.give(_exchange_bytes(name, exchange.kind))
         broker.generation += 1
         exchange.deleted = True
         return self._without_bindings(exchange, ticket)
@@ -170,6 +200,7 @@ class Topology:
         if len(broker.queues) >= broker.settings.queues_max:
             raise _too_many("queues_max", broker.settings.queues_max)
         name = name or b"amq.gen-" + broker.new_name().encode()
+        check(self._queues_memory, _queue_bytes(name, kind))
         queue = Queue(name, kind, broker, owner if kind.exclusive else None, broker.limits)
         ticket = None
         if kind.durable and not kind.exclusive:
@@ -177,6 +208,7 @@ class Topology:
             log, ticket = broker.logs.create(_log_name(name), beside=lambda _: row)
             queue.keep_in(QueueLog(log))
         broker.queues[name] = queue
+        self._charge_queue(queue)
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues[queue] = None
@@ -197,9 +229,17 @@ class Topology:
         arguments = QueueArguments(
             messages_max=REPLIES_WAITING_MAX, bytes_max=broker.settings.message_bytes_max
         )
-        queue = Queue(name, QueueKind(auto_delete=True, arguments=arguments), broker)
+        kind = QueueKind(auto_delete=True, arguments=arguments)
+        check(self._queues_memory, _queue_bytes(name, kind))
+        queue = Queue(name, kind, broker)
         broker.reply_queues[name] = queue
+        self._charge_queue(queue)
         return queue
+
+    def _charge_queue(self, queue: Queue) -> None:
+        """It is there, or is otherwise than it was."""
+        before, queue.memory_bytes = queue.memory_bytes, _queue_bytes(queue.name, queue.kind)
+        self._queues_memory.charge(queue.memory_bytes - before)
 
     def purge_queue(self, queue: Queue) -> tuple[int, Ticket | None]:
         """How many messages that were. Raises StoreError."""
@@ -239,6 +279,7 @@ class Topology:
             ticket = broker.logs.delete(queue.log.log.name, rows)
         if broker.reply_queues.pop(queue.name, None) is None:
             del broker.queues[queue.name]
+        self._queues_memory.give(queue.memory_bytes)
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
@@ -271,6 +312,7 @@ class Topology:
             return None  # it is another's queue that is meant; `_same_queue` says why not
         ticket = self._broker.definitions.put_queue(SavedQueue(queue.name, kind, lost=queue.lost))
         queue.define(kind)
+        self._charge_queue(queue)
         return ticket
 
     def _same_queue(self, queue: Queue, kind: QueueKind) -> None:
@@ -298,6 +340,7 @@ class Topology:
         wild = exchange.wild_words(key)
         if wild and broker.wild_words + wild > broker.settings.wild_words_max:
             raise _too_many("wild_words_max", broker.settings.wild_words_max)
+        check(self._bindings_memory, _binding_bytes(exchange, binding))
         ticket = None
         if exchange.kind.durable and _is_durable(destination):
             exchange.check(arguments)
@@ -323,6 +366,7 @@ class Topology:
         bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
         bound.add(binding)
         self._broker.bindings += 1
+        self._bindings_memory.charge(_binding_bytes(exchange, binding))
         self._broker.wild_words += exchange.wild_words(binding.key)
         self._broker.generation += 1
 
@@ -349,6 +393,7 @@ class Topology:
         for exchange, binding in there:
             destination = exchange.bindings[binding]
             exchange.remove(binding)
+            self._bindings_memory.give(_binding_bytes(exchange, binding))
             broker.wild_words -= exchange.wild_words(binding.key)
             bound = destination.bound_to if isinstance(destination, Exchange) else destination.bound
             bound.discard(binding)
@@ -426,7 +471,7 @@ class Topology:
         for key in saved.unreadable:
             broker.log.error("a definition cannot be read; it is left alone", row=shown(key))
         for name, exchange_kind in saved.exchanges:
-            broker.exchanges[name] = Exchange(name, exchange_kind)
+            self._new_exchange(name, exchange_kind)
         for queue in saved.queues:
             await self._restore_queue(queue)
         known = {_log_name(name) for name in broker.queues}
@@ -472,6 +517,7 @@ class Topology:
         queue_log = QueueLog(log)
         queue.keep_in(queue_log)
         broker.queues[queue.name] = queue
+        self._charge_queue(queue)
         memory = broker.memory
         room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
         loaded = await load(queue_log, math.inf if queue.cold is None else room, broker.bodies)
@@ -568,6 +614,34 @@ def _is_durable(destination: Destination) -> bool:
     if isinstance(destination, Exchange):
         return destination.kind.durable
     return destination.log is not None
+
+
+def _exchange_bytes(name: bytes, kind: ExchangeKind) -> int:
+    return EXCHANGE_BYTES + len(name) + kind.durable * (DURABLE_BYTES + DURABLE_KEY_BYTES * len(name))
+
+
+def _queue_bytes(name: bytes, kind: QueueKind) -> int:
+    size = QUEUE_BYTES + 2 * len(name) + 2 * len(kind.table) + PRIORITY_BYTES * kind.arguments.priority_max
+    return size + kind.durable * (LOG_BYTES + DURABLE_BYTES + DURABLE_KEY_BYTES * len(name))
+
+
+def _binding_bytes(exchange: Exchange, binding: Binding) -> int:
+    """Those of durable exchanges count as durable, whatever they lead to."""
+    key, arguments = len(binding.key), len(binding.arguments)
+    size = BINDING_BYTES + key + arguments
+    if exchange.kind.type == "topic":
+        words = exchange.wild_words(binding.key)
+        size = TOPIC_BYTES + TOPIC_KEY_BYTES * key + WILD_WORD_BYTES * words + arguments
+    elif exchange.kind.type == "headers":
+        size += HEADERS_BYTES * arguments
+    if exchange.kind.durable:
+        names = len(binding.source) + len(binding.destination)
+        size += DURABLE_BYTES + DURABLE_KEY_BYTES * (names + key + arguments)
+    return size
+
+
+def _waiting_bytes(binding: Binding) -> int:
+    return BINDING_BYTES + DURABLE_BYTES + 2 * (len(binding.key) + len(binding.arguments))
 
 
 def _log_name(queue: bytes) -> str:

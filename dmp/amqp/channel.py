@@ -18,7 +18,7 @@ from functools import partial
 from heapq import merge
 from itertools import islice, takewhile
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 from pamqp import base, commands
@@ -61,6 +61,12 @@ _CONSUMERS_PER_WORK = 2
 # Kinds of messages of which a consumer keeps what is put around the bodies.
 _HEADS_MAX = 64
 _NO_LIMIT = 1 << 30
+# What a channel takes of memory: 470 measured, and 890 more in confirm mode or with a transaction.
+CHANNEL_BYTES = 1400
+# What a consumer takes beside its tag, which stands in two places: 360 measured.
+CONSUMER_BYTES = 400
+# Publishes that wait for one ticket, with what the ticket calls: 280 measured where every other run has one.
+RUN_BYTES = 400
 
 ACK_FRAME_BYTES = 21
 _ACK_BEGINNING = 11
@@ -107,7 +113,7 @@ class Mux:
         self.replies = session.replies
         self.broker = broker
         self.owner = broker.new_owner("")
-        self.capabilities: dict[str, Any] = {}
+        self.capabilities: dict[str, bool] = {}
         self.payload_max = 0
         self.by_number: dict[int, Channel] = {}
         self.at = 0
@@ -130,6 +136,7 @@ class Mux:
     def end(self) -> None:
         """The connection ends: everything that depends on it goes."""
         self.dealing = False
+        self.broker.memory.forget(self)
         self.release(
             [channel for channel in self.by_number.values() if channel.state is not ChannelState.CLOSING]
         )
@@ -207,8 +214,8 @@ class Mux:
         self.broker.counts.memory_waits += 1
         self.session.stop(Stop.MEMORY)
         if self.capabilities.get("connection.blocked"):
-            self.connection.write(encode(commands.Connection.Blocked("memory_bytes_max is reached"), 0))
-        self.broker.memory.when_free(self.connection.guarded(self._memory_is_free))
+            self.connection.write(encode(commands.Connection.Blocked(self.broker.memory.why), 0))
+        self.broker.memory.when_free(self, self.connection.guarded(self._memory_is_free))
 
     def _memory_is_free(self) -> None:
         if not self.session.lost and self.capabilities.get("connection.blocked"):
@@ -305,6 +312,7 @@ class Mux:
         self.publishing.forget()
         broker = self.broker
         broker.counts.channels -= len(channels)
+        broker.channels_memory.give(len(channels) * CHANNEL_BYTES)
         unacked: list[dict[int, Delivery]] = []
         consumers: dict[Queue, list[Consumer]] = {}
         queues: set[Queue] = set()
@@ -312,6 +320,7 @@ class Mux:
             channel.end()
             for consumer in channel.consumers.values():
                 consumers.setdefault(consumer.queue, []).append(consumer)
+                broker.consumers_memory.give(consumer.memory_bytes)
             channel.consumers.clear()
             if channel.unacked:
                 queues.update(map(_QUEUE, channel.unacked.values()))
@@ -513,7 +522,8 @@ class Channel:
 
     def consumer_cancelled(self, consumer: "Consumer") -> None:
         """Its queue is gone."""
-        self.consumers.pop(consumer.tag, None)
+        if self.consumers.pop(consumer.tag, None) is not None:
+            self.mux.broker.consumers_memory.give(consumer.memory_bytes)
         self.mux.broker.counts.consumers -= 1
         if self.mux.capabilities.get("consumer_cancel_notify"):
             self.send(encode(commands.Basic.Cancel(consumer.tag.decode(), True), self.number))
@@ -522,6 +532,7 @@ class Channel:
         """Its client has cancelled it; what it has stays unacknowledged."""
         del self.consumers[consumer.tag]
         self.mux.broker.counts.consumers -= 1
+        self.mux.broker.consumers_memory.give(consumer.memory_bytes)
         queue = consumer.queue
         if consumer is self.reply_consumer:
             self.reply_consumer = None
@@ -534,6 +545,8 @@ class Channel:
         """What is begun is forgotten or rolled back, and nothing is dealt to it any more."""
         if self.transaction is not None:
             self.transaction.rollback()
+        if self.confirms is not None:
+            self.confirms.end()
         if self.content is not None:
             self.content.drop(self.mux.incoming)
             self.content = None
@@ -579,6 +592,10 @@ class Consumer:
     _before: bytes = b""
     _between: bytes = b""
     _end_before: bytes = b""
+
+    @property
+    def memory_bytes(self) -> int:
+        return CONSUMER_BYTES + 2 * len(self.tag)
 
     def room(self) -> tuple[int, int]:
         channel = self.channel
@@ -683,6 +700,7 @@ class Confirms:
     _published: int = 0
     _done: int = 0
     _runs: deque[_Run] = attrs.Factory(deque)
+    _run_bytes: int = RUN_BYTES
 
     @property
     def owed(self) -> bool:
@@ -697,8 +715,14 @@ class Confirms:
             runs[-1].last = self._published
             return
         runs.append(_Run(ticket, self._published, refused))
+        self._channel.mux.broker.memory.take(self._run_bytes)
         if ticket is not None:
             ticket.when_done(self._channel.mux.connection.guarded(self._ticket_done))
+
+    def end(self) -> None:
+        """Its channel ends: what is on its way does not count any more."""
+        self._channel.mux.broker.memory.give(len(self._runs) * self._run_bytes)
+        self._run_bytes = 0
 
     def _ticket_done(self, _: Ticket) -> None:
         self.advance()
@@ -709,6 +733,7 @@ class Confirms:
         runs, first, taken = self._runs, self._done, 0
         frames = []
         number, counts = self._channel.number, self._channel.mux.broker.counts
+        memory = self._channel.mux.broker.memory
         while runs:
             run = runs[0]
             if run.ticket is not None and not run.ticket.done:
@@ -723,6 +748,7 @@ class Confirms:
             else:
                 taken += run.last - self._done
             self._done = run.last
+            memory.give(self._run_bytes)
         if first < self._done:
             frames.append(ack_frame(number, self._done, self._done - first > 1))
         if frames:

@@ -154,7 +154,7 @@ class Publishing:
         count = len(bodies)
         if channel.transaction is not None:
             if broker.memory.full and mux.holds_messages:
-                raise Refusal(Code.RESOURCE_ERROR, "memory_bytes_max is reached")
+                raise Refusal(Code.RESOURCE_ERROR, broker.memory.why)
             channel.transaction.publish(post, bodies)
             mux.worked(count)
             return
@@ -169,7 +169,7 @@ class Publishing:
                 for body in bodies:
                     channel.send_return(Code.NO_ROUTE, head, body)
         elif broker.memory.full and mux.holds_messages:
-            self.refuse(channel, count, "memory_bytes_max is reached")
+            self.refuse(channel, count, broker.memory.why)
             return
         elif channel.confirms is not None and any(
             queue.kind.arguments.rejects and queue.room_for(head, count) < count for queue in queues

@@ -19,7 +19,7 @@ from typing import Any
 
 from pamqp import commands
 
-from dmp.amqp.channel import Channel, Mux
+from dmp.amqp.channel import CHANNEL_BYTES, Channel, Mux
 from dmp.amqp.content import LARGE, Content
 from dmp.amqp.methods import HANDLERS, NotYet
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
@@ -40,6 +40,7 @@ from dmp.amqp.wire import (
     publish_untrusted,
 )
 from dmp.broker import Broker
+from dmp.memory import check
 from dmp.pacing import Stop
 from dmp.refusals import Code, Refusal, shown
 from shared.errors import LocalProtocolError, RemoteProtocolError, StoreError
@@ -296,6 +297,9 @@ class AmqpSession(SessionBase):
     def _open_channel(self, number: int) -> None:
         if number > self._channel_max:
             raise Refusal(Code.CHANNEL_ERROR, f"channel {number} is above channel_max {self._channel_max}")
+        if self.mux.by_number:  # the first always fits, so that somebody can take what fills memory
+            check(self.broker.channels_memory, CHANNEL_BYTES, Code.RESOURCE_ERROR)
+        self.broker.channels_memory.charge(CHANNEL_BYTES)
         channel = self.mux.by_number[number] = Channel(self.mux, number)
         self.broker.counts.channels += 1
         channel.reply(commands.Channel.OpenOk())
@@ -361,7 +365,8 @@ class AmqpSession(SessionBase):
         if method.mechanism != "PLAIN":
             raise Refusal(Code.COMMAND_INVALID, f"mechanism {shown(method.mechanism.encode())} is not PLAIN")
         found = method.client_properties.get("capabilities")
-        capabilities = self.mux.capabilities = found if isinstance(found, dict) else {}
+        said = found if isinstance(found, dict) else {}
+        capabilities = self.mux.capabilities = {name: bool(said.get(name)) for name in _CAPABILITIES}
         response: str | bytes = method.response  # bytes where it is not UTF-8
         user = self._login(response.encode() if isinstance(response, str) else response)
         if user is None:

@@ -18,10 +18,12 @@ from pamqp import commands
 from dmp.amqp.channel import tags_of
 from dmp.broker import Change
 from dmp.dead_letters import LETTERS_PER_TURN, addressed
+from dmp.memory import check
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
+from shared.budget import Account
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 # A rejection that makes a dead letter is as much work as so many messages.
 LETTER_MESSAGES = LETTERS_PER_TURN
+# What a publish takes in a transaction, where it is unlike the others: 940 measured, 200 count as a message.
+POST_BYTES = 750
 
 
 class Outcome(Enum):
@@ -52,6 +56,10 @@ class Transaction:
     _cost_bytes: int = 0
 
     @property
+    def _memory(self) -> Account:
+        return self._channel.mux.broker.transactions_memory
+
+    @property
     def holds(self) -> bool:
         return bool(self._posts or self._settled)
 
@@ -68,6 +76,8 @@ class Transaction:
         body_bytes = messages * post.head.stored_bytes
         if self.holds or len(bodies) > 1:
             self._need_room(messages, body_bytes)
+        check(self._memory, POST_BYTES)
+        self._memory.charge(POST_BYTES)
         self._messages += messages
         self._bytes += body_bytes
         cost_bytes = post.head.cost_bytes * len(bodies)
@@ -176,6 +186,7 @@ class Transaction:
         broker.memory.give(self._cost_bytes)
         for body in [body for post, _, bodies in self._posts if post.head.large for body in bodies]:
             broker.bodies.let_go(body)
+        self._memory.give(len(self._posts) * POST_BYTES)
         self._posts.clear()
         self._settled.clear()
         self._messages = self._bytes = self._cost_bytes = 0

@@ -14,6 +14,7 @@ from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import places
 from dmp.queues import Owner, Queue
 from dmp.settings import DmpSettings
+from shared.budget import Account, unbounded
 from shared.errors import StoreError
 from shared.plugin import Context
 from shared.storage.store import Store
@@ -35,8 +36,9 @@ def laborious(count: int) -> list[str]:
 class World:
     """A broker whose clock is the test's, and whose disk takes what `settle` gives it."""
 
-    def __init__(self, store: Store, disk: FakeDisk, broker: Broker, clock: "Clock") -> None:
+    def __init__(self, store: Store, disk: FakeDisk, broker: Broker, clock: "Clock", budget: Account) -> None:
         self.store = store
+        self.budget = budget
         self.disk = disk
         self.broker = broker
         self.topology = broker.topology
@@ -44,18 +46,21 @@ class World:
         self.owner = broker.new_owner("guest")
 
     @classmethod
-    async def open(cls, settings: DmpSettings | None = None, disk: FakeDisk | None = None) -> "World":
+    async def open(
+        cls, settings: DmpSettings | None = None, disk: FakeDisk | None = None, budget: Account | None = None
+    ) -> "World":
         disk = disk or FakeDisk()
         store = await open_store(disk)
         clock = Clock()
-        context = Context(store, LOG)
+        budget = budget or unbounded()
+        context = Context(store, LOG, budget=budget)
         broker = await open_broker(context, settings or DmpSettings(), now=lambda: clock.now)
-        return cls(store, disk, broker, clock)
+        return cls(store, disk, broker, clock, budget)
 
-    async def again(self) -> "World":
+    async def again(self, budget: Account | None = None) -> "World":
         """The process dies, and another one starts on what it wrote."""
         self.store.abandon()
-        return await World.open(self.broker.settings, self.disk.kill())
+        return await World.open(self.broker.settings, self.disk.kill(), budget)
 
     def queue(self, name: bytes = b"q", *, durable: bool = False, **arguments: Any) -> Queue:
         """One of this name, with these `QueueArguments`."""

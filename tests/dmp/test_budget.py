@@ -1,0 +1,224 @@
+"""What clients make grow is taken from the budget. Without room they are refused or wait; others go on."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pamqp import base, commands
+
+from dmp.amqp.wire import Direct, encode
+from dmp.memory import LEAST_BYTES, LOOK_AGAIN_SECONDS
+from dmp.settings import DmpSettings
+from shared.budget import Account
+from shared.checks import MemoryConnection
+from tests.dmp.amqp_peer import Peer, bodies, closed, publish
+from tests.dmp.world import PERSISTENT, World
+
+C = commands
+ROOM = 200_000
+"""Bytes of the budget: a hundred of most things."""
+NAME = "n" * 100
+
+
+def greedy(make: Callable[[int], list[tuple[base.Frame, int]]]) -> Callable[[Peer], None]:
+    """One who sends what `make` says, again and again, until it is refused."""
+
+    def go_on(peer: Peer) -> None:
+        for number in range(1000):
+            peer.send(b"".join(commands_bytes(make(number))))
+            if number % 50 == 0:
+                peer.world.settle()
+
+    return go_on
+
+
+def commands_bytes(methods: list[tuple[base.Frame, int]]) -> list[bytes]:
+    return [encode(method, channel) for method, channel in methods]
+
+
+def header_binding(number: int) -> base.Frame:
+    arguments: dict[str, Any] = {f"{number}-{each}": None for each in range(100)}
+    return C.Queue.Bind(0, "served", "amq.headers", "", True, arguments)
+
+
+ATTACKS: dict[str, Callable[[int], list[tuple[base.Frame, int]]]] = {
+    "exchanges": lambda number: [(C.Exchange.Declare(0, f"{NAME}{number}", nowait=True), 1)],
+    "queues": lambda number: [(C.Queue.Declare(0, f"{NAME}{number}", nowait=True), 1)],
+    "queues ": lambda number: [
+        (C.Queue.Declare(0, f"{number}", nowait=True, arguments={"x-max-priority": 255}), 1)
+    ],
+    "bindings": lambda number: [(C.Queue.Bind(0, "served", "amq.topic", f"{NAME}{number}", nowait=True), 1)],
+    "bindings ": lambda number: [(header_binding(number), 1)],
+    "consumers": lambda number: [(C.Basic.Consume(0, "served", f"{NAME}{number}", nowait=True), 1)],
+    "channels": lambda number: [(C.Channel.Open(), 2 + number)],
+    "leases": lambda number: [(Direct.Put("amq.direct"), 1)],
+}
+
+
+@pytest.fixture
+async def crowded() -> World:
+    """A broker with little room, and a queue that somebody uses."""
+    world = await World.open(budget=Account("dmp", ROOM))
+    world.queue(b"served")
+    return world
+
+
+@pytest.mark.parametrize("what", ATTACKS)
+async def test_who_takes_all_is_refused_a_neighbour_is_served_and_the_end_gives_all_back(
+    crowded: World, what: str
+) -> None:
+    budget = crowded.budget
+    friend = Peer(crowded).login()
+    before = budget.used_bytes
+    peer = Peer(crowded).login()
+    greedy(ATTACKS[what])(peer)
+    crowded.settle()
+    assert closed(peer)[1] == (506 if what == "channels" else 406)
+    assert budget.used_bytes <= ROOM
+    assert budget.account(what.strip()).refused == 1
+    friend.publish("", "served", b"still")
+    assert friend.ask_get("served") == b"still"
+    peer.lose()
+    crowded.advance(61)  # leases lapse
+    for name in [name for name in crowded.broker.queues if name != b"served"]:
+        crowded.topology.delete_queue(crowded.broker.queues[name])
+    for name in [name for name in crowded.broker.exchanges if name[:3] in (b"nnn",)]:
+        crowded.topology.delete_exchange(name)
+    if what.startswith("bindings"):
+        queue = crowded.broker.queues[b"served"]
+        crowded.topology.delete_queue(queue)
+        crowded.advance(1)
+        crowded.queue(b"served")
+    assert budget.used_bytes == before
+
+
+async def test_a_transaction_that_holds_too_much_is_refused_and_gives_all_back(crowded: World) -> None:
+    budget = crowded.budget
+    before = budget.used_bytes
+    peer = Peer(crowded).login()
+    peer.ask(C.Tx.Select())
+    for number in range(300):
+        peer.publish("", "served", b"x", properties=b"\x80\0\x05%05d" % number)
+    assert closed(peer) == ("Channel.Close", 406)
+    assert budget.account("transactions").used_bytes == 0
+    peer.lose()
+    assert budget.used_bytes == before
+
+
+async def test_large_bodies_without_end_are_refused() -> None:
+    budget = Account("dmp", 20_000)
+    world = await World.open(DmpSettings(message_bytes_max=100), budget=budget)
+    before = budget.used_bytes
+    peer = Peer(world).login()
+    for number in range(1, 8):
+        peer.method(C.Channel.Open(), number + 1)
+        peer.send(publish("", "q", bytes(150), channel=number + 1, part=50)[:-116])
+    assert closed(peer) == ("Connection.Close", 506)
+    peer.lose()
+    assert budget.used_bytes == before
+    assert world.broker.bodies.begun_bytes == 0
+
+
+async def test_what_waits_is_full_where_the_budget_is_and_publishers_wait_until_there_is_room() -> None:
+    budget = Account("process", 3 * LEAST_BYTES)
+    world = await World.open(budget=budget)
+    world.queue(b"served")
+    peer = Peer(world).login(capabilities={"connection.blocked": True})
+    for _ in range(40):
+        peer.publish("", "served", bytes(100_000))
+    blocked = [value for _, value in peer.frames() if value.name == "Connection.Blocked"]
+    assert [method.reason for method in blocked] == [
+        f"messages may hold {3 * LEAST_BYTES * 3 // 4} bytes, and 65536 more do not fit"
+    ]
+    assert not peer.connection.reading
+    assert budget.used_bytes < 2.5 * LEAST_BYTES
+    friend = Peer(world).login()
+    friend.ask_get("served")
+    gc.collect()
+    there = [id(each) for each in gc.get_objects() if isinstance(each, MemoryConnection)]
+    gone = Peer(world).login()
+    gone.publish("", "served", bytes(100_000))
+    gone.lose()
+    del gone
+    gc.collect()
+    still = [id(each) for each in gc.get_objects() if isinstance(each, MemoryConnection)]
+    assert still == there, "who waited and has gone is kept by nobody"
+    while friend.world.broker.queues[b"served"].depth > 5:
+        friend.ask_get("served")
+        peer.pump()
+    assert peer.connection.reading
+    assert "Connection.Unblocked" in peer.names()
+
+
+async def test_a_publisher_goes_on_where_others_have_given_something_back() -> None:
+    budget = Account("process", 4 * LEAST_BYTES)
+    world = await World.open(budget=budget)
+    world.queue(b"served")
+    others = budget.account("others")
+    others.charge(2 * LEAST_BYTES)
+    peer = Peer(world).login()
+    for _ in range(25):
+        peer.publish("", "served", bytes(100_000))
+    assert not peer.connection.reading
+    others.give(2 * LEAST_BYTES)
+    world.advance(LOOK_AGAIN_SECONDS)
+    peer.pump()
+    assert peer.connection.reading
+    assert world.broker.memory.held_bytes > LEAST_BYTES
+
+
+async def test_messages_pass_whatever_else_fills_the_budget() -> None:
+    budget = Account("process", 10_000)
+    world = await World.open(budget=budget)
+    world.queue(b"served")
+    budget.account("others").charge(20_000)
+    peer = Peer(world).login()
+    for number in range(50):
+        peer.publish("", "served", b"%d" % number)
+        assert peer.ask_get("served") == b"%d" % number
+
+
+async def test_confirms_and_deliveries_count_with_messages_and_give_all_back(world: World) -> None:
+    budget = world.budget
+    world.queue(b"q", durable=True)
+    before = budget.used_bytes
+    peer = Peer(world).login()
+    peer.ask(C.Confirm.Select())
+    peer.method(C.Basic.Consume(0, "q", "tag"))
+    for number in range(500):
+        peer.publish("", "q", b"%d" % number, properties=PERSISTENT)
+        peer.publish("", "nobody", b"%d" % number)
+    assert world.broker.memory.held_bytes > 500 * (200 + 2 * 400)
+    world.settle()
+    assert len(bodies(peer.frames())) == 500
+    peer.lose()
+    world.settle()
+    world.advance(1)
+    assert world.broker.queues[b"q"].purge() == 500
+    assert world.broker.memory.held_bytes == 0
+    assert budget.used_bytes == before
+
+
+async def test_a_start_serves_all_that_is_durable_whatever_the_budget_says() -> None:
+    world = await World.open()
+    peer = Peer(world).login()
+    for number in range(20):
+        name = f"{number}"
+        peer.ask(C.Exchange.Declare(0, name, "headers", durable=True))
+        peer.ask(C.Queue.Declare(0, name, durable=True))
+        peer.ask(C.Queue.Bind(0, name, name, name, arguments={"a": number}))
+        peer.publish("", name, b"kept", properties=PERSISTENT)
+    world.settle()
+    budget = Account("process", 100)
+    again = await world.again(budget)
+    assert budget.used_bytes > 20 * 5000
+    peer = Peer(again)
+    for number in range(20):
+        assert again.broker.queues[b"%d" % number].depth == 1
+        assert len(again.broker.exchanges[b"%d" % number].bindings) == 1
+        again.topology.delete_queue(again.broker.queues[b"%d" % number])
+        again.topology.delete_exchange(b"%d" % number)
+    again.advance(1)
+    again.settle()
+    assert budget.used_bytes == 0
