@@ -47,8 +47,7 @@ def serve(command: ServeCommand) -> int:
     require_startable(config, [plugin.name for plugin in chosen])
     log = logs.configure(config.serve.log_level, config.serve.log_format)
     _require_files(log)
-    watch = LoopWatch(log)
-    trio.run(_serve, chosen, config, command, log, watch, instruments=[watch])
+    trio.run(_serve, chosen, config, command, log)
     return ExitCode.OK
 
 
@@ -72,10 +71,10 @@ async def _serve(
     config: Config,
     command: ServeCommand,
     log: structlog.stdlib.BoundLogger,
-    watch: LoopWatch,
 ) -> None:
     ready_file = command.ready_file
     collector = Collector()
+    watch = LoopWatch(log)
     host = Host(chosen, config, log, say=_say if command.says else None, watch=watch)
     # SIGHUP stays ignored under nohup. The others are obeyed even where the caller ignores them: a shell lets
     # background jobs of scripts ignore SIGINT, but who sends it to a server means it.
@@ -94,7 +93,7 @@ async def _serve(
                     bound = await running.start(host.run)
                     starting.cancel()
                     collector.install()
-                    watch.begin()
+                    nursery.start_soon(watch.run)
                     announcing.ready(bound, config, ready_file)
             finally:
                 collector.remove()
