@@ -18,17 +18,17 @@ def hold(seconds: float) -> None:
 
 async def test_a_long_stretch_of_the_loop_is_known_by_where_it_stood_and_logged() -> None:
     watch = LoopWatch(get_logger())
+    place = f"{__name__}:hold"
     with capture_logs() as told:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
-            await trio.lowlevel.checkpoint()
-            hold(TOLD_SECONDS * 3)
-            while not watch.long_count:
+            while place not in [line["at"] for line in told]:  # a busy machine makes it late elsewhere, too
                 await trio.lowlevel.checkpoint()
+                hold(TOLD_SECONDS * 2)
             nursery.cancel_scope.cancel()
-    assert told[0]["at"] == f"{__name__}:hold"
     values = {sample.name: (sample.value, sample.labels) for sample in watch.samples()}
-    seconds, labels = values["loop_stretch_seconds_max"]
+    seconds, ((label, at),) = values["loop_stretch_seconds_max"]
     assert seconds > TOLD_SECONDS
-    assert labels == (("at", f"{__name__}:hold"),)
-    assert values["loop_stretches_long_total"][0] >= 1
+    assert label == "at"
+    assert at in [line["at"] for line in told]
+    assert values["loop_stretches_long_total"][0] >= len(told)
