@@ -20,7 +20,7 @@ from brokers.commands import add_commands
 from brokers.errors import ExitCode, exit_code
 from brokers.escape import NAME_MAX, escape
 from brokers.flags import ServeCommand, listed
-from brokers.render import Outcome, Output
+from brokers.render import CommandResult, Output
 from shared.errors import BrokerError
 
 _HELP = """Message brokers: several protocols, one process, one data folder."""
@@ -118,7 +118,7 @@ def _run(arguments: Sequence[str]) -> int:
     code = int(ExitCode.OK)
     if _is_for_the_server(result):
         result = server_cli.ask(result)
-    if isinstance(result, Outcome):
+    if isinstance(result, CommandResult):
         result, code = result.shown, result.code
     output.show(result)
     return code

@@ -18,7 +18,7 @@ from brokers.flags import Flag
 from brokers.plugins import enabled, load_working
 from brokers.settings import ServeSettings
 from brokers.structure import (
-    Given,
+    GivenValue,
     Key,
     build,
     environment_keys,
@@ -165,10 +165,10 @@ def as_served(file: Path | None) -> Config:
 
 
 def _laid(
-    *layers: Iterable[tuple[Key, Given] | Problem],
-) -> tuple[dict[Key, Given], dict[Key, int], list[Problem]]:
+    *layers: Iterable[tuple[Key, GivenValue] | Problem],
+) -> tuple[dict[Key, GivenValue], dict[Key, int], list[Problem]]:
     """Layers over each other, the last on top: each key's value, its layer's number, and what is wrong."""
-    given: dict[Key, Given] = {}
+    given: dict[Key, GivenValue] = {}
     ranks: dict[Key, int] = {}
     problems: list[Problem] = []
     for rank, layer in enumerate(layers):
@@ -183,7 +183,7 @@ def _laid(
 
 def _from_file(
     file: str | Path, sections: Mapping[str, type[Any]], broken: Sequence[str], alone: bool
-) -> Iterator[tuple[Key, Given] | Problem]:
+) -> Iterator[tuple[Key, GivenValue] | Problem]:
     source = str(file)
     try:
         path = local_path(file)
@@ -216,7 +216,7 @@ def _from_environment(
     broken: Sequence[str],
     plugins: Sequence[Plugin],
     alone: bool,
-) -> Iterator[tuple[Key, Given] | Problem]:
+) -> Iterator[tuple[Key, GivenValue] | Problem]:
     known = {_variable(*key): key for key in environment_keys(sections)}
     of_commands = {_variable(plugin.name, word) for plugin in plugins for word in plugin.command_variables}
     passed_over = tuple(_variable(name, "") for name in broken)
@@ -229,7 +229,7 @@ def _from_environment(
         if not name.startswith(ours):
             continue
         if name in known:
-            yield known[name], Given(value, name, words=True)
+            yield known[name], GivenValue(value, name, words=True)
         else:
             meant = nearest(name, list(known))
             yield Problem(name, "unknown variable" + (f"; did you mean {meant}?" if meant else ""))
@@ -241,11 +241,11 @@ def _variable(*key: str) -> str:
 
 def _from_flags(
     flags: Iterable[Flag], sections: Mapping[str, type[Any]]
-) -> Iterator[tuple[Key, Given] | Problem]:
+) -> Iterator[tuple[Key, GivenValue] | Problem]:
     known = set(environment_keys(sections))
     for flag in flags:
         if flag.key in known:
-            yield flag.key, Given(flag.value, flag.source, words=isinstance(flag.value, str))
+            yield flag.key, GivenValue(flag.value, flag.source, words=isinstance(flag.value, str))
         else:
             meant = nearest(flag.key[0], list(sections))
             hint = f"; did you mean {meant}?" if meant and meant != flag.key[0] else ""
@@ -268,7 +268,7 @@ def _unrecorded(names: Iterable[str], plugins: Sequence[Plugin], broken: Sequenc
 
 
 def _spread_durability(
-    given: dict[Key, Given], ranks: Mapping[Key, int], protocols: Mapping[str, type[Any]]
+    given: dict[Key, GivenValue], ranks: Mapping[Key, int], protocols: Mapping[str, type[Any]]
 ) -> None:
     """Let `serve.durability` stand for every protocol whose own was not given, or given in a lower layer.
 

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal, copy_errors, folder_errors
 from brokers.flags import ConfigFile, with_table_flags
-from brokers.render import Outcome, Several, cell
+from brokers.render import CommandResult, Several, cell
 from brokers.server_cli import DataDir, copied, data_folder, existing
 from shared.cli.app import examples
 from shared.cli.options import Json, a_path, flag
@@ -66,7 +66,7 @@ def fsck(
     data_dir: DataDir = None,
     config: ConfigFile = None,
     json: Json = False,
-) -> Outcome:
+) -> CommandResult:
     """Check a data folder that no server uses.
 
     Everything is read, and what is wrong is listed. Exit code 1: data is damaged.
@@ -83,7 +83,7 @@ def fsck(
             report = check(folder)
     code = ExitCode.OK if report.ok else ExitCode.FAILED
     if json:
-        return Outcome(report, code)
+        return CommandResult(report, code)
     sums = {
         "folder": folder,
         "logs": report.logs,
@@ -92,7 +92,7 @@ def fsck(
         "result": "in order" if report.ok else "damaged",
     }
     repairs = [{"repair": text} for text in report.repairs]
-    return Outcome(Several((*filter(None, (report.findings, repairs)), sums)), code)
+    return CommandResult(Several((*filter(None, (report.findings, repairs)), sums)), code)
 
 
 def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Any:
@@ -161,7 +161,7 @@ def verify(
     data_dir: DataDir = None,
     config: ConfigFile = None,
     json: Json = False,
-) -> Outcome:
+) -> CommandResult:
     """Check every byte of the logs against their CRCs.
 
     Exit code 1: a part is damaged; 66: there is no such log, or the namespace has none.
@@ -173,7 +173,7 @@ def verify(
         for row in log_verify(existing(data_folder(data_dir, config)), namespace, name):
             rows.append(row)
             update(len(rows))
-    return Outcome(rows, ExitCode.OK if all(row.ok for row in rows) else ExitCode.FAILED)
+    return CommandResult(rows, ExitCode.OK if all(row.ok for row in rows) else ExitCode.FAILED)
 
 
 def restore(
@@ -182,7 +182,7 @@ def restore(
     data_dir: DataDir = None,
     config: ConfigFile = None,
     json: Json = False,
-) -> Outcome:
+) -> CommandResult:
     """Make a data folder from a backup.
 
     It must not exist yet, or be empty. Every file is checked on the way.

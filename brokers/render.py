@@ -6,7 +6,7 @@ A verb returns what it found and never prints:
 - one mapping or attrs object: its fields, one a line;
 - a sequence of them: the rows of a table; an iterator or async iterator: rows as they come;
 - `Several` results: one after the other, a blank line between;
-- `Outcome`: a result, and the exit code to end with.
+- `CommandResult`: a result, and the exit code to end with.
 
 On a terminal a table is drawn to fit it (`layout`), whatever could harm the terminal is escaped, and amounts
 are as people read them: sizes and durations with their units, by the names of their columns, times local,
@@ -51,7 +51,7 @@ class Several:
 
 
 @attrs.frozen
-class Outcome:
+class CommandResult:
     """A result that is shown, and the exit code beside it."""
 
     shown: Any

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from brokers.errors import ExitCode, Refusal, copy_errors
 from brokers.flags import ConfigFile
-from brokers.render import Outcome, Several, json_value
+from brokers.render import CommandResult, Several, json_value
 from shared.cli.app import examples
 from shared.cli.options import Json, a_path
 from shared.cli.progress import progress, waiting
@@ -88,7 +88,7 @@ def existing(folder: Path) -> Path:
     return folder
 
 
-def status(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Outcome:
+def status(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> CommandResult:
     """Show what runs on a data folder.
 
     State, addresses, connections, and how the store is. The exit code is 0 where
@@ -100,11 +100,11 @@ def status(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = 
     found = control.request(data_folder(data_dir, config), "GET", "/status")
     code = ExitCode.OK if found["state"] == "ready" else ExitCode.FAILED
     if json:
-        return Outcome(found, code)
+        return CommandResult(found, code)
     found = dict(found)
     protocols = found.pop("protocols")
     store = found.pop("store")
-    return Outcome(Several((found, protocols, store)), code)
+    return CommandResult(Several((found, protocols, store)), code)
 
 
 def metrics(*, data_dir: DataDir = None, config: ConfigFile = None) -> str:
@@ -194,7 +194,7 @@ def _cold_backup(folder: Path, target: Path) -> Any:
     return copy(folder, target, now_ms=time_ns() // 1_000_000)
 
 
-def copied(report: Any, json: bool) -> Outcome:
+def copied(report: Any, json: bool) -> CommandResult:
     """A BackupReport, or its JSON, as a backup or a restore shows it. Exit code 1: there is damage in it."""
     from json import dumps, loads
 
@@ -204,5 +204,5 @@ def copied(report: Any, json: bool) -> Outcome:
     code = ExitCode.FAILED if damaged else ExitCode.OK
     summary = {**report, "logs": check["logs"], "records": check["records"], "damaged": damaged}
     if json:
-        return Outcome({**summary, "findings": check["findings"]}, code)
-    return Outcome(Several((*filter(None, [check["findings"]]), summary)), code)
+        return CommandResult({**summary, "findings": check["findings"]}, code)
+    return CommandResult(Several((*filter(None, [check["findings"]]), summary)), code)

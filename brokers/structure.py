@@ -29,7 +29,7 @@ Key = tuple[str, ...]
 
 
 @attrs.frozen
-class Given:
+class GivenValue:
     """A value as somebody gave it. `words`: it came as text (a flag, a variable) and is still to be read.
 
     `folder`: of the file that says it, from which a relative path goes out; None: from the current one.
@@ -101,7 +101,7 @@ def _flatten(
                 else:
                     yield Problem(written((*key, item)), "is a table of settings", source)
         else:
-            yield key, Given(value, source)
+            yield key, GivenValue(value, source)
 
 
 def _elsewhere(name: str, sections: Mapping[str, type[Any]]) -> str:
@@ -125,7 +125,7 @@ def environment_keys(sections: Mapping[str, type[Any]]) -> Iterator[Key]:
         yield from below(settings, (name,))
 
 
-def build(settings: type[Any], above: Key, given: Mapping[Key, Given], problems: list[Problem]) -> Any:
+def build(settings: type[Any], above: Key, given: Mapping[Key, GivenValue], problems: list[Problem]) -> Any:
     """An instance of `settings` from what was given below `above`; what does not fit goes to `problems`."""
     arguments: dict[str, Any] = {}
     for name, field in fields(settings).items():

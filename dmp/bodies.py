@@ -53,7 +53,7 @@ _END = struct.Struct(">IBQ")
 _LENGTH = struct.Struct(">Q")
 
 
-class Op(IntEnum):
+class BodyOp(IntEnum):
     """What a record says."""
 
     PART = 1
@@ -99,7 +99,7 @@ class Arriving:
         """The next bytes of it. Raises StoreError; then it cannot be finished."""
         if self._log is None:
             self._log = self._bodies.new_log(self.persistent)
-        offset, self._ticket = self._log.append_framed(_PART.pack(1 + len(part), Op.PART), part)
+        offset, self._ticket = self._log.append_framed(_PART.pack(1 + len(part), BodyOp.PART), part)
         if offset != self._end:
             raise StoreError("what came before could not be written")
         self._end = self._log.end
@@ -195,7 +195,7 @@ class Bodies:
     def whole_records(self, references: Iterable[bytes]) -> list[tuple[Log, bytes, int]]:
         """What goes with the first record of a queue that refers to each, for `Store.append_all`."""
         bodies = [self[reference] for reference in references]
-        return [(body.log, _end_record(Op.WHOLE, body), 1) for body in bodies if not body.whole]
+        return [(body.log, _end_record(BodyOp.WHOLE, body), 1) for body in bodies if not body.whole]
 
     def whole_appended(self, references: Iterable[bytes], ticket: Ticket) -> None:
         """Those records went into their logs."""
@@ -254,7 +254,7 @@ class Bodies:
                     del self._bodies[body.log.name.encode()]
                     self._memory.give(BODY_BYTES)
                 elif body.whole and not (body.held or body.left):
-                    body.log.append(_end_record(Op.LEFT, body), 1, reserved=True)
+                    body.log.append(_end_record(BodyOp.LEFT, body), 1, reserved=True)
                     body.left = True
                 del self._left[body]
         except StoreError:
@@ -315,7 +315,7 @@ def length_in(reference: bytes) -> int:
 
 def part_bytes(op: int, data: bytes, start: int, end: int) -> bytes:
     """What a record [start, end) holds of the body."""
-    return data[start + 1 : end] if op == Op.PART else b""
+    return data[start + 1 : end] if op == BodyOp.PART else b""
 
 
 async def _found(log: Log) -> Body:
@@ -331,10 +331,10 @@ async def _found(log: Log) -> Body:
     except (StoreError, struct.error):
         body.damaged = True
         return body
-    if size == _END.size - LENGTH_BYTES and op in (Op.WHOLE, Op.LEFT):
-        body.length, body.whole, body.left = length, True, op == Op.LEFT
+    if size == _END.size - LENGTH_BYTES and op in (BodyOp.WHOLE, BodyOp.LEFT):
+        body.length, body.whole, body.left = length, True, op == BodyOp.LEFT
     return body
 
 
-def _end_record(op: Op, body: Body) -> bytes:
+def _end_record(op: BodyOp, body: Body) -> bytes:
     return _END.pack(_END.size - LENGTH_BYTES, op, body.length)

@@ -329,7 +329,7 @@ class _Part:
 
 
 @attrs.define(eq=False)
-class Change:
+class QueueChange:
     """Messages that come to queues and leave others in one step: a crash leaves all of it there, or nothing.
 
     What is durable of it, whatever the queues, is one entry of the journal. Say what comes and what leaves,

@@ -12,7 +12,7 @@ from dmp.amqp_client import Client, open_amqp
 from dmp.client import Message, open_feed, open_sink
 from dmp.data_types import SHORT_BYTES_MAX
 from shared.cli.app import protocol_app
-from shared.cli.commands import Left, bodies_shown, keyed, lost_is_refused, send_given
+from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given
 from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.errors import UsageError
 from shared.plugin import ServeRequest, VerbRequest
@@ -132,7 +132,7 @@ async def get(
     bindings = [_binding(said) for said in bind or ()]
 
     async def shown() -> AsyncIterator[Any]:
-        left = Left(max_)
+        left = Remaining(max_)
         with lost_is_refused():
             async with open_feed(bindings, queue=feed, **_place(server, login)) as opened:
                 while left:

@@ -29,7 +29,7 @@ from dmp import wire
 from dmp.data_types import SHORT_BYTES_MAX, short, take_short
 from dmp.principal import Principal, Refused, Returned, open_principal, refused
 from dmp.properties import NO_PROPERTIES
-from dmp.wire import DMP_HEADER, Message, Options
+from dmp.wire import DMP_HEADER, Message, MessageOptions
 from shared.client.dial import Address, Disconnected, Unreachable, broken
 from shared.client.receiver import Receiver
 from shared.client.sender import Sender
@@ -79,7 +79,7 @@ class Sink:
         immediate: bool = False,
     ) -> None:
         """Send a message. Raises Disconnected, Refused, and ValueError for what no server would take."""
-        options = Options(mandatory * Options.MANDATORY | immediate * Options.IMMEDIATE)
+        options = MessageOptions(mandatory * MessageOptions.MANDATORY | immediate * MessageOptions.IMMEDIATE)
         await self._sender.send(_packed(key, body, properties, options))
 
     async def send_many(self, messages: Iterable[tuple[str | bytes, bytes]]) -> None:
@@ -244,7 +244,7 @@ def _refusal_in(said: bytes) -> Refused | None:
     return refused(wire.read_reply(text)[0], text.decode(errors="backslashreplace"))
 
 
-def _packed(key: str | bytes, body: bytes, properties: Properties | None, options: Options) -> bytes:
+def _packed(key: str | bytes, body: bytes, properties: Properties | None, options: MessageOptions) -> bytes:
     name = key.encode() if isinstance(key, str) else key
     if len(name) > SHORT_BYTES_MAX:
         raise ValueError(f"a routing key of {len(name)} bytes: {SHORT_BYTES_MAX} at most")

@@ -44,7 +44,7 @@ _NO_LIMIT = 1 << 30
 
 @attrs.define(eq=False)
 class Feed:
-    """A `dmp.takers.Feed`, and what a feed's session passes its input to. The answer to the lease is written.
+    """A `dmp.takers.FeedTaker`; a session passes its input to it. The answer to the lease is written.
 
     `gone`: called when the queue is.
     """

@@ -218,7 +218,7 @@ def _first_offset(held: dict[int, Message]) -> int:
 
 
 @attrs.frozen
-class Left:
+class LeftInLog:
     """What a start leaves in the log: so many messages, numbered from `first`, from `offset` on; `large`:
     references of large bodies, by number."""
 
@@ -274,7 +274,7 @@ class Cold:
         for expires, those in groupby(messages, attrgetter("expires")):
             self._note(expires, [message.number for message in those][-1])
 
-    def restore(self, found: Left, ours: int) -> None:
+    def restore(self, found: LeftInLog, ours: int) -> None:
         """What a start has found and left in the log. `ours`: the first number that was not used before."""
         self.count, self.body_bytes = found.count, found.body_bytes
         self.first, self.end = found.first, found.end
@@ -391,7 +391,7 @@ class Loaded:
     cannot be read, and was not known to be so when the queue was last purged."""
 
     messages: list[Message]
-    cold: Left | None
+    cold: LeftInLog | None
     following: int
     lost: list[Lost]
 
@@ -490,7 +490,7 @@ async def load(queue_log: QueueLog, room_bytes: float, bodies: Bodies) -> Loaded
             record_bytes += put_bytes(message.head)
             last = number
     queue_log.found(list(found.values()), cold_at if count else math.inf)
-    cold = Left(count, body_bytes, record_bytes, first, last + 1, cold_at, large) if count else None
+    cold = LeftInLog(count, body_bytes, record_bytes, first, last + 1, cold_at, large) if count else None
     return Loaded(
         sorted(found.values(), key=attrgetter("number")),
         cold,

@@ -29,8 +29,8 @@ from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
 from dmp.queue_log import Cold, Loaded, QueueLog
-from dmp.rows import Priorities, Ready, Row
-from dmp.takers import LOOKED_AT_ONCE, Consumers, Feed, Taker, able, room_of, share_out
+from dmp.rows import Priorities, Ready, ReadyRow
+from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
 from shared.errors import StoreError
 from shared.queues.timers import Timers
 from shared.storage.lost import Lost
@@ -136,7 +136,7 @@ class Queue:
 
     consumers: Consumers = attrs.field(init=False)
     exclusive_consumer: bool = attrs.field(default=False, init=False)
-    feed: Feed | None = attrs.field(default=None, init=False)
+    feed: FeedTaker | None = attrs.field(default=None, init=False)
     feed_lease: object | None = attrs.field(default=None, init=False)
     """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
     had_consumer: bool = attrs.field(default=False, init=False)
@@ -161,7 +161,7 @@ class Queue:
 
     def __attrs_post_init__(self) -> None:
         arguments = self.kind.arguments
-        self.ready = Priorities(arguments.priority_max) if arguments.priority_max else Row()
+        self.ready = Priorities(arguments.priority_max) if arguments.priority_max else ReadyRow()
         self.consumers = Consumers(arguments.single_active)
         self.capped = bool(self._limits.drop_messages) or arguments.rejects
         self.used = self._context.timers.now()
@@ -200,7 +200,7 @@ class Queue:
         return self.empty and self._somebody_has_room()
 
     @property
-    def takes_whole(self) -> Feed | None:
+    def takes_whole(self) -> FeedTaker | None:
         """The feed, if what came now would be given to it at once."""
         feed = self.feed
         return feed if feed is not None and self.empty and room_of(feed)[0] else None
@@ -208,7 +208,7 @@ class Queue:
     def keep_in(self, log: QueueLog) -> None:
         """It is durable. (What has priorities is all in memory: its front is wherever the next one comes.)"""
         self.log = log
-        if isinstance(self.ready, Row):
+        if isinstance(self.ready, ReadyRow):
             self.cold = Cold(log)
 
     # -- in
@@ -241,7 +241,7 @@ class Queue:
                     taker.crashed(error)
         self._enqueue(self.number(head, bodies), None)
 
-    def publish_whole(self, feed: Feed, data: bytes, count: int, exchange: bytes) -> None:
+    def publish_whole(self, feed: FeedTaker, data: bytes, count: int, exchange: bytes) -> None:
         """Messages as they stand in DMP's envelopes, for the feed that `takes_whole` has found."""
         self._next += count
         self._context.counts.delivered += count
@@ -708,7 +708,7 @@ class Queue:
         if self.consumers.single:
             self.deal()
 
-    def attach_feed(self, feed: Feed) -> None:
+    def attach_feed(self, feed: FeedTaker) -> None:
         """From now on everything goes to it."""
         assert self.feed is None, "a queue has one feed"
         self.feed = feed
@@ -716,7 +716,7 @@ class Queue:
         self._used_now()
         self.deal()
 
-    def detach_feed(self, feed: Feed) -> None:
+    def detach_feed(self, feed: FeedTaker) -> None:
         assert self.feed is feed
         self.feed = None
         self._used_now()

@@ -40,7 +40,7 @@ class Ready(Protocol):
     def clear(self) -> None: ...
 
 
-class Row(deque[Message]):
+class ReadyRow(deque[Message]):
     """In order of arrival.
 
     What comes back stood near the front. Putting it back costs the same however much stands behind it, which
@@ -88,7 +88,7 @@ class Priorities:
     __slots__ = ("_count", "_rows", "_top")
 
     def __init__(self, most: int) -> None:
-        self._rows = [Row() for _ in range(most + 1)]
+        self._rows = [ReadyRow() for _ in range(most + 1)]
         self._top = 0  # no message has a higher one
         self._count = 0
 
@@ -135,7 +135,7 @@ class Priorities:
             row.clear()
         self._count = self._top = 0
 
-    def _front(self) -> Row:
+    def _front(self) -> ReadyRow:
         """Raises IndexError where there is nothing."""
         rows = self._rows
         if not self._count:

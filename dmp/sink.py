@@ -38,8 +38,8 @@ from dmp.wire import (
     PROPERTIES_BYTES_MAX,
     RECORDED_MESSAGES,
     SIZE_BYTES,
-    Layout,
-    Options,
+    MessageLayout,
+    MessageOptions,
     Reply,
     WireError,
     end_of,
@@ -80,7 +80,7 @@ class Lane:
 
 
 @attrs.define(eq=False)
-class Route:
+class SinkRoute:
     """Where messages with the same names and properties go."""
 
     queues: Sequence[Queue]
@@ -100,7 +100,7 @@ class Sink:
     _size_max: int = attrs.field(init=False)
     _generation: int = attrs.field(init=False)
     _track: Track | None = attrs.field(init=False)
-    _routes: dict[bytes, Route] = attrs.field(factory=dict, init=False)
+    _routes: dict[bytes, SinkRoute] = attrs.field(factory=dict, init=False)
     _heads: dict[bytes, Head] = attrs.field(factory=dict, init=False)
     _lanes: dict[tuple[Queue, ...], Sequence[Lane]] = attrs.field(factory=dict, init=False)
     _laned: set[Queue] = attrs.field(factory=set, init=False)  # the queues of these lanes
@@ -162,7 +162,7 @@ class Sink:
         end = len(data)
         count = overhead = 0
         start = at
-        last: Route | None = None
+        last: SinkRoute | None = None
         lanes: Sequence[Lane] | None = None  # of the messages since `start`
         most = _NO_LIMIT  # of them
         while at + SIZE_BYTES <= end:
@@ -208,7 +208,7 @@ class Sink:
             self._add(lanes, data[start:at], count, overhead)
         return at
 
-    def _touch(self, route: Route) -> int:
+    def _touch(self, route: SinkRoute) -> int:
         """Something goes there: how much of it before others should have a turn?"""
         slow = 0
         for lane in route.lanes:
@@ -280,7 +280,9 @@ class Sink:
         if failed is not None:
             raise self._store_refuses(failed) from failed
 
-    def _publish_optional(self, route: Route, before: bytes, parts: Layout, bodies: Sequence[bytes]) -> None:
+    def _publish_optional(
+        self, route: SinkRoute, before: bytes, parts: MessageLayout, bodies: Sequence[bytes]
+    ) -> None:
         """A run whose client wants to hear of what cannot be routed, or not delivered at once."""
         broker, counts = self._broker, self._broker.counts
         head = self._head(before)
@@ -292,10 +294,10 @@ class Sink:
         try:
             if not route.queues:
                 counts.unroutable += count
-                code = Code.NO_ROUTE if parts.options & Options.MANDATORY else Code.NO_CONSUMERS
+                code = Code.NO_ROUTE if parts.options & MessageOptions.MANDATORY else Code.NO_CONSUMERS
                 for body in bodies:
                     self._send_return(code, head, body)
-            elif parts.options & Options.IMMEDIATE:
+            elif parts.options & MessageOptions.IMMEDIATE:
                 for body in bodies:
                     queues = [queue for queue in route.queues if queue.takes_now]
                     if queues:
@@ -313,7 +315,7 @@ class Sink:
 
     # What names and envelopes mean.
 
-    def _route(self, names: bytes, parts: Layout) -> Route:
+    def _route(self, names: bytes, parts: MessageLayout) -> SinkRoute:
         """Raises WireError."""
         sink, broker = self._exchange.name, self._broker
         if parts.exchange not in (b"", sink):
@@ -333,7 +335,7 @@ class Sink:
             raise refusal(Reply.NO_ACCESS, "user_id is set to another than the login's user")
         if len(self._routes) >= _ROUTES_MAX:
             self._forget_routes()
-        route = self._routes[names] = Route(
+        route = self._routes[names] = SinkRoute(
             queues, self._lanes_of(queues), len(names) + SIZE_BYTES + LENGTH_BYTES
         )
         return route

@@ -48,7 +48,7 @@ class Taker(Protocol):
         """One of these calls has raised it. Unless `no_ack`, what was to be delivered is unacknowledged."""
 
 
-class Feed(Taker, Protocol):
+class FeedTaker(Taker, Protocol):
     """The reading end of a DMP connection; `no_ack`."""
 
     def deliver_whole(self, data: bytes, exchange: bytes) -> None:

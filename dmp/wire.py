@@ -59,14 +59,14 @@ class Reply(IntEnum):
         return f"{int(self)} {self.name.replace('_', '-')}"
 
 
-class Options(IntFlag):
+class MessageOptions(IntFlag):
     """Of the later revision. What else may be set there is not looked at."""
 
     IMMEDIATE = 1
     MANDATORY = 2
 
 
-NO_OPTIONS = Options(0)
+NO_OPTIONS = MessageOptions(0)
 GREETING = "DMP/0.1"
 
 
@@ -85,7 +85,7 @@ class Message:
     key: bytes
     body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
     properties: bytes = NO_PROPERTIES
-    options: Options = NO_OPTIONS
+    options: MessageOptions = NO_OPTIONS
 
 
 def refusal(code: Reply, text: str) -> WireError:
@@ -113,7 +113,7 @@ def read_reply(text: bytes) -> tuple[int, str]:
 
 
 def envelope(
-    exchange: bytes, key: bytes, properties: bytes, body_bytes: int, options: Options = NO_OPTIONS
+    exchange: bytes, key: bytes, properties: bytes, body_bytes: int, options: MessageOptions = NO_OPTIONS
 ) -> bytes:
     """All of a message that stands before its body."""
     inner = b"".join(  # in one go, without `short`: a client does this for each message
@@ -136,7 +136,7 @@ def message(message: Message) -> bytes:
 
 
 @attrs.frozen
-class Layout:
+class MessageLayout:
     """Where the parts of a message stand: `[at, properties_end)` are its names and properties."""
 
     exchange: bytes
@@ -145,7 +145,7 @@ class Layout:
     properties_end: int
     body_at: int
     end: int
-    options: Options
+    options: MessageOptions
 
 
 def end_of(data: bytes | bytearray, at: int, size_max: int) -> int | None:
@@ -161,7 +161,7 @@ def end_of(data: bytes | bytearray, at: int, size_max: int) -> int | None:
     return int(at + SIZE_BYTES + size)
 
 
-def layout_untrusted(data: bytes, at: int, end: int, body_bytes_max: int = BODY_BYTES_MAX) -> Layout:
+def layout_untrusted(data: bytes, at: int, end: int, body_bytes_max: int = BODY_BYTES_MAX) -> MessageLayout:
     """The message in [at, end), which is not a null message. Raises WireError where it is malformed."""
     exchange_at = at + SIZE_BYTES
     exchange_end = exchange_at + 1 + data[exchange_at]
@@ -178,10 +178,10 @@ def layout_untrusted(data: bytes, at: int, end: int, body_bytes_max: int = BODY_
         if not length >> 24 or length & BODY_BYTES_MAX != end - body_at:
             text = f"a body length of {length} where {end - body_at} bytes are left"
             raise refusal(Reply.SYNTAX_ERROR, text)
-        options = Options(length >> 24 & (Options.IMMEDIATE | Options.MANDATORY))
+        options = MessageOptions(length >> 24 & (MessageOptions.IMMEDIATE | MessageOptions.MANDATORY))
     if end - body_at > body_bytes_max:
         raise refusal(Reply.SYNTAX_ERROR, f"a body of {end - body_at} bytes, {body_bytes_max} at most")
-    return Layout(
+    return MessageLayout(
         data[exchange_at + 1 : exchange_end],
         data[exchange_end + 1 : key_end],
         key_end,

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dms import records
-from dms.dmsq_file import SUFFIX, Writer, import_into, read
+from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
 from dms.engine import Engine, Queue
 from dms.errors import QueueNotFound
-from dms.records import DeadLetter, Kind, Reason
+from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import Refusal, Status, malformed
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.plugin import Verb
@@ -116,7 +116,7 @@ class Admin:
         target = Path(_text(arguments, "target"))
         store = self._engine.store
         try:
-            writer: Writer = await store.in_thread(Writer, target)
+            writer: DmsqWriter = await store.in_thread(DmsqWriter, target)
         except OSError as error:
             raise Refusal(Status.INTERNAL, f"{target}: {error.strerror}") from None
         try:
@@ -212,7 +212,7 @@ class Admin:
                 return
             for record in records.unpack(data):
                 last = record.seq + record.entries
-                if record.kind in (Kind.ENQUEUED, Kind.LETTERS) and last > seq:
+                if record.kind in (RecordKind.ENQUEUED, RecordKind.LETTERS) and last > seq:
                     bodies = records.messages_in(data, record)
                     for number in range(max(seq, record.seq), min(last, end)):
                         yield number, bodies[number - record.seq], 0

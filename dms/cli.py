@@ -15,7 +15,7 @@ from dms.consumer import Consumer
 from dms.feeder import Feeder
 from dms.stress import stress as run_stress
 from shared.cli.app import protocol_app
-from shared.cli.commands import Left, bodies_shown, lost_is_refused, send_given
+from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given
 from shared.cli.options import Json, Max, Messages, Server, Words, a_path, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
@@ -182,7 +182,7 @@ async def consume(
     if nack and continuous:
         raise UsageError("--nack", "needs --max and not --continuous: what goes back comes again")
     reader = OutputReader()
-    left = Left(max_ if continuous or max_ is not None else 1)
+    left = Remaining(max_ if continuous or max_ is not None else 1)
 
     async def shown() -> AsyncIterator[Any]:
         async with (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from dms import records
-from dms.records import Kind, NotOurs
+from dms.records import NotOurs, RecordKind
 from dms.wire import refusal_for
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.storage.lost import Lost, describe_lost
@@ -134,7 +134,10 @@ class ColdRow:
         at = 0
         for record in records.unpack(data):
             hot_end = queue.head + len(queue.bodies)
-            if record.kind in (Kind.ENQUEUED, Kind.LETTERS) and record.seq + record.entries > hot_end:
+            if (
+                record.kind in (RecordKind.ENQUEUED, RecordKind.LETTERS)
+                and record.seq + record.entries > hot_end
+            ):
                 if record.seq > hot_end:  # what is between is lost
                     if queue.bodies:  # those before it go first
                         self.offset = start + at

@@ -135,7 +135,7 @@ class Consumer:
         if lost is not None:
             raise Disconnected(f"{lost}; what it had delivered is delivered again")
 
-    # Told by the link (`link.Taker`).
+    # Told by the link (`link.DeliveryTaker`).
 
     def delivered(self, link: Link, delivery_id: int, body: bytes) -> None:
         self._ready.append(Message(body, delivery_id, self, link))

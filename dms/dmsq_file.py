@@ -18,7 +18,7 @@ from dms import records
 from dms.engine import ENGINE_KEY, Engine, Queue
 from dms.errors import QueueFull
 from dms.options import Options
-from dms.records import Kind
+from dms.records import RecordKind
 from dms.wire import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted, refusal_for
 from shared.errors import BrokerError, StoreError
 from shared.local_path import check_replaceable
@@ -83,7 +83,7 @@ def read(path: Path) -> Dmsq:
         raise NotDmsq(f"{path} is no .dmsq file: {error}") from None
 
 
-class Writer:
+class DmsqWriter:
     """A file that is being written: beside its place first, and moved there when it is whole. Blocks."""
 
     def __init__(self, path: Path) -> None:
@@ -167,7 +167,7 @@ def import_into(engine: Engine, name: str, file: Dmsq, *, once: bool = False) ->
     times = engine.times
     about = {"file": file.name, "crc32": file.crc32}
     imported = json.dumps(about).encode()
-    parts = [records.pack(Kind.IMPORTED, 1, 0, times.now_ms(), times.unix_ms(), imported)]
+    parts = [records.pack(RecordKind.IMPORTED, 1, 0, times.now_ms(), times.unix_ms(), imported)]
     first = queue.tail
     for bodies in _batches(file.bodies):
         parts.append(log.arriving(bodies, first))

@@ -2,7 +2,7 @@
 
 Down: a session calls `Queue.produce`, `Queue.line_up` (credits), `Engine.ack`, `Queue.put_back` (a NACK) and
 `Engine.gone`. What has to be durable first is answered with a ticket. Up: the engine tells a session through
-its `Receiver`, and nothing else.
+its `DeliveryReceiver`, and nothing else.
 
 Theory of operation. Every message has a *sequence*, counted up from 1 in order of arrival, and keeps it for
 life. Messages never delivered stand in the *row*: sequences `head` to `tail`. From `end` on the disk has not
@@ -34,7 +34,7 @@ from dms.expiry import Expiry
 from dms.metrics import Counts
 from dms.options import Options
 from dms.queue_log import Acked, Arrival, QueueLog
-from dms.records import Kept, Reason
+from dms.records import KeptMessage, Reason
 from dms.runs import counted
 from dms.settings import DmsSettings
 from dms.unacked import DeliveredRun, Delivery, Unacked
@@ -61,7 +61,7 @@ Outcome: TypeAlias = "Ticket | Refusal | None"
 """What a change waits for, why it was refused, or None: it is done."""
 
 
-class Receiver(Protocol):
+class DeliveryReceiver(Protocol):
     """A consumer's session, as the engine sees it. Whatever it raises ends its consumer, and no other."""
 
     def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
@@ -99,7 +99,7 @@ class Consumer:
 
     __slots__ = ("credits", "engine", "gone", "number", "receiver", "unacked", "waiting")
 
-    def __init__(self, engine: Engine, number: int, receiver: Receiver) -> None:
+    def __init__(self, engine: Engine, number: int, receiver: DeliveryReceiver) -> None:
         self.engine = engine
         self.number = number
         self.receiver = receiver
@@ -592,10 +592,10 @@ class Queue:
         times = self.expiry.state if self.expiry is not None else no_times
         return {"head": self.head, "tail": self.tail, "home": 0, **times}
 
-    def older_than_row(self) -> list[Kept]:
+    def older_than_row(self) -> list[KeptMessage]:
         due = self.expiry.put_off_until if self.expiry is not None else {}
-        kept = [Kept(seq, count, due.get(seq, 0), body) for seq, (body, count) in self.back.items()]
-        kept += [Kept(seq, count, 0, body) for _, seq, body, count in self.unacked()]
+        kept = [KeptMessage(seq, count, due.get(seq, 0), body) for seq, (body, count) in self.back.items()]
+        kept += [KeptMessage(seq, count, 0, body) for _, seq, body, count in self.unacked()]
         return kept
 
     def unacked(self) -> list[Delivery[Queue]]:
@@ -839,7 +839,7 @@ class Engine:
 
     # -- consumers
 
-    def consumer(self, receiver: Receiver) -> Consumer:
+    def consumer(self, receiver: DeliveryReceiver) -> Consumer:
         """A consumer for a session, to be admitted."""
         return Consumer(self, next(self._numbers), receiver)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dms.records import HEAD, VERSION, Kind
+from dms.records import HEAD, VERSION, RecordKind
 from shared.tables.table import time_type
 from shared.tables.vectors import TIME_MS_MAX, counted, memory_of, unsigned
 
@@ -139,7 +139,7 @@ class _Records:
         self.faults.setdefault(int(number), what)
         self.kind[number] = 0
 
-    def _of(self, *kinds: Kind) -> "Numbers":
+    def _of(self, *kinds: RecordKind) -> "Numbers":
         """Which records are of these kinds, and can be read as far as is known."""
         return np.flatnonzero(np.isin(self.kind, kinds))
 
@@ -147,13 +147,13 @@ class _Records:
 
     def events(self) -> pa.RecordBatch:
         found = [
-            self._runs(_RUN_BYTES, Kind.DELIVERED, Kind.ACKED, Kind.GONE),
+            self._runs(_RUN_BYTES, RecordKind.DELIVERED, RecordKind.ACKED, RecordKind.GONE),
             self._moved(),
             self._returned(),
             self._enqueued(),
-            self._one_by_one(Kind.LETTERS, self._letters),
-            self._one_by_one(Kind.KEPT, self._kept),
-            self._alone(Kind.SNAPSHOT, Kind.IMPORTED),
+            self._one_by_one(RecordKind.LETTERS, self._letters),
+            self._one_by_one(RecordKind.KEPT, self._kept),
+            self._alone(RecordKind.SNAPSHOT, RecordKind.IMPORTED),
         ]
         bad = sorted(self.faults)
         found.append(_Rows(bad, np.full(len(bad), _NONE), _NONE))
@@ -163,7 +163,7 @@ class _Records:
         texts = np.concatenate([rows.texts for rows in found], axis=1)[:, order]
         return self._batch(record[order], numbers, texts)
 
-    def _runs(self, entry_bytes: int, *kinds: Kind) -> _Rows:
+    def _runs(self, entry_bytes: int, *kinds: RecordKind) -> _Rows:
         which = self._of(*kinds)
         wrong = which[self.end[which] - self.body[which] != entry_bytes * self.entries[which]]
         for number in wrong:
@@ -171,10 +171,10 @@ class _Records:
         return self._unfolded(self._of(*kinds))
 
     def _moved(self) -> _Rows:
-        which = self._of(Kind.MOVED)
+        which = self._of(RecordKind.MOVED)
         for number in which[self.end[which] - self.body[which] < _RUN_BYTES * self.entries[which]]:
             self._fault(number, "it is shorter than its entries")
-        which = self._of(Kind.MOVED)
+        which = self._of(RecordKind.MOVED)
         targets = np.full(len(self.kind), None, object)
         for number in which:
             begin = int(self.body[number] + _RUN_BYTES * self.entries[number])
@@ -200,11 +200,11 @@ class _Records:
         return _Rows(record, first, count)
 
     def _returned(self) -> _Rows:
-        which = self._of(Kind.RETURNED)
+        which = self._of(RecordKind.RETURNED)
         wrong = which[self.end[which] - self.body[which] != _RETURNED_BYTES * self.entries[which]]
         for number in wrong:
             self._fault(number, "its length is not that of its entries")
-        record, at = _entries(self._of(Kind.RETURNED), self.body, self.entries, _RETURNED_BYTES)
+        record, at = _entries(self._of(RecordKind.RETURNED), self.body, self.entries, _RETURNED_BYTES)
         seq = unsigned(self.data, at, 8)
         for number in np.unique(record[(seq < 0) | (seq > _SEQ_MAX)]):
             self._fault(number, "a sequence")
@@ -212,7 +212,7 @@ class _Records:
         return _Rows(record[good], seq[good], 1, _NONE, unsigned(self.data, at[good] + 8, 4))
 
     def _enqueued(self) -> _Rows:
-        which = self._of(Kind.ENQUEUED)
+        which = self._of(RecordKind.ENQUEUED)
         entries, room = self.entries[which], self.end[which] - self.body[which]
         for number in which[room < 4 * entries]:
             self._fault(number, "it is shorter than its entries")
@@ -265,7 +265,7 @@ class _Records:
             found.append(length)
         return found if at == end else None
 
-    def _one_by_one(self, kind: Kind, read: Any) -> _Rows:
+    def _one_by_one(self, kind: RecordKind, read: Any) -> _Rows:
         """Rare records: `read` gives (sequence, size, deliveries, origin) of each entry."""
         record: list[int] = []
         rows: list[tuple[int, int, int, str | None]] = []
@@ -305,7 +305,7 @@ class _Records:
         if at != end:
             raise ValueError("its entries do not fill it")
 
-    def _alone(self, *kinds: Kind) -> _Rows:
+    def _alone(self, *kinds: RecordKind) -> _Rows:
         which = self._of(*kinds)
         return _Rows(which, self.seq[which], 0)
 

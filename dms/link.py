@@ -13,7 +13,7 @@ from dms import wire
 from dms.errors import DmsError, Internal
 from dms.wire import REPLIES, Type
 from shared.client.dial import Address, Disconnected, Unreachable, broken, check_plain
-from shared.client.pipelining import RECEIVE_BYTES, Asking, Reconnecting
+from shared.client.pipelining import RECEIVE_BYTES, PipelinedConnection, Reconnecting
 from shared.errors import RemoteProtocolError
 
 REQUEST_IDS = wire.DELIVERY_ID_BIT
@@ -61,7 +61,7 @@ class Answer:
             raise error
 
 
-class Taker(Protocol):
+class DeliveryTaker(Protocol):
     """Who asked for messages."""
 
     def delivered(self, link: "Link", delivery_id: int, body: bytes) -> None: ...
@@ -71,10 +71,10 @@ class Taker(Protocol):
     def link_lost(self, link: "Link") -> None: ...
 
 
-class Link(Asking[Answer]):
+class Link(PipelinedConnection[Answer]):
     """One connection's life."""
 
-    def __init__(self, stream: trio.abc.Stream, taker: Taker | None, rest: bytes) -> None:
+    def __init__(self, stream: trio.abc.Stream, taker: DeliveryTaker | None, rest: bytes) -> None:
         super().__init__(stream, rest)
         self._taker = taker
         self._consuming: deque[int] = deque()
@@ -203,7 +203,7 @@ async def shake_hands(stream: trio.abc.Stream) -> bytes:
     return bytes(data[at:])
 
 
-async def greeted(stream: trio.abc.Stream, taker: Taker | None) -> Link:
+async def greeted(stream: trio.abc.Stream, taker: DeliveryTaker | None) -> Link:
     """A link over a new stream, which is closed if the server does not greet us."""
     try:
         return Link(stream, taker, await shake_hands(stream))
@@ -216,7 +216,7 @@ def reconnecting(
     nursery: trio.Nursery,
     address: Address,
     retry_seconds: float,
-    taker: Taker | None = None,
+    taker: DeliveryTaker | None = None,
     first: Link | None = None,
 ) -> Reconnecting[Link]:
     """A link that is made again when it was lost and somebody needs it; not before, unless it is the `first`.

@@ -12,7 +12,7 @@ from typing import Any
 from dms import cold, records
 from dms.engine import ENGINE_KEY, Engine, Queue
 from dms.logs import NAMESPACE, QUEUES, TABLES_NAMESPACE
-from dms.records import Kind, NotOurs, Record, Run
+from dms.records import NotOurs, Record, RecordKind, Run
 from dms.settings import DmsSettings
 from dms.times import Times
 from shared.errors import StoreError
@@ -29,7 +29,7 @@ without its options."""
 READ_BYTES = 1 << 20
 
 
-class Replay:
+class LogReplay:
     """What the records make of an empty queue; bodies are not read unless a snapshot kept them.
 
     `beheaded`: the log begins later than the queue, and whatever was before is gone.
@@ -58,16 +58,16 @@ class Replay:
             at = record.end
 
     def _apply(self, data: bytes, record: Record, offset: int) -> None:
-        if record.kind != Kind.KEPT and record.kind != Kind.SNAPSHOT:
+        if record.kind != RecordKind.KEPT and record.kind != RecordKind.SNAPSHOT:
             self._kept.clear()
         match record.kind:
-            case Kind.ENQUEUED | Kind.LETTERS:
+            case RecordKind.ENQUEUED | RecordKind.LETTERS:
                 self._begin(record.seq)
                 self.tail = record.seq + record.entries
                 if not self.homes or offset - self.homes[-1][1] >= cold.POSITION_BYTES:
                     self.homes.append((record.seq, offset))
                 self.came.append((record.age_ms, self.tail))
-            case Kind.DELIVERED:
+            case RecordKind.DELIVERED:
                 for run in records.runs_in(data, record):
                     self._begin(run.first)
                     head = self.head
@@ -75,20 +75,20 @@ class Replay:
                     for seq in range(run.first, sum(run)):
                         if seq >= head or seq in self.out:
                             self.out[seq] = self.out.get(seq, (0, 0))[0] + 1, 0
-            case Kind.ACKED | Kind.GONE | Kind.MOVED:
+            case RecordKind.ACKED | RecordKind.GONE | RecordKind.MOVED:
                 for run in records.runs_in(data, record):
                     self._begin(run.first)
                     self._gone(run)
-            case Kind.RETURNED:
+            case RecordKind.RETURNED:
                 for seq, deliveries, due in records.returned_in(data, record):
                     if seq >= self.head or seq in self.out:
                         self._passed(Run(seq, 1))
                         self.out[seq] = deliveries, due
-            case Kind.KEPT:
+            case RecordKind.KEPT:
                 for kept in records.kept_in(data, record):
                     self.out[kept.seq] = self._kept[kept.seq] = kept.deliveries, kept.due
                     self.bodies[kept.seq] = kept.body
-            case Kind.SNAPSHOT:
+            case RecordKind.SNAPSHOT:
                 self._beheaded = False
                 self.out = dict(self._kept)
                 self.bodies = {seq: self.bodies[seq] for seq in self.out}
@@ -97,7 +97,7 @@ class Replay:
                 self.head, self.tail = self.state["head"], self.state["tail"]
                 self.homes = [(self.head, self.state["home"])]
                 self.came.clear()
-            case Kind.IMPORTED:
+            case RecordKind.IMPORTED:
                 pass  # the table knows which files were imported
             case _:
                 raise NotOurs(f"a record of kind {record.kind}")
@@ -186,9 +186,9 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
     queue.cold.lose(lost)
 
 
-async def _replay(log: Log, start: int) -> tuple[Replay, list[Lost]]:
+async def _replay(log: Log, start: int) -> tuple[LogReplay, list[Lost]]:
     """What the log says from there on, and what of it cannot be read."""
-    replay = Replay(beheaded=log.first > 0)
+    replay = LogReplay(beheaded=log.first > 0)
     reader = WholeRecords(log, start, READ_BYTES)
     while data := await reader.read():
         try:
@@ -200,13 +200,13 @@ async def _replay(log: Log, start: int) -> tuple[Replay, list[Lost]]:
     return replay, reader.lost
 
 
-async def _find_bodies(replay: Replay, log: Log, offset: int) -> list[Lost]:
+async def _find_bodies(replay: LogReplay, log: Log, offset: int) -> list[Lost]:
     """Those of what was delivered and is not gone, and which no snapshot has kept; what could not be read."""
     missing = replay.out.keys() - replay.bodies.keys()
     reader = WholeRecords(log, offset, READ_BYTES)
     while missing and (data := await reader.read()):
         for record in records.unpack(data):
-            if record.kind in (Kind.ENQUEUED, Kind.LETTERS):
+            if record.kind in (RecordKind.ENQUEUED, RecordKind.LETTERS):
                 last = record.seq + record.entries
                 wanted = missing.intersection(range(record.seq, last))
                 if wanted:
@@ -219,7 +219,7 @@ async def _find_bodies(replay: Replay, log: Log, offset: int) -> list[Lost]:
     return reader.lost
 
 
-def _restore_times(queue: Queue, replay: Replay) -> None:
+def _restore_times(queue: Queue, replay: LogReplay) -> None:
     """Give back what was out, each with the time it has left."""
     expiry = queue.expiry
     if expiry is not None:

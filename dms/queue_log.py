@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dms import records
-from dms.records import HEAD, RUN_BYTES, DeadLetter, Kept, Kind, Reason, to_runs
+from dms.records import HEAD, RUN_BYTES, DeadLetter, KeptMessage, Reason, RecordKind, to_runs
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class LogOwner(Protocol):
     def snapshot_state(self) -> Mapping[str, Any]:
         """The fields of a SNAPSHOT record but `home`."""
 
-    def older_than_row(self) -> list[Kept]:
+    def older_than_row(self) -> list[KeptMessage]:
         """All messages that are not in the row, and not gone."""
 
     def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
@@ -113,7 +113,7 @@ class QueueLog:
         self._acked_seqs: list[int] = []
         self._acks: list[Acked] = []
 
-        self._notes: list[tuple[Kind, Reason, list[Any]]] = []
+        self._notes: list[tuple[RecordKind, Reason, list[Any]]] = []
         self._newest: list[int] | None = None
         """The newest note, if it is a run of deliveries: first sequence, count."""
         self._notes_awaited = False
@@ -179,7 +179,7 @@ class QueueLog:
         if acks:
             seqs, self._acked_seqs = self._acked_seqs, []
             seqs.sort()
-            gone = self._runs_record(Kind.ACKED, to_runs(seqs))
+            gone = self._runs_record(RecordKind.ACKED, to_runs(seqs))
         notes, count = self._take_notes(pending.batch.room - len(produced) - len(gone))
         offset = pending.add(produced + notes + gone, count + bool(bodies) + bool(acks))
         if bodies:
@@ -209,7 +209,7 @@ class QueueLog:
         self.write_pending()
         runs = to_runs(seqs)
         body = records.pack_runs(runs) + target.encode()
-        return self._with_notes(self._pack(Kind.MOVED, len(runs), 0, body, reason))
+        return self._with_notes(self._pack(RecordKind.MOVED, len(runs), 0, body, reason))
 
     def departed(self, undo: Callable[[], None]) -> None:
         """Messages have left by what was appended last; `undo` is called if that fails."""
@@ -217,23 +217,23 @@ class QueueLog:
 
     def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
         """Messages leave that nobody has acknowledged."""
-        record = self._pack(Kind.GONE, len(runs), 0, records.pack_runs(runs), reason)
+        record = self._pack(RecordKind.GONE, len(runs), 0, records.pack_runs(runs), reason)
         return self.append(*self._with_notes(record), reserved=True)[1]
 
     def _enqueued(self, bodies: Sequence[bytes], first: int) -> bytes:
         if isinstance(bodies[0], DeadLetter):
-            kind, body = Kind.LETTERS, records.pack_letters(bodies)  # type: ignore[arg-type]
+            kind, body = RecordKind.LETTERS, records.pack_letters(bodies)  # type: ignore[arg-type]
         else:
-            kind, body = Kind.ENQUEUED, records.pack_bodies(bodies)
+            kind, body = RecordKind.ENQUEUED, records.pack_bodies(bodies)
         return self._pack(kind, len(bodies), first, body)
 
-    def _runs_record(self, kind: Kind, runs: Sequence[Sequence[int]]) -> bytes:
+    def _runs_record(self, kind: RecordKind, runs: Sequence[Sequence[int]]) -> bytes:
         if len(runs) == 1:
             first, length = runs[0]
             return records.pack_run(kind, first, length, *self._times.stamp())
         return self._pack(kind, len(runs), 0, records.pack_runs(runs))
 
-    def _pack(self, kind: Kind, count: int, seq: int, body: bytes, reason: int = 0) -> bytes:
+    def _pack(self, kind: RecordKind, count: int, seq: int, body: bytes, reason: int = 0) -> bytes:
         age_ms, time_ms = self._times.stamp()
         return records.pack(kind, count, seq, age_ms, time_ms, body, reason)
 
@@ -244,13 +244,13 @@ class QueueLog:
         if newest is not None and newest[0] + newest[1] == seq:
             newest[1] += count
         else:
-            entries = self._note(Kind.DELIVERED, Reason.NONE)
+            entries = self._note(RecordKind.DELIVERED, Reason.NONE)
             self._newest = [seq, count]
             entries.append(self._newest)
 
     def note_returned(self, returned: Sequence[tuple[int, int, int]], *, nacked: bool) -> None:
         """Of each message sequence, deliveries, and the age at which it may go out (0: now)."""
-        entries = self._note(Kind.RETURNED, Reason.NACKED if nacked else Reason.LOST)
+        entries = self._note(RecordKind.RETURNED, Reason.NACKED if nacked else Reason.LOST)
         entries += returned
 
     def flush_notes(self) -> None:
@@ -267,7 +267,7 @@ class QueueLog:
         self.detached = True
         self._notes, self._newest = [], None
 
-    def _note(self, kind: Kind, reason: Reason) -> list[Any]:
+    def _note(self, kind: RecordKind, reason: Reason) -> list[Any]:
         """Where to note something of that kind."""
         self._newest = None
         notes = self._notes
@@ -291,7 +291,7 @@ class QueueLog:
             return b"", 0
         parts = []
         for kind, reason, entries in self._notes:
-            if kind is Kind.DELIVERED:
+            if kind is RecordKind.DELIVERED:
                 parts.append(self._runs_record(kind, entries))
             elif entries:
                 parts.append(self._pack(kind, len(entries), 0, records.pack_returned(entries), reason))
@@ -343,7 +343,7 @@ class QueueLog:
         self._kept_bytes = sum(map(len, parts))
         state = self._owner.snapshot_state()
         body = json.dumps({**state, "home": row_start}).encode()
-        parts.append(self._pack(Kind.SNAPSHOT, 1, state["head"], body))
+        parts.append(self._pack(RecordKind.SNAPSHOT, 1, state["head"], body))
         data = b"".join((notes, *parts))
         try:
             ticket = self._owner.append_snapshot(data, noted + len(parts), offset)
@@ -376,16 +376,16 @@ class QueueLog:
 
     def _kept_records(self) -> list[bytes]:
         parts: list[bytes] = []
-        some: list[Kept] = []
+        some: list[KeptMessage] = []
         size = 0
         for entry in sorted(self._owner.older_than_row()):
             some.append(entry)
             size += len(entry.body)
             if size >= KEPT_BYTES:
-                parts.append(self._pack(Kind.KEPT, len(some), 0, records.pack_kept(some)))
+                parts.append(self._pack(RecordKind.KEPT, len(some), 0, records.pack_kept(some)))
                 some, size = [], 0
         if some:
-            parts.append(self._pack(Kind.KEPT, len(some), 0, records.pack_kept(some)))
+            parts.append(self._pack(RecordKind.KEPT, len(some), 0, records.pack_kept(some)))
         return parts
 
     def _drop_below(self, offset: int) -> None:

@@ -22,7 +22,7 @@ _KEPT = struct.Struct(">QIQII")
 _LENGTH = struct.Struct(">I")
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record says."""
 
     ENQUEUED = 1
@@ -77,7 +77,7 @@ class Run(NamedTuple):
     length: int
 
 
-class Kept(NamedTuple):
+class KeptMessage(NamedTuple):
     """A message copied forward: not in the row any more, and not gone. `due`: an age, 0 for at once."""
 
     seq: int
@@ -104,13 +104,13 @@ class NotOurs(BrokerError):
 
 
 def pack(
-    kind: Kind, count: int, seq: int, age_ms: int, time_ms: int, body: bytes = b"", reason: int = 0
+    kind: RecordKind, count: int, seq: int, age_ms: int, time_ms: int, body: bytes = b"", reason: int = 0
 ) -> bytes:
     size = HEAD.size - _LENGTH_BYTES + len(body)
     return HEAD.pack(size, kind, VERSION, reason, count, age_ms, time_ms, seq) + body
 
 
-def pack_run(kind: Kind, first: int, length: int, age_ms: int, time_ms: int) -> bytes:
+def pack_run(kind: RecordKind, first: int, length: int, age_ms: int, time_ms: int) -> bytes:
     """A record of one run, as most are."""
     return _ONE_RUN.pack(
         _ONE_RUN.size - _LENGTH_BYTES, kind, VERSION, 0, 1, age_ms, time_ms, 0, first, length
@@ -174,7 +174,7 @@ def pack_letters(letters: Iterable[DeadLetter]) -> bytes:
 def messages_in(data: bytes, record: Record) -> list[bytes]:
     """The bodies of an ENQUEUED or LETTERS record."""
     body = data[record.body : record.end]
-    if record.kind == Kind.ENQUEUED:
+    if record.kind == RecordKind.ENQUEUED:
         return split_bodies(body, 0, record.entries)
     parts = split_bodies(body, 0, 2 * record.entries)
     return [letter_of(about, text) for about, text in zip(parts[::2], parts[1::2], strict=True)]
@@ -220,7 +220,7 @@ def returned_in(data: bytes, record: Record) -> Iterator[tuple[int, ...]]:
     return _RETURNED.iter_unpack(data[record.body : record.end])
 
 
-def pack_kept(those: Iterable[Kept]) -> bytes:
+def pack_kept(those: Iterable[KeptMessage]) -> bytes:
     parts: list[bytes] = []
     for seq, deliveries, due, body in those:
         about = json.dumps(body.about).encode() if isinstance(body, DeadLetter) else b""
@@ -228,13 +228,13 @@ def pack_kept(those: Iterable[Kept]) -> bytes:
     return b"".join(parts)
 
 
-def kept_in(data: bytes, record: Record) -> Iterator[Kept]:
+def kept_in(data: bytes, record: Record) -> Iterator[KeptMessage]:
     at = record.body
     for _ in range(record.entries):
         seq, deliveries, due, about, size = _KEPT.unpack_from(data, at)
         at += _KEPT.size + about
         body = data[at : at + size]
-        yield Kept(seq, deliveries, due, letter_of(data[at - about : at], body) if about else body)
+        yield KeptMessage(seq, deliveries, due, letter_of(data[at - about : at], body) if about else body)
         at += size
 
 

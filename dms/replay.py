@@ -13,7 +13,7 @@ FULL_SECONDS = 1.0
 """A queue that is full is tried again after so long: what consumes it makes room."""
 
 
-class Queues:
+class QueueReplay:
     """A DMS server."""
 
     once_each = False
@@ -34,7 +34,9 @@ class Queues:
 
 
 @asynccontextmanager
-async def target(host: str, port: int | None, ssl_context: ssl.SSLContext | None) -> AsyncIterator[Queues]:
+async def target(
+    host: str, port: int | None, ssl_context: ssl.SSLContext | None
+) -> AsyncIterator[QueueReplay]:
     """Raises ConnectionRefusedError where nobody answers."""
     async with connect(host, PORT if port is None else port, ssl_context=ssl_context) as client:
-        yield Queues(client)
+        yield QueueReplay(client)

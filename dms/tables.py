@@ -38,9 +38,9 @@ def _bodies(value: bytes) -> Iterator[bytes]:
     data = len(value).to_bytes(4, "big") + value
     try:
         (record,) = records.unpack(data)
-        if record.kind in (records.Kind.ENQUEUED, records.Kind.LETTERS):
+        if record.kind in (records.RecordKind.ENQUEUED, records.RecordKind.LETTERS):
             return iter(records.messages_in(data, record))
-        if record.kind == records.Kind.KEPT:
+        if record.kind == records.RecordKind.KEPT:
             return iter([kept.body for kept in records.kept_in(data, record)])
     except (records.NotOurs, ValueError, KeyError, TypeError, struct.error, RecursionError):
         pass

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from kqmsgq.client import Message, open_consumer, open_producer
 from shared.cli.app import protocol_app
-from shared.cli.commands import Left, bodies_shown, lost_is_refused, send_given
+from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given
 from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.client.dial import Address, Disconnected
 from shared.errors import RemoteProtocolError, UsageError
@@ -90,7 +90,7 @@ async def consume(
     names = [_named(name, server) for name in queue]
 
     async def shown() -> AsyncIterator[Any]:
-        left = Left(max_)
+        left = Remaining(max_)
         heard = False
         with lost_is_refused():
             async with open_consumer(**_place(server)) as consumer:

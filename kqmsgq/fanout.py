@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kqmsgq.queues import KNOWN_BYTES, Consumer, Queues, no_message
-from kqmsgq.repeats import ONE_BY_ONE, Found, Pattern, Repeats
+from kqmsgq.repeats import ONE_BY_ONE, Pattern, Repeat, Repeats
 from kqmsgq.wire import HEADER_BYTES, MESSAGE, NAME_AT, WireError
 from shared.fanout import Bundle, Route
 
@@ -184,7 +184,7 @@ class Producer:
             return None
         return found
 
-    def _look_on(self, data: bytes, at: int) -> Iterator[Found[Route[Consumer]]]:
+    def _look_on(self, data: bytes, at: int) -> Iterator[Repeat[Route[Consumer]]]:
         """The messages from `at` on. What is wrong ends them; it is met again when its turn comes."""
         while at <= len(data) - HEADER_BYTES and self._looked < PIECES_PER_TURN:
             try:
@@ -195,7 +195,7 @@ class Producer:
                 return
             route, body, ends = looked
             self._looked += route.fan // MEMBERS_PER_PIECE
-            yield Found(at, body, ends, route)
+            yield Repeat(at, body, ends, route)
             at = ends
 
 

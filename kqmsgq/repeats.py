@@ -33,7 +33,7 @@ VAIN_MAX = 8
 """After so many vain searches in a row the next is 2 ** VAIN_MAX calls away."""
 
 
-class Found(NamedTuple, Generic[R]):
+class Repeat(NamedTuple, Generic[R]):
     """A message in the input, its header checked: where it begins, where its header ends, where it ends."""
 
     begins: int
@@ -61,7 +61,7 @@ class Pattern(Generic[R]):
         "spans",
     )
 
-    def __init__(self, data: bytes, those: Sequence[Found[R]]) -> None:
+    def __init__(self, data: bytes, those: Sequence[Repeat[R]]) -> None:
         first = those[0].begins
         self.size = those[-1].ends - first
         self.messages = len(those)
@@ -92,7 +92,7 @@ class Repeats(Generic[R]):
 
     __slots__ = ("_look_on", "_patterns", "_vain", "_wait")
 
-    def __init__(self, look_on: Callable[[bytes, int], Iterator[Found[R]]]) -> None:
+    def __init__(self, look_on: Callable[[bytes, int], Iterator[Repeat[R]]]) -> None:
         self._look_on = look_on
         self._patterns: dict[bytes, Pattern[R]] = {}
         self._vain = 0  # searches in a row that found none
@@ -138,9 +138,9 @@ class Repeats(Generic[R]):
         return None
 
 
-def find(data: bytes, messages: Iterable[Found[R]]) -> Pattern[R] | None:
+def find(data: bytes, messages: Iterable[Repeat[R]]) -> Pattern[R] | None:
     """The pattern that begins with the first of `messages`, which are in a row, and covers most."""
-    seen: list[Found[R]] = []
+    seen: list[Repeat[R]] = []
     best: Pattern[R] | None = None
     header = before = b""
     covered = tries = headers_bytes = 0
@@ -187,10 +187,10 @@ def repeats_for_counting() -> Repeats[None]:
     return Repeats(_look_on)
 
 
-def _look_on(data: bytes, at: int) -> Iterator[Found[None]]:
+def _look_on(data: bytes, at: int) -> Iterator[Repeat[None]]:
     while at < len(data):
         body, ends = _ends(data, at)
-        yield Found(at, body, ends, None)
+        yield Repeat(at, body, ends, None)
         at = ends
 
 

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
 from shared.cli.app import protocol_app
-from shared.cli.commands import Left, bodies_shown, line_runs, lost_is_refused
+from shared.cli.commands import Remaining, bodies_shown, line_runs, lost_is_refused
 from shared.cli.options import DataDir, Json, Max, Messages, Server, Words, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
@@ -134,7 +134,7 @@ async def consume(
         raise UsageError("--commit", "needs a --group whose offset it is")
 
     async def shown() -> AsyncIterator[Any]:
-        left = Left(max_)
+        left = Remaining(max_)
         async with _connected(server) as client, AsyncExitStack() as stack:
             # With --follow the client's next FETCH waits, and holds up what is asked behind it.
             beside = await stack.enter_async_context(_connected(server)) if commit and follow else client
@@ -169,7 +169,7 @@ async def tail(
     """Show messages as they are written, from the end on, until interrupted."""
 
     async def shown() -> AsyncIterator[Any]:
-        left = Left(max_)
+        left = Remaining(max_)
         async with _connected(server) as client:
             start = await _start(client, topic, from_ or "end", None, missing=0)
             async with client.tail(topic, start) as records:

@@ -44,7 +44,7 @@ from logmq.runs import HEADER_BYTES, encode
 from logmq.wire import name_untrusted
 from shared.client.dial import Address, Disconnected, Unreachable, keep_trying
 from shared.client.nursery import beside
-from shared.client.pipelining import Asking, Reconnecting
+from shared.client.pipelining import PipelinedConnection, Reconnecting
 from shared.client.receiver import Receiver
 from shared.client.retry import Retry
 from shared.errors import BrokerError, RemoteProtocolError
@@ -322,7 +322,7 @@ class Client:
         self._reconnecting.close()
 
 
-class Link(Asking[Answer]):
+class Link(PipelinedConnection[Answer]):
     """One connection's life: requests go out together, answers come in order."""
 
     def receive(self, data: bytearray) -> int:

@@ -1,6 +1,6 @@
 """Readers that wait for records: TAIL, and a FETCH that waits; and what wakes them.
 
-All readers of a topic wait in its `Feed`. What a commit makes visible is read once, encoded once, and the
+All readers of a topic wait in its `LogWatch`. What a commit makes visible is read once, encoded once, and the
 same bytes go to every tail that has caught up.
 
 A tail whose peer reads slowly leaves the feed when its outbox is above its bound. Once that has drained it
@@ -28,7 +28,7 @@ READ_BYTES = 256 * 1024
 """Of one read for tails: about a millisecond's work, after which other connections have their turn."""
 
 
-class Owner(Protocol):
+class ReaderOwner(Protocol):
     """The session to which a reader belongs."""
 
     connection: Connection
@@ -47,7 +47,7 @@ class Feeds:
 
     def __init__(self, logs: "Mapping[str, Log]") -> None:
         self._logs = logs
-        self._by_log: dict[Log, Feed] = {}
+        self._by_log: dict[Log, LogWatch] = {}
         self._awaited: dict[str, dict[_Reader, None]] = {}
 
     def __len__(self) -> int:
@@ -74,14 +74,14 @@ class Feeds:
         for reader in self._awaited.pop(log.name, ()):
             reader.owner.replies.attempt(reader.found, log)
 
-    def of(self, log: "Log") -> "Feed":
+    def of(self, log: "Log") -> "LogWatch":
         feed = self._by_log.get(log)
         if feed is None:
-            feed = self._by_log[log] = Feed(log, self._by_log.pop)
+            feed = self._by_log[log] = LogWatch(log, self._by_log.pop)
         return feed
 
 
-class Feed:
+class LogWatch:
     """Who waits for news of one log. It watches the log for as long as anybody does."""
 
     __slots__ = ("_closed", "_fetches", "_on_idle", "_position", "_reading", "_tails", "log")
@@ -176,14 +176,14 @@ class _Reader:
 
     __slots__ = ("_feed", "_feeds", "_log", "ended", "next", "owner", "topic")
 
-    def __init__(self, owner: Owner, feeds: Feeds, topic: str, offset: int) -> None:
+    def __init__(self, owner: ReaderOwner, feeds: Feeds, topic: str, offset: int) -> None:
         self.owner = owner
         self.topic = topic
         self.next = offset
         self.ended = False
         self._feeds = feeds
         self._log: Log | None = None
-        self._feed: Feed | None = None
+        self._feed: LogWatch | None = None
 
     def found(self, log: "Log") -> None:
         """The topic is there."""
@@ -211,7 +211,7 @@ class Tail(_Reader):
 
     __slots__ = ("_reading", "_slot")
 
-    def __init__(self, owner: Owner, feeds: Feeds, topic: str, offset: int) -> None:
+    def __init__(self, owner: ReaderOwner, feeds: Feeds, topic: str, offset: int) -> None:
         super().__init__(owner, feeds, topic, offset)
         self._reading = False
         self._slot: ReplySlot | None = None
@@ -306,7 +306,7 @@ class Fetch(_Reader):
     __slots__ = ("_bytes_max", "_overdue", "_slot", "deadline")
 
     def __init__(
-        self, owner: Owner, feeds: Feeds, topic: str, offset: int, bytes_max: int, deadline: float
+        self, owner: ReaderOwner, feeds: Feeds, topic: str, offset: int, bytes_max: int, deadline: float
     ) -> None:
         super().__init__(owner, feeds, topic, offset)
         self.deadline = deadline

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from logmq.client import PORT, Client, connect
 
 
-class Topics:
+class TopicReplay:
     """A LogMQ server."""
 
     once_each = True
@@ -20,7 +20,9 @@ class Topics:
 
 
 @asynccontextmanager
-async def target(host: str, port: int | None, ssl_context: ssl.SSLContext | None) -> AsyncIterator[Topics]:
+async def target(
+    host: str, port: int | None, ssl_context: ssl.SSLContext | None
+) -> AsyncIterator[TopicReplay]:
     """Raises ConnectionRefusedError where nobody answers."""
     async with connect(host, PORT if port is None else port, ssl_context=ssl_context) as client:
-        yield Topics(client)
+        yield TopicReplay(client)

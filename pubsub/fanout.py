@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from pubsub.recording import FrameTrack
-from pubsub.sessions import Client, Sessions
+from pubsub.sessions import ClientSession, Sessions
 from pubsub.wire import (
     DATA_AT,
     DATAGRAM_BYTES_MAX,
@@ -57,7 +57,7 @@ class _Looking:
 
     __slots__ = ("away", "epoch", "topic")
 
-    def __init__(self, topic: bytes, away: tuple[Client, ...] | None, epoch: int) -> None:
+    def __init__(self, topic: bytes, away: tuple[ClientSession, ...] | None, epoch: int) -> None:
         self.topic = topic
         self.away = away
         self.epoch = epoch
@@ -68,12 +68,12 @@ class _Sending:
 
     __slots__ = ("clients", "done", "frames")
 
-    def __init__(self, frames: bytes, clients: tuple[Client, ...]) -> None:
+    def __init__(self, frames: bytes, clients: tuple[ClientSession, ...]) -> None:
         self.frames = frames
         self.clients = clients
         self.done = 0
 
-    def next(self, most: int) -> tuple[Client, ...]:
+    def next(self, most: int) -> tuple[ClientSession, ...]:
         """Some more of the clients."""
         before = self.done
         self.done = min(len(self.clients), before + most)
@@ -92,8 +92,8 @@ class Fanout:
         self._track = track
         self._sessions = sessions
         self._counts = sessions.counts
-        self.routes: Routes[Client] = Routes()
-        self._no_message: Route[Client] = Route((), 0)
+        self.routes: Routes[ClientSession] = Routes()
+        self._no_message: Route[ClientSession] = Route((), 0)
         self._writing: deque[_Sending] = deque()
         self._keeping: deque[_Sending] = deque()
         self._looking: _Looking | None = None
@@ -147,7 +147,7 @@ class Fanout:
             left = b"", ()
         return left
 
-    def _put(self, route: Route[Client], frames: bytes) -> None:
+    def _put(self, route: Route[ClientSession], frames: bytes) -> None:
         """`frames`, one or more, are for `route`."""
         if route is self._no_message or not frames:
             return
@@ -199,7 +199,7 @@ class Fanout:
                 keeping.popleft()
         return not (writing or keeping)
 
-    def _look(self, head: bytes) -> tuple[Route[Client], bytes] | None:
+    def _look(self, head: bytes) -> tuple[Route[ClientSession], bytes] | None:
         """The route of a topic and type, and `head` as it goes out: itself, or tidied behind a NUL.
 
         None where that is more work than this turn has room for: it goes on in the next.
@@ -226,7 +226,9 @@ class Fanout:
                 self.routes.remember(clean, route)
         return route, clean
 
-    def _match(self, topic: bytes) -> tuple[tuple[Client, ...], tuple[Client, ...], bool] | None:
+    def _match(
+        self, topic: bytes
+    ) -> tuple[tuple[ClientSession, ...], tuple[ClientSession, ...], bool] | None:
         """Who is to get a topic now, who later, and whether that holds for the next message too.
 
         None: that is not known yet. Away comes first: so who comes back meanwhile is in one of the two.

@@ -4,7 +4,7 @@ Source: PROTOCOL.md, "Subscribers". There are no replies: what is wrong is count
 connection.
 """
 
-from pubsub.sessions import Client, Sessions
+from pubsub.sessions import ClientSession, Sessions
 from pubsub.states import TRANSITIONS, Event, State
 from pubsub.wire import (
     COMMAND_BYTES,
@@ -38,7 +38,7 @@ class Session(SessionBase):
     def __init__(self, connection: Connection, sessions: Sessions) -> None:
         super().__init__(connection)
         self._sessions = sessions
-        self._client: Client | None = None
+        self._client: ClientSession | None = None
         self.state = State.ID
         connection.await_first()
 

@@ -41,7 +41,7 @@ SUBSCRIPTION_BYTES = 900
 _PLAIN, _KEEPS = b"", b"\1"
 
 
-class Client:
+class ClientSession:
     """A session. `topics`: by pattern, whether it keeps what comes while the client is away.
 
     `wild`: how many of the patterns are (`shared.routing.syntax`).
@@ -91,9 +91,9 @@ class Sessions:
         self.settings = settings
         self.counts = counts
         self.kept = Kept(settings, counts, budget.account("kept"))
-        self.live: RoutingIndex[Client] = RoutingIndex(WILDCARDS)
-        self.away: RoutingIndex[Client] = RoutingIndex(WILDCARDS)
-        self.clients: dict[bytes, Client] = {}
+        self.live: RoutingIndex[ClientSession] = RoutingIndex(WILDCARDS)
+        self.away: RoutingIndex[ClientSession] = RoutingIndex(WILDCARDS)
+        self.clients: dict[bytes, ClientSession] = {}
         self.subscriptions = 0
         self.wild = 0
         """Those of them that are wild."""
@@ -110,10 +110,10 @@ class Sessions:
         if keeps:
             self.away.subscribe(client, topic)
 
-    def adopt(self, client_id: bytes) -> Client:
+    def adopt(self, client_id: bytes) -> ClientSession:
         """Make a session: of a new client, or of one that is away and that something is kept for."""
         self._memory.charge(SESSION_BYTES)
-        client = self.clients[client_id] = Client(client_id)
+        client = self.clients[client_id] = ClientSession(client_id)
         return client
 
     @property
@@ -123,7 +123,7 @@ class Sessions:
 
     # Connections.
 
-    def join(self, client_id: bytes, connection: Connection) -> Client:
+    def join(self, client_id: bytes, connection: Connection) -> ClientSession:
         """The client has come (back): what was kept is written first. Raises WireError."""
         client = self.clients.get(client_id)
         if client is None:
@@ -157,7 +157,7 @@ class Sessions:
             self.on_change()
         return client
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ClientSession) -> None:
         """Its connection ends."""
         client.connection = None
         self.counts.connected -= 1
@@ -171,7 +171,7 @@ class Sessions:
                 self.away.subscribe(client, topic)
         self.on_change()
 
-    def dropped(self, client: Client, frames: int) -> None:
+    def dropped(self, client: ClientSession, frames: int) -> None:
         """Its connection lost so many frames because it does not read."""
         counts = self.counts
         if not client.dropped:
@@ -180,7 +180,7 @@ class Sessions:
         client.dropped += frames
         counts.frames_dropped += frames
 
-    def keep(self, clients: Iterable[Client], frame: bytes) -> None:
+    def keep(self, clients: Iterable[ClientSession], frame: bytes) -> None:
         """A message for clients that were away when it came; who has come back since is sent it."""
         away = []
         for client in clients:
@@ -193,7 +193,7 @@ class Sessions:
 
     # Subscriptions.
 
-    def subscribe(self, client: Client, topic: bytes, *, keeps: bool) -> None:
+    def subscribe(self, client: ClientSession, topic: bytes, *, keeps: bool) -> None:
         """Of a connected client. Raises WireError where it has too many."""
         before = client.topics.get(topic)
         if before is keeps:
@@ -225,7 +225,7 @@ class Sessions:
         client.topics[topic] = keeps
         self._save(Changed(client.id, topic, keeps))
 
-    def unsubscribe(self, client: Client, topic: bytes) -> None:
+    def unsubscribe(self, client: ClientSession, topic: bytes) -> None:
         """Of a connected client; a topic that it is not subscribed to is no matter."""
         if client.topics.pop(topic, None) is not None:
             self._count(client, topic, -1)
@@ -247,7 +247,7 @@ class Sessions:
         self.on_change()
         return True
 
-    def _end(self, client: Client) -> None:
+    def _end(self, client: ClientSession) -> None:
         del self.clients[client.id]
         self._memory.give(SESSION_BYTES)
 
@@ -257,7 +257,7 @@ class Sessions:
         except OverBudget as error:
             raise WireError(str(error), fault=fault) from None
 
-    def _count(self, client: Client, topic: bytes, count: int) -> None:
+    def _count(self, client: ClientSession, topic: bytes, count: int) -> None:
         """`client` has so many more, or fewer, subscriptions to `topic`."""
         self._memory.charge(count * SUBSCRIPTION_BYTES)
         self.subscriptions += count

@@ -26,7 +26,7 @@ from brokers.errors import Refusal
 
 if TYPE_CHECKING:
     from brokers.bench.ground import Ground
-    from brokers.pipeline.archive.feed import Feed
+    from brokers.pipeline.archive.feed import ArchiveInput
     from brokers.pipeline.archive.job import Archiver
 
 RATE = 200_000
@@ -93,11 +93,11 @@ def _theirs(ground: "Ground", size: int, folder: Path) -> int:
     return sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
 
 
-def _feed(options: dict[str, str]) -> "Feed":
-    from brokers.pipeline.archive.feed import Feed
+def _feed(options: dict[str, str]) -> "ArchiveInput":
+    from brokers.pipeline.archive.feed import ArchiveInput
     from brokers.pipeline.source.options import parse
 
-    return Feed(parse(options))
+    return ArchiveInput(parse(options))
 
 
 def _served(stack: ExitStack, place: Path) -> tuple[int, tuple[str, int]]:
@@ -106,7 +106,9 @@ def _served(stack: ExitStack, place: Path) -> tuple[int, tuple[str, int]]:
     return server_process(place / "data"), bound["logmq"]
 
 
-def _followed(ground: "Ground", feed: "Feed", folder: Path, server: int, bound: tuple[str, int]) -> FollowRow:
+def _followed(
+    ground: "Ground", feed: "ArchiveInput", folder: Path, server: int, bound: tuple[str, int]
+) -> FollowRow:
     from brokers.pipeline.archive.folder import opened
     from brokers.pipeline.archive.job import Archiver
 

@@ -32,7 +32,7 @@ BEHIND_SECONDS = 20e-3
 
 
 @attrs.frozen
-class Sent:
+class Flood:
     """What a flood was. `datagrams`: handed to the system."""
 
     datagrams: int
@@ -46,19 +46,19 @@ class Sent:
 @contextmanager
 def flood(
     address: tuple[str, int], datagram: bytes, *, rate: float, seconds: float
-) -> Iterator[Callable[[], Sent]]:
+) -> Iterator[Callable[[], Flood]]:
     """Send `datagram` `rate` times a second. What is given waits for the end, and says what was sent."""
     command = [sys.executable, "-m", "brokers.bench.datagrams", "send", *map(str, address)]
     with subprocess.Popen(
         [*command, str(rate), str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
 
-        def sent() -> Sent:
+        def sent() -> Flood:
             assert process.stdout is not None
             said = process.stdout.read()
             if not said:
                 raise Refusal("the flood was not sent")
-            return Sent(**json.loads(said))
+            return Flood(**json.loads(said))
 
         assert process.stdin is not None
         try:

@@ -161,7 +161,7 @@ def lines(folder: Path, size: int) -> Path:
 def _write(server: "Server", file: Path, topic: str, size: int, count: int) -> None:
     """The same payloads into a topic and as lines: a key each, then what does not repeat soon."""
     from brokers.pipeline.source.address import Reach
-    from brokers.pipeline.source.packing import Piece
+    from brokers.pipeline.source.packing import PackedRecords
     from brokers.pipeline.source.writing import Writer
 
     header = size.to_bytes(4, "big")
@@ -171,7 +171,7 @@ def _write(server: "Server", file: Path, topic: str, size: int, count: int) -> N
     with file.open("wb") as out, closing(Writer(server, Reach(), 0)) as writer:
         for number, start in enumerate(range(0, count, each_piece)):
             some = [payloads[at % KEYS] for at in range(start, min(start + each_piece, count))]
-            writer.write(Piece(topic, header + header.join(some), len(some)), "bench", number)
+            writer.write(PackedRecords(topic, header + header.join(some), len(some)), "bench", number)
             out.write(b"\n".join(some) + b"\n")
         writer.finish()
 

@@ -127,14 +127,14 @@ def beside(measured: dict[str, Measured]) -> tuple[Measured, str, float | None, 
 
 
 @attrs.frozen
-class Span:
+class MeasuredSpan:
     """When a round is measured, from its warm-up on; by `perf_counter_ns`."""
 
     since: int
     ends: int
 
     @classmethod
-    def after(cls, warm_up_seconds: float, seconds: float) -> "Span":
+    def after(cls, warm_up_seconds: float, seconds: float) -> "MeasuredSpan":
         since = perf_counter_ns() + int(warm_up_seconds * 1e9)
         return cls(since, since + int(seconds * 1e9))
 
@@ -222,7 +222,7 @@ def run(address: Address, talks: Sequence[Talk], seconds: float) -> Measured:
         for sock, talk in zip(sockets, talks, strict=True):
             poll.register(sock, select.EPOLLIN)
             by_fd[sock.fileno()] = (sock, talk, deque[tuple[int, int]]())
-        span = Span.after(WARM_UP_SECONDS, seconds)
+        span = MeasuredSpan.after(WARM_UP_SECONDS, seconds)
         for sock, talk, sent in by_fd.values():
             sent.append((talk.window, perf_counter_ns()))
             sock.sendall(talk.requests(talk.window))
@@ -411,7 +411,7 @@ def pass_on(
         for each in by_fd.values():
             each.sock.setblocking(False)
             poll.register(each.sock, 0 if each in producers and fan.datagrams else select.EPOLLIN)
-        span = Span.after(WARM_UP_SECONDS, seconds)
+        span = MeasuredSpan.after(WARM_UP_SECONDS, seconds)
         now = perf_counter_ns()
         received = before = 0
         while not span.is_over(now, received - before):

@@ -23,7 +23,7 @@ import attrs
 import structlog
 import trio
 
-from brokers.bench.load import Span
+from brokers.bench.load import MeasuredSpan
 from brokers.bench.options import Rounds, Seconds, maybe_none, some
 from brokers.bench.servers import processor_seconds
 from shared.cli.options import Json
@@ -166,7 +166,7 @@ def _load(server: "_Server", clients: int, seconds: float) -> _Load:
     trips: list[int] = []
     for sock in sockets:
         sock.send(REQUEST)
-    span = Span.after(min(WARM_UP_SECONDS_MAX, seconds / 5), seconds)
+    span = MeasuredSpan.after(min(WARM_UP_SECONDS_MAX, seconds / 5), seconds)
     answers = 0
     cpu_before = None
     now = sent = perf_counter_ns()

@@ -25,7 +25,7 @@ from packaging.specifiers import SpecifierSet
 
 from brokers.errors import ExitCode
 from brokers.pipeline import java
-from brokers.render import Outcome
+from brokers.render import CommandResult
 from shared.cli.options import Json, flag
 from shared.errors import BrokerError
 
@@ -67,7 +67,7 @@ def doctor(
     *,
     start: Annotated[bool, flag("Start Spark too, and have a worker load our source.")] = False,
     json: Json = False,
-) -> Outcome:
+) -> CommandResult:
     """Say what Spark jobs need here, what of it is missing, and how to get it.
 
     Looks at Python, the packages of the extra and their versions, Java and its
@@ -76,7 +76,7 @@ def doctor(
     """
     found = list(findings(start=start))
     missing = any(finding.state is Verdict.MISSING for finding in found)
-    return Outcome(found, ExitCode.FAILED if missing else ExitCode.OK)
+    return CommandResult(found, ExitCode.FAILED if missing else ExitCode.OK)
 
 
 def findings(*, start: bool = False, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:

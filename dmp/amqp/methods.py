@@ -11,7 +11,7 @@ from pamqp import base, commands
 
 from dmp.amqp.channel import CONSUMER_BYTES, Channel, Confirms, Consumer
 from dmp.amqp.transactions import Outcome, Transaction
-from dmp.amqp.wire import Direct, Table, declare_ok, get_ok
+from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import Destination
 from dmp.memory import check
@@ -249,9 +249,9 @@ def _name_meant(channel: Channel, name: str) -> bytes:
     return found
 
 
-def _arguments(method: Any) -> Table:
+def _arguments(method: Any) -> FieldTable:
     """Raises Refusal."""
-    found: Table = method.arguments
+    found: FieldTable = method.arguments
     if len(found.raw) > ARGUMENTS_BYTES_MAX:
         text = f"arguments of {len(found.raw)} bytes, at most {ARGUMENTS_BYTES_MAX}"
         raise Refusal(Code.PRECONDITION_FAILED, text)

@@ -16,7 +16,7 @@ import attrs
 from pamqp import commands
 
 from dmp.amqp.channel import tags_of
-from dmp.broker import Change
+from dmp.broker import QueueChange
 from dmp.dead_letters import LETTERS_PER_TURN, addressed
 from dmp.memory import check
 from dmp.message import Head, Message
@@ -112,7 +112,7 @@ class Transaction:
         channel = self._channel
         mux = channel.mux
         broker = mux.broker
-        change = Change(broker)
+        change = QueueChange(broker)
         returned: list[tuple[Head, Sequence[bytes]]] = []
         for post, queues, bodies in self._posts:
             left = [queue for queue in queues if not queue.deleted]
@@ -145,7 +145,7 @@ class Transaction:
         if broker.memory.full:
             mux.wait_for_memory()
 
-    def _settle_all(self, change: Change) -> tuple[int, int]:
+    def _settle_all(self, change: QueueChange) -> tuple[int, int]:
         """Returns how many dead letters find a queue, and how many find none. Raises Refusal."""
         broker = self._channel.mux.broker
         found = lost = work = 0

@@ -76,7 +76,7 @@ METHODS: Mapping[int, type[base.Frame]] = MappingProxyType(
 )
 
 
-class Table(dict[str, Any]):
+class FieldTable(dict[str, Any]):
     """The table among a method's arguments, decoded. `raw`: as it came."""
 
     __slots__ = ("raw",)
@@ -87,7 +87,7 @@ class Table(dict[str, Any]):
 
 
 def decode_untrusted(payload: bytes, fields_max: int = FIELDS_MAX) -> base.Frame:
-    """A method; a table among its arguments is a `Table`, of at most `fields_max` fields.
+    """A method; a table among its arguments is a `FieldTable`, of at most `fields_max` fields.
 
     Raises Refusal: NOT_IMPLEMENTED for a method nobody knows, SYNTAX_ERROR.
     """
@@ -104,7 +104,7 @@ def decode_untrusted(payload: bytes, fields_max: int = FIELDS_MAX) -> base.Frame
     except (ValueError, ArithmeticError, OSError) as error:
         raise Refusal(Code.SYNTAX_ERROR, f"{found.name}: not text, or a value out of range") from error
     if name:
-        setattr(method, name, Table(payload[start:end]))
+        setattr(method, name, FieldTable(payload[start:end]))
     return method
 
 

@@ -52,7 +52,7 @@ def keyed(argument: str, words: Iterable[str]) -> dict[str, Any]:
 
 
 @attrs.define(eq=False)
-class Left:
+class Remaining:
     """How many messages a command may still take; None: as many as come. False once there are none left."""
 
     count: int | None

@@ -24,7 +24,7 @@ A = TypeVar("A")
 """What a protocol has for an answer to come."""
 
 
-class Asking(ABC, Generic[A]):
+class PipelinedConnection(ABC, Generic[A]):
     """One connection's life. `rest`: what came behind a greeting. `lost`: why it ended, once it has.
 
     `heard`: the server has answered something.
@@ -135,7 +135,7 @@ class Asking(ABC, Generic[A]):
 
 
 _CLOSED = "the client is closed"
-Link = TypeVar("Link", bound=Asking[Any])
+Link = TypeVar("Link", bound=PipelinedConnection[Any])
 
 
 class Reconnecting(Generic[Link]):

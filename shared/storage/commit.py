@@ -12,7 +12,7 @@ import structlog
 from shared.storage import index
 from shared.storage.disk import Clock, Disk, write_all, write_pieces
 from shared.storage.files import FileGone, OpenFiles
-from shared.storage.format import BATCH_HEADER_BYTES, ENTRY_HEADER_BYTES, IndexEntry, Kind, pack_entry
+from shared.storage.format import BATCH_HEADER_BYTES, ENTRY_HEADER_BYTES, EntryKind, IndexEntry, pack_entry
 from shared.storage.index import ENTRY_COVERS_SECONDS
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import UNKNOWN, CommitBatch, Log, LogAppend, opaque
@@ -21,7 +21,7 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 _MANY_APPENDS = 4
 """A commit in a thread writes so many in one call."""
-_APPEND = int(Kind.APPEND)  # looking a member up in its enum takes as long as packing the entry
+_APPEND = int(EntryKind.APPEND)  # looking a member up in its enum takes as long as packing the entry
 
 
 @attrs.define(eq=False, weakref_slot=False, repr=False, field_transformer=opaque)
@@ -159,7 +159,7 @@ class Commit:
         """What went around the journal must be safe before anything about it is in the journal."""
         for batch in self.batches:
             logs = {part.log for part in batch.appends.values() if part.journaled}
-            logs.update(change.log for change in batch.changes if change.kind is Kind.FIRST)
+            logs.update(change.log for change in batch.changes if change.kind is EntryKind.FIRST)
             for log in logs:
                 if log.direct_dirty and not log.file.gone and log not in self.direct_synced:
                     self._open(self.logs[log])
@@ -223,7 +223,7 @@ class Commit:
         direct: list[LogAppend] = []
         for batch in good:
             for change in batch.changes:
-                if change.kind is Kind.DELETE:
+                if change.kind is EntryKind.DELETE:
                     self._remove(change.log)
             for part in batch.appends.values():
                 (journaled if part.journaled else direct).append(part)

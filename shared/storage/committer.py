@@ -22,7 +22,7 @@ from shared.storage.commit import Commit, LogCommit
 from shared.storage.direct import DirectWrites
 from shared.storage.disk import Clock, Disk
 from shared.storage.files import OpenFiles, describe, refusal
-from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, Kind
+from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, EntryKind
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Change, CommitBatch, Log, LogAppend, Mode, Ticket, call, mode_of, opaque
 from shared.storage.settings import StorageSettings
@@ -165,7 +165,7 @@ class Committer:
     def add(self, change: Change, mode: Mode, beside: Sequence[tuple[Log, bytes, int]] = ()) -> Ticket:
         """Add a change of the catalog, and keep room for `beside`. Raises StoreReadOnly, StoreClosed."""
         self._require_open()
-        if change.kind is Kind.FIRST or change.kind is Kind.MODE:
+        if change.kind is EntryKind.FIRST or change.kind is EntryKind.MODE:
             self._journal_queued(change.log)
         batch = self._batch(len(change.body) + ENTRY_HEADER_BYTES + CommitBatch.size_of(beside))
         batch.add(change)
@@ -175,7 +175,7 @@ class Committer:
         self._require_writable(log, reserved=True)
         if not log.first <= offset <= log.end:
             raise ValueError(f"{offset} is not between {log.first} and {log.end}")
-        change = Change(Kind.FIRST, log, offset, before=log.first)
+        change = Change(EntryKind.FIRST, log, offset, before=log.first)
         ticket = self.add(change, Mode.SYNCED)
         log.first = offset
         return ticket
@@ -383,7 +383,7 @@ class Committer:
                 elif not target.direct_meant:
                     target.mean_direct(self._files.pin(log.index_file))
             for change in batch.changes:
-                if change.kind is Kind.FIRST and change.log not in logs:
+                if change.kind is EntryKind.FIRST and change.log not in logs:
                     logs[change.log] = LogCommit(change.log, self._files.pin(change.log.file))
                     direct_dirty |= change.log.direct_dirty
         return Commit(

@@ -25,7 +25,7 @@ from shared.storage.disk import Disk
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 
-class Damage:
+class DamagedPlaces:
     """The places. `report` may be called from any thread; `len` is how many there are."""
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class LogFile:
 class OpenFiles:
     """The open handles, least recently used first. `damage`: what was found damaged in the files."""
 
-    def __init__(self, disk: Disk, files_max: int = 0, damage: Damage | None = None) -> None:
-        self.damage = Damage() if damage is None else damage
+    def __init__(self, disk: Disk, files_max: int = 0, damage: DamagedPlaces | None = None) -> None:
+        self.damage = DamagedPlaces() if damage is None else damage
         self._disk = disk
         self._is_fixed = files_max > 0
         self._files_max = files_max or log_files_beside(0)

@@ -115,7 +115,7 @@ def split_records(data: bytes | bytearray, piece_bytes: int) -> Iterator[tuple[i
 # -- journal
 
 
-class Kind(IntEnum):
+class EntryKind(IntEnum):
     """What a journal entry says."""
 
     APPEND = 1
@@ -204,7 +204,7 @@ def unpack_entries(payload: bytes | memoryview, entries: int) -> list[Entry] | N
 # -- index
 
 
-class Flag(IntEnum):
+class EntryFlag(IntEnum):
     """Bits of an entry's `flags`."""
 
     UNVERIFIED = 1
@@ -234,7 +234,7 @@ class IndexEntry(NamedTuple):
     @property
     def damaged(self) -> bool:
         """The range is known to be bad: reading it is an error."""
-        return self.flags & Flag.DAMAGED != 0
+        return self.flags & EntryFlag.DAMAGED != 0
 
 
 def pack_index_header(log_id: int, created_ms: int) -> bytes:

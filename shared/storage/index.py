@@ -15,7 +15,7 @@ from shared.errors import CorruptRecord
 from shared.storage import format
 from shared.storage.disk import Disk, opened, write_all
 from shared.storage.files import OpenFiles
-from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, Flag, IndexEntry
+from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, EntryFlag, IndexEntry
 from shared.storage.log import Log
 
 ENTRY_COVERS_BYTES = 64 << 10
@@ -277,7 +277,7 @@ def rebuild(
             if len(data) < stop:
                 break
         crc = crc32c(memoryview(data)[:stop])
-        entries.append(IndexEntry(position, now_ms, now_ms, stop, records, crc, Flag.UNVERIFIED))
+        entries.append(IndexEntry(position, now_ms, now_ms, stop, records, crc, EntryFlag.UNVERIFIED))
         position += stop
     return entries, position
 
@@ -440,7 +440,7 @@ def _made_anew(disk: Disk, log_fd: int, gap: _Gap) -> list[IndexEntry]:
     # Two that follow each other cover more than one piece may: so they are not more than there are entries.
     piece_bytes = max(ENTRY_COVERS_BYTES, -(-2 * (gap.stop - gap.start) // entries))
     made = fill(disk, log_fd, gap.start, gap.stop, gap.time_ms, piece_bytes)[:entries]
-    empty = IndexEntry(gap.stop, gap.time_ms, gap.time_ms, 0, 0, 0, Flag.UNVERIFIED)
+    empty = IndexEntry(gap.stop, gap.time_ms, gap.time_ms, 0, 0, 0, EntryFlag.UNVERIFIED)
     return made + [empty] * (entries - len(made))
 
 
@@ -466,7 +466,9 @@ def fill(
         length = min(end - position, _DAMAGED_BYTES_MAX)
         data = disk.read(log_fd, min(length, _PROBE_BYTES), position)
         found.append(
-            IndexEntry(position, time_ms, time_ms, length, 0, crc32c(data), Flag.UNVERIFIED | Flag.DAMAGED)
+            IndexEntry(
+                position, time_ms, time_ms, length, 0, crc32c(data), EntryFlag.UNVERIFIED | EntryFlag.DAMAGED
+            )
         )
         position += length
     return found

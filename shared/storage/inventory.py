@@ -11,7 +11,7 @@ from shared.storage.catalog import Catalog, LogLine
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk
 from shared.storage.files import OpenFiles
-from shared.storage.format import IndexEntry, Kind
+from shared.storage.format import EntryKind, IndexEntry
 from shared.storage.log import Change, Log, Mode, Ticket, call, mode_of, opaque
 from shared.storage.reading import Reader
 from shared.storage.settings import Durability, Retention
@@ -147,7 +147,7 @@ class Inventory:
         log.fresh = True
         body = catalog.pack_create(line_of(log))
         parts = () if beside is None else (beside(log),)
-        ticket = self._committer.add(Change(Kind.CREATE, log, body=body), mode_of(log), parts)
+        ticket = self._committer.add(Change(EntryKind.CREATE, log, body=body), mode_of(log), parts)
         self._next_log_id += 1
         namespace.logs[name] = log
         self._folded.add(_fold(log))
@@ -156,7 +156,7 @@ class Inventory:
         return log, ticket
 
     def delete(self, namespace: Namespace, log: Log, beside: Sequence[tuple[Log, bytes, int]]) -> Ticket:
-        ticket = self._committer.add(Change(Kind.DELETE, log), Mode.SYNCED, beside)
+        ticket = self._committer.add(Change(EntryKind.DELETE, log), Mode.SYNCED, beside)
         if beside:  # at once: there is room for it in this round
             _, ticket = self._committer.append_all(beside, reserved=True, journaled=True)
         log.deleted = True
@@ -170,7 +170,7 @@ class Inventory:
     def change_mode(self, log: Log, mode: Durability) -> Ticket | None:
         if mode == log.mode:
             return None
-        change = Change(Kind.MODE, log, body=str(mode).encode(), before=log.mode)
+        change = Change(EntryKind.MODE, log, body=str(mode).encode(), before=log.mode)
         ticket = self._committer.add(change, Mode.SYNCED)
         log.mode = mode
         log.pending = None
@@ -181,11 +181,11 @@ class Inventory:
     def changed(self, change: Change) -> None:
         """The change is durable: the next catalog has it."""
         log = change.log
-        if change.kind is Kind.CREATE:
+        if change.kind is EntryKind.CREATE:
             self.logs[log.id] = log
             self._stale[log] = None
             self._folders[log.namespace] = None
-        elif change.kind is Kind.DELETE:
+        elif change.kind is EntryKind.DELETE:
             self.logs.pop(log.id, None)
             self._lines.pop(log.id, None)
             self._stale.pop(log, None)
@@ -195,7 +195,7 @@ class Inventory:
             self._reader.forget(log)
             self._files.forget(log.file)
             self._files.forget(log.index_file)
-        elif change.kind is Kind.FIRST:
+        elif change.kind is EntryKind.FIRST:
             log.first_kept = max(log.first_kept, change.offset)
             self._stale[log] = None
         else:
@@ -206,19 +206,19 @@ class Inventory:
         """The change could not be written: all is as before it."""
         log = change.log
         logs = self.namespaces[log.namespace].logs
-        if change.kind is Kind.CREATE:
+        if change.kind is EntryKind.CREATE:
             log.deleted = True
             if logs.get(log.name) is log:
                 del logs[log.name]
             self._folded.discard(_fold(log))
-        elif change.kind is Kind.DELETE:
+        elif change.kind is EntryKind.DELETE:
             log.deleted = False
             logs[log.name] = log
             self._folded.add(_fold(log))
-        elif change.kind is Kind.FIRST:
+        elif change.kind is EntryKind.FIRST:
             assert isinstance(change.before, int)
             log.first = change.before
-        elif change.kind is Kind.MODE:
+        elif change.kind is EntryKind.MODE:
             assert isinstance(change.before, Durability)
             log.mode = change.before
             log.pending = None

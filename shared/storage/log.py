@@ -20,7 +20,7 @@ from attrs import Attribute
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.storage.files import LogFile
-from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, IndexEntry, Kind
+from shared.storage.format import BATCH_PAYLOAD_MAX, ENTRY_HEADER_BYTES, EntryKind, IndexEntry
 from shared.storage.lost import Lost
 from shared.storage.settings import Durability, Retention
 
@@ -130,7 +130,7 @@ class LogAppend:
 class Change:
     """A change of the catalog: CREATE, DELETE, FIRST or MODE. `before`: what FIRST or MODE replaced."""
 
-    kind: Kind
+    kind: EntryKind
     log: "Log"
     offset: int = 0
     body: bytes = b""

@@ -8,8 +8,8 @@ from crc32c import crc32c
 from shared.storage import format, index
 from shared.storage.catalog import LogLine
 from shared.storage.disk import Disk, copy_file, opened, size_of, write_all
-from shared.storage.files import Damage, out_of_space
-from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, Flag, IndexEntry
+from shared.storage.files import DamagedPlaces, out_of_space
+from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, EntryFlag, IndexEntry
 from shared.storage.journal import segment_path
 from shared.storage.lost import Lost
 from shared.storage.replay import SegmentFile
@@ -21,7 +21,7 @@ _DAMAGED_BYTES_MAX = 1 << 30
 _SHARED_ENTRY_BYTES = 2 * index.ENTRY_COVERS_BYTES  # of an entry that is more than one record
 
 
-class Piece(NamedTuple):
+class JournalPiece(NamedTuple):
     """Records of a log that stand in the journal: where there, where in the log."""
 
     segment: SegmentFile
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     time_ms: int
 
 
-Pieces = list[Piece]
+Pieces = list[JournalPiece]
 
 
 class Segments:
@@ -49,7 +49,7 @@ class Segments:
         for fd in self._open.values():
             self._disk.close(fd)
 
-    def read(self, piece: Piece) -> bytes:
+    def read(self, piece: JournalPiece) -> bytes:
         fd = self._open.get(piece.segment)
         if fd is None:
             fd = self._open[piece.segment] = self._disk.open(segment_path(piece.segment.lsn))
@@ -78,7 +78,7 @@ def recover_log(
     segments: Segments,
     line: LogLine,
     pieces: Pieces,
-    in_files: Damage,
+    in_files: DamagedPlaces,
     *,
     new: bool,
     direct: bool,
@@ -138,7 +138,7 @@ def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -
     return Lost(0, size, 0) if size else None
 
 
-def holds(disk: Disk, fd: int, segments: Segments, piece: Piece) -> bool:
+def holds(disk: Disk, fd: int, segments: Segments, piece: JournalPiece) -> bool:
     """Whether a log's file has, where they belong, records that stand in the journal."""
     data = disk.read(fd, piece.length, piece.offset)
     return data == segments.read(piece)
@@ -147,7 +147,7 @@ def holds(disk: Disk, fd: int, segments: Segments, piece: Piece) -> bool:
 class _LogRecovery:
     """`position`: up to where the log is known and indexed."""
 
-    def __init__(self, disk: Disk, line: LogLine, fd: int, index_fd: int, in_files: Damage) -> None:
+    def __init__(self, disk: Disk, line: LogLine, fd: int, index_fd: int, in_files: DamagedPlaces) -> None:
         self._disk = disk
         self._line = line
         self._fd = fd
@@ -327,7 +327,7 @@ class _LogRecovery:
         while self.position < offset:
             length = min(offset - self.position, _DAMAGED_BYTES_MAX)
             crc = crc32c(self._disk.read(self._fd, length, self.position))
-            flags = Flag.UNVERIFIED | Flag.DAMAGED
+            flags = EntryFlag.UNVERIFIED | EntryFlag.DAMAGED
             self._entries.append(
                 IndexEntry(self.position, self._last_ms, self._last_ms, length, 0, crc, flags)
             )

@@ -11,7 +11,7 @@ import structlog
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog, LogLine, unpack_create
 from shared.storage.disk import Disk, opened, size_of
-from shared.storage.format import INDEX_ENTRY_BYTES, SECTOR, IndexEntry, Kind
+from shared.storage.format import INDEX_ENTRY_BYTES, SECTOR, EntryKind, IndexEntry
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.log_recovery import Pieces, Segments, holds
@@ -77,10 +77,10 @@ def _created(disk: Disk, journal_id: int, replay_lsn: int) -> dict[tuple[str, st
     created: dict[int, LogLine] = {}
     for found, payload in replay.read_payloads(disk, replay.scan(disk, journal_id, replay_lsn).batches):
         for entry in format.unpack_entries(payload, found.batch.entries) or []:
-            if entry.kind == Kind.CREATE:
+            if entry.kind == EntryKind.CREATE:
                 body = bytes(payload[entry.body_start : entry.body_end])
                 created[entry.log_id] = unpack_create(entry.log_id, body)
-            elif entry.kind == Kind.DELETE:
+            elif entry.kind == EntryKind.DELETE:
                 created.pop(entry.log_id, None)
     return {(line.namespace, line.file): line.id for line in created.values()}
 

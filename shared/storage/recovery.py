@@ -15,11 +15,11 @@ from shared.errors import StoreFormat
 from shared.storage import catalog, format, index, journal, rebuild, replay
 from shared.storage.catalog import Catalog, LogLine
 from shared.storage.disk import Clock, Disk, copy_file, opened, replace_file, size_of, write_file
-from shared.storage.files import Damage, describe
-from shared.storage.format import Entry, Kind
+from shared.storage.files import DamagedPlaces, describe
+from shared.storage.format import Entry, EntryKind
 from shared.storage.journal import segment_path
-from shared.storage.log_recovery import Piece, Pieces, RecoveredLog, Segments, recover_log
-from shared.storage.replay import Found, Replay, SegmentFile
+from shared.storage.log_recovery import JournalPiece, Pieces, RecoveredLog, Segments, recover_log
+from shared.storage.replay import FoundBatch, Replay, SegmentFile
 from shared.storage.settings import Durability
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -44,14 +44,14 @@ class Recovered:
     batches: int
     torn_bytes: int
     damage: list[replay.Damage]
-    in_files: Damage
+    in_files: DamagedPlaces
     seconds: float = 0.0
 
 
 def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     """Bring the folder into order. Raises StoreFormat, and OSError where the disk fails."""
     began = clock.monotonic()
-    in_files = Damage()
+    in_files = DamagedPlaces()
     try:
         found = catalog.read(disk)
         reason = "is missing"
@@ -129,7 +129,7 @@ def format_number(disk: Disk) -> int | None:
         return None
 
 
-def _check_format(disk: Disk, found: Catalog | None, in_files: Damage) -> None:
+def _check_format(disk: Disk, found: Catalog | None, in_files: DamagedPlaces) -> None:
     """A good catalog tells the format, too. Raises StoreFormat."""
     number = format_number(disk) or 0
     if number > format.FORMAT_NUMBER:
@@ -163,7 +163,7 @@ def _write_format(disk: Disk) -> None:
     disk.sync_folder("")
 
 
-def _rebuild(disk: Disk, clock: Clock, reason: str, in_files: Damage) -> Catalog:
+def _rebuild(disk: Disk, clock: Clock, reason: str, in_files: DamagedPlaces) -> Catalog:
     """The catalog is lost, and logs and journal say what was in it."""
     names = disk.names("")
     if catalog.PATH in names:
@@ -262,24 +262,24 @@ class _Changes:
     adopted: Container[int] = ()
     seen_id: int = 0
 
-    def take(self, found: Found, entry: Entry, payload: bytes) -> None:
+    def take(self, found: FoundBatch, entry: Entry, payload: bytes) -> None:
         """What an entry of the batch says, whose payload this is."""
         log_id = entry.log_id
         self.seen_id = max(self.seen_id, log_id)
-        if entry.kind == Kind.APPEND:
+        if entry.kind == EntryKind.APPEND:
             position = found.position + format.BATCH_HEADER_BYTES + entry.body_start
             length, time_ms = entry.body_end - entry.body_start, found.batch.time_ms
-            piece = Piece(found.segment, position, length, entry.offset, entry.records, time_ms)
+            piece = JournalPiece(found.segment, position, length, entry.offset, entry.records, time_ms)
             self.pieces.setdefault(log_id, []).append(piece)
-        elif entry.kind == Kind.CREATE:
+        elif entry.kind == EntryKind.CREATE:
             line = catalog.unpack_create(log_id, payload[entry.body_start : entry.body_end])
             self.created[log_id] = line
             self._change_mode(log_id, line.mode)
-        elif entry.kind == Kind.DELETE:
+        elif entry.kind == EntryKind.DELETE:
             self.deleted.add(log_id)
-        elif entry.kind == Kind.FIRST:
+        elif entry.kind == EntryKind.FIRST:
             self.first[log_id] = max(self.first.get(log_id, 0), entry.offset)
-        elif entry.kind == Kind.MODE:
+        elif entry.kind == EntryKind.MODE:
             self._change_mode(log_id, payload[entry.body_start : entry.body_end].decode())
 
     def _change_mode(self, log_id: int, mode: str) -> None:
@@ -297,7 +297,7 @@ def _gather(disk: Disk, scanned: Replay) -> _Changes:
 
 
 def _replay(
-    disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int, in_files: Damage
+    disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int, in_files: DamagedPlaces
 ) -> tuple[list[LogLine], int]:
     """Apply the journal to the logs' files; returns the logs there are, and the highest id seen.
 
@@ -349,7 +349,13 @@ def _replay(
 
 
 def _recover_log(
-    disk: Disk, segments: Segments, line: LogLine, changes: _Changes, in_files: Damage, *, damaged: bool
+    disk: Disk,
+    segments: Segments,
+    line: LogLine,
+    changes: _Changes,
+    in_files: DamagedPlaces,
+    *,
+    damaged: bool,
 ) -> RecoveredLog | None:
     """Apply to one log what the journal says of it; None where it can only be as the catalog has it."""
     direct = Durability.parse(line.mode).direct or line.id in changes.direct

@@ -37,7 +37,7 @@ class SegmentFile(NamedTuple):
         return self.lsn + self.size
 
 
-class Found(NamedTuple):
+class FoundBatch(NamedTuple):
     """A good batch and where it lies."""
 
     batch: Batch
@@ -55,7 +55,7 @@ class Replay:
     `end_lsn`: behind the last good batch. `torn_bytes`: what a torn tail seems to have had.
     """
 
-    batches: list[Found]
+    batches: list[FoundBatch]
     segments: list[SegmentFile]
     damage: list[Damage]
     end_lsn: int
@@ -89,7 +89,7 @@ def scan(disk: Disk, journal_id: int, replay_lsn: int) -> Replay:
 
 def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
     """Batch by batch, over damage too; each names the one before it (STORAGE.md, "Replay")."""
-    batches: list[Found] = []
+    batches: list[FoundBatch] = []
     damage: list[Damage] = []
     position = replay_lsn
     previous: int | None = None  # before the first batch that is replayed: any that replay does not need
@@ -118,9 +118,9 @@ def _scan(reader: "_Reader", replay_lsn: int) -> Replay:
     return Replay(batches, reader.segments, damage, position, _torn_bytes(reader, position))
 
 
-def _after_damage(reader: "_Reader", bad_lsn: int) -> Found | None:
+def _after_damage(reader: "_Reader", bad_lsn: int) -> FoundBatch | None:
     """The first good batch above the bad place, if a later one proves that the bad place was once synced."""
-    first: Found | None = None
+    first: FoundBatch | None = None
     for found in reader.search(bad_lsn + format.SECTOR):
         first = first or found
         if found.batch.synced_lsn > bad_lsn:
@@ -141,13 +141,13 @@ def _torn_bytes(reader: "_Reader", position: int) -> int:
     return 0
 
 
-def read_payload(disk: Disk, fd: int, found: Found) -> bytes:
+def read_payload(disk: Disk, fd: int, found: FoundBatch) -> bytes:
     """A batch's entries; `fd` is its segment, open."""
     start = found.position + format.BATCH_HEADER_BYTES
     return disk.read(fd, found.batch.payload_bytes, start)
 
 
-def read_payloads(disk: Disk, batches: list[Found]) -> Iterator[tuple[Found, bytes]]:
+def read_payloads(disk: Disk, batches: list[FoundBatch]) -> Iterator[tuple[FoundBatch, bytes]]:
     """The batches again, each with its payload, one in memory at a time."""
     fd, opened = -1, None
     try:
@@ -239,7 +239,7 @@ class _Reader:
             return None
         return batch
 
-    def good(self, segment: SegmentFile | None, lsn: int) -> Found | None:
+    def good(self, segment: SegmentFile | None, lsn: int) -> FoundBatch | None:
         """The batch at `lsn` if all of it is as it was written."""
         if segment is None:
             return None
@@ -252,9 +252,9 @@ class _Reader:
         payload = memoryview(data)[format.BATCH_HEADER_BYTES :][: batch.payload_bytes]
         if format.unpack_entries(payload, batch.entries) is None:
             return None
-        return Found(batch, segment)
+        return FoundBatch(batch, segment)
 
-    def search(self, lsn: int) -> Iterator[Found]:
+    def search(self, lsn: int) -> Iterator[FoundBatch]:
         """Every good batch from `lsn` on, found by its magic at each multiple of a sector."""
         for segment in self.segments:
             start = max(lsn - segment.lsn, 0)

@@ -11,7 +11,7 @@ import pytest
 from attrs import validators
 
 from brokers.errors import Problem
-from brokers.structure import Given, Key, build, environment_keys, flatten, leaves, plain, written
+from brokers.structure import GivenValue, Key, build, environment_keys, flatten, leaves, plain, written
 
 
 class Policy(enum.Enum):
@@ -65,7 +65,7 @@ SECTIONS: Mapping[str, type[Any]] = {"logmq": Settings, "net": Tls}
 
 def from_toml(text: str) -> tuple[Settings, list[Problem]]:
     problems: list[Problem] = []
-    given: dict[Key, Given] = {}
+    given: dict[Key, GivenValue] = {}
     for leaf in flatten(tomllib.loads(text), SECTIONS, "b.toml"):
         if isinstance(leaf, Problem):
             problems.append(leaf)
@@ -76,7 +76,7 @@ def from_toml(text: str) -> tuple[Settings, list[Problem]]:
 
 def from_words(**words: str) -> tuple[Settings, list[Problem]]:
     problems: list[Problem] = []
-    given = {("logmq", name): Given(value, "--" + name, words=True) for name, value in words.items()}
+    given = {("logmq", name): GivenValue(value, "--" + name, words=True) for name, value in words.items()}
     return build(Settings, ("logmq",), given, problems), problems
 
 
@@ -148,7 +148,7 @@ def test_tables_that_a_class_brings_along_stay_below_what_is_said() -> None:
     class Usual:
         topics: Mapping[str, Topic] = attrs.field(factory=lambda: {"a": Topic(), "b": Topic()})
 
-    given: dict[Key, Given] = {("x", "topics", "b", "retention_bytes"): Given(7, "b.toml")}
+    given: dict[Key, GivenValue] = {("x", "topics", "b", "retention_bytes"): GivenValue(7, "b.toml")}
     assert build(Usual, ("x",), given, []).topics == {"a": Topic(), "b": Topic(None, 7)}
 
 

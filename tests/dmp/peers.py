@@ -129,7 +129,8 @@ def packed(
 ) -> bytes:
     """Messages as a sink's client writes them."""
     return b"".join(
-        wire.message(wire.Message(exchange, key, body, properties, wire.Options(options))) for body in bodies
+        wire.message(wire.Message(exchange, key, body, properties, wire.MessageOptions(options)))
+        for body in bodies
     )
 
 

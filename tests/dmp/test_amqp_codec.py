@@ -210,7 +210,7 @@ def test_methods_are_read_whole_or_refused(method: Any) -> None:
     payload = data[7:-1]
     found = decode_untrusted(payload)
     assert dict(found) == dict(method)
-    for table in (value for value in dict(found).values() if isinstance(value, wire.Table)):
+    for table in (value for value in dict(found).values() if isinstance(value, wire.FieldTable)):
         assert table.raw in payload
         assert read_table(table.raw) == table
     for cut in range(len(payload)):

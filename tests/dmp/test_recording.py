@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmp import wire
-from dmp.wire import NULL_MESSAGE, RECORDED_MESSAGES, Message, Options
+from dmp.wire import NULL_MESSAGE, RECORDED_MESSAGES, Message, MessageOptions
 from shared.errors import StoreError
 from tests.dmp.peers import Application
 from tests.dmp.world import World
@@ -19,7 +19,7 @@ messages = st.builds(
     exchange=st.sampled_from((b"", b"quotes")),
     key=st.sampled_from((b"a", b"b", b"none")),
     body=st.binary(max_size=20),
-    options=st.sampled_from((Options(0), Options(0), Options.MANDATORY)),
+    options=st.sampled_from((MessageOptions(0), MessageOptions(0), MessageOptions.MANDATORY)),
 )
 WRONG = st.sampled_from(
     (b"", b"\0\0", wire.message(Message(b"else", b"", b"")), b"\0\0\0\x04abcd", b"\0\0\0\x08\xff" + bytes(7))
@@ -57,9 +57,9 @@ async def test_any_messages_in_any_pieces_are_recorded_each_once(
     assert tape.messages == len(good) == world.broker.counts.sunk
 
 
-@pytest.mark.parametrize("options", [Options(0), Options.MANDATORY])
+@pytest.mark.parametrize("options", [MessageOptions(0), MessageOptions.MANDATORY])
 async def test_what_the_store_refuses_to_a_queue_came_in_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, options: Options
+    monkeypatch: pytest.MonkeyPatch, options: MessageOptions
 ) -> None:
     world, app, tape = await recorded_world()
     sink = app.sink(b"quotes")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmp.message import Message
-from dmp.rows import Priorities, Row
+from dmp.rows import Priorities, ReadyRow
 from tests.dmp.world import head
 
 MOST = 3
@@ -45,6 +45,6 @@ def test_the_highest_comes_first_and_what_comes_back_has_its_old_place(steps: li
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
 def test_a_row_takes_back_what_was_in_it(those: set[int], out: set[int]) -> None:
-    row = Row(message(number, 0) for number in sorted(those - out))
+    row = ReadyRow(message(number, 0) for number in sorted(those - out))
     row.put_back([message(number, 0) for number in sorted(those & out)])
     assert [one.number for one in row] == sorted(those)

@@ -11,7 +11,7 @@ from dmp.message import Message as Queued
 from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import purged, put, taken
 from dmp.tables import SIZE_MAX, TABLES
-from dmp.wire import NULL_MESSAGE, Message, Options
+from dmp.wire import NULL_MESSAGE, Message, MessageOptions
 from shared.recording.blocks import Block
 from tests.support.recorded import Row, batch_of, block, damaged, plainly, repeated, rows, told
 
@@ -24,7 +24,7 @@ messages = st.builds(
     key=st.sampled_from((b"", b"a.b", b"a.c", b"\xfe")),
     body=st.binary(max_size=20),
     properties=st.sampled_from((NO_PROPERTIES, NO_PROPERTIES, CONTENT_TYPE)),
-    options=st.sampled_from((Options(0), Options(0), Options.MANDATORY)),
+    options=st.sampled_from((MessageOptions(0), MessageOptions(0), MessageOptions.MANDATORY)),
 )
 
 

@@ -11,7 +11,7 @@ from dmp.data_types import short
 from dmp.exchanges import HeaderMatch
 from dmp.message import Message
 from dmp.queues import Queue
-from dmp.rows import Row
+from dmp.rows import ReadyRow
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
@@ -324,7 +324,7 @@ async def test_what_comes_back_to_a_queue_that_is_deleted_meanwhile_is_gone(worl
 
 def test_what_comes_back_finds_its_place_however_much_comes_back_at_once() -> None:
     for several in (1, 5, 40):
-        row = Row(Message(head(), b"", number) for number in range(1000, 1200))
+        row = ReadyRow(Message(head(), b"", number) for number in range(1000, 1200))
         numbers = [*range(0, 1000, 7), *range(3, 1000, 7)]
         for start in range(0, len(numbers), several):
             those = sorted(numbers[start : start + several])
@@ -333,7 +333,7 @@ def test_what_comes_back_finds_its_place_however_much_comes_back_at_once() -> No
 
 
 def test_what_comes_back_among_what_others_gave_back_costs_no_more_the_more_that_was() -> None:
-    class Counted(Row):
+    class Counted(ReadyRow):
         taken = 0
 
         def popleft(self) -> Message:

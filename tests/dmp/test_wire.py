@@ -8,7 +8,7 @@ from pamqp import commands
 from dmp import wire
 from dmp.data_types import short, take_short
 from dmp.properties import NO_PROPERTIES
-from dmp.wire import Message, Options, Reply, WireError
+from dmp.wire import Message, MessageOptions, Reply, WireError
 
 SPEC = bytes.fromhex(
     "00000018"  # 24 bytes follow
@@ -32,7 +32,9 @@ messages = st.builds(
     names,
     st.binary(max_size=300),
     properties,
-    st.sampled_from([Options(0), Options.IMMEDIATE, Options.MANDATORY, Options(3)]),
+    st.sampled_from(
+        [MessageOptions(0), MessageOptions.IMMEDIATE, MessageOptions.MANDATORY, MessageOptions(3)]
+    ),
 )
 
 
@@ -46,9 +48,9 @@ def test_the_smallest_message_is_twelve_octets_beside_its_names_lengths() -> Non
 
 
 def test_the_later_revision_puts_options_into_the_first_byte_of_the_length() -> None:
-    data = wire.message(Message(b"", b"", b"abc", options=Options.MANDATORY))
+    data = wire.message(Message(b"", b"", b"abc", options=MessageOptions.MANDATORY))
     assert data == bytes.fromhex("0000000b 00 00 0000 02 000003") + b"abc"
-    assert wire.take_messages(data)[0][0].options is Options.MANDATORY
+    assert wire.take_messages(data)[0][0].options is MessageOptions.MANDATORY
 
 
 def test_options_that_nobody_knows_are_not_looked_at() -> None:

@@ -7,23 +7,23 @@ import pyarrow as pa
 import trio
 
 from dms import records
-from dms.records import Kind
+from dms.records import RecordKind
 from shared.storage.log import Log
 from shared.tables.table import records_schema
 from tests.dms.world import World
 from tests.support.stores import read_all
 
 NAMES = {
-    Kind.ENQUEUED: "produced",
-    Kind.LETTERS: "produced",
-    Kind.DELIVERED: "delivered",
-    Kind.ACKED: "acknowledged",
-    Kind.RETURNED: "returned",
-    Kind.GONE: "gone",
-    Kind.MOVED: "moved",
-    Kind.KEPT: "kept",
-    Kind.SNAPSHOT: "snapshot",
-    Kind.IMPORTED: "imported",
+    RecordKind.ENQUEUED: "produced",
+    RecordKind.LETTERS: "produced",
+    RecordKind.DELIVERED: "delivered",
+    RecordKind.ACKED: "acknowledged",
+    RecordKind.RETURNED: "returned",
+    RecordKind.GONE: "gone",
+    RecordKind.MOVED: "moved",
+    RecordKind.KEPT: "kept",
+    RecordKind.SNAPSHOT: "snapshot",
+    RecordKind.IMPORTED: "imported",
 }
 REASONS = {1: "nack", 2: "connection lost", 3: "ttl", 4: "max_deliveries", 5: "purged", 6: "redriven"}
 OUTCOMES = {"ttl": "expired", "max_deliveries": "exhausted", "purged": "purged", "redriven": "redriven"}
@@ -71,7 +71,7 @@ def events(those: Sequence[Placed]) -> Iterator[dict[str, Any]]:
             "offset": offset,
             "time": record.time_ms,
             "name": queue,
-            "event": NAMES[Kind(record.kind)],
+            "event": NAMES[RecordKind(record.kind)],
             "reason": REASONS.get(record.reason),
             "bytes": None,
             "deliveries": None,
@@ -79,20 +79,20 @@ def events(those: Sequence[Placed]) -> Iterator[dict[str, Any]]:
             "target": None,
         }
         match record.kind:
-            case Kind.ENQUEUED | Kind.LETTERS:
+            case RecordKind.ENQUEUED | RecordKind.LETTERS:
                 for number, body in enumerate(records.messages_in(data, record)):
                     row |= {"seq": record.seq + number, "messages": 1, "bytes": len(body)}
                     yield row | {"origin": getattr(body, "origin", None)}
-            case Kind.DELIVERED | Kind.ACKED | Kind.GONE | Kind.MOVED:
+            case RecordKind.DELIVERED | RecordKind.ACKED | RecordKind.GONE | RecordKind.MOVED:
                 runs = records.runs_in(data, record)
-                if record.kind == Kind.MOVED:
+                if record.kind == RecordKind.MOVED:
                     row["target"] = data[record.body + 12 * len(runs) :].decode()
                 for run in runs:
                     yield row | {"seq": run.first, "messages": run.length}
-            case Kind.RETURNED:
+            case RecordKind.RETURNED:
                 for seq, deliveries, _ in records.returned_in(data, record):
                     yield row | {"seq": seq, "messages": 1, "deliveries": deliveries}
-            case Kind.KEPT:
+            case RecordKind.KEPT:
                 for kept in records.kept_in(data, record):
                     row |= {"seq": kept.seq, "messages": 1, "deliveries": kept.deliveries}
                     yield row | {"bytes": len(kept.body), "origin": getattr(kept.body, "origin", None)}

@@ -7,7 +7,7 @@ import attrs
 
 from dms import wire
 from dms.options import Options
-from dms.records import Kind, Reason
+from dms.records import Reason, RecordKind
 from dms.settings import DmsSettings
 from dms.states import TRANSITIONS, Event, State
 from dms.wire import REPLIES, Frame, Status, Type
@@ -103,7 +103,7 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
 
 def test_every_kind_of_record_and_every_reason_is_in_the_storage_document() -> None:
     document = (FOLDER / "STORAGE.md").read_text()
-    for kind in Kind:
+    for kind in RecordKind:
         assert f"| {kind.value} | {kind.name} |" in document
     for reason in Reason:
         assert reason is Reason.NONE or f"\n| {reason.value} | " in document

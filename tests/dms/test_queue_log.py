@@ -7,7 +7,7 @@ import trio
 
 from dms import queue_log, records, wire
 from dms.queue_log import QueueLog
-from dms.records import Kind
+from dms.records import RecordKind
 from dms.wire import Status, Type
 from shared.storage.log import read_records
 from tests.dms.world import Peer, World, statuses
@@ -34,7 +34,7 @@ def kinds(world: World) -> Counter[str]:
     async def look() -> bytes:
         return await read_records(log, log.first, 1 << 20) if log.visible > log.first else b""
 
-    return Counter(Kind(record.kind).name for record in records.unpack(trio.run(look)))
+    return Counter(RecordKind(record.kind).name for record in records.unpack(trio.run(look)))
 
 
 def test_a_round_of_many_connections_is_one_record_of_each_kind() -> None:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from dms import records
-from dms.opening import Replay
-from dms.records import Kind
+from dms.opening import LogReplay
+from dms.records import RecordKind
 from dms.settings import DmsSettings
 from tests.dms.world import World
 
@@ -38,40 +38,42 @@ def test_what_was_acknowledged_before_a_delivery_that_is_noted_with_the_snapshot
     assert world.depths() == {"jobs": 2 + rest}
 
 
-def replayed(*some: bytes) -> Replay:
+def replayed(*some: bytes) -> LogReplay:
     """Three messages came, then this."""
-    replay = Replay()
-    came = records.pack(Kind.ENQUEUED, 3, 1, 5, 0, records.pack_bodies([b"a", b"b", b"c"]))
+    replay = LogReplay()
+    came = records.pack(RecordKind.ENQUEUED, 3, 1, 5, 0, records.pack_bodies([b"a", b"b", b"c"]))
     replay.apply(b"".join((came, *some)), 0)
     return replay
 
 
-def run(kind: Kind, first: int, length: int) -> bytes:
+def run(kind: RecordKind, first: int, length: int) -> bytes:
     return records.pack_run(kind, first, length, 5, 0)
 
 
 def returned(seq: int, deliveries: int, due: int) -> bytes:
-    return records.pack(Kind.RETURNED, 1, 0, 5, 0, records.pack_returned([(seq, deliveries, due)]))
+    return records.pack(RecordKind.RETURNED, 1, 0, 5, 0, records.pack_returned([(seq, deliveries, due)]))
 
 
 def test_a_note_behind_what_it_is_about_brings_nothing_back() -> None:
-    replay = replayed(run(Kind.ACKED, 1, 1), run(Kind.DELIVERED, 1, 2), returned(1, 2, 0))
+    replay = replayed(run(RecordKind.ACKED, 1, 1), run(RecordKind.DELIVERED, 1, 2), returned(1, 2, 0))
     assert (replay.head, replay.tail, replay.out) == (3, 4, {2: (1, 0)})
 
 
 def test_what_went_without_a_note_says_that_those_before_it_were_delivered() -> None:
-    replay = replayed(run(Kind.ACKED, 2, 1))
+    replay = replayed(run(RecordKind.ACKED, 2, 1))
     assert (replay.head, replay.out) == (3, {1: (1, 0)})
     replay = replayed(returned(3, 2, 70))
     assert (replay.head, replay.out) == (4, {1: (1, 0), 2: (1, 0), 3: (2, 70)})
 
 
 def test_what_a_snapshot_kept_goes_as_all_else_does() -> None:
-    kept = records.pack(Kind.KEPT, 1, 0, 5, 0, records.pack_kept([records.Kept(1, 4, 0, b"a")]))
-    state = records.pack(Kind.SNAPSHOT, 1, 4, 5, 0, json.dumps({"head": 4, "tail": 4, "home": 9}).encode())
+    kept = records.pack(RecordKind.KEPT, 1, 0, 5, 0, records.pack_kept([records.KeptMessage(1, 4, 0, b"a")]))
+    state = records.pack(
+        RecordKind.SNAPSHOT, 1, 4, 5, 0, json.dumps({"head": 4, "tail": 4, "home": 9}).encode()
+    )
     replay = replayed(kept, state)
     assert (replay.head, replay.out, replay.bodies, replay.came) == (4, {1: (4, 0)}, {1: b"a"}, [])
-    replay = replayed(kept, state, run(Kind.ACKED, 1, 1))
+    replay = replayed(kept, state, run(RecordKind.ACKED, 1, 1))
     assert (replay.head, replay.out, replay.bodies) == (4, {}, {})
 
 

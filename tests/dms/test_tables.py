@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dms import events, records
-from dms.records import Kind, Run
+from dms.records import RecordKind, Run
 from dms.settings import DmsSettings
 from dms.tables import TABLES, contents, volumes
 from tests.dms import plain_events
@@ -61,7 +61,7 @@ def test_every_event_occurs_in_these_tests() -> None:
     assert {reason for _, reason in seen} == {None, *plain_events.REASONS.values()}
 
 
-def payload(kind: Kind, count: int, seq: int, body: bytes = b"", reason: int = 0, **head: int) -> bytes:
+def payload(kind: RecordKind, count: int, seq: int, body: bytes = b"", reason: int = 0, **head: int) -> bytes:
     return records.pack(kind, count, seq, 5, head.get("time_ms", 1_700_000_000_000), body, reason)[4:]
 
 
@@ -72,7 +72,7 @@ def test_messages_of_one_length_and_of_many_have_their_places() -> None:
     cases = [(3, 3, 3), (0, 8, 0), (), (8, 0, 4, 4), (0,), (2, 2, 10, 2, 2), (0, 0)]
     # Four bytes of zeros and a length of four: what an entry of another length could be taken for.
     those = [
-        ("q", number, payload(Kind.ENQUEUED, len(sizes), 10 * number + 1, entries(*sizes)))
+        ("q", number, payload(RecordKind.ENQUEUED, len(sizes), 10 * number + 1, entries(*sizes)))
         for number, sizes in enumerate(cases)
     ]
     found = [(row["seq"], row["bytes"]) for row in rows(events.events(plain_events.batch_of(those)))]
@@ -85,7 +85,7 @@ def test_messages_of_one_length_and_of_many_have_their_places() -> None:
 
 def test_a_long_run_is_several_rows() -> None:
     body = records.pack_runs([Run(1, 10), Run(100, 2 * events.RUN_MAX + 1), Run(7, 0)])
-    batch = plain_events.batch_of([("q", 0, payload(Kind.GONE, 3, 0, body, 5))])
+    batch = plain_events.batch_of([("q", 0, payload(RecordKind.GONE, 3, 0, body, 5))])
     assert [(row["seq"], row["messages"]) for row in rows(events.events(batch))] == [
         (1, 10),
         (100, events.RUN_MAX),
@@ -94,7 +94,7 @@ def test_a_long_run_is_several_rows() -> None:
     ]
 
 
-GOOD = payload(Kind.ENQUEUED, 1, 7, b"\0\0\0\2ab")
+GOOD = payload(RecordKind.ENQUEUED, 1, 7, b"\0\0\0\2ab")
 
 
 @pytest.mark.parametrize(
@@ -102,22 +102,22 @@ GOOD = payload(Kind.ENQUEUED, 1, 7, b"\0\0\0\2ab")
     [
         b"",
         b"\1\1",
-        payload(Kind.DELIVERED, 2, 0, bytes(12)),
-        payload(Kind.ACKED, 0xFFFFFFFF, 0, bytes(12)),
-        payload(Kind.MOVED, 2, 0, bytes(12) + b"target"),
-        payload(Kind.RETURNED, 1, 0, bytes(12)),
-        payload(Kind.RETURNED, 1, 0, b"\xff" * 20),
-        payload(Kind.GONE, 1, 0, b"\xff" * 12),
-        payload(Kind.ENQUEUED, 1, 1, b"\0\0\0\3ab"),
-        payload(Kind.ENQUEUED, 0xFFFFFFFF, 1, b"\0\0\0\2ab"),
-        payload(Kind.ENQUEUED, 2, 1, b"\0\0\0\2ab\0\0\0\1"),
-        payload(Kind.ENQUEUED, 1, 1 << 63, b"\0\0\0\2ab"),
-        payload(Kind.ENQUEUED, 1, 1, b"\0\0\0\2ab", time_ms=1 << 60),
-        payload(Kind.LETTERS, 1, 1, b"\0\0\0\2{}\0\0\0\0"),
-        payload(Kind.LETTERS, 1, 1, b"\0\0\0\1{\0\0\0\0"),
-        payload(Kind.LETTERS, 2, 1, b"\0\0\0\2{}\0\0\0\0"),
-        payload(Kind.KEPT, 1, 0, bytes(27)),
-        payload(Kind.KEPT, 2, 0, bytes(28)),
+        payload(RecordKind.DELIVERED, 2, 0, bytes(12)),
+        payload(RecordKind.ACKED, 0xFFFFFFFF, 0, bytes(12)),
+        payload(RecordKind.MOVED, 2, 0, bytes(12) + b"target"),
+        payload(RecordKind.RETURNED, 1, 0, bytes(12)),
+        payload(RecordKind.RETURNED, 1, 0, b"\xff" * 20),
+        payload(RecordKind.GONE, 1, 0, b"\xff" * 12),
+        payload(RecordKind.ENQUEUED, 1, 1, b"\0\0\0\3ab"),
+        payload(RecordKind.ENQUEUED, 0xFFFFFFFF, 1, b"\0\0\0\2ab"),
+        payload(RecordKind.ENQUEUED, 2, 1, b"\0\0\0\2ab\0\0\0\1"),
+        payload(RecordKind.ENQUEUED, 1, 1 << 63, b"\0\0\0\2ab"),
+        payload(RecordKind.ENQUEUED, 1, 1, b"\0\0\0\2ab", time_ms=1 << 60),
+        payload(RecordKind.LETTERS, 1, 1, b"\0\0\0\2{}\0\0\0\0"),
+        payload(RecordKind.LETTERS, 1, 1, b"\0\0\0\1{\0\0\0\0"),
+        payload(RecordKind.LETTERS, 2, 1, b"\0\0\0\2{}\0\0\0\0"),
+        payload(RecordKind.KEPT, 1, 0, bytes(27)),
+        payload(RecordKind.KEPT, 2, 0, bytes(28)),
         b"\x0b" + GOOD[1:],
         b"\0" + GOOD[1:],
         GOOD[:1] + b"\2" + GOOD[2:],

@@ -9,7 +9,7 @@ import trio
 
 from brokers.pipeline.source import data_source, origin, rows, stream
 from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.options import Options, Topics, parse
+from brokers.pipeline.source.options import Options, TopicChoice, parse
 from brokers.pipeline.source.spans import LogSpot, Span
 from shared.storage import format
 from shared.storage.format import INDEX_ENTRY_BYTES
@@ -29,7 +29,7 @@ def options(*folders: Path, streaming: bool | None = None, **given: str) -> Opti
 
 def spot(folder: Path, name: str = "orders", namespace: str = "logmq") -> LogSpot:
     with closing(Folder(str(folder), namespace)) as place:
-        return place.spots(Topics((name,)))[name]
+        return place.spots(TopicChoice((name,)))[name]
 
 
 def whole(folder: Path, name: str = "orders", namespace: str = "logmq") -> Span:

@@ -5,8 +5,8 @@ from contextlib import closing, contextmanager
 
 from brokers.pipeline.source.address import Reach
 from brokers.pipeline.source.address import Server as Address
-from brokers.pipeline.source.options import Topics, Unverified
-from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.options import TopicChoice, Unverified
+from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import Span
 from logmq.runs import encode
@@ -15,7 +15,7 @@ from tests.support.server import Server, speak
 IMPATIENT = Reach(retry_seconds=0.05)
 MESSAGES = [b"%d:" % number + b"x" * (number % 500) for number in range(4000)]
 LOG, LENGTHS = encode(MESSAGES)
-ORDERS = Topics(("orders",))
+ORDERS = TopicChoice(("orders",))
 
 
 class LostError(Exception):
@@ -26,8 +26,8 @@ def lose(text: str) -> None:
     raise LostError(text)
 
 
-STRICT = Policy(True, Unverified.READ, lose)
-TRUSTING = Policy(False, Unverified.READ, lose)
+STRICT = LossPolicy(True, Unverified.READ, lose)
+TRUSTING = LossPolicy(False, Unverified.READ, lose)
 
 
 def produce(server: Server, topic: str, messages: list[bytes]) -> None:
@@ -46,7 +46,7 @@ def whole(served: Served, start: int = 0, stop: int = len(LOG)) -> Span:
     return Span(served.source, "orders", spot.id, start, stop)
 
 
-def read(served: Served, span: Span, policy: Policy = STRICT) -> bytes:
+def read(served: Served, span: Span, policy: LossPolicy = STRICT) -> bytes:
     """What the chunks hold of the span."""
     data = b""
     for chunk in served.chunks(span, policy):

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from brokers.pipeline.source import data_source, index, origin, planning, stream
 from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.options import Topics, parse
+from brokers.pipeline.source.options import TopicChoice, parse
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stretch import Stretch
@@ -50,7 +50,7 @@ def test_each_namespace_has_its_own_logs(tmp_path: Path) -> None:
     fill(tmp_path / "data", {ORDERS: [b"a"], ("dms", "orders"): [b"job"], ("dms", "jobs"): [b"b"]})
     for namespace, there in (("logmq", {"orders": 5}), ("dms", {"orders": 7, "jobs": 5})):
         with closing(Folder(str(tmp_path / "data"), namespace)) as opened:
-            found = opened.spots(Topics(pattern=".*"))
+            found = opened.spots(TopicChoice(pattern=".*"))
         assert {name: spot.end for name, spot in found.items()} == there
 
 
@@ -124,7 +124,7 @@ def test_names_that_only_the_journal_has_are_their_namespaces_own(tmp_path: Path
                 add(store, namespace, long + namespace, [b"a"])
             await store.flush_index()
             with closing(Folder(str(data), "dms")) as opened:
-                assert list(opened.spots(Topics(pattern=".*"))) == [long + "dms"]
+                assert list(opened.spots(TopicChoice(pattern=".*"))) == [long + "dms"]
         finally:
             store.abandon()
 
@@ -191,7 +191,7 @@ def test_a_log_that_is_deleted_while_its_files_are_looked_at_is_gone(folder: Pat
     (space / "orders.log").write_bytes(kept["orders.log"])
     (space / "orders.idx").write_bytes(kept["orders.idx"][:-INDEX_ENTRY_BYTES])
     with closing(Folder(str(folder), "logmq")) as opened:
-        assert opened.spots(Topics(("orders",))) == {}
+        assert opened.spots(TopicChoice(("orders",))) == {}
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_the_journal_is_read_once_for_many_topics_that_retention_was_at(
                 (data / "logmq" / f"{name}.idx").write_bytes(indexes[name])
             monkeypatch.setattr("brokers.pipeline.source.folder.look", counted)
             with closing(Folder(str(data), "logmq")) as place:
-                found = place.spots(Topics(pattern="t.*"))
+                found = place.spots(TopicChoice(pattern="t.*"))
             assert {name: spot.first for name, spot in found.items()} == {
                 name: logs[name].first for name in names
             }
@@ -366,7 +366,7 @@ def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: 
 def test_what_a_file_has_lost_ends_no_look_at_its_places(folder: Path) -> None:
     second, third = marks(folder)[1:3]
     with closing(Folder(str(folder), "logmq")) as opened:
-        found = opened.spots(Topics(("orders",)))["orders"]
+        found = opened.spots(TopicChoice(("orders",)))["orders"]
         flip(folder / "logmq" / "orders.log", second.offset * 8 + 1)  # the length of its first record
         ahead = Stretch(found, second.offset, records_max=1)
         opened.advance([ahead])

@@ -12,7 +12,7 @@ from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
 from shared.storage import format
-from shared.storage.format import INDEX_ENTRY_BYTES, Flag
+from shared.storage.format import INDEX_ENTRY_BYTES, EntryFlag
 from shared.storage.index import entry_position
 from shared.storage.settings import Retention
 from tests.pipeline.folders import (
@@ -228,7 +228,7 @@ def test_where_index_and_log_are_damaged_only_that_is_lost(folder: Path) -> None
 
 def test_what_the_journal_lost_is_told(folder: Path) -> None:
     second = marks(folder)[1]
-    changed = second._replace(flags=Flag.DAMAGED, records=0)
+    changed = second._replace(flags=EntryFlag.DAMAGED, records=0)
     rewrite_mark(folder, 1, lambda _: format.pack_index_entry(changed, spot(folder).id))
     with pytest.raises(DataLoss, match="the journal lost what stood here"):
         values(options(folder), whole(folder))
@@ -237,7 +237,7 @@ def test_what_the_journal_lost_is_told(folder: Path) -> None:
 @pytest.mark.parametrize("unverified", ["read", "skip", "fail"])
 def test_unverified_ranges_are_read_passed_over_or_refused(folder: Path, unverified: str) -> None:
     first, second = marks(folder)[:2]
-    changed = second._replace(flags=Flag.UNVERIFIED)
+    changed = second._replace(flags=EntryFlag.UNVERIFIED)
     rewrite_mark(folder, 1, lambda _: format.pack_index_entry(changed, spot(folder).id))
     chosen = options(folder, unverified=unverified)
     if unverified == "fail":

@@ -13,8 +13,8 @@ from brokers.pipeline.source.options import (
     LATEST,
     NAMES,
     At,
-    Kind,
     Options,
+    PositionKind,
     Unverified,
     parse,
 )
@@ -93,7 +93,7 @@ def test_a_pattern_is_for_the_whole_name() -> None:
 )
 def test_offsets_by_topic_may_be_written_with_kafka_s_partition(offsets: str) -> None:
     bound = options(subscribe="orders,b,c,another", startingOffsets=offsets).starting
-    assert bound.of("orders") == At(Kind.OFFSET, 7)
+    assert bound.of("orders") == At(PositionKind.OFFSET, 7)
     assert bound.of("b") == LATEST
     assert bound.of("c") == EARLIEST
     assert bound.of("another") == EARLIEST
@@ -103,13 +103,13 @@ def test_offsets_by_topic_may_be_written_with_kafka_s_partition(offsets: str) ->
     "text", ["1767225600250", "2026-01-01T00:00:00.25Z", "2026-01-01T01:00:00.250+01:00"]
 )
 def test_a_time_is_milliseconds_or_iso_8601_with_a_zone(text: str) -> None:
-    assert options(startingTimestamp=text).starting.of("orders") == At(Kind.TIME, 1767225600250)
+    assert options(startingTimestamp=text).starting.of("orders") == At(PositionKind.TIME, 1767225600250)
 
 
 def test_a_time_for_all_counts_before_times_by_topic_and_these_before_offsets() -> None:
     given = {"startingOffsets": "latest", "startingOffsetsByTimestamp": '{"orders": 5}'}
-    assert options(**given).starting.of("orders") == At(Kind.TIME, 5)
-    assert options(**given, startingTimestamp="9").starting.of("orders") == At(Kind.TIME, 9)
+    assert options(**given).starting.of("orders") == At(PositionKind.TIME, 5)
+    assert options(**given, startingTimestamp="9").starting.of("orders") == At(PositionKind.TIME, 9)
 
 
 def test_a_time_behind_the_newest_record_is_an_error_unless_said_otherwise() -> None:
@@ -207,7 +207,7 @@ def test_a_pattern_that_matches_no_name_at_all_is_a_mistake() -> None:
 
 def test_offsets_may_be_of_topics_that_a_pattern_does_not_match_yet() -> None:
     given = {"path": "data", "subscribePattern": "o.*", "startingOffsets": '{"orders": 7, "bills": 8}'}
-    assert parse(given).starting.of("orders") == At(Kind.OFFSET, 7)
+    assert parse(given).starting.of("orders") == At(PositionKind.OFFSET, 7)
 
 
 @pytest.mark.parametrize("given", [{"path": "data"}, {"subscribe": "orders"}])
@@ -234,7 +234,7 @@ def test_nothing_that_is_given_is_more_than_a_mistake(given: dict[str, str], str
 
 
 def test_a_time_before_1970_is_the_beginning_and_there_is_one_partition() -> None:
-    assert options(startingTimestamp="1960-01-01T00:00:00Z").starting.default == At(Kind.TIME, 0)
+    assert options(startingTimestamp="1960-01-01T00:00:00Z").starting.default == At(PositionKind.TIME, 0)
     for wrong, says in (
         ({"startingOffsets": '{"orders": {"0": 1, "1": 2}}'}, "one partition"),
         ({"startingOffsetsByTimestamp": '{"orders": 9223372036854775808}'}, "not Unix milliseconds"),

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.pipeline.source.packing import Packer, Piece, framed
+from brokers.pipeline.source.packing import PackedRecords, Packer, framed
 from logmq.runs import encode
 
 rows = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.binary(max_size=30)), max_size=40)
 
 
-def packed(rows: list[tuple[str, bytes]], cuts: list[int], bytes_max: int) -> list[Piece]:
+def packed(rows: list[tuple[str, bytes]], cuts: list[int], bytes_max: int) -> list[PackedRecords]:
     packer = Packer(bytes_max, 1 << 20)
-    pieces: list[Piece] = []
+    pieces: list[PackedRecords] = []
     edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
     for start, stop in itertools.pairwise(edges):
         topics = pa.array([topic for topic, _ in rows[start:stop]], pa.string())
@@ -54,7 +54,7 @@ def test_a_column_is_laid_out_as_a_log_is(values: list[bytes], skipped: int, kin
 
 def test_text_is_written_as_utf8() -> None:
     (piece,) = [*(packer := Packer(100, 100)).add("t", pa.array(["ä"])), *packer.rest()]
-    assert piece == Piece("t", b"\0\0\0\2\xc3\xa4", 1)
+    assert piece == PackedRecords("t", b"\0\0\0\2\xc3\xa4", 1)
 
 
 def test_what_is_held_for_many_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from brokers.pipeline.source import reading
 from brokers.pipeline.source.options import Unverified
-from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.reading import SpanReader
 from brokers.pipeline.source.spans import Span
-from shared.storage.format import Flag, IndexEntry
+from shared.storage.format import EntryFlag, IndexEntry
 
 GOOD, FLIPPED, LOST, UNVERIFIED, UNTOLD = "good", "flipped", "lost", "unverified", "untold"
 SAYS = {
@@ -22,7 +22,7 @@ SAYS = {
     UNTOLD: "the index says nothing of what stands here",
     "short": "the file is too short",
 }
-FLAGS = {LOST: Flag.DAMAGED, UNVERIFIED: Flag.UNVERIFIED}
+FLAGS = {LOST: EntryFlag.DAMAGED, UNVERIFIED: EntryFlag.UNVERIFIED}
 
 
 def as_of_now(why: str, offset: int, first_kept: int | None) -> str:
@@ -67,7 +67,7 @@ def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> Non
         if wrong != GOOD and not (wrong == UNVERIFIED and unverified is Unverified.SKIP):
             why |= dict.fromkeys(range(max(mark.offset, start), min(mark.end, stop)), SAYS[wrong])
     told: list[str] = []
-    policy = Policy(True, unverified, told.append)
+    policy = LossPolicy(True, unverified, told.append)
     span = Span("here", "orders", 1, start, stop)
     stored = stored[:file_bytes]
     reader = SpanReader(

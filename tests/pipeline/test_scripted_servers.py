@@ -11,7 +11,7 @@ from crc32c import crc32c
 from brokers.pipeline.source.address import Reach
 from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.options import Unverified
-from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span
 from logmq.runs import encode
@@ -122,7 +122,7 @@ def test_of_several_marks_that_are_not_given_only_the_damaged_is_lost() -> None:
     lost: list[str] = []
     with scripted(*answers) as served:
         span = Span(served.source, "orders", 0, 0, len(log))
-        assert read(served, span, Policy(True, Unverified.READ, lost.append)) == log[:size]
+        assert read(served, span, LossPolicy(True, Unverified.READ, lost.append)) == log[:size]
     assert [text.partition(" are lost")[0].partition(": ")[2] for text in lost] == [
         f"offsets {size} to {len(log)}"
     ]

@@ -11,8 +11,8 @@ import trustme
 from brokers.pipeline.source import data_source, servers, stream
 from brokers.pipeline.source.address import Reach
 from brokers.pipeline.source.address import Server as Address
-from brokers.pipeline.source.options import Topics, Unverified, parse
-from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.options import TopicChoice, Unverified, parse
+from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.servers import SAME_MS, Served
 from brokers.pipeline.source.spans import Span
 from brokers.pipeline.source.stream import Limit, Offset
@@ -62,7 +62,7 @@ def fresh(other: Server) -> Iterator[Server]:
 @pytest.mark.parametrize("policy", [STRICT, TRUSTING])
 @pytest.mark.parametrize("chunk_bytes", [1, 200_000, 8 << 20])
 def test_what_is_read_is_the_log_byte_for_byte(
-    one: Server, chunk_bytes: int, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    one: Server, chunk_bytes: int, policy: LossPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("brokers.pipeline.source.servers.CHUNK_BYTES", chunk_bytes)
     with opened(one) as served:
@@ -97,17 +97,17 @@ def test_topics_are_found_by_name_or_pattern(fresh: Server) -> None:
     produce(fresh, "a.2", [b"two", b"two"])
     produce(fresh, "b", [b"three"])
     with opened(fresh) as served:
-        assert sorted(served.spots(Topics(pattern=r"a\..*"))) == ["a.1", "a.2"]
-        found = served.spots(Topics(("b", "a.2", "none")))
+        assert sorted(served.spots(TopicChoice(pattern=r"a\..*"))) == ["a.1", "a.2"]
+        found = served.spots(TopicChoice(("b", "a.2", "none")))
         assert {name: (spot.first, spot.end) for name, spot in found.items()} == {"b": (0, 9), "a.2": (0, 14)}
         speak(fresh.address("logmq"), b"DELETE b\n")
-        assert list(served.spots(Topics(("b",)))) == []
+        assert list(served.spots(TopicChoice(("b",)))) == []
 
 
 def test_a_name_that_no_topic_can_have_is_not_asked_for(one: Server) -> None:
     with opened(one) as served:
         with pytest.raises(Refusal, match="BAD_TOPIC"):
-            served.spots(Topics(("x\nDELETE orders",)))
+            served.spots(TopicChoice(("x\nDELETE orders",)))
         assert served.spots(ORDERS)["orders"].end == len(LOG)
 
 
@@ -170,7 +170,7 @@ def test_retention_that_overtakes_is_told_and_passed_over(new_server: Callable[.
         until(lambda: served.spots(ORDERS)["orders"].first > 0)
         first = served.spots(ORDERS)["orders"].first
         lost: list[str] = []
-        assert read(served, span, Policy(True, Unverified.READ, lost.append)) == LOG[first:]
+        assert read(served, span, LossPolicy(True, Unverified.READ, lost.append)) == LOG[first:]
         (text,) = lost
         assert f"offsets 0 to {first} are lost: retention dropped it" in text
 
@@ -186,7 +186,7 @@ def test_a_damaged_range_is_told_and_passed_over(new_server: Callable[..., Serve
     server.start()
     with opened(server) as served:
         lost: list[str] = []
-        found = read(served, whole(served), Policy(True, Unverified.READ, lost.append))
+        found = read(served, whole(served), LossPolicy(True, Unverified.READ, lost.append))
         (text,) = lost
         start, stop = map(int, text.split("offsets ")[1].split(" are lost")[0].split(" to "))
         assert start <= 300_000 < stop
@@ -227,7 +227,7 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -
     options = parse({"servers": where, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)
     lost: list[str] = []
 
-    def following(start: Offset, policy: Policy = STRICT) -> Offset:
+    def following(start: Offset, policy: LossPolicy = STRICT) -> Offset:
         return stream.planned(options, policy, start, Limit()).end
 
     def ranges(start: Offset, end: Offset) -> list[tuple[int, int]]:
@@ -251,7 +251,7 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(fresh: Server) -
     a_while_ago = {"logs": {where: {"orders": [end, newest - 2 * SAME_MS]}}}
     with pytest.raises(LostError, match="deleted and made again"):
         following(a_while_ago)
-    going_on = Policy(True, Unverified.READ, lost.append)
+    going_on = LossPolicy(True, Unverified.READ, lost.append)
     again = following(a_while_ago, going_on)
     assert ranges(a_while_ago, again) == [(0, len(LOG))]
     assert len(lost) == 1

@@ -11,7 +11,7 @@ import pytest
 from brokers.pipeline.source import sink
 from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.options import parse_sink
-from brokers.pipeline.source.packing import Piece
+from brokers.pipeline.source.packing import PackedRecords
 from logmq.connector import Record, records_of
 from shared.errors import ConfigError
 from tests.support.server import Server, speak
@@ -118,7 +118,7 @@ def test_more_writers_than_a_server_remembers_are_told(
     server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = parse_sink({"servers": str(Address(*server.address("logmq")))}, streaming=False)
-    done = sink.Done("w", 0, {"many": 300}, 1, [Piece("many-2", b"\0\0\0\1x", 1)])
+    done = sink.Done("w", 0, {"many": 300}, 1, [PackedRecords("many-2", b"\0\0\0\1x", 1)])
     monkeypatch.setattr(sink, "WRITERS_MAX", 4)
     sink.BatchWriter(options).commit([done, None])
     assert capsys.readouterr().err == ""
@@ -131,12 +131,12 @@ def test_more_writers_than_a_server_remembers_are_told(
 class Written:
     """Instead of a writer to a server: what each was given."""
 
-    pieces: ClassVar[list[tuple[int, str, int, Piece]]] = []
+    pieces: ClassVar[list[tuple[int, str, int, PackedRecords]]] = []
 
     def __init__(self, server: Address, reach: object, epoch: int) -> None:
         self.epoch = epoch
 
-    def write(self, piece: Piece, name: str, number: int) -> None:
+    def write(self, piece: PackedRecords, name: str, number: int) -> None:
         self.pieces.append((self.epoch, name, number, piece))
 
     def finish(self) -> None: ...

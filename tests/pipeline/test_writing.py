@@ -10,7 +10,7 @@ from brokers.pipeline.source import writing
 from brokers.pipeline.source.address import Reach
 from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.link import Link
-from brokers.pipeline.source.packing import Piece
+from brokers.pipeline.source.packing import PackedRecords
 from brokers.pipeline.source.writing import NotWritten, Writer
 from logmq.connector import LogmqError
 from logmq.runs import encode
@@ -23,13 +23,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def pieces(topic: str, count: int, what: str = "") -> list[Piece]:
+def pieces(topic: str, count: int, what: str = "") -> list[PackedRecords]:
     return [
-        Piece(topic, encode([f"{what}{number}".encode(), b"x" * number])[0], 2) for number in range(count)
+        PackedRecords(topic, encode([f"{what}{number}".encode(), b"x" * number])[0], 2)
+        for number in range(count)
     ]
 
 
-def write(server: Server, pieces: Sequence[Piece], epoch: int = 0, name: str = "w") -> None:
+def write(server: Server, pieces: Sequence[PackedRecords], epoch: int = 0, name: str = "w") -> None:
     with closing(Writer(Address(*server.address("logmq")), Reach(retry_seconds=60), epoch)) as writer:
         numbers: Counter[str] = Counter()
         for piece in pieces:
@@ -47,7 +48,7 @@ def log(server: Server, topic: str) -> bytes:
         found += answer.partition(b"\n")[2]
 
 
-def joined(pieces: Sequence[Piece]) -> bytes:
+def joined(pieces: Sequence[PackedRecords]) -> bytes:
     return b"".join(piece.records for piece in pieces)
 
 
@@ -101,19 +102,19 @@ def test_what_cannot_be_read_back_is_the_same_only_where_retention_took_it(
 @pytest.mark.parametrize(
     ("piece", "text"),
     [
-        (Piece(".t", encode([b"x"])[0], 1), "a row's topic is '.t': a name is"),
-        (Piece("t\nDELETE order", encode([b"x"])[0], 1), "a row's topic is"),
-        (Piece("large", encode([bytes(1 << 21)])[0], 1), "TOO_LARGE: .* message_bytes_max"),
-        (Piece("huge", encode([bytes(65 << 20)])[0], 1), "above what the wire carries"),
+        (PackedRecords(".t", encode([b"x"])[0], 1), "a row's topic is '.t': a name is"),
+        (PackedRecords("t\nDELETE order", encode([b"x"])[0], 1), "a row's topic is"),
+        (PackedRecords("large", encode([bytes(1 << 21)])[0], 1), "TOO_LARGE: .* message_bytes_max"),
+        (PackedRecords("huge", encode([bytes(65 << 20)])[0], 1), "above what the wire carries"),
     ],
 )
-def test_what_the_server_refuses_says_why(server: Server, piece: Piece, text: str) -> None:
+def test_what_the_server_refuses_says_why(server: Server, piece: PackedRecords, text: str) -> None:
     with pytest.raises(NotWritten, match=text):
         write(server, [piece])
 
 
 def test_the_largest_record_of_the_usual_settings_is_written(server: Server) -> None:
-    piece = Piece("largest", encode([bytes(1 << 20)])[0], 1)
+    piece = PackedRecords("largest", encode([bytes(1 << 20)])[0], 1)
     write(server, [piece])
     assert log(server, "largest") == piece.records
 

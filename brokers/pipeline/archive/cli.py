@@ -16,13 +16,13 @@ from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs.running import check_master, said, started
 from brokers.pipeline.jobs.where import Conf, Master, SourceOption, a_folder, pair
 from brokers.pipeline.spark_settings import of_a_command
-from brokers.render import Outcome
+from brokers.render import CommandResult
 from shared.cli.options import Json, a_path
 from shared.cli.progress import counting
 from shared.errors import BrokerError, UsageError
 
 if TYPE_CHECKING:
-    from brokers.pipeline.archive.feed import Feed
+    from brokers.pipeline.archive.feed import ArchiveInput
     from brokers.pipeline.archive.job import Round
 
 Compression = Literal["zstd", "snappy", "lz4", "none"]
@@ -60,7 +60,7 @@ def archive(
     master: Master = "local[*]",
     conf: Conf = (),
     json: Json = False,
-) -> Iterator[Any] | Outcome | Mapping[str, Any]:
+) -> Iterator[Any] | CommandResult | Mapping[str, Any]:
     """Write logs to Parquet, by topic and date, each record exactly once.
 
     It follows the logs until SIGTERM or SIGINT (a second one does not wait for the
@@ -71,7 +71,7 @@ def archive(
     from brokers.pipeline.session import require_spark
 
     require_spark()
-    from brokers.pipeline.archive.feed import Feed
+    from brokers.pipeline.archive.feed import ArchiveInput
     from brokers.pipeline.source.options import parse
     from brokers.server_cli import existing
 
@@ -92,7 +92,7 @@ def archive(
         if key.lower().startswith(_OURS):
             raise UsageError("--option", f"{key} is the archive's own business")
         options[key] = value
-    feed = Feed(parse(options))
+    feed = ArchiveInput(parse(options))
     for each in path:
         existing(Path(each))
     if once:
@@ -107,7 +107,7 @@ def archived(
     /,
     *,
     json: Json = False,
-) -> Outcome | Sequence[Mapping[str, Any]]:
+) -> CommandResult | Sequence[Mapping[str, Any]]:
     """Show what is in an archive, and hold its files against its manifest (exit 1 where one is missing).
 
     Offsets are those of the log: everything from "first" up to "end" is there, up
@@ -132,7 +132,7 @@ def archived(
     wrong = faults(files)
     for fault in wrong:
         print(f"brokers: {fault.topic}: {fault.what}: offsets {fault.range}", file=sys.stderr)
-    return Outcome(rows, ExitCode.FAILED) if wrong else rows
+    return CommandResult(rows, ExitCode.FAILED) if wrong else rows
 
 
 def _options(
@@ -152,7 +152,7 @@ def _options(
     return options | {"paths": json.dumps(list(path)), "namespace": namespace}
 
 
-def _require_topics(feed: "Feed") -> None:
+def _require_topics(feed: "ArchiveInput") -> None:
     from brokers.pipeline.archive.manifest import Manifest
 
     with feed.look() as look:
@@ -179,7 +179,7 @@ def _settings(
 
 
 def _rounds(
-    folder: Path, feed: "Feed", settings: Any, master: str, config: Mapping[str, str], *, once: bool
+    folder: Path, feed: "ArchiveInput", settings: Any, master: str, config: Mapping[str, str], *, once: bool
 ) -> Iterator["Round"]:
     """The rounds as they are done; the archive's folder is locked, and Spark runs, until the last."""
     from brokers.pipeline.archive.folder import opened

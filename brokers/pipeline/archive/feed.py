@@ -1,7 +1,7 @@
 """Where the archive takes its records from: the source of `brokers.pipeline`, asked without Spark.
 
 The driver asks which logs there are and how far they go, executors for their records. What travels between
-them is a `Feed`: options, and nothing open.
+them is an `ArchiveInput`: options, and nothing open.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Feed:
+class ArchiveInput:
     """`options`: the source's own, but for where to begin and to end, which is the archive's business."""
 
     options: Options
@@ -56,7 +56,7 @@ class Feed:
 class Look:
     """The places of a feed, open. Its methods raise OSError where one cannot be reached."""
 
-    feed: Feed
+    feed: ArchiveInput
     places: Mapping[str, Origin]
 
     def extents(self, known: Manifest) -> list[Extent]:

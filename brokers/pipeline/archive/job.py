@@ -16,10 +16,10 @@ import attrs
 
 from brokers.errors import Refusal
 from brokers.pipeline.archive import plan, writer
-from brokers.pipeline.archive.feed import Feed, Look
+from brokers.pipeline.archive.feed import ArchiveInput, Look
 from brokers.pipeline.archive.folder import ArchiveFolder
-from brokers.pipeline.archive.manifest import Manifest, Part, Range, Settlement
-from brokers.pipeline.archive.plan import Cuts, Piece, Ripe, Target
+from brokers.pipeline.archive.manifest import ByteRange, Manifest, Part, Settlement
+from brokers.pipeline.archive.plan import Cuts, Ripe, RoundTarget, TaskPiece
 from brokers.pipeline.archive.writer import Work, Written
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Archiver:
     """One archive, being written. `folder` is open, and at `root` here and for every executor."""
 
     spark: "SparkSession"
-    feed: Feed
+    feed: ArchiveInput
     folder: ArchiveFolder
     root: Path
     settings: Settings = attrs.field(factory=Settings)
@@ -147,7 +147,7 @@ class Archiver:
             tuple(f"{target.extent.topic}: {target.event}" for target in wanted if target.event),
         )
 
-    def _written(self, wanted: Sequence[Target], cuts: Cuts) -> dict[tuple[str, Range], Written]:
+    def _written(self, wanted: Sequence[RoundTarget], cuts: Cuts) -> dict[tuple[str, ByteRange], Written]:
         settings, folder = self.settings, self.folder
         shares = plan.shares(
             wanted,
@@ -159,7 +159,7 @@ class Archiver:
         )
         feed, root, compression = self.feed, self.root, settings.compression
 
-        def write(share: list[Piece]) -> list[tuple[str, Range, Written]]:
+        def write(share: list[TaskPiece]) -> list[tuple[str, ByteRange, Written]]:
             return [
                 (
                     piece.work.identity,
@@ -195,7 +195,7 @@ class Archiver:
 
         def merge(parts: list[Part]) -> list[Part]:
             log = logs[parts[0].key]
-            work = Work(log.identity, log.topic, Range(parts[0].start, parts[-1].end), token)
+            work = Work(log.identity, log.topic, ByteRange(parts[0].start, parts[-1].end), token)
             return list(writer.merge(root, _attempt(work), parts, compression).parts)
 
         settlements = [Settlement(new, old) for old, new in zip(ripe, self._each(merge, ripe), strict=True)]
@@ -236,7 +236,7 @@ def _attempt(work: Work) -> Work:
     return attrs.evolve(work, token=f"{work.token}-{attempt}")
 
 
-def _bytes(wanted: Sequence[Target]) -> int:
+def _bytes(wanted: Sequence[RoundTarget]) -> int:
     return sum(target.range.end - target.range.start for target in wanted)
 
 

@@ -25,7 +25,7 @@ class NotContinuous(BrokerError):
     """A commit would leave out records or hold some twice. A bug, or a log that is not the one it says."""
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of a log, [start, end), both at a record's start."""
 
     start: int
@@ -61,16 +61,16 @@ class Part:
 
 
 @attrs.frozen
-class Span:
+class ArchivedSpan:
     """A piece of a log that was read and written: `parts` and `gaps` tile `range`. See LogState."""
 
     identity: str
     name: str
     topic: str
     seen: str
-    range: Range
+    range: ByteRange
     parts: Sequence[Part]
-    gaps: Sequence[Range] = ()
+    gaps: Sequence[ByteRange] = ()
 
 
 @attrs.frozen
@@ -90,7 +90,7 @@ class LogState:
     end: int
     settled: int
     records: int = 0
-    gaps: tuple[Range, ...] = ()
+    gaps: tuple[ByteRange, ...] = ()
 
     @property
     def key(self) -> str:
@@ -144,7 +144,7 @@ class Manifest:
     def hot_of(self, key: str) -> list[Part]:
         return [part for part in self.hot if part.key == key]
 
-    def advance(self, spans: Iterable[Span], now_ms: int, direct_bytes: int) -> "Manifest":
+    def advance(self, spans: Iterable[ArchivedSpan], now_ms: int, direct_bytes: int) -> "Manifest":
         """The next commit, after one with these spans (one for a log at most).
 
         A log's files go to their final places at once where they have so many bytes together and nothing
@@ -260,10 +260,10 @@ def unpack(data: bytes) -> Manifest | None:
 
 
 def _unpack_log(fields: dict[str, Any]) -> LogState:
-    return LogState(**{**fields, "gaps": tuple(Range(*gap) for gap in fields["gaps"])})
+    return LogState(**{**fields, "gaps": tuple(ByteRange(*gap) for gap in fields["gaps"])})
 
 
-def _check_tiles(log: LogState, key: str, span: Span) -> None:
+def _check_tiles(log: LogState, key: str, span: ArchivedSpan) -> None:
     at = log.end
     for start, end in sorted([*((part.start, part.end) for part in span.parts), *span.gaps]):
         if start != at or end <= start:
@@ -273,11 +273,11 @@ def _check_tiles(log: LogState, key: str, span: Span) -> None:
         raise NotContinuous(f"{log.topic}: written up to {at}, not {span.range}, after {log.end}")
 
 
-def _same_records(old: Sequence[Part], new: Sequence[Part], gaps: Sequence[Range]) -> bool:
+def _same_records(old: Sequence[Part], new: Sequence[Part], gaps: Sequence[ByteRange]) -> bool:
     """The new files hold as many records of the same range, without holes but for the gaps."""
     holes = set(gaps)
     follows = all(
-        before.end == after.start or Range(before.end, after.start) in holes
+        before.end == after.start or ByteRange(before.end, after.start) in holes
         for before, after in pairwise(new)
     )
     return (
@@ -288,11 +288,11 @@ def _same_records(old: Sequence[Part], new: Sequence[Part], gaps: Sequence[Range
     )
 
 
-def _joined(gaps: Sequence[Range]) -> tuple[Range, ...]:
-    found: list[Range] = []
+def _joined(gaps: Sequence[ByteRange]) -> tuple[ByteRange, ...]:
+    found: list[ByteRange] = []
     for gap in gaps:
         if found and found[-1].end == gap.start:
-            found[-1] = Range(found[-1].start, gap.end)
+            found[-1] = ByteRange(found[-1].start, gap.end)
         else:
-            found.append(Range(*gap))
+            found.append(ByteRange(*gap))
     return tuple(found)

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.archive.manifest import LogState, Manifest, Part, Range, Span
+from brokers.pipeline.archive.manifest import ArchivedSpan, ByteRange, LogState, Manifest, Part
 from brokers.pipeline.archive.writer import Work, Written
 
 
@@ -34,7 +34,7 @@ class Overtaken(Refusal):
 
 
 @attrs.frozen
-class Target:
+class RoundTarget:
     """One log's part of a round: `range` to be read, and a gap before it where there is one.
 
     `event`: what is worth telling of it; `loss`: whether it is one.
@@ -42,8 +42,8 @@ class Target:
 
     identity: str
     extent: Extent
-    range: Range
-    gap: Range | None = None
+    range: ByteRange
+    gap: ByteRange | None = None
     event: str = ""
     loss: bool = False
 
@@ -54,7 +54,7 @@ IsAnother = Callable[[LogState, Extent], bool]
 
 def targets(
     manifest: Manifest, extents: Sequence[Extent], is_another: IsAnother, *, allow_loss: bool
-) -> list[Target]:
+) -> list[RoundTarget]:
     """For each log, what is not in the archive of it; those with nothing new are left out.
 
     Raises Overtaken where records are gone that the archive has not, unless that is allowed.
@@ -68,25 +68,25 @@ def targets(
     return wanted
 
 
-def _target(log: LogState | None, extent: Extent, is_another: IsAnother) -> Target | None:
-    here = Range(extent.first, extent.end)
+def _target(log: LogState | None, extent: Extent, is_another: IsAnother) -> RoundTarget | None:
+    here = ByteRange(extent.first, extent.end)
     if log is None:
-        return Target(f"{extent.name}#1", extent, here) if extent.end > extent.first else None
+        return RoundTarget(f"{extent.name}#1", extent, here) if extent.end > extent.first else None
     if is_another(log, extent):
         event = f"made again since it was archived up to {log.end}: another log from here on"
-        return Target(_following(log), extent, here, event=event)
+        return RoundTarget(_following(log), extent, here, event=event)
     if extent.end < log.end:
         # Records that the archive has are gone from the log's end (a power cut, in modes other than
         # always). What comes there now has their offsets and is not the same, so it is another log.
         event = f"it ends at {extent.end}, and was archived up to {log.end}: another log from here on"
-        return Target(_following(log), extent, Range(extent.end, extent.end), event=event, loss=True)
+        return RoundTarget(_following(log), extent, ByteRange(extent.end, extent.end), event=event, loss=True)
     if extent.first > log.end:
-        gap = Range(log.end, extent.first)
+        gap = ByteRange(log.end, extent.first)
         event = f"offsets {gap.start} to {gap.end} were dropped (retention) before they were archived"
-        return Target(log.identity, extent, here, gap, event, loss=True)
+        return RoundTarget(log.identity, extent, here, gap, event, loss=True)
     if extent.end == log.end:
         return None
-    return Target(log.identity, extent, Range(log.end, extent.end))
+    return RoundTarget(log.identity, extent, ByteRange(log.end, extent.end))
 
 
 def _following(log: LogState) -> str:
@@ -98,7 +98,7 @@ Cuts = Callable[[Extent, int, int, int], Sequence[int]]
 """`cuts(log, start, stop, bytes_each)`: records' offsets in between that cut it into such pieces, about."""
 
 
-def limited(wanted: Sequence[Target], bytes_max: int, cuts: Cuts) -> list[Target]:
+def limited(wanted: Sequence[RoundTarget], bytes_max: int, cuts: Cuts) -> list[RoundTarget]:
     """So much of it as a round may read: the same share of bytes for each log, what small ones leave for the
     others, cut at records' boundaries; of each something."""
     left = bytes_max
@@ -111,17 +111,17 @@ def limited(wanted: Sequence[Target], bytes_max: int, cuts: Cuts) -> list[Target
             places = cuts(target.extent, start, end, share)
             end = places[0] if places else end
         left -= end - start
-        found[target.identity] = attrs.evolve(target, range=Range(start, end))
+        found[target.identity] = attrs.evolve(target, range=ByteRange(start, end))
     return [found[target.identity] for target in wanted]
 
 
 def shares(
-    wanted: Sequence[Target], tasks: int, token: str, cuts: Cuts, *, gaps_allowed: bool, bytes_least: int
-) -> list[list["Piece"]]:
+    wanted: Sequence[RoundTarget], tasks: int, token: str, cuts: Cuts, *, gaps_allowed: bool, bytes_least: int
+) -> list[list["TaskPiece"]]:
     """The work cut into about so many shares of about the same size, in order; small logs share one."""
     total = sum(target.range.end - target.range.start for target in wanted)
     size = max(-(-total // tasks), bytes_least, 1)
-    found: list[list[Piece]] = []
+    found: list[list[TaskPiece]] = []
     room = 0
     for target in wanted:
         start, end = target.range
@@ -134,20 +134,22 @@ def shares(
                 found.append([])
                 room = size + size // 8
             room -= high - low
-            work = Work(target.identity, target.extent.topic, Range(low, high), token, gaps_allowed)
-            found[-1].append(Piece(target.extent, work))
+            work = Work(target.identity, target.extent.topic, ByteRange(low, high), token, gaps_allowed)
+            found[-1].append(TaskPiece(target.extent, work))
     return found
 
 
 @attrs.frozen
-class Piece:
+class TaskPiece:
     """What a task reads from where, and writes."""
 
     extent: Extent
     work: Work
 
 
-def spans(wanted: Sequence[Target], written: Mapping[tuple[str, Range], Written]) -> list[Span]:
+def spans(
+    wanted: Sequence[RoundTarget], written: Mapping[tuple[str, ByteRange], Written]
+) -> list[ArchivedSpan]:
     """What became of each log's part, from that of its pieces (by identity and range)."""
     found = []
     for target in wanted:
@@ -161,8 +163,8 @@ def spans(wanted: Sequence[Target], written: Mapping[tuple[str, Range], Written]
             gaps.insert(0, target.gap)
             start = target.gap.start
         log = target.extent
-        range_ = Range(start, target.range.end)
-        found.append(Span(target.identity, log.name, log.topic, log.seen, range_, parts, gaps))
+        range_ = ByteRange(start, target.range.end)
+        found.append(ArchivedSpan(target.identity, log.name, log.topic, log.seen, range_, parts, gaps))
     return found
 
 

@@ -14,7 +14,7 @@ from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.archive import names
 from brokers.pipeline.archive.files import Files, LocalFiles
 from brokers.pipeline.archive.folder import final_files, newest
-from brokers.pipeline.archive.manifest import LogState, Manifest, Range
+from brokers.pipeline.archive.manifest import ByteRange, LogState, Manifest
 from shared.local_path import local_path
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SCHEMA = "offset bigint, timestamp timestamp, value binary, log string, topic st
 
 
 @attrs.frozen
-class Committed:
+class CommittedFiles:
     """Paths below the folder. `settled` and `fresh` together are every record of the manifest, once."""
 
     manifest: Manifest
@@ -33,7 +33,7 @@ class Committed:
     fresh: Sequence[str]
 
 
-def committed(files: Files) -> Committed:
+def committed(files: Files) -> CommittedFiles:
     """The committed files as of one manifest. Raises Refusal where nothing was archived yet."""
     manifest = newest(files)
     if manifest is None:
@@ -52,7 +52,7 @@ def committed(files: Files) -> Committed:
             fresh.append(part.fresh_path)
         elif _exists(files, path):
             settled.append(path)
-    return Committed(manifest, settled, fresh)
+    return CommittedFiles(manifest, settled, fresh)
 
 
 def _exists(files: Files, path: str) -> bool:
@@ -90,34 +90,34 @@ def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
 
 
 @attrs.frozen
-class Fault:
+class ArchiveFault:
     """What is wrong with a log's files: `what` is missing or double, `range` says where."""
 
     topic: str
     what: str
-    range: Range
+    range: ByteRange
 
 
-def faults(files: Files) -> list[Fault]:
+def faults(files: Files) -> list[ArchiveFault]:
     """Hold the names of all committed files against the manifest: each log's range is tiled, but for gaps.
 
     A name says which records its file has, and a commit has checked that it does, so nothing is opened.
     """
     found = committed(files)
-    ranges: dict[str, list[Range]] = {key: list(log.gaps) for key, log in found.manifest.logs.items()}
+    ranges: dict[str, list[ByteRange]] = {key: list(log.gaps) for key, log in found.manifest.logs.items()}
     for path in (*found.settled, *found.fresh):
         name = names.parse_file(path.rpartition("/")[2])
         assert name is not None
-        ranges[name.key].append(Range(name.start, name.end))
+        ranges[name.key].append(ByteRange(name.start, name.end))
     wrong = []
     for key, log in found.manifest.logs.items():
         at = log.start
         for piece in sorted(ranges[key]):
             if piece.start > at:
-                wrong.append(Fault(log.topic, "missing", Range(at, piece.start)))
+                wrong.append(ArchiveFault(log.topic, "missing", ByteRange(at, piece.start)))
             elif piece.start < at:
-                wrong.append(Fault(log.topic, "double", Range(piece.start, min(at, piece.end))))
+                wrong.append(ArchiveFault(log.topic, "double", ByteRange(piece.start, min(at, piece.end))))
             at = max(at, piece.end)
         if at < log.end:
-            wrong.append(Fault(log.topic, "missing", Range(at, log.end)))
+            wrong.append(ArchiveFault(log.topic, "missing", ByteRange(at, log.end)))
     return wrong

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brokers.pipeline.archive import names
-from brokers.pipeline.archive.manifest import NotContinuous, Part, Range
+from brokers.pipeline.archive.manifest import ByteRange, NotContinuous, Part
 from shared.storage.format import LENGTH_BYTES
 
 SCHEMA = pa.schema(
@@ -41,7 +41,7 @@ class Work:
 
     identity: str
     topic: str
-    range: Range
+    range: ByteRange
     token: str
     gaps_allowed: bool = False
 
@@ -51,7 +51,7 @@ class Written:
     """What became of it: `parts` and `gaps` tile the range."""
 
     parts: Sequence[Part]
-    gaps: Sequence[Range]
+    gaps: Sequence[ByteRange]
 
 
 def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression: str = "zstd") -> Written:
@@ -61,7 +61,7 @@ def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression
     that were begun are left to the next sweep then.
     """
     parts: list[Part] = []
-    gaps: list[Range] = []
+    gaps: list[ByteRange] = []
     at = work.range.start
     file: _File | None = None
     for batch in batches:
@@ -70,7 +70,7 @@ def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression
             if start < at:
                 raise NotContinuous(f"{work.topic}: a record at {start} after all up to {at}")
             if start > at:
-                gaps.append(_gap(work, Range(at, start)))
+                gaps.append(_gap(work, ByteRange(at, start)))
             if file is not None and (start > at or file.date != run.date):
                 parts.append(file.close(at))
                 file = None
@@ -81,7 +81,7 @@ def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression
     if at > work.range.end:
         raise NotContinuous(f"{work.topic}: records up to {at} of {work.range}")
     if at < work.range.end:
-        gaps.append(_gap(work, Range(at, work.range.end)))
+        gaps.append(_gap(work, ByteRange(at, work.range.end)))
     if file is not None:
         parts.append(file.close(at))
     return Written(parts, gaps)
@@ -127,7 +127,7 @@ def _runs(batch: pa.RecordBatch) -> Iterator[_Run]:
         yield _Run(batch.slice(low, high - low), date, int(starts[low]), int(ends[high - 1]))
 
 
-def _gap(work: Work, gap: Range) -> Range:
+def _gap(work: Work, gap: ByteRange) -> ByteRange:
     if not work.gaps_allowed:
         raise NotContinuous(f"{work.topic}: no records from {gap.start} to {gap.end}")
     return gap

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.pipeline.jobs.engine import Asking, answered, is_little
+from brokers.pipeline.jobs.engine import FewRows, answered, is_little
 from brokers.pipeline.jobs.where import SERVED, Folders, Reading, a_folder, where
 from brokers.pipeline.session import require_spark
 from shared.cli.options import Ca, Json, Port, Tls, a_path, flag
@@ -22,7 +22,7 @@ Window = Annotated[str, Parameter(help="How long a window is: '1 minute', '30 se
 Protocol = Annotated[str | None, Parameter(help="Only this protocol's.", show_default=False)]
 Rows = Sequence[Mapping[str, Any]]
 READING = Reading()
-ASKING = Asking()
+ASKING = FewRows()
 
 _TABLES_EXAMPLES = """Examples:
 
@@ -110,7 +110,7 @@ def decode(
     overwrite: Annotated[bool, flag("Replace what is there.")] = False,
     follow: Annotated[bool, flag("Go on with what comes, until interrupted.")] = False,
     limit: Annotated[int, Parameter(help="Show so many rows at most; 0: all.")] = 20,
-    reading: Asking = ASKING,
+    reading: FewRows = ASKING,
     json: Json = False,
 ) -> Any:
     """Show a table of what is in the logs, or write it as Parquet.
@@ -174,7 +174,7 @@ def throughput(
     window: Window = "1 minute",
     follow: Annotated[bool, flag("Go on with what comes, until interrupted.")] = False,
     late: Annotated[str, Parameter(help="With --follow: how late a message may be.")] = "10 seconds",
-    reading: Asking = ASKING,
+    reading: FewRows = ASKING,
     json: Json = False,
 ) -> Any:
     """How much went through: messages and bytes by protocol, name and window."""
@@ -208,7 +208,7 @@ def latency(
     window: Annotated[
         str | None, Parameter(help="By when messages came, too: '1 hour'.", show_default=False)
     ] = None,
-    reading: Asking = ASKING,
+    reading: FewRows = ASKING,
     json: Json = False,
 ) -> Rows:
     """Percentiles of the time that messages wait for delivery, and stay in their queue."""
@@ -234,7 +234,7 @@ def lag(
     groups: Annotated[
         str | None, Parameter(help="With --servers: whose, with commas between.", show_default=False)
     ] = None,
-    reading: Asking = ASKING,
+    reading: FewRows = ASKING,
     json: Json = False,
 ) -> Rows:
     """How far groups and sessions are behind."""
@@ -275,7 +275,7 @@ def anomaly(
     tolerance: Annotated[float, Parameter(help="How many spreads the band is wide, to each side.")] = 6.0,
     by_hour: Annotated[bool, flag("Compare with the same hour of the days before.")] = False,
     every: Annotated[bool, flag("Show every window with its band, not only those outside.", "--all")] = False,
-    reading: Asking = ASKING,
+    reading: FewRows = ASKING,
     json: Json = False,
 ) -> Rows:
     """Rates and values that leave their usual band, and the band."""
@@ -316,7 +316,7 @@ def report(
     window: Annotated[
         str | None, Parameter(help="How long a point is: '1 minute'; else as fits.", show_default=False)
     ] = None,
-    reading: Asking = ASKING,
+    reading: FewRows = ASKING,
     json: Json = False,
 ) -> Rows:
     """Write a page with pictures of all this, for readers who need not know Spark."""

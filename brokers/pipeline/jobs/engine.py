@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class Asking(Reading):
+class FewRows(Reading):
     """The options of commands whose answers are a few rows."""
 
     engine: Annotated[
@@ -34,7 +34,7 @@ class Asking(Reading):
 
 def answered(
     what: str,
-    asking: Asking,
+    asking: FewRows,
     where: Where,
     chosen: "Iterable[Offered]",
     answer: "Callable[[SparkSession | None], _T]",
@@ -57,9 +57,9 @@ def answered(
         return answer(spark)
 
 
-def is_local(asking: Asking, little: bool) -> bool:
+def is_local(asking: FewRows, little: bool) -> bool:
     """What is asked for, or what fits: no settings of Spark's, and little to read. Raises UsageError."""
-    is_sparks = bool(asking.conf) or asking.master != Asking().master
+    is_sparks = bool(asking.conf) or asking.master != FewRows().master
     if asking.engine == "local" and is_sparks:
         raise UsageError("--engine", "--master and --conf are Spark's, and local is without it")
     if asking.engine is not None or is_sparks:

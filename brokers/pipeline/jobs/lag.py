@@ -23,7 +23,7 @@ from brokers.pipeline.jobs.where import SERVED, Where
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.groups import Behind, behind
-from brokers.pipeline.source.options import Topics
+from brokers.pipeline.source.options import TopicChoice
 from brokers.pipeline.source.spans import LogSpot
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES
@@ -163,7 +163,7 @@ def lag(path: Path, places: Sequence[Any], kept: Sequence[Any]) -> list[Lag]:
 def _places(path: Path, rows: Sequence[Any]) -> Iterator[Lag]:
     for namespace in sorted({row["read_namespace"] for row in rows}):
         with closing(Folder(str(path), namespace)) as folder:
-            logs = {spot.id: spot for spot in folder.spots(Topics(pattern=".*")).values()}
+            logs = {spot.id: spot for spot in folder.spots(TopicChoice(pattern=".*")).values()}
             for row in rows:
                 spot = logs.get(row["log_id"])
                 # Of a log that is deleted: the broker forgets it at its next start.

@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 import trio
 
-from brokers.pipeline.jobs.replay_from import Extents, Sent, topic_of
+from brokers.pipeline.jobs.replay_from import Extents, SourcedRecord, topic_of
 from shared.errors import BrokerError, UsageError
 from shared.storage.format import LENGTH_BYTES
 from shared.tables.replaying import Target
@@ -45,7 +45,7 @@ class OtherRecords(BrokerError):
 
 
 @attrs.frozen
-class Place:
+class ReplayBatch:
     """A batch: its number, where each log stood before it, and what it has of which log (count, CRC).
 
     `of`: which replay. `until`: up to where each log is replayed.
@@ -82,10 +82,10 @@ class Progress:
         self._file = file
         self._of = json.loads(json.dumps(of))
 
-    def load(self) -> Place | None:
+    def load(self) -> ReplayBatch | None:
         """Where to go on; None for a replay that has not begun. Raises UsageError for another's file."""
         try:
-            found = Place(**json.loads(self._file.read_bytes()))
+            found = ReplayBatch(**json.loads(self._file.read_bytes()))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
@@ -96,9 +96,9 @@ class Progress:
             )
         return found
 
-    def begin(self, extents: Extents) -> Place:
+    def begin(self, extents: Extents) -> ReplayBatch:
         """Note what a new replay is to send."""
-        place = Place(
+        place = ReplayBatch(
             self._of,
             f"replay-{secrets.token_hex(8)}",
             {log: first for log, (first, _) in extents.items()},
@@ -107,7 +107,7 @@ class Progress:
         self.save(place)
         return place
 
-    def save(self, place: Place) -> None:
+    def save(self, place: ReplayBatch) -> None:
         """Durable when it returns."""
         new = self._file.with_name(self._file.name + ".new")
         with new.open("w") as file:
@@ -142,9 +142,9 @@ class Pace:
 
 
 async def replay(
-    records: Iterable[Sent],
+    records: Iterable[SourcedRecord],
     target: Target,
-    place: Place,
+    place: ReplayBatch,
     progress: Progress,
     pace: Pace = Pace(),
     *,
@@ -162,7 +162,7 @@ async def replay(
     messages = size = 0
     source = _in_order(records)
 
-    async def send(batch: Sequence[Sent]) -> None:
+    async def send(batch: Sequence[SourcedRecord]) -> None:
         nonlocal messages, size
         bodies: dict[str, list[bytes]] = {}
         for record in batch:
@@ -172,7 +172,7 @@ async def replay(
         messages, size = messages + len(batch), size + sum(len(record.value) for record in batch)
         told(messages, size)
 
-    last: Sequence[Sent] = ()
+    last: Sequence[SourcedRecord] = ()
     if resumed:
         last, source = begun_batch(source, place)
         await send(last)
@@ -187,12 +187,12 @@ async def replay(
     return Replayed(topics, messages, size, resumed)
 
 
-def next_offsets(batch: Sequence[Sent]) -> dict[str, int]:
+def next_offsets(batch: Sequence[SourcedRecord]) -> dict[str, int]:
     """Where each of its logs goes on."""
     return {record.log: record.offset + LENGTH_BYTES + len(record.value) for record in batch}
 
 
-def contents_of(batch: Sequence[Sent]) -> dict[str, list[int]]:
+def contents_of(batch: Sequence[SourcedRecord]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for record in batch:
         count, crc = found.get(record.log, (0, 0))
@@ -200,11 +200,15 @@ def contents_of(batch: Sequence[Sent]) -> dict[str, list[int]]:
     return found
 
 
-def begun_batch(records: Iterator[Sent], place: Place) -> tuple[Sequence[Sent], Iterator[Sent]]:
+def begun_batch(
+    records: Iterator[SourcedRecord], place: ReplayBatch
+) -> tuple[Sequence[SourcedRecord], Iterator[SourcedRecord]]:
     """The records of the batch that was begun, and the others. Raises OtherRecords."""
     left = {log: count for log, (count, _) in place.batch.items()}
-    batch: list[Sent] = []
-    others: list[Sent] = []  # where a crash of the server moved its newest index entries, and so times
+    batch: list[SourcedRecord] = []
+    others: list[
+        SourcedRecord
+    ] = []  # where a crash of the server moved its newest index entries, and so times
     while any(left.values()):
         record = next(records, None)
         if record is None:
@@ -222,11 +226,11 @@ def begun_batch(records: Iterator[Sent], place: Place) -> tuple[Sequence[Sent], 
     return batch, chain(others, records)
 
 
-async def due_batches(records: Iterator[Sent], pace: Pace) -> AsyncGenerator[list[Sent]]:
+async def due_batches(records: Iterator[SourcedRecord], pace: Pace) -> AsyncGenerator[list[SourcedRecord]]:
     """Records that are due, a batch at a time."""
     begin = trio.current_time()
     first = None
-    batch: list[Sent] = []
+    batch: list[SourcedRecord] = []
     topics: set[str] = set()
     size = 0
     for number, record in enumerate(records):
@@ -246,7 +250,7 @@ async def due_batches(records: Iterator[Sent], pace: Pace) -> AsyncGenerator[lis
         yield batch
 
 
-def _in_order(records: Iterable[Sent]) -> Iterator[Sent]:
+def _in_order(records: Iterable[SourcedRecord]) -> Iterator[SourcedRecord]:
     last: dict[str, int] = {}
     for record in records:
         if record.offset <= last.get(record.log, -1):

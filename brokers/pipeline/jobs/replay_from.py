@@ -17,7 +17,7 @@ from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs.frames import union
 from brokers.pipeline.jobs.where import SERVED, Reading, Where, a_folder, where
 from brokers.pipeline.source.address import Server
-from brokers.pipeline.source.options import Topics
+from brokers.pipeline.source.options import TopicChoice
 from brokers.pipeline.source.planning import open_place
 from shared.errors import BrokerError, UsageError
 
@@ -28,7 +28,7 @@ Extents = dict[str, tuple[int, int]]
 """By log: from where up to where it is there, offsets of records and of an end."""
 
 
-class Sent(NamedTuple):
+class SourcedRecord(NamedTuple):
     """A record to send: its log and its place there, when it was written (seconds), and itself."""
 
     log: str
@@ -48,7 +48,7 @@ class NotMessages(BrokerError):
 class From(Protocol):
     """Where a replay takes its records."""
 
-    def extents(self, topics: Topics) -> Extents:
+    def extents(self, topics: TopicChoice) -> Extents:
         """The logs of topics as they are now. Raises UsageError where one that is named is not there."""
 
     def is_at(self, host: str, port: int | None) -> bool:
@@ -76,7 +76,7 @@ class FromLogs:
 
     where: Where
 
-    def extents(self, topics: Topics) -> Extents:
+    def extents(self, topics: TopicChoice) -> Extents:
         options = self.where.parsed()
         found = {}
         for source in options.sources:
@@ -115,7 +115,7 @@ class FromArchive:
 
     path: Path
 
-    def extents(self, topics: Topics) -> Extents:
+    def extents(self, topics: TopicChoice) -> Extents:
         from brokers.pipeline.archive.files import LocalFiles
         from brokers.pipeline.archive.reading import committed
 
@@ -147,7 +147,7 @@ def topic_of(log: str) -> str:
     return log.rpartition(" ")[2]
 
 
-def topics_of(names: Sequence[str], pattern: str | None) -> Topics:
+def topics_of(names: Sequence[str], pattern: str | None) -> TopicChoice:
     """Raises UsageError."""
     if bool(names) == (pattern is not None):
         raise UsageError("TOPIC", "say which topics, or with --pattern those whose whole name matches")
@@ -156,11 +156,11 @@ def topics_of(names: Sequence[str], pattern: str | None) -> Topics:
             re.compile(pattern)
         except re.error as error:
             raise UsageError("--pattern", f"not a regular expression: {error}") from None
-        return Topics(pattern=pattern)
-    return Topics(names=tuple(dict.fromkeys(names)))
+        return TopicChoice(pattern=pattern)
+    return TopicChoice(names=tuple(dict.fromkeys(names)))
 
 
-def records_of(frame: "DataFrame", *, one_log: bool) -> Iterator[Sent]:
+def records_of(frame: "DataFrame", *, one_log: bool) -> Iterator[SourcedRecord]:
     """The rows of a frame in the order in which they go out: by time, in a log as they stand there.
 
     Within a log times never go back. `one_log`: there is only one, and so there is less to sort.
@@ -168,10 +168,10 @@ def records_of(frame: "DataFrame", *, one_log: bool) -> Iterator[Sent]:
     ordered = frame.orderBy("offset") if one_log else frame.orderBy("timestamp", "log", "offset")
     columns = ordered.selectExpr("log", "offset", "unix_micros(timestamp) AS us", "value")
     for row in columns.toLocalIterator(prefetchPartitions=True):
-        yield Sent(row["log"], row["offset"], row["us"] / 1e6, bytes(row["value"]))
+        yield SourcedRecord(row["log"], row["offset"], row["us"] / 1e6, bytes(row["value"]))
 
 
-def _require(topics: Topics, found: Extents, there: str) -> None:
+def _require(topics: TopicChoice, found: Extents, there: str) -> None:
     missing = set(topics.names) - {topic_of(log) for log in found}
     if missing:
         raise Refusal(f"there is no topic {min(missing)} in {there}", ExitCode.MISSING)

@@ -134,12 +134,12 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
     for path in paths:
         check_folder(path)
     if reading.servers is not None:
-        from brokers.pipeline.source.options import Topics
+        from brokers.pipeline.source.options import TopicChoice
         from brokers.pipeline.source.planning import open_place
 
         for source in parsed.sources:
             with closing(open_place(parsed, source)) as place:
-                place.spots(Topics(names=("any",)))  # one small question, whatever the answer
+                place.spots(TopicChoice(names=("any",)))  # one small question, whatever the answer
     return found
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from brokers.pipeline.source.index import LogIndex
-from brokers.pipeline.source.options import Topics
-from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.options import TopicChoice
+from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.reading import SpanReader
 from brokers.pipeline.source.spans import Chunk, LogSpot, Span
-from brokers.pipeline.source.stretch import Asked, Entries, Found, Records, Stretch, advance_all
+from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, RecordsAt, Stretch, advance_all
 from shared.storage import catalog, format
 from shared.storage.catalog import LogLine
 from shared.storage.format import INDEX_HEADER_BYTES, IndexEntry
@@ -54,7 +54,7 @@ class Folder:
 
     # -- reading
 
-    def chunks(self, span: Span, policy: Policy, *, bare: bool = False) -> Iterator[Chunk]:
+    def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
         try:
             file = self._file(span.topic)
             with self._index(file, span.log_id) as index, self._log(file) as log_fd:
@@ -70,7 +70,7 @@ class Folder:
         text = "its file or its index is missing" if is_there else "the log has been deleted"
         policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: {text}")
 
-    def entries(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+    def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
         return self.chunks(span, policy, bare=True)
 
     def _open(self, path: str) -> int:
@@ -120,7 +120,7 @@ class Folder:
 
     # -- which logs
 
-    def spots(self, topics: Topics) -> dict[str, LogSpot]:
+    def spots(self, topics: TopicChoice) -> dict[str, LogSpot]:
         lines, self._journal = self._names(), {}
         spots = {name: self._spot(lines[name]) for name in topics.matching(lines) if name in lines}
         return {name: spot for name, spot in spots.items() if spot is not None}
@@ -225,15 +225,15 @@ class Folder:
             with self._index_of(stretch.spot) as index:
                 advance_all([stretch], partial(self._answers, index))
 
-    def _answers(self, index: LogIndex, asked: Sequence[Asked]) -> Iterator[Found | bytes]:
+    def _answers(self, index: LogIndex, asked: Sequence[Asked]) -> Iterator[FoundEntries | bytes]:
         for stretch, need in asked:
             spot = stretch.spot
             if isinstance(need, Entries):
-                yield Found(index.marks(need.start, spot.end), spot.end)
+                yield FoundEntries(index.marks(need.start, spot.end), spot.end)
             else:
                 yield self._records(spot, need)
 
-    def _records(self, spot: LogSpot, need: Records) -> bytes:
+    def _records(self, spot: LogSpot, need: RecordsAt) -> bytes:
         try:
             with self._log(self._file_of(spot)) as fd:
                 return self.disk.read(fd, need.size, need.start)

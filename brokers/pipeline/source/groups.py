@@ -14,7 +14,7 @@ import attrs
 
 from brokers.pipeline.source.address import Reach, Server
 from brokers.pipeline.source.link import Link
-from brokers.pipeline.source.options import Topics
+from brokers.pipeline.source.options import TopicChoice
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot
 from brokers.pipeline.source.stretch import Stretch
@@ -50,7 +50,7 @@ def parse_groups(text: str) -> tuple[str, ...]:
 def behind(server: Server, reach: Reach, groups: Sequence[str]) -> list[Behind]:
     """Each topic that one of the groups has a place in. Raises OSError that names a server which is away."""
     with closing(Served(server, reach)) as served, closing(Link(server, reach)) as link:
-        spots = served.spots(Topics(pattern=".*"))
+        spots = served.spots(TopicChoice(pattern=".*"))
         pairs = list(product(sorted(spots), groups))
         asks = [connector.committed(group, topic) for topic, group in pairs]
         places = [

@@ -48,7 +48,7 @@ def declared(kind: type[attrs.AttrsInstance]) -> dict[str, Option]:
     }
 
 
-class Given:
+class GivenOptions:
     """The options as given, each under its own spelling. `options`: those that `what` has."""
 
     def __init__(self, given: Mapping[str, str], options: Iterable[Option], what: str) -> None:

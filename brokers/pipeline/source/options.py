@@ -15,7 +15,7 @@ import attrs
 from brokers.pipeline.source.address import Reach, Server, once_each, parse_servers
 from brokers.pipeline.source.option import (
     NUMBER_MAX,
-    Given,
+    GivenOptions,
     Option,
     count,
     declared,
@@ -42,7 +42,7 @@ _OF_SPARK = ("checkpointlocation", "queryname")
 """Options of any stream, which Spark hands on."""
 
 
-class Kind(Enum):
+class PositionKind(Enum):
     """What a position in a log says."""
 
     EARLIEST = "earliest"
@@ -55,16 +55,16 @@ class Kind(Enum):
 class At:
     """A position in a log. `value`: the offset, or Unix milliseconds."""
 
-    kind: Kind
+    kind: PositionKind
     value: int = 0
 
 
-EARLIEST = At(Kind.EARLIEST)
-LATEST = At(Kind.LATEST)
+EARLIEST = At(PositionKind.EARLIEST)
+LATEST = At(PositionKind.LATEST)
 
 
 @attrs.frozen
-class Bound:
+class ReadBound:
     """Where reading begins or ends: `default`, but for the topics named in `topics`.
 
     `option`: which one says so; empty where none does.
@@ -81,7 +81,7 @@ class Bound:
 
 
 @attrs.frozen
-class Topics:
+class TopicChoice:
     """Which topics: those named, or those whose whole name matches `pattern`. `option`: which one says so."""
 
     names: tuple[str, ...] = ()
@@ -186,13 +186,13 @@ class Options:
     paths: tuple[str, ...] = ()
     servers: tuple[str, ...] = option("servers", _servers, ())
     reach: Reach
-    topics: Topics
+    topics: TopicChoice
     namespace: str = option(
         *("namespace", _namespace, NAMESPACE),
         servers="only a data folder (path) has namespaces; a broker serves its topics",
     )
-    starting: Bound
-    ending: Bound
+    starting: ReadBound
+    ending: ReadBound
     max_offsets: int | None = option("maxOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
     max_bytes: int | None = option("maxBytesPerTrigger", size, batch=_NO_TRIGGERS)
     min_offsets: int | None = option("minOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
@@ -258,7 +258,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options
 
     A stream without `startingOffsets` begins at the end of what is there, anything else at the beginning.
     """
-    options = Given(given, _SOURCE, "the source")
+    options = GivenOptions(given, _SOURCE, "the source")
     paths = options.take("paths", _paths, ())
     one = options.take("path", path, "")
     if one and paths:
@@ -293,7 +293,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     if any(name.lower() == "path" for name in given):
         raise ConfigError("path", "a data folder is its broker's to write; give its address (servers)")
     ours = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
-    options = Given(ours, _SINK, "the sink")
+    options = GivenOptions(ours, _SINK, "the sink")
     servers = options.take("servers", parse_servers, ())
     if len(servers) != 1:
         raise ConfigError("servers", "one broker's address is needed, host:port, to write to")
@@ -304,7 +304,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     return SinkOptions(server=servers[0], reach=_reach(options), **options.fields(SinkOptions))
 
 
-def _reach(options: Given) -> Reach:
+def _reach(options: GivenOptions) -> Reach:
     if options.has("tlsKey") and not options.has("tlsCertificate"):
         raise ConfigError("tlsKey", "is the key of a certificate: tlsCertificate")
     return Reach(**options.fields(Reach))
@@ -321,7 +321,7 @@ def _paths(text: str) -> tuple[str, ...]:
 # -- which topics
 
 
-def _topics(options: Given, name_check: Callable[[str], str]) -> Topics:
+def _topics(options: GivenOptions, name_check: Callable[[str], str]) -> TopicChoice:
     """`name_check`: raises ValueError for what no topic there can be called."""
     given = [name for name in ("subscribe", "subscribePattern", "assign") if options.has(name)]
     if not given:
@@ -329,10 +329,10 @@ def _topics(options: Given, name_check: Callable[[str], str]) -> Topics:
     if len(given) > 1:
         raise ConfigError(given[1], f"there is {given[0]} already, and one of them is enough")
     if given[0] == "subscribePattern":
-        return Topics(pattern=options.take("subscribePattern", _pattern, None), option=given[0])
+        return TopicChoice(pattern=options.take("subscribePattern", _pattern, None), option=given[0])
     parse = _names if given[0] == "subscribe" else _assigned
     names = options.take(given[0], lambda text: tuple(map(name_check, parse(text))), ())
-    return Topics(names, option=given[0])
+    return TopicChoice(names, option=given[0])
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -356,34 +356,34 @@ def _assigned(text: str) -> tuple[str, ...]:
 # -- from where to where
 
 
-def _bound(options: Given, side: str, default: At, topics: Topics) -> Bound:
+def _bound(options: GivenOptions, side: str, default: At, topics: TopicChoice) -> ReadBound:
     """What is given counts in this order: a time for all, else times by topic, else offsets."""
     strict = False
     if side == "starting":
         strict = options.take("startingOffsetsByTimestampStrategy", _strategy, "error") == "error"
     if options.has(f"{side}Timestamp"):
         name = f"{side}Timestamp"
-        return Bound(options.take(name, _time, default), {}, not strict, name)
+        return ReadBound(options.take(name, _time, default), {}, not strict, name)
     others = EARLIEST if side == "starting" else LATEST
     if options.has(name := f"{side}OffsetsByTimestamp"):
         times = options.take(name, lambda text: _of(topics, _times(text)), {})
-        return Bound(others, times, not strict, name)
+        return ReadBound(others, times, not strict, name)
     if not options.has(name := f"{side}Offsets"):
-        return Bound(default)
+        return ReadBound(default)
     words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
 
-    def parse(text: str) -> Bound:
+    def parse(text: str) -> ReadBound:
         if (word := words.get(text.strip().lower())) is not None:
-            return Bound(word, option=name)
+            return ReadBound(word, option=name)
         if not text.lstrip().startswith("{"):
             raise ValueError(f"not {' or '.join(sorted(words))}, nor JSON by topic: {text!r}")
         places = {topic: _at(topic, number, words) for topic, number in _by_topic(text)}
-        return Bound(others, _of(topics, places), option=name)
+        return ReadBound(others, _of(topics, places), option=name)
 
-    return options.take(name, parse, Bound(default))
+    return options.take(name, parse, ReadBound(default))
 
 
-def _of(topics: Topics, places: Mapping[str, At]) -> Mapping[str, At]:
+def _of(topics: TopicChoice, places: Mapping[str, At]) -> Mapping[str, At]:
     """The same. Raises ValueError where one is of a topic that is not read."""
     for topic in places:
         if topics.pattern is None and topic not in topics.names:
@@ -398,7 +398,7 @@ def _at(topic: str, number: int, words: Mapping[str, At]) -> At:
         return EARLIEST
     if not 0 <= number <= NUMBER_MAX:
         raise ValueError(f"not an offset of {topic}: {number}")
-    return At(Kind.OFFSET, number)
+    return At(PositionKind.OFFSET, number)
 
 
 def _times(text: str) -> dict[str, At]:
@@ -406,7 +406,7 @@ def _times(text: str) -> dict[str, At]:
     for topic, number in _by_topic(text):
         if not 0 <= number <= NUMBER_MAX:
             raise ValueError(f"not Unix milliseconds for {topic}: {number}")
-        found[topic] = At(Kind.TIME, number)
+        found[topic] = At(PositionKind.TIME, number)
     return found
 
 
@@ -433,14 +433,14 @@ def _time(text: str) -> At:
         number = int(text)
         if number > NUMBER_MAX:
             raise ValueError(f"not Unix milliseconds: {text}")
-        return At(Kind.TIME, number)
+        return At(PositionKind.TIME, number)
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise ValueError(f"neither Unix milliseconds nor ISO 8601: {text!r}") from None
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} does not say its time zone (Z, +01:00)")
-    return At(Kind.TIME, max(int(moment.timestamp() * 1000), 0))
+    return At(PositionKind.TIME, max(int(moment.timestamp() * 1000), 0))
 
 
 def _strategy(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import attrs
 
-from brokers.pipeline.source.options import Options, Topics, Unverified
+from brokers.pipeline.source.options import Options, TopicChoice, Unverified
 from brokers.pipeline.source.spans import Chunk, LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
 from shared.errors import BrokerError
@@ -17,7 +17,7 @@ class DataLoss(BrokerError):
 
 
 @attrs.frozen
-class Policy:
+class LossPolicy:
     """How a read meets what is not as it should be.
 
     `lose(text)` raises DataLoss, or returns: go on behind what is lost.
@@ -36,7 +36,7 @@ class Origin(Protocol):
     def close(self) -> None:
         """Let go of it."""
 
-    def spots(self, topics: Topics) -> dict[str, LogSpot]:
+    def spots(self, topics: TopicChoice) -> dict[str, LogSpot]:
         """The logs that are there, of those asked for."""
 
     def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
@@ -60,18 +60,18 @@ class Origin(Protocol):
     def advance(self, stretches: Sequence[Stretch]) -> None:
         """Go on with each, as far as its limits let it."""
 
-    def chunks(self, span: Span, policy: Policy, *, bare: bool = False) -> Iterator[Chunk]:
+    def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
         """The span's records in chunks of some megabytes; the first may begin before it, the last end behind.
 
         `bare`: those that lie wholly in the span may come without their bytes.
         Raises DataLoss through the policy where a range is gone or damaged, else passes it over.
         """
 
-    def entries(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+    def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
         """The same without bytes, as far as index entries tell what is asked for; no damage is looked for."""
 
 
-def rules(options: Options) -> Policy:
+def rules(options: Options) -> LossPolicy:
     """The options' policy. What is passed over is told in the log of the process that reads."""
 
     def lose(text: str) -> None:
@@ -79,7 +79,7 @@ def rules(options: Options) -> Policy:
             raise DataLoss(f"{text} (failOnDataLoss is true; with false, reading goes on behind it)")
         warn(text)
 
-    return Policy(options.verify_crc, options.unverified, lose)
+    return LossPolicy(options.verify_crc, options.unverified, lose)
 
 
 def warn(text: str) -> None:

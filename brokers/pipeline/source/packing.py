@@ -20,7 +20,7 @@ _ROWS = 10_000
 
 
 @attrs.frozen
-class Piece:
+class PackedRecords:
     """Whole records of one topic, to be written at once."""
 
     topic: str
@@ -41,7 +41,7 @@ class Packer:
         self._filling: dict[str, _Filling] = {}
         self._rows = 0
 
-    def add(self, topics: pa.Array | str, values: pa.Array) -> Iterator[Piece]:
+    def add(self, topics: pa.Array | str, values: pa.Array) -> Iterator[PackedRecords]:
         """The pieces that these rows complete. `values`: binary or text, without nulls, as are `topics`."""
         at, count = 0, len(values)
         while at < count:
@@ -55,13 +55,13 @@ class Packer:
             if self._rows % _ROWS == 0 and held > self._held_bytes_max:
                 yield from self.rest()
 
-    def rest(self) -> Iterator[Piece]:
+    def rest(self) -> Iterator[PackedRecords]:
         """What is left, a piece for each topic."""
         for topic, filling in self._filling.items():
             if filling.size:
                 yield filling.close(topic)
 
-    def _rows_of(self, topics: pa.Array | str, values: pa.Array) -> Iterator[Piece]:
+    def _rows_of(self, topics: pa.Array | str, values: pa.Array) -> Iterator[PackedRecords]:
         if isinstance(topics, str):
             yield from self._add(topics, values)
             return
@@ -73,7 +73,7 @@ class Packer:
             yield from self._add(names[run["values"]], values.slice(at, run["counts"]))
             at += run["counts"]
 
-    def _add(self, topic: str, values: pa.Array) -> Iterator[Piece]:
+    def _add(self, topic: str, values: pa.Array) -> Iterator[PackedRecords]:
         filling = self._filling.get(topic)
         if filling is None:
             filling = self._filling[topic] = _Filling()
@@ -102,8 +102,8 @@ class _Filling:
         self.size += len(records)
         self.count += count
 
-    def close(self, topic: str) -> Piece:
-        piece = Piece(topic, b"".join(self.parts), self.count)
+    def close(self, topic: str) -> PackedRecords:
+        piece = PackedRecords(topic, b"".join(self.parts), self.count)
         self.parts, self.size, self.count = [], 0, 0
         return piece
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.options import NAMESPACE, At, Bound, Kind, Options
-from brokers.pipeline.source.origin import Origin, Policy, rules
+from brokers.pipeline.source.options import NAMESPACE, At, Options, PositionKind, ReadBound
+from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span
 from shared.errors import ConfigError
@@ -55,23 +55,25 @@ def check_order(options: Options, topic: str, start: int, end: int) -> None:
     Not for times in order: clocks are set back, and then a later one may stand in front.
     """
     first, last = options.starting.of(topic), options.ending.of(topic)
-    in_order = first.kind is last.kind is Kind.TIME and first.value <= last.value
+    in_order = first.kind is last.kind is PositionKind.TIME and first.value <= last.value
     if start > end and not in_order:
         raise ConfigError(options.ending.option, f"{topic} ends there at {end}, and is to begin at {start}")
 
 
-def offsets(origin: Origin, spots: Mapping[str, LogSpot], bound: Bound, policy: Policy) -> dict[str, int]:
+def offsets(
+    origin: Origin, spots: Mapping[str, LogSpot], bound: ReadBound, policy: LossPolicy
+) -> dict[str, int]:
     """Where reading begins or ends in each log. Raises ConfigError."""
     return {topic: _place(origin, spot, bound, policy) for topic, spot in spots.items()}
 
 
-def _place(origin: Origin, spot: LogSpot, bound: Bound, policy: Policy) -> int:
+def _place(origin: Origin, spot: LogSpot, bound: ReadBound, policy: LossPolicy) -> int:
     at = bound.of(spot.name)
-    if at.kind is Kind.EARLIEST:
+    if at.kind is PositionKind.EARLIEST:
         return spot.first
-    if at.kind is Kind.LATEST:
+    if at.kind is PositionKind.LATEST:
         return spot.end
-    if at.kind is Kind.TIME:
+    if at.kind is PositionKind.TIME:
         found = origin.at_time(spot, at.value)
         if found is None and not bound.past_end_is_latest:
             text = f"{spot.name} in {spot.source} has no record of that time or later"
@@ -82,7 +84,7 @@ def _place(origin: Origin, spot: LogSpot, bound: Bound, policy: Policy) -> int:
     return _exact(origin, spot, at, bound.option, policy)
 
 
-def _exact(origin: Origin, spot: LogSpot, at: At, name: str, policy: Policy) -> int:
+def _exact(origin: Origin, spot: LogSpot, at: At, name: str, policy: LossPolicy) -> int:
     if at.value < spot.first:
         policy.lose(f"{spot.name} in {spot.source} begins at {spot.first}, {name} says {at.value}")
         return spot.first

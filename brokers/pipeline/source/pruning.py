@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from brokers.pipeline.source.options import Topics
+from brokers.pipeline.source.options import TopicChoice
 from brokers.pipeline.source.origin import Origin
 from brokers.pipeline.source.spans import LogSpot, Span
 from shared.errors import BrokerError
@@ -32,16 +32,16 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 @attrs.frozen
-class Range:
+class NumberRange:
     """Whole numbers from `low` to `high`, both of them in it; None: no bound."""
 
     low: int | None = None
     high: int | None = None
 
-    def __and__(self, other: "Range") -> "Range":
+    def __and__(self, other: "NumberRange") -> "NumberRange":
         lows = [each for each in (self.low, other.low) if each is not None]
         highs = [each for each in (self.high, other.high) if each is not None]
-        return Range(max(lows, default=None), min(highs, default=None))
+        return NumberRange(max(lows, default=None), min(highs, default=None))
 
 
 @attrs.frozen
@@ -49,10 +49,10 @@ class Wanted:
     """The topics of these names (None: all), and of them these offsets, written in these milliseconds."""
 
     topics: frozenset[str] | None = None
-    offsets: Range = Range()
-    times: Range = Range()
+    offsets: NumberRange = NumberRange()
+    times: NumberRange = NumberRange()
 
-    def among(self, topics: Topics) -> Topics:
+    def among(self, topics: TopicChoice) -> TopicChoice:
         """Those of `topics` that are wanted."""
         if self.topics is None:
             return topics
@@ -116,23 +116,25 @@ def _topics(filter_: Filter) -> frozenset[str] | None:
     return frozenset(values) if values and all(isinstance(value, str) for value in values) else None
 
 
-def _range(filter_: Filter, number: Any, unit: int) -> Range:
+def _range(filter_: Filter, number: Any, unit: int) -> NumberRange:
     """Bounds in units of so many of what `number` makes of a value; none where it makes nothing of it."""
     if values := [number(value) for value in _values(filter_)]:
-        return Range(-(-min(values) // unit), max(values) // unit) if None not in values else Range()
+        return (
+            NumberRange(-(-min(values) // unit), max(values) // unit) if None not in values else NumberRange()
+        )
     bound = number(getattr(filter_, "value", None))
     match filter_:
         case _ if bound is None:
-            return Range()
+            return NumberRange()
         case GreaterThan():
-            return Range(low=bound // unit + 1)
+            return NumberRange(low=bound // unit + 1)
         case GreaterThanOrEqual():
-            return Range(low=-(-bound // unit))
+            return NumberRange(low=-(-bound // unit))
         case LessThan():
-            return Range(high=-(-bound // unit) - 1)
+            return NumberRange(high=-(-bound // unit) - 1)
         case LessThanOrEqual():
-            return Range(high=bound // unit)
-    return Range()
+            return NumberRange(high=bound // unit)
+    return NumberRange()
 
 
 def _whole(value: Any) -> int | None:

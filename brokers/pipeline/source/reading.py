@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from crc32c import crc32c
 
 from brokers.pipeline.source.options import Unverified
-from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.spans import CHUNK_BYTES, Chunk, Span, chunk_of
 from shared.storage import format, index
 from shared.storage.format import IndexEntry
@@ -31,7 +31,7 @@ class SpanReader:
     """
 
     def __init__(
-        self, span: Span, read: index.Read, first_kept: FirstKept, policy: Policy, bare: bool
+        self, span: Span, read: index.Read, first_kept: FirstKept, policy: LossPolicy, bare: bool
     ) -> None:
         self._span = span
         self._bytes = read

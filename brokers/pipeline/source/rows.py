@@ -10,7 +10,7 @@ import pyarrow as pa
 from brokers.pipeline.source import framing
 from brokers.pipeline.source.framing import NotRecords
 from brokers.pipeline.source.options import Options
-from brokers.pipeline.source.origin import Origin, Policy, rules
+from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.planning import open_place
 from brokers.pipeline.source.spans import Chunk, Span
 
@@ -48,7 +48,7 @@ def _placed(options: Options, spans: Sequence[Span]) -> Iterator[tuple[Origin, S
 
 
 def _rows(
-    options: Options, span: Span, chunk: Chunk, columns: Sequence[str], kept: Policy
+    options: Options, span: Span, chunk: Chunk, columns: Sequence[str], kept: LossPolicy
 ) -> Iterator[pa.RecordBatch]:
     try:
         found = framing.rows(span, chunk, columns, options.max_value_bytes)

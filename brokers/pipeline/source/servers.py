@@ -18,16 +18,16 @@ from crc32c import crc32c
 
 from brokers.pipeline.source.address import Reach, Server
 from brokers.pipeline.source.link import PIPELINED, Link
-from brokers.pipeline.source.options import Topics
-from brokers.pipeline.source.origin import Policy
+from brokers.pipeline.source.options import TopicChoice
+from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.spans import CHUNK_BYTES, Chunk, LogSpot, Span, chunk_of
-from brokers.pipeline.source.stretch import Asked, Entries, Found, Need, Stretch, advance_all
+from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Need, Stretch, advance_all
 from logmq import connector
 from logmq.connector import LogmqError, Topic
 from shared.client.retry import Retry
 from shared.errors import BrokerError
 from shared.storage import format
-from shared.storage.format import Flag, IndexEntry
+from shared.storage.format import EntryFlag, IndexEntry
 
 SAME_MS = 1000
 """A mark's time is that of its first record: the records behind it may be 200 ms younger, and where a server
@@ -56,7 +56,7 @@ class Served:
 
     # -- which logs
 
-    def spots(self, topics: Topics) -> dict[str, LogSpot]:
+    def spots(self, topics: TopicChoice) -> dict[str, LogSpot]:
         if topics.pattern is None:
             asks = [connector.offsets(name) for name in topics.names]
             answers = zip(topics.names, self._link.ask_all(asks), strict=True)
@@ -113,11 +113,11 @@ class Served:
         for start in range(0, len(stretches), PIPELINED):
             advance_all(stretches[start : start + PIPELINED], self._answers)
 
-    def _answers(self, asked: Sequence[Asked]) -> Iterator[Found | bytes]:
+    def _answers(self, asked: Sequence[Asked]) -> Iterator[FoundEntries | bytes]:
         answers = self._link.ask_all([_ask(stretch.spot.name, need) for stretch, need in asked])
         for (_, need), answer in zip(asked, answers, strict=True):
             if isinstance(need, Entries):
-                yield Found([] if isinstance(answer, LogmqError) else _entries(answer), need.stop)
+                yield FoundEntries([] if isinstance(answer, LogmqError) else _entries(answer), need.stop)
             else:
                 offset, data = (-1, b"") if isinstance(answer, LogmqError) else answer
                 yield data if offset == need.start else b""
@@ -147,11 +147,11 @@ class Served:
 
     # -- reading
 
-    def chunks(self, span: Span, policy: Policy, *, bare: bool = False) -> Iterator[Chunk]:
+    def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
         """`bare` or not: of what is damaged a server tells only those who ask for the bytes."""
         yield from self._read(span, policy, list(_groups(self._covered(span, policy))))
 
-    def entries(self, span: Span, policy: Policy) -> Iterator[Chunk]:
+    def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
         for marks in _groups(self._covered(span, policy)):
             is_told = not any(mark.unverified for mark in marks)
             if is_told and span.start <= marks[0].offset and marks[-1].end <= span.stop:
@@ -159,7 +159,7 @@ class Served:
             else:
                 yield from self._read(span, policy, [marks])
 
-    def _covered(self, span: Span, policy: Policy) -> Iterator[IndexEntry]:
+    def _covered(self, span: Span, policy: LossPolicy) -> Iterator[IndexEntry]:
         """Marks for all of the span that is there; what is not is told."""
         ends, marks = self._link.ask_all(
             [connector.offsets(span.topic), connector.marks(span.topic, span.start, span.stop)]
@@ -177,7 +177,7 @@ class Served:
             self._lose(policy, span, span.start, min(first, span.stop), _dropped(first))
         yield from _covering(marks, first, span)
 
-    def _read(self, span: Span, policy: Policy, groups: Sequence[list[IndexEntry]]) -> Iterator[Chunk]:
+    def _read(self, span: Span, policy: LossPolicy, groups: Sequence[list[IndexEntry]]) -> Iterator[Chunk]:
         fetched = self._fetched(span.topic, [(marks[0].offset, marks[-1].end) for marks in groups])
         try:
             for marks, data in zip(groups, fetched, strict=True):
@@ -189,7 +189,7 @@ class Served:
             fetched.close()
 
     def _refused(
-        self, span: Span, policy: Policy, marks: list[IndexEntry], error: LogmqError
+        self, span: Span, policy: LossPolicy, marks: list[IndexEntry], error: LogmqError
     ) -> Iterator[Chunk]:
         """The server did not give the bytes of these marks: find out which of them it has."""
         if len(marks) > 1 and error.code in (_DAMAGE, "OUT_OF_RANGE"):
@@ -201,7 +201,9 @@ class Served:
             text = _dropped(first)
         self._lose(policy, span, marks[0].offset, marks[-1].end, text)
 
-    def _checked(self, span: Span, policy: Policy, marks: list[IndexEntry], data: bytes) -> Iterator[Chunk]:
+    def _checked(
+        self, span: Span, policy: LossPolicy, marks: list[IndexEntry], data: bytes
+    ) -> Iterator[Chunk]:
         base = marks[0].offset
         good: list[IndexEntry] = []
         for mark in marks:
@@ -265,7 +267,7 @@ class Served:
             if link is not self._idle:
                 link.close()
 
-    def _lose(self, policy: Policy, span: Span, start: int, stop: int, why: BrokerError | str) -> None:
+    def _lose(self, policy: LossPolicy, span: Span, start: int, stop: int, why: BrokerError | str) -> None:
         start, stop = max(start, span.start), min(stop, span.stop)
         policy.lose(f"{span.topic} on {span.source}: offsets {start} to {stop} are lost: {why}")
 
@@ -282,13 +284,13 @@ def _covering(marks: Sequence[IndexEntry], first: int, span: Span) -> Iterator[I
             continue
         time = mark.first_ms
         if mark.offset < first:
-            mark = mark._replace(offset=first, length=mark.end - first, flags=Flag.UNVERIFIED)
+            mark = mark._replace(offset=first, length=mark.end - first, flags=EntryFlag.UNVERIFIED)
         elif mark.offset > at:
-            yield IndexEntry(at, time, time, mark.offset - at, 0, 0, Flag.UNVERIFIED)
+            yield IndexEntry(at, time, time, mark.offset - at, 0, 0, EntryFlag.UNVERIFIED)
         yield mark
         at = mark.end
     if at < span.stop:
-        yield IndexEntry(at, time, time, span.stop - at, 0, 0, Flag.UNVERIFIED)
+        yield IndexEntry(at, time, time, span.stop - at, 0, 0, EntryFlag.UNVERIFIED)
 
 
 def _groups(marks: Iterator[IndexEntry]) -> Iterator[list[IndexEntry]]:

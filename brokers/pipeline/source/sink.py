@@ -24,7 +24,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.options import SinkOptions, parse_sink
 from brokers.pipeline.source.origin import warn
-from brokers.pipeline.source.packing import Packer, Piece
+from brokers.pipeline.source.packing import PackedRecords, Packer
 from brokers.pipeline.source.writing import REMEMBERED, NotWritten, Writer
 from shared.errors import BrokerError, ConfigError
 
@@ -48,7 +48,12 @@ class Done(WriterCommitMessage):
     """What the task of a partition wrote, under which name: pieces by topic, records; and what is left."""
 
     def __init__(
-        self, name: str, partition: int, pieces: Mapping[str, int], records: int, rest: Sequence[Piece]
+        self,
+        name: str,
+        partition: int,
+        pieces: Mapping[str, int],
+        records: int,
+        rest: Sequence[PackedRecords],
     ) -> None:
         self.name = name
         self.partition = partition

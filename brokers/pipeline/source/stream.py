@@ -16,7 +16,7 @@ import attrs
 from brokers.pipeline.source import planning
 from brokers.pipeline.source.address import folder_id
 from brokers.pipeline.source.options import Options
-from brokers.pipeline.source.origin import Origin, Policy
+from brokers.pipeline.source.origin import LossPolicy, Origin
 from brokers.pipeline.source.planning import open_place
 from brokers.pipeline.source.spans import LogSpot, Span
 from brokers.pipeline.source.stretch import Stretch
@@ -81,7 +81,7 @@ class Plan:
 
 def planned(
     options: Options,
-    rules: Policy,
+    rules: LossPolicy,
     start: Offset,
     limit: Limit,
     target: Target | None = None,
@@ -183,14 +183,14 @@ def _within(found: Mapping[str, LogSpot], target: Target) -> dict[str, LogSpot]:
     return spots
 
 
-def _first(options: Options, rules: Policy, place: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
+def _first(options: Options, rules: LossPolicy, place: Origin, found: Mapping[str, LogSpot]) -> list[_Part]:
     starts = planning.offsets(place, found, options.starting, rules)
     return [_Part(place, spot, min(starts[name], spot.end), True) for name, spot in found.items()]
 
 
 def _next(
     options: Options,
-    rules: Policy,
+    rules: LossPolicy,
     place: Origin,
     found: Mapping[str, LogSpot],
     known: Mapping[str, tuple[int, int]],

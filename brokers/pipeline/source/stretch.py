@@ -21,27 +21,27 @@ RECORDS_BYTES = 16 << 10
 
 
 class Entries(NamedTuple):
-    """Which index entries touch [start, stop)? The answer is `Found`."""
+    """Which index entries touch [start, stop)? The answer is `FoundEntries`."""
 
     start: int
     stop: int
 
 
-class Records(NamedTuple):
+class RecordsAt(NamedTuple):
     """What stands at `start`, a record's start? The answer: some `size` bytes; b"": they cannot be had."""
 
     start: int
     size: int
 
 
-class Found(NamedTuple):
+class FoundEntries(NamedTuple):
     """Entries in order, all there are from where they were asked for up to `stop`."""
 
     marks: Iterable[IndexEntry]
     stop: int
 
 
-Need = Entries | Records
+Need = Entries | RecordsAt
 Walk = Generator[Need, Any, None]
 
 
@@ -71,7 +71,7 @@ class Stretch:
         end, look = self.spot.end, LOOK_BYTES
         at = max(self.stop, self.spot.first)  # what retention has taken is passed over
         while at < end:
-            found: Found = yield Entries(at, min(at + look, end))
+            found: FoundEntries = yield Entries(at, min(at + look, end))
             for mark in found.marks:
                 low = max(mark.offset, at)
                 if not self.records:
@@ -90,7 +90,7 @@ class Stretch:
         while low < mark.end:
             if self.records and not self._fits(low + LENGTH_BYTES, 1):
                 return True
-            data: bytes = b"" if mark.damaged else (yield Records(low, self._wanted(mark, low)))
+            data: bytes = b"" if mark.damaged else (yield RecordsAt(low, self._wanted(mark, low)))
             if len(data) < LENGTH_BYTES:
                 return self._take_unseen(mark, low)
             for stop in _ends(data, low, mark.end):

@@ -19,7 +19,7 @@ import attrs
 
 from brokers.pipeline.source.address import Reach, Server
 from brokers.pipeline.source.link import Link
-from brokers.pipeline.source.packing import Piece
+from brokers.pipeline.source.packing import PackedRecords
 from logmq import connector
 from logmq.connector import SKIPPED_BODY_BYTES_MAX, LineAnswer, LogmqError, Refusal
 from shared.client.retry import Retry
@@ -37,7 +37,7 @@ class NotWritten(BrokerError):
 
 @attrs.frozen
 class _Sent:
-    piece: Piece
+    piece: PackedRecords
     writer: str
     seq: int
 
@@ -56,7 +56,7 @@ class Writer:
         self._unanswered_bytes = 0
         self._on_wire = 0
 
-    def write(self, piece: Piece, name: str, number: int) -> None:
+    def write(self, piece: PackedRecords, name: str, number: int) -> None:
         """Send piece `number` of its topic, then wait for room.
 
         `name`: that of nobody else, and the same again. Raises NotWritten, and OSError where the server is

@@ -24,7 +24,7 @@ from shared.storage.tools.view import (
     Held,
     LogReader,
     LogView,
-    State,
+    Trust,
     check_format,
     look,
     ranges,
@@ -44,7 +44,7 @@ class Severity(Enum):
     NOTE = "note"
 
 
-class Kind(Enum):
+class FindingKind(Enum):
     """What is wrong, for programs; `text` says it for people."""
 
     FORMAT = "format"
@@ -60,7 +60,7 @@ class Finding:
     """Something worth saying; `offset` and `length` in bytes of `path`, where it is about a range of it."""
 
     severity: Severity
-    kind: Kind
+    kind: FindingKind
     path: str
     text: str
     offset: int | None = None
@@ -95,7 +95,7 @@ def check_disk(disk: Disk) -> FsckReport:
         check_format(disk)
         view = look(disk)
     except DamagedFile as error:
-        kind = Kind.FORMAT if error.path == FORMAT_PATH else Kind.CATALOG
+        kind = FindingKind.FORMAT if error.path == FORMAT_PATH else FindingKind.CATALOG
         text = f"{error}; nothing else can be checked"
         return FsckReport((Finding(Severity.DAMAGE, kind, error.path, text),), 0, 0, 0)
     findings = list(_journal(view))
@@ -118,7 +118,7 @@ def _journal(view: FolderView) -> Iterator[Finding]:
     for damage in journal.damage:
         yield Finding(
             Severity.DAMAGE,
-            Kind.JOURNAL,
+            FindingKind.JOURNAL,
             JOURNAL_FOLDER,
             "bytes that were once synced no longer parse; what they held is lost",
             damage.lsn,
@@ -126,50 +126,50 @@ def _journal(view: FolderView) -> Iterator[Finding]:
         )
     if view.bad_entries:
         text = f"{view.bad_entries} entries cannot be read"
-        yield Finding(Severity.DAMAGE, Kind.JOURNAL, JOURNAL_FOLDER, text)
+        yield Finding(Severity.DAMAGE, FindingKind.JOURNAL, JOURNAL_FOLDER, text)
     for log_id, size in view.unmade.items():
         text = f"it has {size} bytes of log {log_id}, whose making is lost: the next start recovers them"
-        yield Finding(Severity.DAMAGE, Kind.JOURNAL, JOURNAL_FOLDER, text)
+        yield Finding(Severity.DAMAGE, FindingKind.JOURNAL, JOURNAL_FOLDER, text)
     if journal.torn_bytes:
         text = "a batch at the end is torn (never acknowledged in mode always): the next start cuts it off"
         where = journal.end_lsn, journal.torn_bytes
-        yield Finding(Severity.WARNING, Kind.JOURNAL, JOURNAL_FOLDER, text, *where)
+        yield Finding(Severity.WARNING, FindingKind.JOURNAL, JOURNAL_FOLDER, text, *where)
     if journal.batches:
         text = f"{len(journal.batches)} batches wait to be applied by the next start"
-        yield Finding(Severity.NOTE, Kind.JOURNAL, JOURNAL_FOLDER, text)
+        yield Finding(Severity.NOTE, FindingKind.JOURNAL, JOURNAL_FOLDER, text)
     segments = {segment_path(segment.lsn) for segment in journal.segments}
     for name in view.disk.names(JOURNAL_FOLDER):
         if f"{JOURNAL_FOLDER}/{name}" not in segments:
             text = "kept from an earlier recovery" if ".damaged-" in name else "not a segment of the journal"
-            yield Finding(Severity.WARNING, Kind.JOURNAL, f"{JOURNAL_FOLDER}/{name}", text)
+            yield Finding(Severity.WARNING, FindingKind.JOURNAL, f"{JOURNAL_FOLDER}/{name}", text)
 
 
 def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding | tuple[int, int]]:
     """Findings, and (records, bytes) for each good range."""
     size = reader.file_size
     if size is None and log.synced_end > log.first:
-        yield Finding(Severity.DAMAGE, Kind.LOG, log.log_path, "the file is missing")
+        yield Finding(Severity.DAMAGE, FindingKind.LOG, log.log_path, "the file is missing")
     elif size is not None and size < log.synced_end:
         text = f"the file is {size} bytes long, and should be {log.synced_end}"
-        yield Finding(Severity.DAMAGE, Kind.LOG, log.log_path, text)
+        yield Finding(Severity.DAMAGE, FindingKind.LOG, log.log_path, text)
     if Durability.parse(log.mode).direct:
         found = view.read_index(log)
         end = max(size or 0, (found.end if found is not None else None) or 0)
         if end > log.end:
             text = "the end of the file and of its index do not agree: it was never synced, or is damaged"
-            yield Finding(Severity.WARNING, Kind.LOG, log.log_path, text, log.end, end - log.end)
+            yield Finding(Severity.WARNING, FindingKind.LOG, log.log_path, text, log.end, end - log.end)
     yield from _index(view, log)
     for part in ranges(view, log, reader, log.first, log.end):
-        if part.state is State.DAMAGED:
-            yield Finding(Severity.DAMAGE, Kind.LOG, log.log_path, part.text, part.offset, part.length)
+        if part.state is Trust.DAMAGED:
+            yield Finding(Severity.DAMAGE, FindingKind.LOG, log.log_path, part.text, part.offset, part.length)
             continue
         yield part.records, part.length
-        if part.state is State.UNVERIFIED:
+        if part.state is Trust.UNVERIFIED:
             text = "the index was rebuilt: nothing says that these are the bytes that were written"
-            yield Finding(Severity.NOTE, Kind.LOG, log.log_path, text, part.offset, part.length)
-        elif part.state is State.UNCOVERED and part.offset < log.synced_end:
+            yield Finding(Severity.NOTE, FindingKind.LOG, log.log_path, text, part.offset, part.length)
+        elif part.state is Trust.UNCOVERED and part.offset < log.synced_end:
             text = "no index entry covers this; nothing says that these are the bytes that were written"
-            yield Finding(Severity.WARNING, Kind.INDEX, log.index_path, text, part.offset, part.length)
+            yield Finding(Severity.WARNING, FindingKind.INDEX, log.index_path, text, part.offset, part.length)
 
 
 def _index(view: FolderView, log: LogView) -> Iterator[Finding]:
@@ -177,11 +177,11 @@ def _index(view: FolderView, log: LogView) -> Iterator[Finding]:
     if found is None:
         if log.synced_end > log.first:
             text = "the index is missing, or nothing in it is good"
-            yield Finding(Severity.DAMAGE, Kind.INDEX, log.index_path, text)
+            yield Finding(Severity.DAMAGE, FindingKind.INDEX, log.index_path, text)
         return
     if not view.header_is_good(log):
         text = "the header is damaged; the entries say whose they are"
-        yield Finding(Severity.DAMAGE, Kind.INDEX, log.index_path, text, 0, INDEX_HEADER_BYTES)
+        yield Finding(Severity.DAMAGE, FindingKind.INDEX, log.index_path, text, 0, INDEX_HEADER_BYTES)
     last_end = None
     last_ms = 0
     for number, entry in enumerate(found.entries):
@@ -191,16 +191,16 @@ def _index(view: FolderView, log: LogView) -> Iterator[Finding]:
             torn = all(later is None for later in found.entries[number:]) and not view.catalog.clean
             severity = Severity.NOTE if torn else Severity.DAMAGE
             yield Finding(
-                severity, Kind.INDEX, log.index_path, "an entry is not good", place, INDEX_ENTRY_BYTES
+                severity, FindingKind.INDEX, log.index_path, "an entry is not good", place, INDEX_ENTRY_BYTES
             )
             last_end = None
             continue
         if last_end is not None and entry.offset != last_end and entry.offset > log.first:
             text = f"an entry begins at {entry.offset}, and the one before ends at {last_end}"
-            yield Finding(Severity.DAMAGE, Kind.INDEX, log.index_path, text, place, INDEX_ENTRY_BYTES)
+            yield Finding(Severity.DAMAGE, FindingKind.INDEX, log.index_path, text, place, INDEX_ENTRY_BYTES)
         if entry.first_ms < last_ms or entry.last_ms < entry.first_ms:
             text = "times go down"
-            yield Finding(Severity.WARNING, Kind.INDEX, log.index_path, text, place, INDEX_ENTRY_BYTES)
+            yield Finding(Severity.WARNING, FindingKind.INDEX, log.index_path, text, place, INDEX_ENTRY_BYTES)
         last_end, last_ms = entry.end, entry.last_ms
 
 
@@ -216,7 +216,7 @@ def orphans(view: FolderView) -> Iterator[Finding]:
             inside = view.disk.names(name)
         except OSError:
             if name not in namespaces:
-                yield Finding(Severity.NOTE, Kind.ORPHAN, name, "not a file of the store")
+                yield Finding(Severity.NOTE, FindingKind.ORPHAN, name, "not a file of the store")
             continue
         for below in inside:
             path = f"{name}/{below}"
@@ -224,7 +224,7 @@ def orphans(view: FolderView) -> Iterator[Finding]:
                 continue
             if path in leaving:
                 yield Finding(
-                    Severity.NOTE, Kind.ORPHAN, path, "its log is deleted; the next start removes it"
+                    Severity.NOTE, FindingKind.ORPHAN, path, "its log is deleted; the next start removes it"
                 )
             else:
-                yield Finding(Severity.WARNING, Kind.ORPHAN, path, "no log owns this file")
+                yield Finding(Severity.WARNING, FindingKind.ORPHAN, path, "no log owns this file")

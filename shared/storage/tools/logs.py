@@ -6,7 +6,7 @@ from pathlib import Path
 import attrs
 
 from shared.errors import LogMissing
-from shared.storage.tools.view import FolderView, LogReader, LogView, Range, State, ranges, viewing
+from shared.storage.tools.view import CheckedRange, FolderView, LogReader, LogView, Trust, ranges, viewing
 
 
 @attrs.frozen
@@ -111,8 +111,10 @@ def log_dump(
                 yield from _dump_range(reader, part, low, high)
 
 
-def _dump_range(reader: LogReader, part: Range, low: int, high: int) -> Iterator[RecordRow | DamagedRow]:
-    if part.state is State.DAMAGED:
+def _dump_range(
+    reader: LogReader, part: CheckedRange, low: int, high: int
+) -> Iterator[RecordRow | DamagedRow]:
+    if part.state is Trust.DAMAGED:
         yield DamagedRow(part.offset, part.length, part.text)
         return
     for offset, payload in reader.records(part.offset, part.end):
@@ -140,11 +142,11 @@ def log_verify(folder: Path, namespace: str | None = None, name: str | None = No
 def verify(view: FolderView, log: LogView, reader: LogReader) -> VerifyRow:
     """Read all of a log and sum up."""
     records = 0
-    sums = dict.fromkeys(State, 0)
+    sums = dict.fromkeys(Trust, 0)
     damaged: list[DamagedRow] = []
     for part in ranges(view, log, reader, log.first, log.end):
         sums[part.state] += part.length
-        if part.state is State.DAMAGED:
+        if part.state is Trust.DAMAGED:
             damaged.append(DamagedRow(part.offset, part.length, part.text))
         else:
             records += part.records
@@ -152,9 +154,9 @@ def verify(view: FolderView, log: LogView, reader: LogReader) -> VerifyRow:
         namespace=log.namespace,
         name=log.name,
         records=records,
-        good_bytes=sums[State.GOOD],
-        unverified_bytes=sums[State.UNVERIFIED],
-        uncovered_bytes=sums[State.UNCOVERED],
+        good_bytes=sums[Trust.GOOD],
+        unverified_bytes=sums[Trust.UNVERIFIED],
+        uncovered_bytes=sums[Trust.UNCOVERED],
         damaged=tuple(damaged),
     )
 

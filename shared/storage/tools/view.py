@@ -24,7 +24,7 @@ from shared.storage import catalog as catalog_file
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog
 from shared.storage.disk import Disk
-from shared.storage.format import FORMAT_PATH, IndexEntry, Kind
+from shared.storage.format import FORMAT_PATH, EntryKind, IndexEntry
 from shared.storage.index import IndexFile
 from shared.storage.journal import segment_path
 from shared.storage.lock import FolderLock
@@ -302,29 +302,29 @@ def _apply(view: FolderView, journal: Replay) -> None:
             view.bad_entries += 1
             continue
         for entry in entries:
-            if entry.kind == Kind.CREATE:
+            if entry.kind == EntryKind.CREATE:
                 _create(view, entry.log_id, bytes(payload[entry.body_start : entry.body_end]))
                 continue
             log = view.logs.get(entry.log_id)
             if log is None:
-                if entry.kind == Kind.DELETE:
+                if entry.kind == EntryKind.DELETE:
                     view.unmade.pop(entry.log_id, None)
-                elif entry.kind == Kind.APPEND and entry.log_id >= view.catalog.next_log_id:
+                elif entry.kind == EntryKind.APPEND and entry.log_id >= view.catalog.next_log_id:
                     size = entry.body_end - entry.body_start
                     view.unmade[entry.log_id] = view.unmade.get(entry.log_id, 0) + size
                 continue
-            if entry.kind == Kind.APPEND:
+            if entry.kind == EntryKind.APPEND:
                 if view.live:
                     continue  # its end is its index's
                 length = entry.body_end - entry.body_start
                 position = found.position + format.BATCH_HEADER_BYTES + entry.body_start
                 log.patches.append(Patch(entry.offset, length, found.segment.lsn, position))
                 log.end = max(log.end, entry.offset + length)
-            elif entry.kind == Kind.DELETE:
+            elif entry.kind == EntryKind.DELETE:
                 view.deleted.append(view.logs.pop(entry.log_id))
-            elif entry.kind == Kind.FIRST:
+            elif entry.kind == EntryKind.FIRST:
                 log.first = max(log.first, entry.offset)
-            elif entry.kind == Kind.MODE:
+            elif entry.kind == EntryKind.MODE:
                 log.mode = payload[entry.body_start : entry.body_end].decode()
 
 
@@ -357,7 +357,7 @@ def _end_with_index(view: FolderView, log: LogView) -> None:
                 return
 
 
-class State(Enum):
+class Trust(Enum):
     """How far a range can be trusted."""
 
     GOOD = "good"  # its CRC, made when it was written, agrees
@@ -367,7 +367,7 @@ class State(Enum):
 
 
 @attrs.frozen
-class Range:
+class CheckedRange:
     """`length` bytes of a log from `offset` on; `text` says what is wrong, if something is.
 
     `last_ms`: the time of its last record, None where nothing tells.
@@ -376,7 +376,7 @@ class Range:
     offset: int
     length: int
     records: int
-    state: State
+    state: Trust
     text: str = ""
     last_ms: int | None = None
 
@@ -385,7 +385,9 @@ class Range:
         return self.offset + self.length
 
 
-def ranges(view: FolderView, log: LogView, reader: LogReader, start: int, stop: int) -> Iterator[Range]:
+def ranges(
+    view: FolderView, log: LogView, reader: LogReader, start: int, stop: int
+) -> Iterator[CheckedRange]:
     """The ranges that touch [start, stop), in order and without gaps, from the first kept offset to the end.
 
     Reads every byte of them. The index's gaps are walked record by record.
@@ -403,7 +405,7 @@ def ranges(view: FolderView, log: LogView, reader: LogReader, start: int, stop: 
             yield from _gap(log, reader, position, entry.offset, start)
         if entry.end > start:
             checked = _of_entry(reader, entry)
-            if view.live and entry.offset < position and checked.state is State.DAMAGED:
+            if view.live and entry.offset < position and checked.state is Trust.DAMAGED:
                 continue  # more may be dropped by now than we know of, and be a hole
             yield checked if entry.offset >= position else _kept(checked, reader, position)
         position = entry.end
@@ -411,7 +413,7 @@ def ranges(view: FolderView, log: LogView, reader: LogReader, start: int, stop: 
         yield from _gap(log, reader, position, log.end, start)
 
 
-def _of_entry(reader: LogReader, entry: IndexEntry) -> Range:
+def _of_entry(reader: LogReader, entry: IndexEntry) -> CheckedRange:
     if entry.damaged:
         return _damaged(entry, "the journal lost what stood here")
     data = reader.read(entry.offset, entry.length)
@@ -421,30 +423,30 @@ def _of_entry(reader: LogReader, entry: IndexEntry) -> Range:
         return _damaged(entry, "these are not the bytes that were written (CRC)")
     if format.count_records(data) != entry.records:
         return _damaged(entry, "the length fields do not lead to the range's end")
-    state = State.UNVERIFIED if entry.unverified else State.GOOD
-    return Range(entry.offset, entry.length, entry.records, state, "", entry.last_ms)
+    state = Trust.UNVERIFIED if entry.unverified else Trust.GOOD
+    return CheckedRange(entry.offset, entry.length, entry.records, state, "", entry.last_ms)
 
 
-def _kept(whole: Range, reader: LogReader, first: int) -> Range:
+def _kept(whole: CheckedRange, reader: LogReader, first: int) -> CheckedRange:
     """What is kept of an entry's range: the records before `first`, a record's start, are dropped."""
     dropped = format.count_records(reader.read(whole.offset, first - whole.offset)) or 0
     records = max(whole.records - dropped, 0)
     return attrs.evolve(whole, offset=first, length=whole.end - first, records=records)
 
 
-def _damaged(entry: IndexEntry, text: str) -> Range:
-    return Range(entry.offset, entry.length, entry.records, State.DAMAGED, text, entry.last_ms)
+def _damaged(entry: IndexEntry, text: str) -> CheckedRange:
+    return CheckedRange(entry.offset, entry.length, entry.records, Trust.DAMAGED, text, entry.last_ms)
 
 
-def _gap(log: LogView, reader: LogReader, position: int, stop: int, wanted: int) -> Iterator[Range]:
+def _gap(log: LogView, reader: LogReader, position: int, stop: int, wanted: int) -> Iterator[CheckedRange]:
     """A range that no entry covers: some of it may stand in the journal, whose batches have CRCs."""
     while position < stop:
-        end, state = stop, State.UNCOVERED
+        end, state = stop, Trust.UNCOVERED
         for patch in log.patches_in(position, stop):
-            if patch.offset > position and state is State.UNCOVERED:
+            if patch.offset > position and state is Trust.UNCOVERED:
                 end = patch.offset
-            elif patch.offset <= (end if state is State.GOOD else position):
-                end, state = patch.offset + patch.length, State.GOOD
+            elif patch.offset <= (end if state is Trust.GOOD else position):
+                end, state = patch.offset + patch.length, Trust.GOOD
                 continue
             break
         end = min(end, stop)
@@ -454,8 +456,8 @@ def _gap(log: LogView, reader: LogReader, position: int, stop: int, wanted: int)
             records += 1
             reached = offset + format.LENGTH_BYTES + len(payload)
         if reached > max(position, wanted):
-            yield Range(position, reached - position, records, state)
+            yield CheckedRange(position, reached - position, records, state)
         if reached < end:
             text = "no whole record stands here, and the index says nothing of it"
-            yield Range(reached, end - reached, 0, State.DAMAGED, text)
+            yield CheckedRange(reached, end - reached, 0, Trust.DAMAGED, text)
         position = end

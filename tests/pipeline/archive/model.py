@@ -10,7 +10,7 @@ import attrs
 from brokers.pipeline.archive import names
 from brokers.pipeline.archive.files import Files, read_whole
 from brokers.pipeline.archive.folder import ArchiveFolder, final_files
-from brokers.pipeline.archive.manifest import Manifest, Part, Range, Settlement, Span
+from brokers.pipeline.archive.manifest import ArchivedSpan, ByteRange, Manifest, Part, Settlement
 from brokers.pipeline.archive.reading import committed, faults
 
 STEP = 10
@@ -84,7 +84,7 @@ class Archiver:
                 write_fresh(self.files, topic, at, at + STEP, f"{token}-dead", fail=True)
                 end = min(at + 2 * STEP, length)
                 part = write_fresh(self.files, topic, at, end, token)
-                spans.append(Span(identity(topic), topic, topic, "", Range(at, end), [part]))
+                spans.append(ArchivedSpan(identity(topic), topic, topic, "", ByteRange(at, end), [part]))
         if spans:
             return now.advance(spans, now.version, direct_bytes=1 if now.version < 2 else 1 << 30)
         return None

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from brokers.pipeline import archive
-from brokers.pipeline.archive.feed import Feed
+from brokers.pipeline.archive.feed import ArchiveInput
 from brokers.pipeline.archive.files import LocalFiles
 from brokers.pipeline.archive.folder import ArchiveInUse, opened
 from brokers.pipeline.archive.job import Archiver, Round, Settings
@@ -61,8 +61,8 @@ def read(spark: "SparkSession", folder: Path) -> Rows:
     return sorted((row.topic, row.offset, bytes(row.value)) for row in frame.collect())
 
 
-def feed(data: Path, **options: str) -> Feed:
-    return Feed(parse({"path": str(data), "subscribePattern": ".*", **options}))
+def feed(data: Path, **options: str) -> ArchiveInput:
+    return ArchiveInput(parse({"path": str(data), "subscribePattern": ".*", **options}))
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def test_several_brokers_topics_of_one_name_are_logs_of_it(spark: "SparkSession"
     for name, value in (("one", b"a"), ("two", b"b")):
         fill(tmp_path / name, {("logmq", "orders"): [value, value]})
     paths = json.dumps([str(tmp_path / "one"), str(tmp_path / "two")])
-    source = Feed(parse({"paths": paths, "subscribe": "orders"}))
+    source = ArchiveInput(parse({"paths": paths, "subscribe": "orders"}))
     with opened(folder, source.origin) as place:
         (one,) = Archiver(spark, source, place, folder, NEVER).once()
     assert one.records == 4

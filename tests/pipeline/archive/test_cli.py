@@ -14,7 +14,7 @@ from brokers.pipeline.archive.cli import archive, archived, until_told
 from brokers.pipeline.archive.files import LocalFiles
 from brokers.pipeline.archive.folder import ArchiveFolder
 from brokers.pipeline.jobs.running import said
-from brokers.render import Outcome
+from brokers.render import CommandResult
 from shared.errors import BrokerError, ConfigError, UsageError
 from tests.pipeline.archive.model import Archiver
 from tests.support.folders import fill
@@ -99,14 +99,14 @@ def test_archived_shows_what_is_there_and_fails_where_a_file_is_not(tmp_path: Pa
     files = LocalFiles(tmp_path)
     Archiver(files, run=1).go()
     rows = archived(tmp_path)
-    assert not isinstance(rows, Outcome)
+    assert not isinstance(rows, CommandResult)
     assert [(row["topic"], row["records"], row["end"]) for row in rows] == [
         ("orders", 13, 130),
         ("a=b/c", 9, 90),
     ]
     next(tmp_path.glob("topic=orders/*/*.parquet")).unlink()
     wrong = archived(tmp_path)
-    assert isinstance(wrong, Outcome)
+    assert isinstance(wrong, CommandResult)
     assert wrong.code == 1
     assert run("pipeline", "archived", str(tmp_path / "elsewhere")).returncode == 66
 

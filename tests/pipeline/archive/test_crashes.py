@@ -10,7 +10,7 @@ from brokers.pipeline.archive import folder as folders
 from brokers.pipeline.archive import names
 from brokers.pipeline.archive.files import write_new
 from brokers.pipeline.archive.folder import ArchiveFolder
-from brokers.pipeline.archive.manifest import Range, Settlement, Span
+from brokers.pipeline.archive.manifest import ArchivedSpan, ByteRange, Settlement
 from shared.storage import format
 from tests.pipeline.archive.model import (
     Archiver,
@@ -43,7 +43,7 @@ def with_two_parts(disk: FakeDisk, *, direct_bytes: int) -> ArchiveFolder:
     folder.recover()
     for at in (0, 10):
         part = write_fresh(disk, "orders", at, at + 10, f"a-{at}")
-        span = Span(identity("orders"), "orders", "orders", "", Range(at, at + 10), [part])
+        span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(at, at + 10), [part])
         folder.commit(folder.manifest.advance([span], 0, direct_bytes=direct_bytes))
     return folder
 
@@ -192,7 +192,7 @@ def test_a_committed_file_that_is_at_neither_place_is_damage() -> None:
     folder = ArchiveFolder(disk, "logmq")
     folder.recover()
     part = write_fresh(disk, "orders", 0, 10, "a")
-    span = Span(identity("orders"), "orders", "orders", "", Range(0, 10), [part])
+    span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(0, 10), [part])
     folder.commit(folder.manifest.advance([span], 0, direct_bytes=1))
     disk.unlink(part.path)
     with pytest.raises(folders.ArchiveDamaged, match="was committed, and is not there"):
@@ -248,7 +248,7 @@ def test_a_damaged_newest_manifest_is_set_aside_with_its_files_and_nothing_is_re
     assert sorted(disk.contents().values()) == before
     assert len(disk.names(names.damaged(folder.manifest.version))) == 2
     part = write_fresh(disk, "orders", 10, 20, "b")
-    span = Span(identity("orders"), "orders", "orders", "", Range(10, 20), [part])
+    span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(10, 20), [part])
     again.commit(again.manifest.advance([span], 0, direct_bytes=1 << 30))
     ArchiveFolder(disk, "logmq").recover()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from brokers.pipeline.archive.feed import Feed, Look
+from brokers.pipeline.archive.feed import ArchiveInput, Look
 from brokers.pipeline.archive.manifest import LogState, Manifest
 from brokers.pipeline.archive.plan import Extent
 from brokers.pipeline.source.options import parse
@@ -14,7 +14,7 @@ from tests.support.folders import fill
 from tests.support.server import Server, speak
 
 
-def names(feed: Feed, known: Manifest) -> list[str]:
+def names(feed: ArchiveInput, known: Manifest) -> list[str]:
     with feed.look() as look:
         return [log.name for log in look.extents(known)]
 
@@ -24,7 +24,7 @@ def known(*names: str) -> Manifest:
     return Manifest(logs={log.key: log for log in logs})
 
 
-def records(feed: Feed) -> list[tuple[str, int, bytes]]:
+def records(feed: ArchiveInput) -> list[tuple[str, int, bytes]]:
     """Everything, in pieces as small as the index allows."""
     found = []
     with feed.look() as look:
@@ -40,10 +40,10 @@ def records(feed: Feed) -> list[tuple[str, int, bytes]]:
 
 def test_a_data_folder_is_the_same_wherever_it_is(tmp_path: Path) -> None:
     fill(tmp_path / "data", {("logmq", "orders"): [b"a", b"b"]})
-    before = names(Feed(parse({"path": str(tmp_path / "data"), "subscribe": "orders"})), Manifest())
+    before = names(ArchiveInput(parse({"path": str(tmp_path / "data"), "subscribe": "orders"})), Manifest())
     (tmp_path / "data").rename(tmp_path / "moved")
     paths = json.dumps([str(tmp_path / "moved"), f"{tmp_path}/moved/"])
-    feed = Feed(parse({"paths": paths, "subscribe": "orders"}))
+    feed = ArchiveInput(parse({"paths": paths, "subscribe": "orders"}))
     assert names(feed, Manifest()) == before
     assert records(feed) == [("orders", 0, b"a"), ("orders", 5, b"b")]
 
@@ -52,7 +52,7 @@ def test_another_data_folder_is_not_taken_for_the_one_that_was_archived(tmp_path
     found = []
     for folder in (tmp_path / "one", tmp_path / "two"):
         fill(folder, {("dms", "a@b"): [b"a"]})
-        feed = Feed(parse({"path": str(folder), "subscribePattern": ".*", "namespace": "dms"}))
+        feed = ArchiveInput(parse({"path": str(folder), "subscribePattern": ".*", "namespace": "dms"}))
         found += names(feed, known(*found))
     assert [name.rpartition("@")[0] for name in found] == ["a@b", "a@b"]
     assert len(set(found)) == 2
@@ -63,7 +63,7 @@ def test_a_server_is_known_again_also_by_topics_with_an_at_sign() -> None:
         def spots(self, topics: object) -> dict[str, LogSpot]:
             return {"a@b": LogSpot("here:1", "a@b", 8, 0, 30)}
 
-    feed = Feed(parse({"servers": "here:1", "subscribePattern": ".*"}))
+    feed = ArchiveInput(parse({"servers": "here:1", "subscribePattern": ".*"}))
     look = Look(feed, {"here:1": Place()})  # type: ignore[dict-item]
     assert [log.name for log in look.extents(known("a@b@elsewhere:1", "a@elsewhere:1"))] == [
         "a@b@elsewhere:1"
@@ -76,7 +76,7 @@ def test_cuts_go_up_and_stay_inside_whatever_a_place_says() -> None:
             return {10: 0, 20: 15, 30: 15, 40: 45, 50: 99}[at]
 
     spot = LogSpot("here", "orders", 8, 0, 60)
-    look = Look(Feed(parse({"path": "here", "subscribe": "orders"})), {"here": Place()})  # type: ignore[dict-item]
+    look = Look(ArchiveInput(parse({"path": "here", "subscribe": "orders"})), {"here": Place()})  # type: ignore[dict-item]
     log = Extent("orders@x", "orders", 0, 60, "8", spot)
     assert look.cuts(log, 0, 60, 10) == [15, 45]
 
@@ -90,7 +90,7 @@ def test_whether_a_log_was_made_again_is_asked_of_its_place_with_what_is_archive
             return True
 
     spot = LogSpot("here", "orders", 8, 0, 30)
-    look = Look(Feed(parse({"path": "here", "subscribe": "orders"})), {"here": Place()})  # type: ignore[dict-item]
+    look = Look(ArchiveInput(parse({"path": "here", "subscribe": "orders"})), {"here": Place()})  # type: ignore[dict-item]
     log = LogState("orders@x#1", "orders@x", "orders", "7", 0, 20, 10)
     assert look.is_another(log, Extent("orders@x", "orders", 0, 30, "8", spot))
     assert asked == [(spot, 7, 20)]
@@ -105,10 +105,10 @@ def test_servers_are_known_by_their_address_but_one_may_be_renamed(
         host, port = server.address("logmq")
         speak((host, port), b"PRODUCE orders %b\n" % value)
         addresses.append(f"{host}:{port}")
-    both = Feed(parse({"servers": ",".join(addresses), "subscribePattern": ".*"}))
+    both = ArchiveInput(parse({"servers": ",".join(addresses), "subscribePattern": ".*"}))
     assert names(both, known("orders@elsewhere:1")) == sorted(f"orders@{address}" for address in addresses)
     assert sorted(records(both)) == [("orders", 0, b"a"), ("orders", 0, b"b")]
-    one = Feed(parse({"servers": addresses[0], "subscribePattern": ".*"}))
+    one = ArchiveInput(parse({"servers": addresses[0], "subscribePattern": ".*"}))
     assert names(one, Manifest()) == [f"orders@{addresses[0]}"]
     assert names(one, known("orders@elsewhere:1")) == ["orders@elsewhere:1"]
     assert names(one, known("orders@elsewhere:1", "orders@here:1")) == [f"orders@{addresses[0]}"]

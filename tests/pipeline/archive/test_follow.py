@@ -13,8 +13,8 @@ import pytest
 from brokers.errors import Refusal
 from brokers.pipeline.archive.folder import ArchiveFolder
 from brokers.pipeline.archive.job import Archiver, Settings
-from brokers.pipeline.archive.manifest import Manifest, Range
-from brokers.pipeline.archive.plan import Cuts, Extent, Target
+from brokers.pipeline.archive.manifest import ByteRange, Manifest
+from brokers.pipeline.archive.plan import Cuts, Extent, RoundTarget
 from brokers.pipeline.archive.writer import Written
 from tests.support.fake_disk import FakeDisk, Operation
 
@@ -64,7 +64,9 @@ class Feed:
         return False
 
 
-def written(self: Archiver, wanted: Sequence[Target], cuts: Cuts) -> dict[tuple[str, Range], Written]:
+def written(
+    self: Archiver, wanted: Sequence[RoundTarget], cuts: Cuts
+) -> dict[tuple[str, ByteRange], Written]:
     """All of it, as if it had been gaps."""
     return {(target.identity, target.range): Written([], [target.range]) for target in wanted}
 

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from brokers.errors import Refusal
-from brokers.pipeline.archive.feed import Feed, Look
+from brokers.pipeline.archive.feed import ArchiveInput, Look
 from brokers.pipeline.archive.files import LocalFiles
 from brokers.pipeline.archive.folder import opened
 from brokers.pipeline.archive.job import Archiver, Round, Settings
@@ -49,7 +49,7 @@ class Spark:
 def archived(data: Path, folder: Path, *, once: bool, settings: Settings = NEVER) -> list[Round]:
     """All rounds, or the first of an archive that follows, and dies then."""
     loss = {"failOnDataLoss": "false"} if settings.allow_loss else {}
-    feed = Feed(parse({"path": str(data), "subscribePattern": ".*", **loss}))
+    feed = ArchiveInput(parse({"path": str(data), "subscribePattern": ".*", **loss}))
     with opened(folder, feed.origin) as place:
         job = Archiver(Spark(), feed, place, folder, settings)  # type: ignore[arg-type]
         return list(job.once()) if once else [next(job.follow())]
@@ -80,13 +80,13 @@ def test_each_log_has_its_part_of_every_round(folder: Path, tmp_path: Path) -> N
 def test_a_place_that_leaves_records_out_in_silence_is_found_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = Feed.batches
+    batches = ArchiveInput.batches
 
-    def without_the_first(self: Feed, log: Extent, start: int, stop: int) -> Iterable[Any]:
+    def without_the_first(self: ArchiveInput, log: Extent, start: int, stop: int) -> Iterable[Any]:
         first, *others = batches(self, log, start, stop)
         return [first.slice(1), *others]
 
-    monkeypatch.setattr(Feed, "batches", without_the_first)
+    monkeypatch.setattr(ArchiveInput, "batches", without_the_first)
     with pytest.raises(NotContinuous, match="orders: no records from 0 to"):
         archived(folder, tmp_path / "archive", once=True)
     with pytest.raises(Refusal, match="nothing was archived"):

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from brokers.pipeline.archive import plan
 from brokers.pipeline.archive.manifest import (
+    ArchivedSpan,
+    ByteRange,
     LogState,
     Manifest,
     NotContinuous,
     Part,
-    Range,
     Settlement,
-    Span,
     unpack,
 )
-from brokers.pipeline.archive.plan import Extent, Overtaken, Ripe, Target
+from brokers.pipeline.archive.plan import Extent, Overtaken, Ripe, RoundTarget
 from brokers.pipeline.archive.writer import Written
 
 HALF = LogState("orders@x#1", "orders@x", "orders", "7", 0, 100, 100, records=10)
@@ -28,7 +28,7 @@ def extent(first: int, end: int, seen: str = "7") -> Extent:
     return Extent("orders@x", "orders", first, end, seen)
 
 
-def targets(there: Extent, known: LogState | None = HALF, *, allow_loss: bool = False) -> list[Target]:
+def targets(there: Extent, known: LogState | None = HALF, *, allow_loss: bool = False) -> list[RoundTarget]:
     logs = {known.key: known} if known is not None else {}
     return plan.targets(
         Manifest(logs=logs), [there], lambda log, other: log.seen != other.seen, allow_loss=allow_loss
@@ -41,21 +41,21 @@ def every(log: Extent, start: int, stop: int, bytes_each: int) -> Sequence[int]:
 
 def test_a_new_log_is_archived_from_its_first_record_on() -> None:
     (target,) = targets(extent(30, 50), known=None)
-    assert (target.identity, target.range, target.gap) == ("orders@x#1", Range(30, 50), None)
+    assert (target.identity, target.range, target.gap) == ("orders@x#1", ByteRange(30, 50), None)
     assert targets(extent(0, 0), known=None) == []
 
 
 def test_a_known_log_is_archived_from_where_it_was_left() -> None:
     (target,) = targets(extent(0, 150))
-    assert (target.identity, target.range, target.event) == (HALF.identity, Range(100, 150), "")
+    assert (target.identity, target.range, target.event) == (HALF.identity, ByteRange(100, 150), "")
     assert targets(extent(0, 100)) == []
     (target,) = targets(extent(100, 150))  # retention has taken just what is archived
-    assert (target.range, target.gap, target.loss) == (Range(100, 150), None, False)
+    assert (target.range, target.gap, target.loss) == (ByteRange(100, 150), None, False)
 
 
 def test_a_log_made_again_is_another_one_even_where_it_is_longer() -> None:
     (target,) = targets(extent(0, 150, seen="8"))
-    assert (target.identity, target.range, target.loss) == ("orders@x#2", Range(0, 150), False)
+    assert (target.identity, target.range, target.loss) == ("orders@x#2", ByteRange(0, 150), False)
     assert "made again" in target.event
     odd = attrs.evolve(HALF, identity="a#b@x#1", name="a#b@x")
     assert plan._following(odd) == "a#b@x#2"
@@ -71,19 +71,19 @@ def test_a_loss_ends_it_unless_it_is_allowed(there: Extent) -> None:
 
 def test_what_was_lost_is_a_gap_before_what_is_there_or_another_log() -> None:
     (overtaken,) = targets(extent(120, 150), allow_loss=True)
-    assert (overtaken.gap, overtaken.range) == (Range(100, 120), Range(120, 150))
+    assert (overtaken.gap, overtaken.range) == (ByteRange(100, 120), ByteRange(120, 150))
     (shorter,) = targets(extent(0, 90), allow_loss=True)
-    assert (shorter.identity, shorter.range) == ("orders@x#2", Range(90, 90))
+    assert (shorter.identity, shorter.range) == ("orders@x#2", ByteRange(90, 90))
 
 
 def test_gaps_of_a_log_are_all_kept_and_one_behind_the_other_is_one() -> None:
-    known = attrs.evolve(HALF, gaps=(Range(10, 20),), seen="6")
+    known = attrs.evolve(HALF, gaps=(ByteRange(10, 20),), seen="6")
     (target,) = targets(extent(120, 150), attrs.evolve(known, seen="7"), allow_loss=True)
-    made = Written([part(130, 150)], [Range(120, 130)])
+    made = Written([part(130, 150)], [ByteRange(120, 130)])
     (found,) = plan.spans([target], {(target.identity, target.range): made})
-    assert found.range == Range(100, 150)
+    assert found.range == ByteRange(100, 150)
     after = Manifest(logs={known.key: known}).advance([found], 0, 0).logs[known.key]
-    assert (after.gaps, after.end, after.seen) == ((Range(10, 20), Range(100, 130)), 150, "7")
+    assert (after.gaps, after.end, after.seen) == ((ByteRange(10, 20), ByteRange(100, 130)), 150, "7")
 
 
 @given(
@@ -93,7 +93,7 @@ def test_gaps_of_a_log_are_all_kept_and_one_behind_the_other_is_one() -> None:
 )
 def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_max: int, tasks: int) -> None:
     wanted = [
-        Target(f"{number}#1", Extent(str(number), str(number), 0, size), Range(0, size))
+        RoundTarget(f"{number}#1", Extent(str(number), str(number), 0, size), ByteRange(0, size))
         for number, size in enumerate(sizes)
     ]
     limited = plan.limited(wanted, bytes_max, every)
@@ -135,8 +135,8 @@ def test_fresh_files_are_ripe_by_bytes_by_number_and_by_age() -> None:
     assert plan.ripe(now, never, 0, everything=True) == [list(now.hot)]
 
 
-def span(start: int, end: int, *parts: Part, gaps: Sequence[Range] = ()) -> Span:
-    return Span(HALF.identity, HALF.name, HALF.topic, "7", Range(start, end), parts, gaps)
+def span(start: int, end: int, *parts: Part, gaps: Sequence[ByteRange] = ()) -> ArchivedSpan:
+    return ArchivedSpan(HALF.identity, HALF.name, HALF.topic, "7", ByteRange(start, end), parts, gaps)
 
 
 @pytest.mark.parametrize(
@@ -150,17 +150,17 @@ def span(start: int, end: int, *parts: Part, gaps: Sequence[Range] = ()) -> Span
         span(90, 110, part(100, 110)),
         span(100, 100, part(100, 100)),
         span(110, 120, part(110, 120)),
-        span(100, 110, part(100, 110), gaps=[Range(100, 110)]),
+        span(100, 110, part(100, 110), gaps=[ByteRange(100, 110)]),
         span(100, 110, attrs.evolve(part(100, 110), key="0" * 12)),
     ],
 )
-def test_a_commit_that_does_not_tile_the_log_is_refused(wrong: Span) -> None:
+def test_a_commit_that_does_not_tile_the_log_is_refused(wrong: ArchivedSpan) -> None:
     with pytest.raises(NotContinuous):
         Manifest(logs={HALF.key: HALF}).advance([wrong], 0, 0)
 
 
 def test_what_is_large_goes_to_its_final_place_at_once_unless_something_older_is_fresh() -> None:
-    def after(manifest: Manifest, added: Span) -> tuple[int, int, int, int]:
+    def after(manifest: Manifest, added: ArchivedSpan) -> tuple[int, int, int, int]:
         following = manifest.advance([added], 0, direct_bytes=50)
         log = following.logs[HALF.key]
         return log.settled, log.records, len(following.hot), len(following.moves)
@@ -169,9 +169,9 @@ def test_what_is_large_goes_to_its_final_place_at_once_unless_something_older_is
     fresh = now.advance([span(100, 110, part(100, 110))], 0, direct_bytes=50)
     assert after(now, span(100, 110, part(100, 110, size=49))) == (100, 11, 1, 0)
     assert after(now, span(100, 110, part(100, 110, size=50))) == (110, 11, 0, 1)
-    assert after(now, span(100, 110, gaps=[Range(100, 110)])) == (110, 10, 0, 0)
+    assert after(now, span(100, 110, gaps=[ByteRange(100, 110)])) == (110, 10, 0, 0)
     assert after(fresh, span(110, 120, part(110, 120, size=50))) == (100, 12, 2, 0)
-    assert after(fresh, span(110, 120, gaps=[Range(110, 120)])) == (100, 11, 1, 0)
+    assert after(fresh, span(110, 120, gaps=[ByteRange(110, 120)])) == (100, 11, 1, 0)
 
 
 def test_a_settlement_of_other_records_than_the_oldest_fresh_ones_is_refused() -> None:
@@ -202,7 +202,7 @@ def test_what_was_settled_is_kept_for_readers_for_so_long_and_then_let_go() -> N
 
 
 def test_a_manifest_comes_back_as_it_was_and_not_at_all_when_a_bit_differs() -> None:
-    log = attrs.evolve(HALF, gaps=(Range(3, 9),))
+    log = attrs.evolve(HALF, gaps=(ByteRange(3, 9),))
     now = Manifest(logs={log.key: log}, origin="servers").advance(
         [span(100, 110, part(100, 110))], 5, 1 << 20
     )

@@ -9,9 +9,9 @@ from brokers.errors import Refusal
 from brokers.pipeline.archive import names, reading
 from brokers.pipeline.archive.files import Files
 from brokers.pipeline.archive.folder import ArchiveFolder, final_files, opened
-from brokers.pipeline.archive.manifest import Manifest, Range, Settlement, Span
+from brokers.pipeline.archive.manifest import ArchivedSpan, ByteRange, Manifest, Settlement
 from brokers.pipeline.archive.names import FileName
-from brokers.pipeline.archive.reading import Fault, committed, faults
+from brokers.pipeline.archive.reading import ArchiveFault, committed, faults
 from tests.pipeline.archive.model import archived, identity, write_fresh
 from tests.support.fake_disk import FakeDisk
 
@@ -19,7 +19,7 @@ from tests.support.fake_disk import FakeDisk
 def added(folder: ArchiveFolder, start: int, end: int, *, direct_bytes: int) -> Manifest:
     """The next commit: these records of `orders`."""
     part = write_fresh(folder.files, "orders", start, end, f"a-{start}")
-    span = Span(identity("orders"), "orders", "orders", "", Range(start, end), [part])
+    span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(start, end), [part])
     return folder.manifest.advance([span], 0, direct_bytes)
 
 
@@ -70,24 +70,28 @@ def test_what_is_missing_or_double_is_told_where_it_is(folder: ArchiveFolder) ->
 
     assert faults(folder.files) == []
     extra = double(50, 60)
-    assert faults(folder.files) == [Fault("orders", "double", Range(50, 60))]
+    assert faults(folder.files) == [ArchiveFault("orders", "double", ByteRange(50, 60))]
     folder.files.unlink(extra)
     first, middle, last = (path for path, _ in final_files(folder.files))
-    for path, missing in ((middle, Range(40, 80)), (last, Range(40, 120)), (first, Range(0, 120))):
+    for path, missing in (
+        (middle, ByteRange(40, 80)),
+        (last, ByteRange(40, 120)),
+        (first, ByteRange(0, 120)),
+    ):
         folder.files.unlink(path)
-        assert faults(folder.files) == [Fault("orders", "missing", missing)]
+        assert faults(folder.files) == [ArchiveFault("orders", "missing", missing)]
 
 
 def test_gaps_are_nothing_that_is_missing_and_a_log_may_begin_later() -> None:
     folder = ArchiveFolder(FakeDisk(), "logmq")
     folder.recover()
     part = write_fresh(folder.files, "orders", 60, 80, "a")
-    gaps = [Range(40, 60), Range(80, 90)]
-    span = Span(identity("orders"), "orders", "orders", "", Range(40, 90), [part], gaps)
+    gaps = [ByteRange(40, 60), ByteRange(80, 90)]
+    span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(40, 90), [part], gaps)
     folder.commit(folder.manifest.advance([span], 0, direct_bytes=1))
     assert faults(folder.files) == []
     folder.files.unlink(part.path)
-    assert faults(folder.files) == [Fault("orders", "missing", Range(60, 80))]
+    assert faults(folder.files) == [ArchiveFault("orders", "missing", ByteRange(60, 80))]
 
 
 def test_paths_are_of_all_that_is_committed_fresh_or_settled(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.pipeline.archive import names, writer
-from brokers.pipeline.archive.manifest import NotContinuous, Part, Range
+from brokers.pipeline.archive.manifest import ByteRange, NotContinuous, Part
 from brokers.pipeline.archive.writer import Work, write
 
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) * 1_000_000
 DAY = 86_400_000_000
-WORK = Work("orders#1", "orders", Range(0, 0), "a-1")
+WORK = Work("orders#1", "orders", ByteRange(0, 0), "a-1")
 
 
 def batch(records: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:
@@ -47,7 +47,7 @@ def end_of(records: Sequence[tuple[int, int, bytes]]) -> int:
 
 
 def work(start: int, end: int, *, gaps: bool = False) -> Work:
-    return Work("orders#1", "orders", Range(start, end), "a-1", gaps_allowed=gaps)
+    return Work("orders#1", "orders", ByteRange(start, end), "a-1", gaps_allowed=gaps)
 
 
 def rows(root: Path, parts: Sequence[Part]) -> Iterator[tuple[int, int, bytes]]:
@@ -131,13 +131,13 @@ def test_gaps_that_are_allowed_are_told_and_part_the_files(tmp_path: Path) -> No
     records = laid([b"a", b"b"], [0, 0], start=3) + laid([b"c"], [0], start=20)
     written = write(tmp_path, work(0, 30, gaps=True), [batch(records)])
     assert list(rows(tmp_path, written.parts)) == records
-    assert written.gaps == [Range(0, 3), Range(13, 20), Range(25, 30)]
+    assert written.gaps == [ByteRange(0, 3), ByteRange(13, 20), ByteRange(25, 30)]
     assert [(part.start, part.end) for part in written.parts] == [(3, 13), (20, 25)]
 
 
 def test_an_empty_range_of_gaps_alone_has_no_file(tmp_path: Path) -> None:
     written = write(tmp_path, work(0, 30, gaps=True), [])
-    assert written == writer.Written([], [Range(0, 30)])
+    assert written == writer.Written([], [ByteRange(0, 30)])
 
 
 def test_fresh_files_become_one_file_a_day(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_fresh_files_become_one_file_a_day(tmp_path: Path) -> None:
     parts: list[Part] = []
     for records in (first, second):
         parts += write(tmp_path, work(records[0][0], end_of(records)), [batch(records)]).parts
-    merged = writer.merge(tmp_path, Work("orders#1", "orders", Range(0, 20), "a-2"), parts)
+    merged = writer.merge(tmp_path, Work("orders#1", "orders", ByteRange(0, 20), "a-2"), parts)
     assert list(rows(tmp_path, merged.parts)) == first + second
     assert [(part.start, part.end) for part in merged.parts] == [(0, 15), (15, 20)]
 
@@ -153,9 +153,9 @@ def test_fresh_files_become_one_file_a_day(tmp_path: Path) -> None:
 def test_files_with_a_gap_between_are_settled_and_keep_it(tmp_path: Path) -> None:
     records = laid([b"a"], [0]) + laid([b"b"], [0], start=20)
     parts = write(tmp_path, work(0, 25, gaps=True), [batch(records)]).parts
-    merged = writer.merge(tmp_path, Work("orders#1", "orders", Range(0, 25), "a-2"), parts)
+    merged = writer.merge(tmp_path, Work("orders#1", "orders", ByteRange(0, 25), "a-2"), parts)
     assert list(rows(tmp_path, merged.parts)) == records
-    assert merged.gaps == [Range(5, 20)]
+    assert merged.gaps == [ByteRange(5, 20)]
 
 
 def test_what_is_held_for_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_what_is_held_for_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.
     assert pq.read_metadata(tmp_path / part.fresh_path).num_row_groups == 5
     assert list(rows(tmp_path, [part])) == records
     monkeypatch.setattr(writer, "ROW_GROUP_BYTES", 250)
-    again = Work("orders#1", "orders", Range(part.start, part.end), "a-2")
+    again = Work("orders#1", "orders", ByteRange(part.start, part.end), "a-2")
     (merged,) = writer.merge(tmp_path, again, [part]).parts  # a group of the old file at a time
     assert pq.read_metadata(tmp_path / merged.fresh_path).num_row_groups == 2
     assert list(rows(tmp_path, [merged])) == records

@@ -9,7 +9,7 @@ import trio
 
 from brokers.pipeline.jobs import replay as job
 from brokers.pipeline.jobs.replay import Progress
-from brokers.pipeline.jobs.replay_from import Sent
+from brokers.pipeline.jobs.replay_from import SourcedRecord
 from logmq.replay import target
 
 OF = {"topic": "orders"}
@@ -18,14 +18,14 @@ BATCH_MESSAGES = 64
 """40 batches of them all, on any machine: none is waited for."""
 
 
-def logs(*sizes: int) -> list[Sent]:
+def logs(*sizes: int) -> list[SourcedRecord]:
     """Records of several logs, `sizes` each, as they came: no two of one log share a time."""
     found = []
     for number, size in enumerate(sizes):
         offset = 0
         for at in range(size):
             value = b"%d" % at * (at % 9)
-            found.append(Sent(f"there topic{number}", offset, at / 10 + number / 97, value))
+            found.append(SourcedRecord(f"there topic{number}", offset, at / 10 + number / 97, value))
             offset += 4 + len(value)
     return sorted(found, key=lambda record: record.time)
 

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from brokers.pipeline.jobs import cli, figures, lag, tables
-from brokers.pipeline.jobs.engine import Asking, is_little, is_local
+from brokers.pipeline.jobs.engine import FewRows, is_little, is_local
 from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.source.origin import DataLoss
@@ -54,10 +54,10 @@ def as_text(rows: Any) -> list[str]:
     ],
 )
 def test_both_engines_give_the_same_rows(
-    spark: "SparkSession", passed: Path, ask: Callable[[Path, Asking], Any]
+    spark: "SparkSession", passed: Path, ask: Callable[[Path, FewRows], Any]
 ) -> None:
-    local_rows = ask(passed, Asking(engine="local"))
-    assert as_text(local_rows) == as_text(ask(passed, Asking(engine="spark")))
+    local_rows = ask(passed, FewRows(engine="local"))
+    assert as_text(local_rows) == as_text(ask(passed, FewRows(engine="spark")))
     assert local_rows
 
 
@@ -77,16 +77,16 @@ def test_little_is_answered_without_spark(passed: Path) -> None:
 def test_much_and_what_is_sparks_own_is_for_spark(passed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, chosen = Where((passed,)), [*offered(VOLUMES), *lag.tables()]
     assert is_little(there, chosen)
-    assert is_local(Asking(), little=True)
-    assert not is_local(Asking(master="local[1]"), little=True)
-    assert not is_local(Asking(conf=("a=b",)), little=True)
-    assert not is_local(Asking(engine="spark"), little=True)
+    assert is_local(FewRows(), little=True)
+    assert not is_local(FewRows(master="local[1]"), little=True)
+    assert not is_local(FewRows(conf=("a=b",)), little=True)
+    assert not is_local(FewRows(engine="spark"), little=True)
     with pytest.raises(UsageError, match="--master and --conf are Spark's"):
-        is_local(Asking(engine="local", conf=("a=b",)), little=True)
+        is_local(FewRows(engine="local", conf=("a=b",)), little=True)
     monkeypatch.setattr(tables, "BYTES_MAX", tables.size(there, chosen) - 1)
     assert not is_little(there, chosen)
-    assert not is_local(Asking(), little=False)
-    assert is_local(Asking(engine="local"), little=False)
+    assert not is_local(FewRows(), little=False)
+    assert is_local(FewRows(engine="local"), little=False)
 
 
 def test_an_index_counts_for_a_hundredth_of_its_log(passed: Path) -> None:
@@ -102,7 +102,7 @@ def test_more_messages_than_one_process_holds_are_for_spark(
     monkeypatch.setattr(lifecycles, "MESSAGES_MAX", -(1 << 20))
     assert cli.latency(passed) == expected
     with pytest.raises(UsageError, match="which is for Spark: --engine spark"):
-        cli.latency(passed, reading=Asking(engine="local"))
+        cli.latency(passed, reading=FewRows(engine="local"))
 
 
 @pytest.mark.parametrize("name", ["local", "spark"])
@@ -111,10 +111,10 @@ def test_what_a_topics_index_says_is_enough_for_its_volumes(
 ) -> None:
     """Records that are asked for from within an entry are counted, and damage does not hide how many came."""
     start = f'startingOffsets={{"orders": {offset_of(700)}}}'
-    (row,) = cli.throughput(folder, window="1 day", reading=Asking(engine=name, option=(start,)))
+    (row,) = cli.throughput(folder, window="1 day", reading=FewRows(engine=name, option=(start,)))
     assert (row["messages"], row["bytes"]) == (len(RECORDS) - 700, sum(map(len, RECORDS[700:])))
     flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
-    (row,) = cli.throughput(folder, window="1 day", reading=Asking(engine=name))
+    (row,) = cli.throughput(folder, window="1 day", reading=FewRows(engine=name))
     assert (row["messages"], row["bytes"]) == (len(RECORDS), sum(map(len, RECORDS)))
 
 
@@ -124,7 +124,7 @@ def test_a_server_is_asked_for_marks_alone_where_they_are_enough(
     """And so tells how much came, whatever has become of it since."""
     server = new_server("--enable", "logmq", data=folder).start()
     flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
-    reading = Asking(servers=":".join(map(str, server.address("logmq"))))
+    reading = FewRows(servers=":".join(map(str, server.address("logmq"))))
     (row,) = cli.throughput(window="1 day", reading=reading)
     assert (row["messages"], row["bytes"]) == (len(RECORDS), sum(map(len, RECORDS)))
     start = f'startingOffsets={{"orders": {offset_of(700)}}}'
@@ -135,4 +135,4 @@ def test_a_server_is_asked_for_marks_alone_where_they_are_enough(
 def test_records_themselves_are_checked_here_too(folder: Path) -> None:
     flip(folder / "logmq" / "orders.log", 8 * offset_of(5) + 40)
     with pytest.raises(DataLoss, match="CRC"):
-        cli.decode(str(folder), "records", reading=Asking(engine="local"))
+        cli.decode(str(folder), "records", reading=FewRows(engine="local"))

@@ -20,17 +20,17 @@ from brokers.pipeline.archive.cli import archive
 from brokers.pipeline.archive.folder import opened
 from brokers.pipeline.jobs import cli
 from brokers.pipeline.jobs import replay as job
-from brokers.pipeline.jobs.replay import OtherRecords, OutOfOrder, Pace, Place, Progress
+from brokers.pipeline.jobs.replay import OtherRecords, OutOfOrder, Pace, Progress, ReplayBatch
 from brokers.pipeline.jobs.replay_from import (
     FromArchive,
     FromLogs,
     NotMessages,
-    Sent,
+    SourcedRecord,
     topic_of,
     topics_of,
 )
 from brokers.pipeline.jobs.where import Reading, Where
-from brokers.pipeline.source.options import Topics
+from brokers.pipeline.source.options import TopicChoice
 from shared.errors import UsageError
 from shared.storage.tools.logs import RecordRow, log_dump
 from tests.pipeline.jobs.conftest import BILLS, ORDERS, READ
@@ -76,19 +76,19 @@ class Mortal(Progress):
 
     dies: Callable[[], None] = staticmethod(lambda: None)
 
-    def save(self, place: Place) -> None:
+    def save(self, place: ReplayBatch) -> None:
         self.dies()
         super().save(place)
         self.dies()
 
 
-def begun(progress: Progress, records: Sequence[Sent]) -> Place:
+def begun(progress: Progress, records: Sequence[SourcedRecord]) -> ReplayBatch:
     """Where a replay of these records is."""
     extents = {record.log: (0, record.offset + 1) for record in records}
     return progress.load() or progress.begin(extents)
 
 
-def run(records: Sequence[Sent], broker: Broker, progress: Progress) -> job.Replayed:
+def run(records: Sequence[SourcedRecord], broker: Broker, progress: Progress) -> job.Replayed:
     place = begun(progress, records)
     left = [record for record in records if record.offset >= place.at[record.log]]
     return trio.run(job.replay, left, broker, place, progress)
@@ -248,23 +248,24 @@ def test_records_out_of_order_end_it(tmp_path: Path) -> None:
 
 def test_what_is_not_of_the_batch_that_was_begun_goes_out_behind_it_in_its_order() -> None:
     x, y = (
-        [Sent(f"here {name}", 5 * number, 0.0, b"%d" % number) for number in range(4)] for name in ("x", "y")
+        [SourcedRecord(f"here {name}", 5 * number, 0.0, b"%d" % number) for number in range(4)]
+        for name in ("x", "y")
     )
-    place = Place(OF, "w", {}, {}, 1, job.contents_of([x[0], y[0], y[1]]))
+    place = ReplayBatch(OF, "w", {}, {}, 1, job.contents_of([x[0], y[0], y[1]]))
     batch, others = job.begun_batch(iter([x[0], x[1], y[0], x[2], y[1], y[2], x[3]]), place)
     assert batch == [x[0], y[0], y[1]]
     assert list(others) == [x[1], x[2], y[2], x[3]]
 
 
-async def batches(records: Sequence[Sent], pace: Pace) -> list[tuple[float, list[Sent]]]:
+async def batches(records: Sequence[SourcedRecord], pace: Pace) -> list[tuple[float, list[SourcedRecord]]]:
     """Each, and the seconds after which it went out."""
     begin = trio.current_time()
     return [(trio.current_time() - begin, batch) async for batch in job.due_batches(iter(records), pace)]
 
 
 async def test_a_batch_has_as_much_as_fits_by_number_bytes_and_logs() -> None:
-    def sent(log: int, size: int) -> Sent:
-        return Sent(f"here {log}", 0, 0.0, bytes(size))
+    def sent(log: int, size: int) -> SourcedRecord:
+        return SourcedRecord(f"here {log}", 0, 0.0, bytes(size))
 
     for records, sizes in (
         ([sent(0, 1)] * 2500, [1000, 1000, 500]),
@@ -278,7 +279,7 @@ async def test_a_batch_has_as_much_as_fits_by_number_bytes_and_logs() -> None:
 
 
 async def test_what_is_due_does_not_wait_for_what_is_not(autojump_clock: trio.testing.MockClock) -> None:
-    records = [Sent("here x", number, time, b"") for number, time in enumerate((5.0, 5.0, 7.0, 7.5))]
+    records = [SourcedRecord("here x", number, time, b"") for number, time in enumerate((5.0, 5.0, 7.0, 7.5))]
     found = await batches(records, Pace(speed=1))
     assert [(at, len(batch)) for at, batch in found] == [(0.0, 2), (2.0, 1), (2.5, 1)]
 
@@ -292,7 +293,7 @@ def test_what_is_replayed_is_named_once_and_may_be_in_any_folder(tmp_path: Path)
     with opened(tmp_path, "a data folder's dms") as archive:
         archive.commit(archive.manifest.advance((), 0, 0))
     with pytest.raises(NotMessages, match="archive of a data folder's dms"):
-        FromArchive(tmp_path).extents(Topics(pattern=".*"))
+        FromArchive(tmp_path).extents(TopicChoice(pattern=".*"))
 
 
 @pytest.mark.parametrize(
@@ -381,7 +382,7 @@ def test_a_replay_says_what_it_needs(passed: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=text):
             cli.replay(*words, **more)
     with pytest.raises(UsageError, match=r"no topic in .* matches"):
-        FromLogs(Where((passed,))).extents(Topics(pattern="nothing"))
+        FromLogs(Where((passed,))).extents(TopicChoice(pattern="nothing"))
     assert READ  # the folder is the other tests' too
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from brokers.pipeline.jobs import cli, tables
-from brokers.pipeline.jobs.engine import Asking
+from brokers.pipeline.jobs.engine import FewRows
 from brokers.pipeline.jobs.offers import NoTable, offered, only_served
 from brokers.pipeline.jobs.tables import rows_as_they_come
 from brokers.pipeline.jobs.throughput import following
@@ -45,11 +45,11 @@ def messages(rows: list[dict[str, Any]]) -> Counter[Any]:
 
 def test_jobs_read_servers_and_tell_several_apart(spark: "SparkSession", servers: tuple[str, str]) -> None:
     first, other = servers
-    both = Asking(servers=",".join(servers))
+    both = FewRows(servers=",".join(servers))
     expected = {(first, "orders"): len(ORDERS), (first, "bills"): len(BILLS), (other, "orders"): 2}
     assert messages(cli.throughput(reading=both)) == expected
     assert messages(cli.decode("volumes", reading=both)) == expected
-    assert messages(cli.throughput(reading=Asking(servers=other))) == {(None, "orders"): 2}
+    assert messages(cli.throughput(reading=FewRows(servers=other))) == {(None, "orders"): 2}
     (topics,) = offered("volumes", "logmq")
     windows = following(tables.following(spark, Where(servers=both.servers), [topics]), "1 hour", "5 seconds")
     # What ends with what is there closes no window: each change of one is looked at instead.
@@ -77,9 +77,9 @@ def test_groups_of_servers_are_behind_as_the_folder_has_it(
 ) -> None:
     """From the marks and without Spark; times are at their grain."""
     expected = [row | {"seconds": 0} for row in cli.lag(passed)]
-    found = cli.lag(groups="billing, audit", reading=Asking(servers=servers[0]))
+    found = cli.lag(groups="billing, audit", reading=FewRows(servers=servers[0]))
     assert [row | {"seconds": 0} for row in found] == expected
-    both = cli.lag(groups="audit", reading=Asking(servers=",".join(servers)))
+    both = cli.lag(groups="audit", reading=FewRows(servers=",".join(servers)))
     assert [(row["broker"], row["messages"], row["bytes"]) for row in both] == [
         (servers[0], 0, 0),
         (servers[1], 1, 2),
@@ -98,7 +98,7 @@ def test_a_group_in_a_damaged_range_costs_its_own_row_alone(
     server.stop()
     flip(folder / "logmq" / "orders.log", entry.offset * 8 + 1)
     server.start()
-    reading = Asking(servers=":".join(map(str, server.address("logmq"))))
+    reading = FewRows(servers=":".join(map(str, server.address("logmq"))))
     rows = {row["reader"]: row for row in cli.lag(groups=",".join(commits), reading=reading)}
     behind = [offset_of(number) for number in range(len(RECORDS))]
     late = len(RECORDS) - behind.index(entry.end)
@@ -111,7 +111,7 @@ def test_a_group_in_a_damaged_range_costs_its_own_row_alone(
 
 
 def test_what_servers_do_not_give_is_said(servers: tuple[str, str]) -> None:
-    reading = Asking(servers=servers[0])
+    reading = FewRows(servers=servers[0])
     with pytest.raises(NoTable, match=r"does not give what dms lives is made of.*logmq volumes"):
         cli.decode("lives", reading=reading)
     with pytest.raises(NoTable, match="dms lives"):
@@ -130,9 +130,9 @@ def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_p
     with pytest.raises(UsageError, match="either data folders or --servers"):
         where([])
     with pytest.raises(UsageError, match="either data folders or --servers"):
-        where([passed], Asking(servers="127.0.0.1:1"))
+        where([passed], FewRows(servers="127.0.0.1:1"))
     with pytest.raises(ConfigError, match="servers: names no server"):
-        where([], Asking(servers=""))
+        where([], FewRows(servers=""))
     with pytest.raises(UsageError, match="named twice"):
         where([passed, passed.parent / "." / ".." / passed.parent.name / passed.name])
     with pytest.raises(StoreFormat, match="not a data folder"):
@@ -144,9 +144,9 @@ def test_what_cannot_be_read_is_said_before_spark_is_started(passed: Path, tmp_p
         ("verifyCrcs=true", ConfigError, "did you mean verifyCrc"),
     ):
         with pytest.raises(error, match=text):
-            where([passed], Asking(option=(option,)))
+            where([passed], FewRows(option=(option,)))
     with pytest.raises(UsageError, match="own business"):
-        where([passed], Asking(option=("startingOffsets=latest",)), bounded=False)
-    away = Asking(servers="127.0.0.1:1", option=("retryTimeoutMs=1",))
+        where([passed], FewRows(option=("startingOffsets=latest",)), bounded=False)
+    away = FewRows(servers="127.0.0.1:1", option=("retryTimeoutMs=1",))
     with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.1:1"):
         where([], away)

@@ -13,7 +13,7 @@ import trustme
 from trio.testing import MockClock, memory_stream_pair
 
 from shared.client.dial import Address, Disconnected, Unreachable, keep_trying, tls_context
-from shared.client.pipelining import Asking
+from shared.client.pipelining import PipelinedConnection
 from shared.client.retry import Retry
 from shared.errors import UsageError
 from shared.net.tls import TlsStream, client_context, in_words
@@ -143,7 +143,7 @@ async def refusal(client: ssl.SSLContext | None, server: ssl.SSLContext | None) 
     return f"{told} / {' '.join(heard)}"
 
 
-class Told(Asking[None]):
+class Told(PipelinedConnection[None]):
     def receive(self, data: bytearray) -> int:
         return len(data)
 

@@ -5,10 +5,10 @@ import trio
 import trio.testing
 
 from shared.client.dial import Address, Disconnected, Unreachable
-from shared.client.pipelining import UNANSWERED_BYTES_MAX, Asking, Reconnecting
+from shared.client.pipelining import UNANSWERED_BYTES_MAX, PipelinedConnection, Reconnecting
 
 
-class Lines(Asking[None]):
+class Lines(PipelinedConnection[None]):
     """Each line of the server's answers one request."""
 
     def receive(self, data: bytearray) -> int:

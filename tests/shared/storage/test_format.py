@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shared.storage import catalog, format, index
 from shared.storage.catalog import Catalog, LogLine
-from shared.storage.format import Flag, IndexEntry
+from shared.storage.format import EntryFlag, IndexEntry
 from shared.storage.os_disk import OsDisk
 from shared.units import KIB
 
@@ -83,7 +83,7 @@ def batch(parts: list[bytes], entries: int) -> bytes:
 
 def test_a_batch_is_laid_out_as_the_page_says() -> None:
     body = format.record(b"hello")
-    data = batch([format.pack_entry(format.Kind.APPEND, 3, 40, len(body), 1), body], 1)
+    data = batch([format.pack_entry(format.EntryKind.APPEND, 3, 40, len(body), 1), body], 1)
     assert len(data) == 512
     assert data[:4] == b"BRJ1"
     assert struct.unpack(">QQQQQIQI", data[8:64]) == (1024, 512, 7, 9, 32 + 9, 1, 512, 0)
@@ -100,7 +100,7 @@ def test_a_batch_is_laid_out_as_the_page_says() -> None:
 def test_a_batch_comes_back_as_it_was_packed(bodies: list[bytes]) -> None:
     parts = []
     for number, body in enumerate(bodies):
-        parts += [format.pack_entry(format.Kind.APPEND, number, 10 * number, len(body), 1), body]
+        parts += [format.pack_entry(format.EntryKind.APPEND, number, 10 * number, len(body), 1), body]
     data = batch(parts, len(bodies))
     found = format.unpack_batch(data)
     assert found is not None
@@ -127,7 +127,7 @@ def test_every_flipped_bit_of_a_batch_is_found() -> None:
 def test_every_flipped_bit_of_an_index_is_found() -> None:
     header = bytearray(format.pack_index_header(5, 123))
     assert format.unpack_index_header(header) == (5, 123)
-    entry = IndexEntry(1, 2, 3, 4, 5, 6, Flag.UNVERIFIED)
+    entry = IndexEntry(1, 2, 3, 4, 5, 6, EntryFlag.UNVERIFIED)
     data = bytearray(format.pack_index_entry(entry, 5))
     assert len(header) == len(data) == 64
     assert format.unpack_index_entry(data, 5) == entry

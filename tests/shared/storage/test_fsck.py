@@ -16,10 +16,10 @@ from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
 from shared.storage.settings import Durability
 from shared.storage.store import Store
-from shared.storage.tools.fsck import FsckReport, Kind, Severity, check
+from shared.storage.tools.fsck import FindingKind, FsckReport, Severity, check
 from shared.storage.tools.logs import DamagedRow, RecordRow, log_dump, log_ls, log_verify
 from shared.storage.tools.repair import repair
-from shared.storage.tools.view import State, viewing
+from shared.storage.tools.view import Trust, viewing
 from tests.support.folders import ALWAYS, add, contents, fill, flip, open_folder, tree
 
 # 30 records of 5,000 bytes, in three index entries.
@@ -41,7 +41,7 @@ def payloads(folder: Path, namespace: str, name: str, start: int = 0, stop: int 
     return [row.payload for row in rows if isinstance(row, RecordRow)]
 
 
-def damage(report: FsckReport) -> list[tuple[Kind, str]]:
+def damage(report: FsckReport) -> list[tuple[FindingKind, str]]:
     return [(f.kind, f.path) for f in report.findings if f.severity is Severity.DAMAGE]
 
 
@@ -212,7 +212,7 @@ def test_a_folder_that_cannot_be_written_can_be_checked(
 def test_a_flipped_bit_in_a_log_is_found_and_the_rest_is_read(folder: Path) -> None:
     flip(folder / "logmq/orders.log", 8 * (2 * 5004 + 100))
     before = tree(folder)
-    assert damage(check(folder)) == [(Kind.LOG, "logmq/orders.log")]
+    assert damage(check(folder)) == [(FindingKind.LOG, "logmq/orders.log")]
     (finding,) = check(folder).findings
     assert finding.offset is not None
     assert finding.length is not None
@@ -235,7 +235,7 @@ def test_a_damaged_index_entry_is_made_anew_unverified(folder: Path) -> None:
     assert len(original) > entry_position(2)
     flip(path, 8 * entry_position(1) + 70)
     broken = path.read_bytes()
-    assert damage(check(folder)) == [(Kind.INDEX, "logmq/orders.idx")]
+    assert damage(check(folder)) == [(FindingKind.INDEX, "logmq/orders.idx")]
     report = repair(folder)
     assert report.ok
     assert [f.text.partition(":")[0] for f in report.findings] == ["the index was rebuilt"]
@@ -253,7 +253,7 @@ def test_a_damaged_index_header_costs_no_entry(folder: Path) -> None:
     path = folder / "logmq/orders.idx"
     original = path.read_bytes()
     flip(path, 100)
-    assert damage(check(folder)) == [(Kind.INDEX, "logmq/orders.idx")]
+    assert damage(check(folder)) == [(FindingKind.INDEX, "logmq/orders.idx")]
     assert payloads(folder, "logmq", "orders") == LONG
     assert repair(folder).findings == ()
     assert path.read_bytes() == original
@@ -261,7 +261,7 @@ def test_a_damaged_index_header_costs_no_entry(folder: Path) -> None:
 
 def test_a_missing_index_is_made_anew(folder: Path) -> None:
     (folder / "logmq/orders.idx").unlink()
-    assert damage(check(folder)) == [(Kind.INDEX, "logmq/orders.idx")]
+    assert damage(check(folder)) == [(FindingKind.INDEX, "logmq/orders.idx")]
     assert payloads(folder, "logmq", "orders") == LONG, "records can be walked without it"
     assert repair(folder).ok
     (row,) = log_verify(folder, "logmq", "orders")
@@ -286,8 +286,8 @@ def test_files_that_no_log_owns_are_moved_not_removed(folder: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     findings = check(folder).findings
     assert [(f.severity, f.kind, f.path) for f in findings] == [
-        (Severity.WARNING, Kind.ORPHAN, "logmq/stranger.log"),
-        (Severity.NOTE, Kind.ORPHAN, "notes.txt"),
+        (Severity.WARNING, FindingKind.ORPHAN, "logmq/stranger.log"),
+        (Severity.NOTE, FindingKind.ORPHAN, "notes.txt"),
     ]
     repair(folder)
     (moved,) = (folder / "quarantine").rglob("stranger.log")
@@ -302,7 +302,7 @@ def test_a_lost_catalog_is_rebuilt_from_the_logs(folder: Path, how: str) -> None
         flip(folder / "CATALOG", 1000)
     else:
         (folder / "CATALOG").unlink()
-    assert damage(check(folder)) == [(Kind.CATALOG, "CATALOG")]
+    assert damage(check(folder)) == [(FindingKind.CATALOG, "CATALOG")]
     wanted = {**WORDS, ("logmq", "orders"): [*LONG, b"newest"], ("logmq", "young"): [b"y"]}
     shutil.copytree(folder, folder.parent / "copy")
     assert contents(folder.parent / "copy") == wanted, "a start makes it anew by itself"
@@ -354,7 +354,7 @@ def test_a_lost_format_file_is_written_again(folder: Path, how: str) -> None:
         flip(folder / "FORMAT", 11)
     else:
         (folder / "FORMAT").unlink()
-    assert damage(check(folder)) == [(Kind.FORMAT, "FORMAT")]
+    assert damage(check(folder)) == [(FindingKind.FORMAT, "FORMAT")]
     assert repair(folder).ok
     assert contents(folder) == WORDS
 
@@ -369,10 +369,10 @@ def test_a_torn_journal_is_a_warning_and_a_hole_in_it_is_damage(folder: Path) ->
     flip(segment, second + 8 * 100)
     report = check(folder)
     assert report.ok
-    assert (Severity.WARNING, Kind.JOURNAL) in [(f.severity, f.kind) for f in report.findings]
+    assert (Severity.WARNING, FindingKind.JOURNAL) in [(f.severity, f.kind) for f in report.findings]
     flip(segment, second + 8 * 100)
     flip(segment, 8 * 100)
-    assert damage(check(folder)) == [(Kind.JOURNAL, "journal")]
+    assert damage(check(folder)) == [(FindingKind.JOURNAL, "journal")]
     copy = segment.read_bytes()
     report = repair(folder)
     assert any("damaged" in path and data[: len(copy)] == copy for path, data in tree(folder).items())
@@ -387,4 +387,4 @@ def test_ranges_of_the_journal_alone_are_good(folder: Path) -> None:
         assert log.patches
     (row,) = log_verify(folder, "logmq", "young")
     assert (row.good_bytes, row.records) == (10, 2)
-    assert State.GOOD.value == "good"
+    assert Trust.GOOD.value == "good"

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from shared.storage import format, journal, replay
-from shared.storage.format import Kind
+from shared.storage.format import EntryKind
 from shared.storage.journal import Journal, PoisonError, segment_path
 from shared.storage.replay import Damage
 from tests.support.fake_disk import FakeDisk, Operation
@@ -20,7 +20,7 @@ def start(disk: FakeDisk, lsn: int = 0, *, bytes_max: int = 1 << 20) -> Journal:
 
 def add(writer: Journal, body: bytes) -> int:
     """One batch with one append; returns its LSN."""
-    parts = [format.pack_entry(Kind.APPEND, 1, 0, len(body), 1), body]
+    parts = [format.pack_entry(EntryKind.APPEND, 1, 0, len(body), 1), body]
     writer.write(parts, 1, sum(map(len, parts)), 5)
     assert writer.previous is not None
     return writer.previous

@@ -7,7 +7,7 @@ from dms import opening
 from dms.cold import ColdRow
 from dms.engine import Engine, Queue
 from dms.expiry import Expiry
-from dms.opening import Replay
+from dms.opening import LogReplay
 from dms.queue_log import QueueLog
 from dms.times import Times
 from shared.storage.log import Ticket
@@ -72,13 +72,13 @@ def what_is_held_is_delivered_again() -> list[Change]:
 
 
 def replay_forgets_acks_out_of_order() -> list[Change]:
-    gone = Replay._gone
+    gone = LogReplay._gone
 
-    def only_the_front(self: Replay, run: Any) -> None:
+    def only_the_front(self: LogReplay, run: Any) -> None:
         if run.first >= self.head or run.first == min(self.out, default=run.first):
             gone(self, run)
 
-    return [(Replay, "_gone", only_the_front)]
+    return [(LogReplay, "_gone", only_the_front)]
 
 
 def the_dead_move_in_two_entries() -> list[Change]:
@@ -102,7 +102,7 @@ def the_dead_are_left_behind() -> list[Change]:
 def a_restart_ends_all_delays() -> list[Change]:
     restore = opening._restore_times
 
-    def released(queue: Queue, replay: Replay) -> None:
+    def released(queue: Queue, replay: LogReplay) -> None:
         restore(queue, replay)
         if queue.expiry is not None:
             queue.expiry.delays.clear()
@@ -114,7 +114,7 @@ def a_restart_ends_all_delays() -> list[Change]:
 def a_restart_begins_times_anew() -> list[Change]:
     restore = opening._restore_times
 
-    def renewed(queue: Queue, replay: Replay) -> None:
+    def renewed(queue: Queue, replay: LogReplay) -> None:
         replay.came = [(queue.engine.times.now_ms(), upto) for _, upto in replay.came]
         restore(queue, replay)
 

@@ -1,0 +1,76 @@
+"""One word, one meaning: the glossary of ARCHITECTURE.md, and the names of classes."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from tests.test_arrows import PACKAGES, ROOT, Module, modules, nodes
+
+WORDS_MAX = 50
+
+SAME_EVERYWHERE = frozenset(
+    # What a protocol's rooms are made of.
+    {"Broker", "Client", "Counts", "Event", "Refusal", "Session", "State", "Stop", "WireError"}
+    # The field's nouns. A client's class and the server's stand for the two ends of one thing.
+    | {"Consumer", "Feed", "Message", "Producer", "Queue", "QueueLog", "Record", "Sink", "Subscriber", "Tail"}
+    # Why an answer says no: a code of the wire, and what is wrong with a message that gets no answer.
+    | {"Code", "Fault", "NotThere"}
+    # An answer that is waited for, a client's connection, a list of a folder's files, what a check has found.
+    | {"Answer", "Finding", "Link", "Manifest"}
+    # A row of a benchmark's table; where a server is; what may be chosen, each filled in.
+    | {"Options", "Row", "Server"}
+)
+"""Public classes that stand in several files and mean the same in each."""
+
+
+def glossary() -> list[str]:
+    """The words of the table, `ack, nack` being two."""
+    text = (ROOT / "shared/ARCHITECTURE.md").read_text().partition("## Glossary")[2]
+    rows = re.findall(r"^\| (?!word |---)([^|]+) \|", text, re.MULTILINE)
+    return [word for row in rows for word in row.split(", ")]
+
+
+def doublets(all_modules: Iterable[Module]) -> Iterator[str]:
+    """Public classes that stand in several files."""
+    homes: dict[str, set[str]] = defaultdict(set)
+    for module in all_modules:
+        for node in nodes(module.source, module.path):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].add(module.path)
+    yield from (f"{name}: {', '.join(sorted(paths))}" for name, paths in homes.items() if len(paths) > 1)
+
+
+def test_the_glossary_is_short_and_has_no_word_twice() -> None:
+    words = glossary()
+    assert 30 < len(words) <= WORDS_MAX
+    assert sorted(words) == sorted(set(words))
+
+
+def test_every_word_of_the_glossary_is_used_by_the_source() -> None:
+    source = "\n".join(module.source for module in modules(*PACKAGES)).lower().replace("_", " ")
+    assert [word for word in glossary() if not re.search(rf"\b{word}", source)] == []
+
+
+def test_a_class_name_stands_once_unless_it_means_the_same() -> None:
+    found = [each for each in doublets(modules(*PACKAGES)) if each.partition(":")[0] not in SAME_EVERYWHERE]
+    assert found == [], "one word, one meaning: give the one that is less the field's word another name"
+
+
+def test_the_list_of_names_that_mean_the_same_has_none_too_many() -> None:
+    assert {each.partition(":")[0] for each in doublets(modules(*PACKAGES))} >= SAME_EVERYWHERE
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        ("class Place: ...", ["Place: dmp/b.py, dms/a.py"]),
+        ("def f():\n    class Place: ...", ["Place: dmp/b.py, dms/a.py"]),
+        ("class Places: ...", []),
+        ("Place = 1", []),
+    ],
+)
+def test_a_class_that_stands_twice_is_found(other: str, found: list[str]) -> None:
+    assert list(doublets([Module("dms/a.py", "class Place: ..."), Module("dmp/b.py", other)])) == found
