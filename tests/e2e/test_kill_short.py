@@ -8,7 +8,7 @@ import pytest
 
 from tests.trials.folder import MODES
 from tests.trials.kill import Plan, run_lane
-from tests.trials.stand_in import command
+from tests.trials.logmq_stand_in import command
 from tests.trials.tally import Tally
 
 SHORT = 0.25

@@ -5,7 +5,6 @@ What is promised and how that is judged: `dmp_judge`.
 """
 
 import random
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
@@ -17,59 +16,42 @@ from tests.support.server import until
 from tests.trials.dmp_judge import judge
 from tests.trials.dmp_ledger import QUEUES, DmpBook
 from tests.trials.dmp_load import Asking, DmpLoad
-from tests.trials.folder import MODES, Folder, durability, storage_settings
-from tests.trials.verify import Verification
+from tests.trials.folder import Adapter, HasMode, Verification, durability
 
 Shown = Mapping[str, tuple[bytes, ...]]
 
 
-def dmp_settings(modes: Sequence[str], source: random.Random) -> str:
-    """TOML: one of the modes for all queues; the storage's ways are drawn."""
-    return "\n".join(
-        [
-            *storage_settings(source),
+@attrs.define(eq=False)
+class DmpAdapter(Adapter):
+    """Durable queues over AMQP 0-9-1, all of one mode."""
+
+    protocol = "dmp"
+    book: DmpBook = attrs.field(factory=DmpBook, kw_only=True)
+
+    @staticmethod
+    def settings(modes: Sequence[str], source: random.Random) -> list[str]:
+        """One of the modes for all queues."""
+        return [
             "[dmp]",
             f'durability = "{durability(source.choice(modes))}"',
             f"hot_bytes = {source.choice((0, 20_000, 64 << 20))}",  # 0: what waits is read back from the log
-            "",
         ]
-    )
-
-
-class DmpWork:
-    """What of a folder is about DMP: before `Folder`, or what is derived from it, among the bases."""
-
-    __slots__ = ()
 
     def load(self) -> DmpLoad:
-        self.book.mode = self._mode()
-        return DmpLoad(self.server.address("dmp"), self.book, self.source)
+        self.book.mode = self.mode_set("dmp")
+        return DmpLoad(self.address, self.book, self.source)
 
     def promised_records(self, until: float) -> int:
         return self.book.promised(until)
 
-    def _mode(self) -> str:
-        found = tomllib.loads((self.server.folder / "brokers.toml").read_text())["dmp"]["durability"]
-        return next(mode for mode in MODES if durability(mode) == found)
-
-    def _verify(self, promised_until: Callable[[DmpBook], float]) -> Verification:
-        self.book.mode = self._mode()
-        shown = look(self.server.address("dmp"), give_back=self.source.random() < 0.5)
+    def verify(self, promised_until: Callable[[HasMode], float]) -> Verification:
+        self.book.mode = self.mode_set("dmp")
+        shown = look(self.address, give_back=self.source.random() < 0.5)
         verdict = judge(self.book, shown, promised_until(self.book))
         return Verification(verdict, {self.book.mode: verdict}, shown)
 
-    def _look(self) -> Shown:
-        return look(self.server.address("dmp"), give_back=True)
-
-    def _same(self, name: str, before: Shown, now: Shown) -> bool:
-        return before.get(name) == now.get(name)
-
-
-@attrs.define(eq=False)
-class DmpFolder(DmpWork, Folder):
-    """A data folder, its server, and all that was asked of its queues."""
-
-    book: DmpBook = attrs.field(factory=DmpBook)
+    def look(self) -> Shown:
+        return look(self.address, give_back=True)
 
 
 def look(address: tuple[str, int], *, give_back: bool) -> Shown:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tests.trials.dmp_ledger import Copy, DmpBook, QueueBook, digest, key_of
-from tests.trials.judge import Verdict
+from tests.trials.tally import Verdict
 
 Shown = Mapping[str, Sequence[bytes]]
 """Bodies by queue, in order; a queue that is not there is not among them."""

@@ -21,9 +21,8 @@ from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import decoded, publish, start_ok
 from tests.dmp.world import PERSISTENT
 from tests.trials.dmp_ledger import EXCHANGE, FANOUT, Copy, DmpBook, digest, key_of
-from tests.trials.load import Load
 from tests.trials.payloads import Payloads
-from tests.trials.raw_peer import RawPeer
+from tests.trials.peers import PeersLoad, RawPeer
 
 _HELD_MAX = 200
 _PART_BYTES = 60_000
@@ -228,19 +227,20 @@ class Consumer(AmqpPeer):
         self._out += encode(commands.Basic.Ack(tag, multiple), 1)
 
 
-class DmpLoad(Load):
+class DmpLoad(PeersLoad):
     """Publishers and consumers, on one server."""
 
     def __init__(self, address: tuple[str, int], book: DmpBook, source: random.Random) -> None:
         payloads = Payloads(source)
         if book.mode != "always" or any(queue.made is None for queue in book.queues.values()):
             _declare(address, book)
-        self._peers = []
+        peers: list[RawPeer] = []
         for number, window in source.sample(list(enumerate((1, 16, 64, 128))), source.randint(1, 3)):
-            self._peers.append(Publisher(address, f"writer-{number}", book, payloads, window, source))
+            peers.append(Publisher(address, f"writer-{number}", book, payloads, window, source))
         for number, mix in source.sample(list(enumerate(REQUEST_MIXES)), source.randint(1, 3)):
             queue, name = source.choice(_CONSUMED), f"reader-{number}"
-            self._peers.append(Consumer(address, name, book, payloads, queue, mix, source))
+            peers.append(Consumer(address, name, book, payloads, queue, mix, source))
+        super().__init__(peers)
 
 
 def _declare(address: tuple[str, int], book: DmpBook) -> None:

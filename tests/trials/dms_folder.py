@@ -12,11 +12,10 @@ import attrs
 
 from tests.support import dms_spec as spec
 from tests.trials.dms_judge import judge_queue, settle_queue
-from tests.trials.dms_ledger import DmsBook, QueueBook
+from tests.trials.dms_ledger import DmsBook
 from tests.trials.dms_load import DmsLoad
-from tests.trials.folder import Folder, durability, storage_settings
-from tests.trials.judge import Verdict
-from tests.trials.verify import Verification
+from tests.trials.folder import Adapter, HasMode, Verification, durability
+from tests.trials.tally import Verdict
 
 _CREDITS_MAX = 1000
 _TIMEOUT = 4
@@ -25,27 +24,28 @@ _HOLD_SECONDS = 30.0
 Shown = Mapping[str, tuple[bytes, ...]]
 
 
-def dms_settings(modes: Sequence[str], source: random.Random) -> str:
-    """TOML: queues whose name begins with a mode's have that mode; the storage's ways are drawn."""
-    lines = [
-        *storage_settings(source),
-        "[dms]",
-        f'durability = "{durability(modes[0])}"',
-        "depth = 1000000",
-        "consume_seconds = 0.25",
-        f"hot_bytes = {source.choice((0, 20_000, 64 << 20))}",  # 0: every body is read back from the log
-    ]
-    for mode in modes:
-        lines += [f'[dms.queues."{mode}-*"]', f'durability = "{durability(mode)}"']
-    return "\n".join(lines) + "\n"
+@attrs.define(eq=False)
+class DmsAdapter(Adapter):
+    """Queues that many share or one makes and ends; some with a lifetime, a delay or tries."""
 
+    protocol = "dms"
+    book: DmsBook = attrs.field(factory=DmsBook, kw_only=True)
 
-class DmsWork:
-    """What of a folder is about DMS: before `Folder`, or what is derived from it, among the bases."""
+    @staticmethod
+    def settings(modes: Sequence[str], source: random.Random) -> list[str]:
+        """Queues whose name begins with a mode's have that mode."""
+        lines = [
+            "[dms]",
+            f'durability = "{durability(modes[0])}"',
+            "depth = 1000000",
+            "consume_seconds = 0.25",
+            f"hot_bytes = {source.choice((0, 20_000, 64 << 20))}",  # 0: every body is read back from the log
+        ]
+        for mode in modes:
+            lines += [f'[dms.queues."{mode}-*"]', f'durability = "{durability(mode)}"']
+        return lines
 
-    __slots__ = ()
-
-    def _verify(self, promised_until: Callable[[QueueBook], float]) -> Verification:
+    def verify(self, promised_until: Callable[[HasMode], float]) -> Verification:
         shown = self._look_at_all(give_back=self.source.random() < 0.5)
         queues = self.book.queues
         verdict, verdicts = Verdict(), dict[str, Verdict]()
@@ -74,7 +74,7 @@ class DmsWork:
                     dead.setdefault(owner.name, []).append(body)
         return dead
 
-    def _look(self) -> Shown:
+    def look(self) -> Shown:
         return self._look_at_all(give_back=True)
 
     def _look_at_all(self, *, give_back: bool) -> Shown:
@@ -84,12 +84,12 @@ class DmsWork:
         self.book.ages.begins(now)
         self.book.ages.serves(now)
         faults: list[str] = []
-        shown = look(self.server.address("dms"), self.book, faults, give_back=give_back)
+        shown = look(self.address, self.book, faults, give_back=give_back)
         if faults:
             raise ValueError("\n".join(faults))
         return shown
 
-    def _same(self, name: str, before: Shown, now: Shown) -> bool:
+    def same(self, name: str, before: Shown, now: Shown) -> bool:
         queue = self.book.queues.get(name)
         if queue is None or not (queue.fate or queue.sources):
             return before.get(name) == now.get(name)
@@ -111,14 +111,7 @@ class DmsWork:
         )
 
     def load(self) -> DmsLoad:
-        return DmsLoad(self.server.address("dms"), self.book, self.modes, self.source)
-
-
-@attrs.define(eq=False)
-class DmsFolder(DmsWork, Folder):
-    """A data folder, its server, and all that was asked of its queues."""
-
-    book: DmsBook = attrs.field(factory=DmsBook)
+        return DmsLoad(self.address, self.book, self.modes, self.source)
 
 
 def look(address: tuple[str, int], book: DmsBook, faults: list[str], *, give_back: bool) -> Shown:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from tests.trials.dms_ledger import Message, QueueBook
-from tests.trials.judge import Verdict
+from tests.trials.tally import Verdict
 
 
 def judge_queue(

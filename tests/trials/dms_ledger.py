@@ -12,6 +12,7 @@ import attrs
 
 from tests.trials.ages import Ages
 from tests.trials.dms_fate import Fate
+from tests.trials.peers import Asked
 
 DEAD = "dead"
 FATES = {
@@ -23,23 +24,6 @@ FATES = {
 """By kind of queue; the queue of the dead is that of the same mode."""
 LATE_SECONDS = 2.0
 """What is due happens with the next turn of the server's loop: so late at most on a busy machine."""
-
-
-@attrs.define(eq=False)
-class Asked:
-    """A request. `queued` is at or before its first byte was sent, `answered` when its answer was read."""
-
-    queued: float
-    answered: float | None = None
-    refused: str = ""
-
-    @property
-    def acknowledged(self) -> bool:
-        return self.answered is not None and not self.refused
-
-    def promised(self, until: float) -> bool:
-        """Was it acknowledged by then?"""
-        return self.acknowledged and self.answered is not None and self.answered <= until
 
 
 @attrs.define(eq=False)

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import attrs
 
 from tests.support import dms_spec as spec
-from tests.trials.dms_ledger import Asked, DmsBook, Message, QueueBook, Step
-from tests.trials.load import Load
+from tests.trials.dms_ledger import DmsBook, Message, QueueBook, Step
 from tests.trials.payloads import Payloads
-from tests.trials.raw_peer import RawPeer
+from tests.trials.peers import Asked, PeersLoad, RawPeer
 
 _BODY_BYTES_MAX = 4000
 _HELD_MAX = 400
@@ -239,7 +238,7 @@ class Consumer(DmsPeer):
         self.ask(spec.ACK, b"", message.ack, f"ACK in {self._queue.name}", delivery)
 
 
-class DmsLoad(Load):
+class DmsLoad(PeersLoad):
     """Producers and consumers, on one server."""
 
     def __init__(
@@ -254,17 +253,18 @@ class DmsLoad(Load):
             mortals += mortal
             graves.append(dead)
         _make(address, [queue for queue in (*graves, *mortals, *lasting) if queue.asked_position == 0])
-        self._peers = []
+        peers: list[RawPeer] = []
         for number, mix in source.sample(list(enumerate(PRODUCERS)), source.randint(1, len(PRODUCERS))):
             own = [book.open(f"{mode}-own-{number}", mode) for mode in modes]
             writer = f"writer-{number}"
             shared = [*lasting, *lasting, *mortals]
-            self._peers.append(Producer(address, writer, mix, own, shared, payloads, source))
+            peers.append(Producer(address, writer, mix, own, shared, payloads, source))
         for number, mix in source.sample(list(enumerate(CONSUMERS)), source.randint(1, len(CONSUMERS))):
             queue = source.choice(lasting)
-            self._peers.append(Consumer(address, f"reader-{number}", mix, book, queue, source))
+            peers.append(Consumer(address, f"reader-{number}", mix, book, queue, source))
         mix, queue = source.choice(CONSUMERS), source.choice([*mortals, *mortals, *graves])
-        self._peers.append(Consumer(address, "reader-of-mortals", mix, book, queue, source))
+        peers.append(Consumer(address, "reader-of-mortals", mix, book, queue, source))
+        super().__init__(peers)
 
 
 def _make(address: tuple[str, int], queues: Sequence[QueueBook]) -> None:

@@ -1,4 +1,4 @@
-"""One data folder's life through many cuts: recover, compare, load, cut, and again."""
+"""One data folder's life through many cuts: recover, compare, load, cut, and again. For every protocol."""
 
 import contextlib
 import math
@@ -6,18 +6,17 @@ import random
 import shutil
 import subprocess
 import time
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import attrs
 
 from tests.support.server import NotReadyError
-from tests.trials.ledger import Book, Ledger, Write
-from tests.trials.load import KEPT, RETENTION_BYTES, Load
 from tests.trials.serving import TrialServer
-from tests.trials.tally import Tally
-from tests.trials.verify import Dialog, DialogError, Snapshot, Verification, take, verify
+from tests.trials.tally import Tally, Verdict
 
 MODES = ("always", "interval", "none")
 SEGMENTS = ("64KiB", "256KiB", "1MiB", "8MiB")
@@ -31,16 +30,6 @@ class BrokenPromiseError(Exception):
     def __init__(self, faults: Sequence[str]) -> None:
         more = [f"... and {len(faults) - 20} more"] if len(faults) > 20 else []
         super().__init__("\n".join([*faults[:20], *more]))
-
-
-def settings(modes: Sequence[str], source: random.Random) -> str:
-    """TOML: topics whose name begins with a mode's have that mode; the storage's ways are drawn."""
-    lines = [*storage_settings(source), "[logmq]", f'durability = "{durability(modes[0])}"']
-    for mode in modes:
-        lines += [f'[logmq.topics."{mode}-{KEPT}"]', f'durability = "{durability(mode)}"']
-        lines += [f"retention_bytes = {RETENTION_BYTES}"]
-        lines += [f'[logmq.topics."{mode}-*"]', f'durability = "{durability(mode)}"']
-    return "\n".join(lines) + "\n"
 
 
 def durability(mode: str) -> str:
@@ -61,24 +50,115 @@ def storage_settings(source: random.Random) -> list[str]:
     ]
 
 
-@attrs.define(eq=False)
-class Folder:
-    """A data folder, its server, and the book of all that was asked of it."""
+class HasMode(Protocol):
+    """What a part of a book promises: `always`, `interval` or `none`."""
 
+    @property
+    def mode(self) -> str: ...
+
+
+class DialogError(Exception):
+    """The server said what it must not say here, or nothing."""
+
+
+@attrs.define
+class Verification:
+    """What a recovery came to."""
+
+    verdict: Verdict
+    verdicts: Mapping[str, Verdict]
+    """The same by mode."""
+    snapshot: Mapping[Any, Any]
+    """What the server shows, by name of the topic, queue or subscription."""
+    repeated: int = 0
+    """BATCHes sent again."""
+
+
+class Load(Protocol):
+    """Clients at work, and what they noticed."""
+
+    def run(self, seconds: float) -> None:
+        """Keep it up for so long. What is answered is accounted for as it comes."""
+
+    def drain(self, cut: float) -> list[str]:
+        """The server is gone: read what it still said, close, and return what was wrong before the cut."""
+
+
+@attrs.define(eq=False)
+class Adapter:
+    """What the trials know of one protocol: its settings, its load, and how what it shows is judged."""
+
+    protocol: ClassVar[str]
     server: TrialServer
     modes: Sequence[str]
     source: random.Random
+    load_factor: float = attrs.field(default=1.0, kw_only=True)
+
+    @staticmethod
+    def settings(modes: Sequence[str], source: random.Random) -> list[str]:
+        """Lines of TOML for logs of these modes; the rest is drawn."""
+        raise NotImplementedError
+
+    def load(self) -> Load:
+        raise NotImplementedError
+
+    def load_seconds(self, *, intervals: bool) -> float:
+        """Short ones hit a server that has just begun, long ones journals that have gone round.
+
+        `intervals`: now and then long enough for several intervals to have been synced.
+        """
+        if intervals and "interval" in self.modes and self.source.random() < 0.5:
+            return self.source.uniform(0.5, 1.5)
+        longest = 0.1 if self.source.random() < 0.3 else 0.5
+        return self.source.uniform(0, longest) * self.load_factor
+
+    def promised_records(self, until: float) -> int:
+        """Acknowledged by then, since the last recovery."""
+        raise NotImplementedError
+
+    def verify(self, promised_until: Callable[[HasMode], float]) -> Verification:
+        """Compare what the server shows with the book, which takes it for granted from then on."""
+        raise NotImplementedError
+
+    def look(self) -> Mapping[Any, Any]:
+        """What the server shows, as in `Verification.snapshot`."""
+        raise NotImplementedError
+
+    def same(self, name: Any, before: Mapping[Any, Any], now: Mapping[Any, Any]) -> bool:
+        return bool(before.get(name) == now.get(name))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.server.address(self.protocol)
+
+    def mode_set(self, section: str) -> str:
+        """The one mode that a section of the server's settings has for all its logs."""
+        found = tomllib.loads((self.server.folder / "brokers.toml").read_text())[section]["durability"]
+        return str(found.partition(":")[0])
+
+
+@attrs.define(eq=False)
+class Folder:
+    """A data folder and its server, under the load of one protocol."""
+
+    adapter: Adapter
     tally: Tally
-    load_factor: float = 1.0
     least: int = attrs.field(default=0, kw_only=True)
     """A kill waits until so many records are acknowledged, however slow the machine."""
-    book: Book = attrs.field(factory=Book)
 
-    def recover(self, promised_until: Callable[[Ledger], float] = lambda ledger: math.inf) -> Verification:
+    @property
+    def server(self) -> TrialServer:
+        return self.adapter.server
+
+    @property
+    def source(self) -> random.Random:
+        return self.adapter.source
+
+    def recover(self, promised_until: Callable[[HasMode], float] = lambda book: math.inf) -> Verification:
         """Start, compare, send again. Raises BrokenPromiseError; the server is left running."""
         try:
             self.server.begin()
-            done = self._verify(promised_until)
+            done = self.adapter.verify(promised_until)
         except (NotReadyError, DialogError, OSError, ValueError) as error:
             raise BrokenPromiseError([f"{type(error).__name__}: {error}", *self._said()]) from error
         self.tally.recoveries += 1
@@ -91,57 +171,25 @@ class Folder:
             raise BrokenPromiseError([*faults, *self._said()])
         return done
 
-    def recover_again(self, before: Snapshot) -> None:
+    def recover_again(self, before: Mapping[Any, Any]) -> None:
         """Start on what a recovery left: everything must be as it was. Raises BrokenPromiseError."""
         try:
             self.server.begin()
-            now = self._look()
+            now = self.adapter.look()
         except (NotReadyError, DialogError, OSError, ValueError) as error:
             raise BrokenPromiseError([f"{type(error).__name__}: {error}", *self._said()]) from error
         self.tally.recoveries_again += 1
-        changed = [name for name in sorted({*now, *before}) if not self._same(name, before, now)]
+        changed = [name for name in sorted({*now, *before}) if not self.adapter.same(name, before, now)]
         if changed:
             raise BrokenPromiseError(
                 [*(f"{name}: another recovery changed it" for name in changed), *self._said()]
             )
 
-    def _verify(self, promised_until: Callable[[Ledger], float]) -> Verification:
-        return verify(self.server.address("logmq"), self.server.data, self.book, promised_until)
-
-    def _look(self) -> Snapshot:
-        with Dialog(self.server.address("logmq")) as dialog:
-            return take(dialog, self.book)
-
-    def _same(self, name: str, before: Snapshot, now: Snapshot) -> bool:
-        old, new = before.get(name), now.get(name)
-        if old is not None and new is not None and self.book.ledgers[name].kept_bytes is not None:
-            shorter = max(new.first - old.first, 0)  # retention goes on
-            old = attrs.evolve(old, first=old.first + shorter, data=old.data[shorter:])
-        return old == new
-
-    def promised_records(self, until: float) -> int:
-        """Acknowledged by then, since the last recovery."""
-        return sum(
-            operation.count
-            for ledger in self.book.ledgers.values()
-            for operation in ledger.operations
-            if isinstance(operation, Write) and operation.promised(until)
-        )
-
-    def load(self) -> Load:
-        return Load(self.server.address("logmq"), self.book, self.modes, self.source)
-
-    def load_seconds(self) -> float:
-        """Short ones hit a server that has just begun, long ones journals that have gone round."""
-        longest = 0.1 if self.source.random() < 0.3 else 0.5
-        return self.source.uniform(0, longest) * self.load_factor
-
     def kill_under_load(self) -> None:
         """Load, and SIGKILL at a random instant of it. Raises BrokenPromiseError."""
-        load = self.load()
-        load.run(self.load_seconds())
+        load = self._loaded()
         give_up = time.monotonic() + _LEAST_SECONDS
-        while self.promised_records(math.inf) < self.least and time.monotonic() < give_up:
+        while self.adapter.promised_records(math.inf) < self.least and time.monotonic() < give_up:
             load.run(0.02)
         cut = time.monotonic()
         self.server.kill()
@@ -150,14 +198,23 @@ class Folder:
 
     def stop_under_load(self) -> None:
         """Load, and SIGTERM: whatever was answered by the end is there. Raises BrokenPromiseError."""
-        load = self.load()
-        load.run(self.load_seconds())
+        load = self._loaded()
         cut = time.monotonic()
+        self.stop(lambda: self._end(load, cut))
+
+    def stop(self, then: Callable[[], None] = lambda: None) -> None:
+        """SIGTERM, and `then`. Raises BrokenPromiseError where it ends with an error."""
         code = self.server.stop()
         self.tally.clean_stops += 1
-        self._end(load, cut)
+        then()
         if code:
             raise BrokenPromiseError([f"SIGTERM: exit {code}", *self._said()])
+
+    def _loaded(self, *, intervals: bool = False) -> Load:
+        """A load that has run for a while."""
+        load = self.adapter.load()
+        load.run(self.adapter.load_seconds(intervals=intervals))
+        return load
 
     def _end(self, load: Load, cut: float) -> None:
         faults = load.drain(cut)

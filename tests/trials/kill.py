@@ -5,27 +5,21 @@ whatever the process was in the middle of is made whole: batches half applied, c
 round, topics being made and deleted, recoveries cut short by the next kill.
 """
 
-import argparse
 import random
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
 
-from tests.trials.folder import (
-    MODES,
-    BrokenPromiseError,
-    Folder,
-    keep_as_it_was,
-)
+from tests.trials import cuts, outcomes
+from tests.trials.adapters import adapter_on, chosen
+from tests.trials.folder import MODES, BrokenPromiseError, Folder, keep_as_it_was
 from tests.trials.lanes import run_lanes
-from tests.trials.serving import REAL, TrialServer
+from tests.trials.serving import REAL
 from tests.trials.tally import Tally
-from tests.trials.workloads import WORKS, chosen
 
 _KILLS_PER_FOLDER = 25
 _RECOVERY_SECONDS = 0.15
@@ -64,19 +58,19 @@ def run_lane(plan: Plan, progress: Callable[[Tally], None] = lambda tally: None)
         place = plan.folder / f"{plan.seed.replace('/', '-')}-{number}"
         place.mkdir(parents=True)
         protocol = plan.works[number % len(plan.works)]
-        (place / "brokers.toml").write_text(WORKS[protocol].settings(plan.modes, source))
-        arguments = ("--enable", protocol, "--config", str(place / "brokers.toml"))
-        server = TrialServer(place, place / "data", *arguments, command=plan.command)
+        data, command = place / "data", plan.command
+        adapter = adapter_on(
+            protocol, plan.modes, source, place, data, command=command, load_factor=plan.load
+        )
+        folder = Folder(adapter, tally, least=plan.least)
         until = min(plan.kills, tally.cuts + _KILLS_PER_FOLDER)
         try:
-            folder = WORKS[protocol].folder(server, plan.modes, source, tally, plan.load)
-            folder.least = plan.least
             _kill_and_recover(folder, until, plan.keep, progress)
         except BrokenPromiseError as error:
             tally.verdict.faults.append(f"seed {plan.seed}, {place}:\n{error}")
         finally:
-            if server.alive:
-                server.kill()
+            if folder.server.alive:
+                folder.server.kill()
         if not tally.verdict.faults:
             shutil.rmtree(place)
     return tally
@@ -102,69 +96,31 @@ def _kill_and_recover(folder: Folder, until: int, keep: bool, progress: Callable
             tally.cuts += 1
             folder.recover_again(snapshot)
         progress(tally)
-    code = server.stop()
-    tally.clean_stops += 1
-    if code:
-        raise BrokenPromiseError([f"SIGTERM: exit {code}", server.said])
+    folder.stop()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.trials.kill", description=__doc__.splitlines()[0])
+    parser = cuts.parser("kill", __doc__)
     parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument(
-        "--seed", type=int, default=None, help="of the load and the instants; drawn if not given"
-    )
-    parser.add_argument(
-        "--durability", choices=("all", *MODES), default="all", help="all: topics of every mode"
-    )
-    parser.add_argument("--protocol", choices=("all", *WORKS), default="all", help="all: one after another")
-    parser.add_argument("--lanes", type=int, default=2, help="servers under trial at once")
-    parser.add_argument(
-        "--folder", type=Path, default=None, help="where to put data folders (a temporary one)"
-    )
     options = parser.parse_args(arguments)
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     modes = MODES if options.durability == "all" else (options.durability,)
     works = chosen(options.protocol)
-    place = Path(tempfile.mkdtemp(prefix="trial-kill-", dir=options.folder))
-    what = f"{options.kills} kills, {' and '.join(works)}, durability {options.durability}"
-    print(f"{what}, --seed {seed}, in {place}", flush=True)
-    started = time.monotonic()
-    share, rest = divmod(options.kills, options.lanes)
-    plans = [
-        Plan(share + (lane < rest), f"{seed}/{lane}", modes, place, works=works)
-        for lane in range(options.lanes)
-    ]
-    tally = Tally()
-    try:
+    print(f"{options.kills} kills, {' and '.join(works)}, durability {options.durability}", flush=True)
+
+    def trial(place: Path, seed: int) -> Sequence[str]:
+        started, tally = time.monotonic(), Tally()
+        kills = cuts.shared_out(options.kills, options.lanes)
+        plans = [Plan(share, f"{seed}/{lane}", modes, place, works=works) for lane, share in enumerate(kills)]
         for one in run_lanes(_run_lane_aloud, plans):
             tally.add(one)
-    except KeyboardInterrupt:
-        shutil.rmtree(place, ignore_errors=True)
-        return 130
-    for line in tally.lines("kills", started):
-        print(line)
-    if tally.verdict.faults:
-        print("BROKEN:", *tally.verdict.faults, sep="\n")
-        return 1
-    shutil.rmtree(place)
-    print("nothing promised was broken")
-    return 0
+        print(*tally.lines("kills", started), sep="\n")
+        return tally.verdict.faults
+
+    return outcomes.judged("kill", options, trial, kept="nothing promised was broken")
 
 
 def _run_lane_aloud(plan: Plan) -> Tally:
-    told = 0
-
-    def progress(tally: Tally) -> None:
-        nonlocal told
-        if tally.cuts >= told + 50:
-            told = tally.cuts
-            print(f"  lane {plan.seed}: {tally.cuts} kills, {tally.verdict.kept:,} records kept", flush=True)
-
-    tally = run_lane(plan, progress)
-    if tally.verdict.faults:  # told in full at the end; the others go on
-        print(f"  lane {plan.seed}: BROKEN after {tally.cuts}", flush=True)
-    return tally
+    return cuts.aloud(lambda progress: run_lane(plan, progress), f"lane {plan.seed}", "kills")
 
 
 if __name__ == "__main__":

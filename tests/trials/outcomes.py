@@ -1,4 +1,4 @@
-"""How the Spark trials begin and end: a seed, a folder of their own, a verdict, and what is left behind.
+"""How trials begin and end: a seed, a folder of their own, a verdict, and what is left behind.
 
 Where a promise was broken the folder is kept, for whoever has to find out why; else nothing stays.
 """

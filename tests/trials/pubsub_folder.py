@@ -7,7 +7,6 @@ import math
 import random
 import socket
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +14,8 @@ import attrs
 
 from brokers import control
 from pubsub.wire import Command, encode_command, encode_id
-from tests.trials.folder import MODES, Folder, durability, storage_settings
+from tests.trials.folder import Adapter, HasMode, Verification, durability
 from tests.trials.pubsub_judge import KEPT, NONE, PLAIN, PROMISED_SECONDS, PubsubBook, Subscription
-from tests.trials.verify import Verification
 
 _CLIENTS = tuple(f"client-{number}" for number in range(6))
 _TOPICS = tuple(f"hall/{number}/+" for number in range(300))
@@ -81,60 +79,40 @@ class PubsubLoad:
         return sock
 
 
-def pubsub_settings(modes: Sequence[str], source: random.Random) -> str:
-    """TOML: one of the modes, for all subscriptions."""
-    return "\n".join(
-        [*storage_settings(source), "[pubsub]", f'durability = "{durability(source.choice(modes))}"', ""]
-    )
+@attrs.define(eq=False)
+class PubsubAdapter(Adapter):
+    """Subscriptions, all of one mode; no command is answered."""
 
+    protocol = "pubsub"
+    book: PubsubBook = attrs.field(factory=PubsubBook, kw_only=True)
 
-class PubsubWork:
-    """What of a folder is about pub/sub: before `Folder`, or what is derived from it, among the bases."""
+    @staticmethod
+    def settings(modes: Sequence[str], source: random.Random) -> list[str]:
+        """One of the modes for all subscriptions."""
+        return ["[pubsub]", f'durability = "{durability(source.choice(modes))}"']
 
-    __slots__ = ()
-
-    def load_seconds(self) -> float:
+    def load_seconds(self, *, intervals: bool) -> float:
         """Mostly longer than what a promise is about, or nothing would be promised."""
         if self.source.random() < 0.2:
             return self.source.uniform(0, 0.3) * self.load_factor
         return PROMISED_SECONDS + self.source.uniform(0.1, 1.5) * self.load_factor
 
     def load(self) -> PubsubLoad:
-        self.book.mode = self._mode()
-        return PubsubLoad(self.server.address("pubsub"), self.book, self.source)
+        self.book.mode = self.mode_set("pubsub")
+        return PubsubLoad(self.address, self.book, self.source)
 
     def promised_records(self, until: float) -> int:
         return self.book.promised(until)
 
-    def _mode(self) -> str:
-        """Its server has one for all subscriptions."""
-        found = tomllib.loads((self.server.folder / "brokers.toml").read_text())["pubsub"]["durability"]
-        return next(mode for mode in MODES if durability(mode) == found)
-
-    def _verify(self, promised_until: Callable[[PubsubBook], float]) -> Verification:
+    def verify(self, promised_until: Callable[[HasMode], float]) -> Verification:
         """Whether and how long before a cut, a mode says; none promises less than a second, or all."""
-        book, shown = self.book, self._shown()
+        book, shown = self.book, self.look()
         ever = promised_until(book) > -math.inf
         verdict = book.judge(shown, book.cut - PROMISED_SECONDS if ever else -math.inf)
         return Verification(verdict, {"commands of the last second": verdict}, shown)
 
-    def _look(self) -> dict[Subscription, str]:
-        return self._shown()
-
-    def _same(
-        self, name: Subscription, before: Mapping[Subscription, str], now: Mapping[Subscription, str]
-    ) -> bool:
-        return before.get(name) == now.get(name)
-
-    def _shown(self) -> dict[Subscription, str]:
+    def look(self) -> dict[Subscription, str]:
         return dict(_shown(control.request(self.server.data, "POST", "/pubsub/sessions", {"topics": True})))
-
-
-@attrs.define(eq=False)
-class PubsubFolder(PubsubWork, Folder):
-    """A data folder, its server, and what its clients asked for."""
-
-    book: PubsubBook = attrs.field(factory=PubsubBook)
 
 
 def _shown(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Subscription, str]]:

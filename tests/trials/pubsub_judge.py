@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from tests.trials.judge import Verdict
+from tests.trials.tally import Verdict
 
 PROMISED_SECONDS = 1.0
 NONE, PLAIN, KEPT = "none", "plain", "kept"

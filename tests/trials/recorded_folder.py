@@ -7,7 +7,6 @@ import contextlib
 import random
 import socket
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from kqmsgq.wire import HEADER_BYTES, PRODUCE, message
 from shared.errors import StoreError
 from shared.recording import blocks
 from shared.storage.tools.logs import RecordRow, log_dump
-from tests.trials.folder import Folder, durability, storage_settings
+from tests.trials.folder import Adapter, DialogError, HasMode, Verification, durability
 from tests.trials.recorded_judge import RecordedBook, Run, Sent, joined, numbered
-from tests.trials.verify import DialogError, Verification
 
 PROTOCOL = "kqmsgq"
 _NUMBER_BYTES = 8
@@ -73,44 +71,38 @@ class RecordedLoad:
         return [text for at, text in self._broke if at < cut]
 
 
-def recorded_settings(modes: Sequence[str], source: random.Random) -> str:
-    """TOML: recording in one of the modes that promise something."""
-    mode = source.choice([mode for mode in modes if mode != "none"] or ["interval"])
-    lines = ["[record]", f'protocols = ["{PROTOCOL}"]', f'durability = "{durability(mode)}"', ""]
-    return "\n".join([*storage_settings(source), *lines])
+@attrs.define(eq=False)
+class RecordedAdapter(Adapter):
+    """What passes through KqueueMsgQ, recorded."""
 
+    protocol = PROTOCOL
+    book: RecordedBook = attrs.field(factory=RecordedBook, kw_only=True)
 
-class RecordedWork:
-    """What of a folder is about a recorded log: before `Folder`, or what derives from it, among the bases."""
+    @staticmethod
+    def settings(modes: Sequence[str], source: random.Random) -> list[str]:
+        """Recording in one of the modes that promise something."""
+        mode = source.choice([mode for mode in modes if mode != "none"] or ["interval"])
+        return ["[record]", f'protocols = ["{PROTOCOL}"]', f'durability = "{durability(mode)}"']
 
-    __slots__ = ()
-
-    def load_seconds(self) -> float:
+    def load_seconds(self, *, intervals: bool) -> float:
         """Mostly longer than what an interval and a sync may take, or nothing would be promised."""
         longest = 0.3 if self.source.random() < 0.2 else 2.0
         return self.source.uniform(0, longest) * self.load_factor
 
     def load(self) -> RecordedLoad:
-        settings = tomllib.loads((self.server.folder / "brokers.toml").read_text())
-        self.book.mode = settings["record"]["durability"].partition(":")[0]
-        return RecordedLoad(self.server.address(PROTOCOL), self.server.data, self.book, self.source)
+        self.book.mode = self.mode_set("record")
+        return RecordedLoad(self.address, self.server.data, self.book, self.source)
 
     def promised_records(self, until: float) -> int:
         return self.book.promised(until)
 
-    def _verify(self, promised_until: Callable[[RecordedBook], float]) -> Verification:
+    def verify(self, promised_until: Callable[[HasMode], float]) -> Verification:
         shown = joined(self._shown())
         verdict = self.book.judge(shown, promised_until(self.book))
-        return Verification(verdict, {"recorded": verdict}, self._named(shown))
+        return Verification(verdict, {"recorded": verdict}, {PROTOCOL: shown})
 
-    def _look(self) -> Mapping[str, Sequence[Run]]:
-        return self._named(joined(self._shown()))
-
-    def _same(self, name: str, before: Mapping[str, Sequence[Run]], now: Mapping[str, Sequence[Run]]) -> bool:
-        return before.get(name) == now.get(name)
-
-    def _named(self, shown: Sequence[Run]) -> Mapping[str, Sequence[Run]]:
-        return {PROTOCOL: shown}
+    def look(self) -> Mapping[str, Sequence[Run]]:
+        return {PROTOCOL: joined(self._shown())}
 
     def _shown(self) -> Iterator[Run]:
         try:
@@ -135,10 +127,3 @@ def _numbers(frames: bytes, messages: int) -> Iterator[int]:
         messages -= 1
     if messages:
         raise DialogError(f"a block has {messages} messages less than its head says")
-
-
-@attrs.define(eq=False)
-class RecordedFolder(RecordedWork, Folder):
-    """A data folder, its server, and what it was sent."""
-
-    book: RecordedBook = attrs.field(factory=RecordedBook)

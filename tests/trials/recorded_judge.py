@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from tests.trials.judge import Verdict
+from tests.trials.tally import Verdict
 
 
 @attrs.frozen

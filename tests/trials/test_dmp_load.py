@@ -14,7 +14,7 @@ from tests.trials.dmp_folder import look
 from tests.trials.dmp_judge import judge
 from tests.trials.dmp_ledger import DmpBook
 from tests.trials.dmp_load import DmpLoad
-from tests.trials.judge import Verdict
+from tests.trials.tally import Verdict
 
 LEAST = 300
 

@@ -6,8 +6,9 @@ import pytest
 
 from tests.trials.ages import Ages
 from tests.trials.dms_judge import judge_queue, settle_queue
-from tests.trials.dms_ledger import Asked, DmsBook, Message, QueueBook, Step
-from tests.trials.judge import Verdict
+from tests.trials.dms_ledger import DmsBook, Message, QueueBook, Step
+from tests.trials.peers import Asked
+from tests.trials.tally import Verdict
 
 CUT = 100.0
 

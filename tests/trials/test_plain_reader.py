@@ -3,7 +3,7 @@
 import crc32c
 import pytest
 
-from tests.trials.ledger import record
+from tests.trials.logmq_ledger import record
 from tests.trials.plain_reader import Entry, index_faults
 
 RECORDS = [record(b"%d" % number * 20) for number in range(6)]

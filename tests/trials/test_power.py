@@ -8,7 +8,6 @@ import pytest
 
 from tests.trials import power
 from tests.trials.folder import BrokenPromiseError
-from tests.trials.workloads import Work
 
 
 class _Volume:
@@ -53,7 +52,7 @@ def test_the_folder_is_kept_where_the_load_finds_the_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(power, "Volume", _Volume)
-    monkeypatch.setattr(power, "WORKS", {"logmq": Work(lambda *_: "", _Folder, _Folder)})
+    monkeypatch.setattr(power, "PowerFolder", _Folder)
     tally = power.run_lane(power.Plan("ext4", 5, "7/0", (("always",),), tmp_path))
     (fault,) = tally.verdict.faults
     assert "delivered twice" in fault

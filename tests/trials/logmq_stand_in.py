@@ -1,7 +1,8 @@
 """A small LogMQ that can be told to break a promise: the trials must find it out, else they prove nothing.
 
-`python -m tests.trials.stand_in --fault NAME serve ...` takes the place of `brokers serve` in a trial. It has
-one journal, writes every change to it before it answers, and makes its log files anew from it at every start.
+`python -m tests.trials.logmq_stand_in --fault NAME serve ...` takes the place of `brokers serve` in a trial.
+It has one journal, writes every change to it before it answers, and makes its log files anew from it at every
+start.
 
 Faults: `late` answers before it writes; `no-sync` never syncs; and at a restart `forget-batches` does not
 know which batches it wrote, `forget-deletes` brings back what was deleted, `skip` loses one write in a
@@ -28,7 +29,7 @@ FAULTS = ("late", "no-sync", "forget-batches", "forget-deletes", "skip", "double
 
 def command(fault: str = "") -> Sequence[str]:
     """What goes before `serve` to start it, as another process."""
-    return (sys.executable, "-m", "tests.trials.stand_in", *(("--fault", fault) if fault else ()))
+    return (sys.executable, "-m", "tests.trials.logmq_stand_in", *(("--fault", fault) if fault else ()))
 
 
 class StandIn:

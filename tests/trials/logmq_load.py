@@ -1,21 +1,18 @@
-"""A load over several connections, and a record of all that was sent and answered.
+"""A LogMQ load over several connections, and a record of all that was sent and answered.
 
-One thread speaks on raw sockets, so it always knows what it has read when the cut comes: everything before it
-counts. Connections differ in mix: one request at a time, or up to 128 in flight; several write to the same
-topics; each has a topic of its own that it deletes and makes again now and then.
+Connections differ in mix: one request at a time, or up to 128 in flight; several write to the same topics;
+each has a topic of its own that it deletes and makes again now and then.
 """
 
 import random
-import selectors
-import time
 from collections import deque
 from collections.abc import Sequence
 
 import attrs
 
-from tests.trials.ledger import Book, Commit, Delete, Ledger, Operation, Repeat, Write, record
+from tests.trials.logmq_ledger import Book, Commit, Delete, Ledger, Repeat, Write, record
 from tests.trials.payloads import Payloads
-from tests.trials.raw_peer import RawPeer
+from tests.trials.peers import Asked, PeersLoad, RawPeer
 
 _BATCH_RECORDS_MAX = 20
 RETENTION_BYTES = 500_000
@@ -67,7 +64,7 @@ class Peer(RawPeer):
         self._shared = shared
         self._payloads = payloads
         self._source = source
-        self._waiting: deque[tuple[Ledger, Operation, int]] = deque()
+        self._waiting: deque[tuple[Ledger, Asked, int]] = deque()
         self._known: dict[str, list[int]] = {}  # offsets that may be committed, of each topic's present life
         self._lives: dict[str, int] = {}
 
@@ -93,23 +90,21 @@ class Peer(RawPeer):
             operation.answered = now
             word, _, value = bytes(line).partition(b" ")
             if word == b"ERR":
-                operation.refusal = bytes(line)
-                self.refusals.append(
-                    (now, f"{ledger.name}: {type(operation).__name__}: {operation.refusal!r}")
-                )
+                operation.refused = str(bytes(line))
+                self.refusals.append((now, f"{ledger.name}: {type(operation).__name__}: {operation.refused}"))
             elif word != b"OK":
                 self.faults.append(f"{self.name}: {bytes(line[:80])!r} for a {type(operation).__name__}")
             else:
                 self._answered(ledger, operation, value, life)
 
-    def _answered(self, ledger: Ledger, operation: Operation, value: bytes, life: int) -> None:
+    def _answered(self, ledger: Ledger, operation: Asked, value: bytes, life: int) -> None:
         match operation:
             case Write():
                 operation.offset = int(value)
                 if life == self._lives.get(ledger.name, 0):
                     self._known.setdefault(ledger.name, []).append(operation.offset)
             case Repeat(of=first):
-                if not first.refusal and first.offset != int(value):
+                if not first.refused and first.offset != int(value):
                     self.faults.append(
                         f"{ledger.name}: batch {first.batch} at {first.offset}, sent again at {value!r}"
                     )
@@ -122,7 +117,7 @@ class Peer(RawPeer):
 
     # What may be sent.
 
-    def _ask(self, ledger: Ledger, operation: Operation, request: bytes, *, keep: bool = True) -> None:
+    def _ask(self, ledger: Ledger, operation: Asked, request: bytes, *, keep: bool = True) -> None:
         if keep:
             ledger.operations.append(operation)
         self._waiting.append((ledger, operation, self._lives.get(ledger.name, 0)))
@@ -134,7 +129,7 @@ class Peer(RawPeer):
     def _produce(self, now: float) -> None:
         ledger = self._any()
         payload = self._payloads.line(self.name)
-        write = Write(self.name, now, records=record(payload))
+        write = Write(now, writer=self.name, records=record(payload))
         self._ask(ledger, write, b"PRODUCE %s %s\n" % (ledger.name.encode(), payload))
 
     def _append(self, now: float) -> None:
@@ -143,7 +138,7 @@ class Peer(RawPeer):
         payload = (
             b"" if ledger in self._own and self._source.random() < 0.1 else self._payloads.raw(self.name)
         )
-        write = Write(self.name, now, records=record(payload))
+        write = Write(now, writer=self.name, records=record(payload))
         self._ask(ledger, write, b"APPEND %s %d\n%s" % (ledger.name.encode(), len(payload), payload))
 
     def _batch(self, now: float) -> None:
@@ -151,7 +146,7 @@ class Peer(RawPeer):
         count = self._source.randint(1, _BATCH_RECORDS_MAX)
         records = b"".join(record(self._payloads.raw(self.name)) for _ in range(count))
         seq = ledger.next_seq(self.name)
-        write = Write(self.name, now, records=records, count=count, batch=(self.name, seq))
+        write = Write(now, writer=self.name, records=records, count=count, batch=(self.name, seq))
         self._ask(ledger, write, batch_request(ledger.name, write))
 
     def _repeat(self, now: float) -> None:
@@ -161,7 +156,7 @@ class Peer(RawPeer):
                 return
             if isinstance(operation, Write) and operation.batch and operation.writer == self.name:
                 request = batch_request(ledger.name, operation)
-                self._ask(ledger, Repeat(self.name, now, of=operation), request, keep=False)
+                self._ask(ledger, Repeat(now, of=operation), request, keep=False)
                 return
 
     def _commit(self, now: float) -> None:
@@ -169,7 +164,7 @@ class Peer(RawPeer):
         known = self._known.get(ledger.name)
         if known and ledger.kept_bytes is None:  # what is dropped meanwhile cannot be committed
             value = self._source.choice(known)
-            commit = Commit(self.name, now, group=f"group-{self.name}", value=value)
+            commit = Commit(now, group=f"group-{self.name}", value=value)
             request = b"COMMIT %s %s %d\n" % (commit.group.encode(), ledger.name.encode(), value)
             ledger.groups.add(commit.group)
             self._ask(ledger, commit, request)
@@ -179,7 +174,7 @@ class Peer(RawPeer):
         if ledger.standing:
             self._known.pop(ledger.name, None)
             self._lives[ledger.name] = self._lives.get(ledger.name, 0) + 1
-            self._ask(ledger, Delete(self.name, now), b"DELETE %s\n" % ledger.name.encode())
+            self._ask(ledger, Delete(now), b"DELETE %s\n" % ledger.name.encode())
 
 
 class Watcher(RawPeer):
@@ -230,7 +225,7 @@ def batch_request(topic: str, write: Write) -> bytes:
     )
 
 
-class Load:
+class LogmqLoad(PeersLoad):
     """Several peers and a watcher, on one server."""
 
     def __init__(
@@ -239,44 +234,11 @@ class Load:
         payloads = Payloads(source)
         lasting = [book.open(f"{mode}-shared-{number}", mode) for mode in modes for number in range(2)]
         kept = [book.open(f"{mode}-{KEPT}", mode, RETENTION_BYTES - RETENTION_UNIT_BYTES) for mode in modes]
-        self._peers: list[Peer | Watcher] = []
+        peers: list[RawPeer] = []
         for number, mix in source.sample(
             list(enumerate(REQUEST_MIXES)), source.randint(2, len(REQUEST_MIXES))
         ):
             own = [book.open(f"{mode}-own-{number}", mode) for mode in modes]
-            self._peers.append(Peer(address, f"writer-{number}", mix, own, lasting + kept, payloads, source))
-        self._peers.append(Watcher(address, source.choice(lasting)))
-
-    def run(self, seconds: float) -> None:
-        """Keep it up for so long. What is answered is accounted for as it comes."""
-        self._run(time.monotonic() + seconds, fill=True)
-
-    def drain(self, cut: float, seconds: float = 5.0) -> list[str]:
-        """The server is gone: read what it had still said, close, and return what was wrong all along.
-
-        A refusal before `cut` was wrong: nothing was asked that may be refused.
-        """
-        self._run(time.monotonic() + seconds, fill=False)
-        faults = []
-        for peer in self._peers:
-            peer.socket.close()
-            faults += peer.faults
-            faults += [text for at, text in peer.refusals if at < cut]
-        return faults
-
-    def _run(self, until: float, *, fill: bool) -> None:
-        with selectors.DefaultSelector() as selector:
-            for peer in self._peers:
-                if not peer.gone:
-                    selector.register(peer.socket, selectors.EVENT_READ, peer)
-            while selector.get_map() and (now := time.monotonic()) < until:
-                for peer in self._peers:
-                    if fill and not peer.gone:
-                        peer.fill(now)
-                        peer.flush()
-                        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
-                        selector.modify(peer.socket, events, peer)
-                for key, _ in selector.select(min(until - now, 0.02)):
-                    key.data.receive()
-                    if key.data.gone:
-                        selector.unregister(key.fileobj)
+            peers.append(Peer(address, f"writer-{number}", mix, own, lasting + kept, payloads, source))
+        peers.append(Watcher(address, source.choice(lasting)))
+        super().__init__(peers)

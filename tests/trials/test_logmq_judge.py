@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trials.judge import Found, Verdict, judge, settle
-from tests.trials.ledger import Commit, Delete, Ledger, Operation, Write, record
+from tests.trials.logmq_judge import Found, judge, settle
+from tests.trials.logmq_ledger import Commit, Delete, Ledger, Write, record
+from tests.trials.peers import Asked
+from tests.trials.tally import Verdict
 
 ONE, TWO, THREE = (record(b"%s of the records" % word) for word in (b"first", b"second", b"third"))
 AT_ONCE = 10.0
@@ -19,10 +21,11 @@ def write(
 ) -> Write:
     """Acknowledged at `at`, or not answered."""
     answered = None if at is None else when
-    return Write(writer, when - 1, answered, records=records, count=count, offset=at, batch=(writer, 1))
+    batch = writer, 1
+    return Write(when - 1, answered, writer=writer, records=records, count=count, offset=at, batch=batch)
 
 
-def ledger(*operations: Operation, settled: bytes | None = None, mode: str = "always") -> Ledger:
+def ledger(*operations: Asked, settled: bytes | None = None, mode: str = "always") -> Ledger:
     return Ledger(
         "topic", mode, exists=settled is not None, settled=settled or b"", operations=list(operations)
     )
@@ -114,7 +117,7 @@ def test_where_nothing_is_promised_what_is_left_still_begins_as_it_was() -> None
 
 def test_a_refused_write_is_there_or_not() -> None:
     refused = write(ONE)
-    refused.answered, refused.refusal = AT_ONCE, b"ERR STORAGE"
+    refused.answered, refused.refused = AT_ONCE, "ERR STORAGE"
     page = ledger(refused, write(TWO))
     assert not judge(page, found(TWO)).faults
     assert not judge(page, found(ONE, TWO)).faults
@@ -123,7 +126,7 @@ def test_a_refused_write_is_there_or_not() -> None:
 
 
 def test_a_deleted_topic_stays_deleted() -> None:
-    page = ledger(write(ONE, 0), Delete("w", 9, AT_ONCE))
+    page = ledger(write(ONE, 0), Delete(9, AT_ONCE))
     assert judge(page, None).deletes == 1
     assert not judge(page, None).faults
     assert "deleted or never written" in faults(judge(page, found(ONE)))
@@ -131,14 +134,14 @@ def test_a_deleted_topic_stays_deleted() -> None:
 
 
 def test_an_unanswered_delete_came_to_pass_or_did_not() -> None:
-    page = ledger(write(ONE, 0), Delete("w", 9), write(TWO))
+    page = ledger(write(ONE, 0), Delete(9), write(TWO))
     for there in (None, found(ONE), found(TWO)):
         assert not judge(page, there).faults
     assert judge(page, found(ONE, TWO)).faults
 
 
 def test_a_topic_made_again_holds_nothing_of_the_one_before() -> None:
-    page = ledger(write(ONE, 0), Delete("w", 9, AT_ONCE), write(TWO, 0))
+    page = ledger(write(ONE, 0), Delete(9, AT_ONCE), write(TWO, 0))
     assert not judge(page, found(TWO)).faults
     assert judge(page, found(ONE, TWO)).faults
     assert judge(page, found(ONE)).faults
@@ -151,8 +154,8 @@ def test_a_topic_that_nobody_wrote_is_not_there() -> None:
 
 
 def test_groups_offsets_are_the_last_acknowledged_or_a_later_one_and_end_with_the_topic() -> None:
-    def at(*values: tuple[int, bool]) -> list[Operation]:
-        return [Commit("w", 1, 2 if done else None, group="g", value=value) for value, done in values]
+    def at(*values: tuple[int, bool]) -> list[Asked]:
+        return [Commit(1, 2 if done else None, group="g", value=value) for value, done in values]
 
     def fits(page: Ledger, value: int | None, data: bytes = ONE + TWO) -> bool:
         page.groups.add("g")
@@ -165,7 +168,7 @@ def test_groups_offsets_are_the_last_acknowledged_or_a_later_one_and_end_with_th
     assert not fits(page, None)
     assert not fits(page, 7)
     assert not fits(ledger(*at((0, True), (len(ONE), True)), settled=ONE + TWO), 0)
-    remade = ledger(*at((0, True)), Delete("w", 9, AT_ONCE), write(ONE, 0), settled=ONE + TWO)
+    remade = ledger(*at((0, True)), Delete(9, AT_ONCE), write(ONE, 0), settled=ONE + TWO)
     assert fits(remade, None, ONE)
     assert not fits(remade, 0, ONE)
 
@@ -222,7 +225,7 @@ def ledger_read(shown: bytes) -> Ledger:
 def test_only_the_surviving_topics_batches_are_sent_again() -> None:
     old, new = write(ONE, 0), write(TWO)
     for there, expected in ((found(ONE), [old]), (None, [new]), (found(TWO), [new])):
-        page = ledger(old, Delete("w", 9), new)
+        page = ledger(old, Delete(9), new)
         verdict = judge(page, there)
         assert settle(page, there, verdict.life) == expected
         assert page.exists == (there is not None)
@@ -239,11 +242,11 @@ def test_whatever_a_right_broker_leaves_passes_and_a_bit_of_damage_does_not(seed
     for number in range(source.randrange(12)):
         state = states[-1]
         if state is not None and source.random() < 0.2:
-            page.operations.append(Delete("w", 1))
+            page.operations.append(Delete(1))
             states.append(None)
         else:
             records = record(b"%d of %d" % (number, seed))
-            page.operations.append(Write("w", 1, records=records, offset=len(state or b"")))
+            page.operations.append(Write(1, writer="w", records=records, offset=len(state or b"")))
             states.append((state or b"") + records)
     if page.operations:
         answered = source.randint(0, len(page.operations))

@@ -6,32 +6,16 @@ stand in it after a cut is known exactly: of each writer's operations a beginnin
 
 import attrs
 
+from tests.trials.peers import Asked
+
 HEADER_BYTES = 4
 
 
 @attrs.define(eq=False)
-class Operation:
-    """A request. `queued` is at or before its first byte was sent, `answered` when its answer was read."""
-
-    writer: str
-    queued: float
-    answered: float | None = None
-    refusal: bytes = b""
-    """The ERR line, if that was the answer: such an operation took place or it did not."""
-
-    @property
-    def acknowledged(self) -> bool:
-        return self.answered is not None and not self.refusal
-
-    def promised(self, until: float) -> bool:
-        """Was it acknowledged by then?"""
-        return self.answered is not None and not self.refusal and self.answered <= until
-
-
-@attrs.define(eq=False)
-class Write(Operation):
+class Write(Asked):
     """PRODUCE, APPEND or BATCH: `records` as they are to stand in the file."""
 
+    writer: str = ""
     records: bytes = b""
     count: int = 1
     offset: int | None = None
@@ -42,19 +26,19 @@ class Write(Operation):
 
 
 @attrs.define(eq=False)
-class Repeat(Operation):
+class Repeat(Asked):
     """A BATCH sent again: it writes nothing and gets the answer that `of` got."""
 
     of: Write = attrs.field(kw_only=True)
 
 
 @attrs.define(eq=False)
-class Delete(Operation):
+class Delete(Asked):
     """DELETE: the topic, its groups' offsets and its BATCH writers end."""
 
 
 @attrs.define(eq=False)
-class Commit(Operation):
+class Commit(Asked):
     """COMMIT. Each group has one writer."""
 
     group: str = ""
@@ -75,7 +59,7 @@ class Ledger:
     """Where `settled` begins."""
     settled: bytes = b""
     commits: dict[str, int] = attrs.field(factory=dict)
-    operations: list[Operation] = attrs.field(factory=list)
+    operations: list[Asked] = attrs.field(factory=list)
     """Since the last verification, in the order of queuing; without repeats."""
     read: bytearray = attrs.field(factory=bytearray)
     """What a reader was given past `settled` since the last verification."""

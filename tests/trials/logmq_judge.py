@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from tests.trials.ledger import Commit, Delete, Ledger, Write
+from tests.trials.logmq_ledger import Commit, Delete, Ledger, Write
 from tests.trials.plain_reader import record_count
+from tests.trials.tally import Verdict
 
 
 @attrs.frozen
@@ -27,39 +28,6 @@ class Found:
     @property
     def end(self) -> int:
         return self.first + len(self.data)
-
-
-@attrs.define
-class Verdict:
-    """What came of comparing one topic, or many (they add up)."""
-
-    faults: list[str] = attrs.field(factory=list)
-    life: int = 0
-    """How many of the deletes came to pass."""
-    kept: int = 0
-    """Acknowledged records that are there."""
-    lost: int = 0
-    """Acknowledged records that are not: faults, where the mode promised them."""
-    oldest_lost: float = math.inf
-    """When the first of the lost was acknowledged."""
-    newest_kept: float = -math.inf
-    """When the last one that is there was queued, acknowledged or not."""
-    extra: int = 0
-    """Records that are there though nobody was told so."""
-    deletes: int = 0
-    """Acknowledged deletes that stayed."""
-    commits: int = 0
-    """Acknowledged group offsets that stayed."""
-
-    def add(self, other: "Verdict") -> None:
-        self.faults += other.faults
-        self.kept += other.kept
-        self.lost += other.lost
-        self.oldest_lost = min(self.oldest_lost, other.oldest_lost)
-        self.newest_kept = max(self.newest_kept, other.newest_kept)
-        self.extra += other.extra
-        self.deletes += other.deletes
-        self.commits += other.commits
 
 
 @attrs.frozen
@@ -252,7 +220,7 @@ def _next_at(waiting: Mapping[str, deque[Write]], found: Found, at: int) -> Writ
                 if fitting is None or fitting.acknowledged:
                     fitting = write
                 break
-            if not write.refusal:
+            if not write.refused:
                 break
     return fitting
 

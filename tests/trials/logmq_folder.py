@@ -1,6 +1,11 @@
-"""After a cut and a recovery: ask the server for everything, read the files, compare both with the book."""
+"""A data folder under a LogMQ load.
+
+After a cut and a recovery the server is asked for everything, and the files are read. Both are compared with
+the book.
+"""
 
 import math
+import random
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +14,11 @@ from pathlib import Path
 import attrs
 
 from tests.trials import plain_reader
-from tests.trials.judge import Found, Verdict, judge, settle
-from tests.trials.ledger import Book, Ledger, Write
-from tests.trials.load import batch_request
+from tests.trials.folder import Adapter, DialogError, HasMode, Verification, durability
+from tests.trials.logmq_judge import Found, judge, settle
+from tests.trials.logmq_ledger import Book, Write
+from tests.trials.logmq_load import KEPT, RETENTION_BYTES, LogmqLoad, batch_request
+from tests.trials.tally import Verdict
 
 _FETCH_BYTES = 8 << 20
 _SECONDS = 30.0
@@ -21,8 +28,47 @@ _REPEATED_MAX = 60
 Snapshot = Mapping[str, Found]
 
 
-class DialogError(Exception):
-    """The server said what it must not say here, or nothing."""
+@attrs.define(eq=False)
+class LogmqAdapter(Adapter):
+    """Topics with one writer or several, groups, BATCHes sent again, and a retention."""
+
+    protocol = "logmq"
+    book: Book = attrs.field(factory=Book, kw_only=True)
+
+    @staticmethod
+    def settings(modes: Sequence[str], source: random.Random) -> list[str]:
+        """Topics whose name begins with a mode's have that mode."""
+        lines = ["[logmq]", f'durability = "{durability(modes[0])}"']
+        for mode in modes:
+            lines += [f'[logmq.topics."{mode}-{KEPT}"]', f'durability = "{durability(mode)}"']
+            lines += [f"retention_bytes = {RETENTION_BYTES}"]
+            lines += [f'[logmq.topics."{mode}-*"]', f'durability = "{durability(mode)}"']
+        return lines
+
+    def load(self) -> LogmqLoad:
+        return LogmqLoad(self.address, self.book, self.modes, self.source)
+
+    def promised_records(self, until: float) -> int:
+        return sum(
+            operation.count
+            for ledger in self.book.ledgers.values()
+            for operation in ledger.operations
+            if isinstance(operation, Write) and operation.promised(until)
+        )
+
+    def verify(self, promised_until: Callable[[HasMode], float]) -> Verification:
+        return verify(self.address, self.server.data, self.book, promised_until)
+
+    def look(self) -> Snapshot:
+        with Dialog(self.address) as dialog:
+            return take(dialog, self.book)
+
+    def same(self, name: str, before: Snapshot, now: Snapshot) -> bool:
+        old, new = before.get(name), now.get(name)
+        if old is not None and new is not None and self.book.ledgers[name].kept_bytes is not None:
+            shorter = max(new.first - old.first, 0)  # retention goes on
+            old = attrs.evolve(old, first=old.first + shorter, data=old.data[shorter:])
+        return old == new
 
 
 class OutOfRangeError(DialogError):
@@ -136,18 +182,6 @@ class Dialog:
         return entries
 
 
-@attrs.define
-class Verification:
-    """What a recovery came to."""
-
-    verdict: Verdict
-    verdicts: Mapping[str, Verdict]
-    """The same by mode."""
-    snapshot: Snapshot
-    repeated: int = 0
-    """BATCHes sent again."""
-
-
 def take(dialog: Dialog, book: Book, names: Sequence[str] | None = None) -> dict[str, Found]:
     """Everything that the server shows, of all topics or of those named."""
     found = {}
@@ -178,7 +212,7 @@ def verify(
     address: tuple[str, int],
     folder: Path,
     book: Book,
-    promised_until: Callable[[Ledger], float] = lambda ledger: math.inf,
+    promised_until: Callable[[HasMode], float] = lambda ledger: math.inf,
 ) -> Verification:
     """Compare; then, as a client would, send every BATCH again whose fate it does not know, and compare that.
 
@@ -255,7 +289,7 @@ def _send_again(dialog: Dialog, book: Book, again: Mapping[str, list[Write]], re
             elif write.stands is None:
                 now = time.monotonic()
                 ledger.operations.append(
-                    Write(write.writer, now, now, records=write.records, count=write.count, offset=int(value))
+                    attrs.evolve(write, queued=now, answered=now, offset=int(value), batch=None, stands=None)
                 )
             elif int(value) != write.stands:
                 verdict.faults.append(
