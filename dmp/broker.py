@@ -18,7 +18,7 @@ from dmp.declarations import QueueLimits
 from dmp.definitions import Definitions
 from dmp.exchanges import DEFAULT, Exchange, route
 from dmp.leases import LeaseBook
-from dmp.memory import Memory
+from dmp.memory import Caches, Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
 from dmp.queue_log import QueueLog
@@ -93,6 +93,7 @@ class Broker:
         self.channels_memory = self.account("channels")
         self.consumers_memory = self.account("consumers")
         self.transactions_memory = self.account("transactions")
+        self.caches = Caches(self.account("caches"))
         self.limits = QueueLimits(settings.queue_warn_messages, settings.queue_drop_messages)
         self.exchanges: dict[bytes, Exchange] = {}
         self.queues: dict[bytes, Queue] = {}

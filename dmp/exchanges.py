@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from dmp.declarations import Binding, ExchangeKind
+from dmp.memory import CacheBytes
 from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
@@ -94,6 +95,8 @@ class Exchange:
 
     name: bytes
     kind: ExchangeKind
+    _cached: CacheBytes | None = None
+    """Counts what its cache of routes holds."""
     deleted: bool = attrs.field(default=False, init=False)
     """Its bindings are being removed (`topology`), and count for nothing."""
     bindings: dict[Binding, Destination] = attrs.field(factory=dict, init=False)
@@ -109,7 +112,7 @@ class Exchange:
 
     def __attrs_post_init__(self) -> None:
         words = TOPIC_WORDS if self.kind.type == "topic" else None
-        self._index = RoutingIndex(words, cache_bytes_max=_CACHE_BYTES)
+        self._index = RoutingIndex(words, cache_bytes_max=_CACHE_BYTES, cache_books=self._cached)
         self._everything = self.kind.type == "fanout"
 
     def __repr__(self) -> str:
@@ -146,6 +149,10 @@ class Exchange:
             self._uses[destination, key] = uses
         else:
             self._index.unsubscribe(destination, EVERY_NAME if self._everything else key)
+
+    def forget_routes(self) -> None:
+        """It is deleted: nothing more is routed by it."""
+        self._index.forget_matches()
 
     def wild_words(self, key: bytes) -> int:
         """The words of a binding's key, where it has so many wildcards that this may cost each match."""

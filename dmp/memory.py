@@ -19,6 +19,8 @@ LEAST_BYTES = 1 << 20
 for messages to leave, and not for bindings that may stay for good."""
 LOOK_AGAIN_SECONDS = 1.0
 """While the budget has no room: it may be others that give something back, and they tell nobody."""
+CACHE_BYTES_MAX = 4 << 20
+"""Of one cache of a connection: a thousand of its usual entries have one."""
 
 
 def check(account: Account, size: int, code: Code = Code.PRECONDITION_FAILED) -> None:
@@ -120,3 +122,47 @@ class Memory:
         waiting, self._waiting = self._waiting, {}
         for callback in waiting.values():
             callback()
+
+
+@attrs.define(eq=False)
+class Caches:
+    """What all caches hold of routes and of beginnings of messages; settled with the budget in steps, too."""
+
+    _account: Account
+    held_bytes: int = 0
+    _settled_bytes: int = 0
+
+    _over: bool = False  # the budget had no room when it was last settled
+
+    @property
+    def full(self) -> bool:
+        self._over = self._over and self._account.over
+        return self._over
+
+    def add(self, size: int) -> None:
+        """So many bytes more, or fewer, are held."""
+        self.held_bytes += size
+        if abs(self.held_bytes - self._settled_bytes) >= STEP_BYTES or not self.held_bytes:
+            self._account.charge(self.held_bytes - self._settled_bytes)
+            self._settled_bytes = self.held_bytes
+            self._over = self._account.over
+
+
+@attrs.define(eq=False)
+class CacheBytes:
+    """What one cache holds. Its owner asks `fits` before it adds to it, and else clears the cache first: one
+    entry of each always has room."""
+
+    _all: Caches
+    held_bytes: int = 0
+
+    def fits(self, size: int) -> bool:
+        return self.held_bytes + size <= CACHE_BYTES_MAX and not self._all.full
+
+    def add(self, size: int) -> None:
+        self.held_bytes += size
+        self._all.add(size)
+
+    def cleared(self) -> None:
+        self._all.add(-self.held_bytes)
+        self.held_bytes = 0

@@ -28,6 +28,7 @@ import attrs
 
 from dmp.exchanges import Exchange
 from dmp.leases import SendReturn
+from dmp.memory import CacheBytes
 from dmp.message import Head
 from dmp.pacing import WORK_PER_STRETCH, Stop
 from dmp.queues import Owner, Queue
@@ -64,6 +65,8 @@ _ROUTES_MAX = 4096
 """Names and properties that one connection's routes are kept for."""
 _HEADS_MAX = 1024
 """Envelopes whose parsed form one connection keeps."""
+# What these take beside their bytes, measured: a head has its bytes up to three times.
+_ROUTE_BYTES, _HEAD_BYTES = 400, 800
 _LOOK_EVERY, _LOOK_AT = 16, 2
 """Columns are compared at the second message of a lane in a row, and at each sixteenth after it."""
 _NO_LIMIT = 1 << 60
@@ -102,6 +105,8 @@ class Sink:
     _track: Track | None = attrs.field(init=False)
     _routes: dict[bytes, SinkRoute] = attrs.field(factory=dict, init=False)
     _heads: dict[bytes, Head] = attrs.field(factory=dict, init=False)
+    _routes_cached: CacheBytes = attrs.field(init=False)
+    _heads_cached: CacheBytes = attrs.field(init=False)
     _lanes: dict[tuple[Queue, ...], Sequence[Lane]] = attrs.field(factory=dict, init=False)
     _laned: set[Queue] = attrs.field(factory=set, init=False)  # the queues of these lanes
     _of_queue: dict[Queue, Lane] = attrs.field(factory=dict, init=False)  # not empty: each queue has its own
@@ -113,6 +118,7 @@ class Sink:
         broker = self._broker
         self._size_max = size_max_of(broker.settings.message_bytes_max)
         self._generation = broker.generation
+        self._routes_cached, self._heads_cached = CacheBytes(broker.caches), CacheBytes(broker.caches)
         self._track = _track_of(broker, self._exchange, self._session.connection)
         if self._owner is not None and not self._owner.alive:
             self._owner = None
@@ -123,6 +129,8 @@ class Sink:
     def release(self) -> None:
         self._broker.counts.sinks -= 1
         self._broker.memory.forget(self)
+        self._forget_routes()
+        self._forget_heads()
         if self._owner is not None:
             self._owner.release()
 
@@ -333,11 +341,13 @@ class Sink:
         user = head.noted.user_id
         if user is not None and (self._owner is None or user != self._owner.user.encode()):
             raise refusal(Reply.NO_ACCESS, "user_id is set to another than the login's user")
-        if len(self._routes) >= _ROUTES_MAX:
+        size = _ROUTE_BYTES + len(names)
+        if len(self._routes) >= _ROUTES_MAX or not self._routes_cached.fits(size):
             self._forget_routes()
         route = self._routes[names] = SinkRoute(
             queues, self._lanes_of(queues), len(names) + SIZE_BYTES + LENGTH_BYTES
         )
+        self._routes_cached.add(size)
         return route
 
     def _lanes_of(self, queues: tuple[Queue, ...]) -> Sequence[Lane]:
@@ -362,9 +372,11 @@ class Sink:
             exchange, key, properties, body_bytes = read_envelope(before)
             head = Head(self._exchange.name, key, body_bytes, properties)
             head.envelope = envelope(exchange, key, properties, body_bytes)  # without options
-            if len(self._heads) >= _HEADS_MAX:
-                self._heads.clear()
+            size = _HEAD_BYTES + 3 * len(before)
+            if len(self._heads) >= _HEADS_MAX or not self._heads_cached.fits(size):
+                self._forget_heads()
             self._heads[before] = head
+            self._heads_cached.add(size)
         return head
 
     def _rewire(self) -> None:
@@ -381,6 +393,11 @@ class Sink:
         self._routes.clear()
         self._lanes.clear()
         self._laned.clear()
+        self._routes_cached.cleared()
+
+    def _forget_heads(self) -> None:
+        self._heads.clear()
+        self._heads_cached.cleared()
 
 
 def _track_of(broker: "Broker", exchange: Exchange, connection: Connection) -> Track | None:

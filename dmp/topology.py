@@ -26,7 +26,7 @@ import attrs
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.definitions import Saved, SavedQueue
 from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Destination, Exchange
-from dmp.memory import check
+from dmp.memory import CacheBytes, check
 from dmp.queue_log import QueueLog, load
 from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
@@ -113,7 +113,8 @@ class Topology:
         self._bindings_memory = broker.account("bindings")
         self.waiting = WaitingBindings(self._bindings_memory)
         for name, type_ in PREDECLARED.items():
-            broker.exchanges[name] = Exchange(name, ExchangeKind(type_, durable=True))
+            kind = ExchangeKind(type_, durable=True)
+            broker.exchanges[name] = Exchange(name, kind, CacheBytes(broker.caches))
         broker.exchanges[DEFAULT] = Exchange(DEFAULT, ExchangeKind("direct", durable=True))
 
     # -- exchanges
@@ -141,7 +142,7 @@ class Topology:
 
     def _new_exchange(self, name: bytes, kind: ExchangeKind) -> Exchange:
         self._exchanges_memory.charge(_exchange_bytes(name, kind))
-        exchange = self._broker.exchanges[name] = Exchange(name, kind)
+        exchange = self._broker.exchanges[name] = Exchange(name, kind, CacheBytes(self._broker.caches))
         return exchange
 
     def exchange(self, name: bytes) -> Exchange:
@@ -170,6 +171,7 @@ class Topology:
         self._exchanges_memory.give(_exchange_bytes(name, exchange.kind))
         broker.generation += 1
         exchange.deleted = True
+        exchange.forget_routes()
         return self._without_bindings(exchange, ticket)
 
     def _same_exchange(self, name: bytes, kind: ExchangeKind, now: ExchangeKind) -> None:

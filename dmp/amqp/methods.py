@@ -9,7 +9,7 @@ from typing import Any
 
 from pamqp import base, commands
 
-from dmp.amqp.channel import CONSUMER_BYTES, Channel, Confirms, Consumer
+from dmp.amqp.channel import Channel, Confirms, Consumer, consumer_bytes
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
@@ -299,12 +299,11 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise Refusal(Code.PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a whole number")
     if consumers:  # the first always fits, as a connection's first channel does
-        check(mux.broker.consumers_memory, CONSUMER_BYTES + 2 * len(tag))
+        check(mux.broker.consumers_memory, consumer_bytes(tag))
     name = _name_meant(channel, method.queue)
     queue = (_reply_queue if name == REPLY_TO else _queue_to_consume)(channel, method, name)
     consumer = Consumer(channel, queue, tag, method.no_ack, channel.prefetch, priority)
     channel.consumers[tag] = consumer
-    mux.broker.consumers_memory.charge(consumer.memory_bytes)
     if name == REPLY_TO:
         channel.reply_consumer = consumer
     mux.broker.counts.consumers += 1

@@ -26,6 +26,7 @@ from dmp.amqp.states import ChannelState
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, METHOD, PUBLISH
 from dmp.data_types import short
 from dmp.exchanges import DEFAULT
+from dmp.memory import CacheBytes
 from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 # Posts that one connection keeps: a producer whose properties always change must not fill memory.
 _POSTS_MAX = 512
+# What one takes beside its bytes, which stand in it twice: 760 measured.
+_POST_BYTES = 800
 # A longer beginning of a publish (method, header, head of the body) does not take the fast path.
 _HEAD_BYTES_MAX = 2048
 # Messages of one run, counted once for each queue. Between runs other connections may have their turn.
@@ -65,17 +68,22 @@ class Post:
 class Publishing:
     """One connection's."""
 
-    __slots__ = ("_last", "_mux", "_posts")
+    __slots__ = ("_cached", "_last", "_mux", "_posts")
 
     def __init__(self, mux: "Mux") -> None:
         self._mux = mux
         self._posts: dict[bytes, Post] = {}
+        self._cached = CacheBytes(mux.broker.caches)
         self._last: Post | None = None
 
     def forget(self) -> None:
         """A channel has ended, and some posts may be its."""
-        self._posts.clear()
+        self._clear()
         self._last = None
+
+    def _clear(self) -> None:
+        self._posts.clear()
+        self._cached.cleared()
 
     def take_runs(self, data: bytes, at: int) -> int:
         """Publish what stands at `at` as far as there are posts for it; returns where it stopped.
@@ -139,10 +147,13 @@ class Publishing:
                 FRAME_HEAD.pack(BODY, number, head.body_bytes),
             )
         )
-        if len(post.bytes) <= _HEAD_BYTES_MAX:
-            if len(self._posts) >= _POSTS_MAX:
-                self._posts.clear()
+        length = len(post.bytes)
+        if length <= _HEAD_BYTES_MAX:
+            size = _POST_BYTES + 2 * length
+            if len(self._posts) >= _POSTS_MAX or not self._cached.fits(size):
+                self._clear()
             self._posts[post.bytes] = post
+            self._cached.add(size)
         return post
 
     def publish(self, post: Post, bodies: Sequence[bytes]) -> None:

@@ -1,13 +1,23 @@
 """Matches found lately, by name, within a bound of bytes: traffic repeats its names."""
 
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 S = TypeVar("S", bound=Hashable)
 
 ENTRY_BYTES = (
     200  # a name's and a tuple's own fields, and a place in a dict that is between half and wholly full
 )
+
+
+class Books(Protocol):
+    """Who counts what a cache holds, for a budget."""
+
+    def fits(self, size: int) -> bool:
+        """Whether so much more may be kept; else all is forgotten first."""
+
+    def add(self, size: int) -> None:
+        """So many bytes more, or fewer, are kept."""
 
 
 class MatchCache(Generic[S]):
@@ -18,13 +28,15 @@ class MatchCache(Generic[S]):
     passes through. What alone takes half of the bound is not kept.
     """
 
-    __slots__ = ("_bytes", "_half_bytes_max", "_old", "young")
+    __slots__ = ("_books", "_bytes", "_half_bytes_max", "_old", "_old_bytes", "young")
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, books: Books | None = None) -> None:
+        self._books = books
         self._half_bytes_max = bytes_max // 2
         self._bytes = 0  # of `young`; forgetting one name does not lower it, it only turns over sooner
         self.young: dict[bytes, tuple[S, ...]] = {}
         self._old: dict[bytes, tuple[S, ...]] = {}
+        self._old_bytes = 0
 
     def __len__(self) -> int:
         """Names held; one that has moved over may count twice."""
@@ -41,8 +53,15 @@ class MatchCache(Generic[S]):
         size = ENTRY_BYTES + len(name) + 8 * len(found)
         if size > self._half_bytes_max:
             return
+        books = self._books
+        if books is not None:
+            if not books.fits(size):
+                self.clear()
+            books.add(size)
         if self._bytes + size > self._half_bytes_max:
-            self._old = self.young
+            if books is not None:
+                books.add(-self._old_bytes)
+            self._old, self._old_bytes = self.young, self._bytes
             self.young = {}
             self._bytes = 0
         self.young[name] = found
@@ -56,6 +75,8 @@ class MatchCache(Generic[S]):
     def clear(self) -> None:
         """What any name matches may have changed."""
         if self.young or self._old:
+            if self._books is not None:
+                self._books.add(-self._bytes - self._old_bytes)
             self.young = {}
             self._old = {}
-            self._bytes = 0
+            self._bytes = self._old_bytes = 0

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from shared.routing.cache import MatchCache
+from shared.routing.cache import Books, MatchCache
 from shared.routing.exact import Exact
 from shared.routing.few import Few, each, has, with_one, without
 from shared.routing.syntax import EveryName, Pattern, Wildcards
@@ -46,16 +46,23 @@ class RoutingIndex(Generic[S]):
 
     Costs: subscribe and unsubscribe follow the pattern's levels; drop, the subscriptions of the one dropped;
     match, the name's levels, the prefixes of patterns that fit it, and the number of matches, never the
-    number of subscriptions. The cache holds at most `cache_bytes_max`; 0 turns it off.
+    number of subscriptions. The cache holds at most `cache_bytes_max`; 0 turns it off. `cache_books`
+    count what it holds.
     """
 
     __slots__ = ("_cache", "_every", "_held", "_patterns", "_subscriptions", "_under_way", "_walks")
 
-    def __init__(self, wildcards: Wildcards | None, *, cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        wildcards: Wildcards | None,
+        *,
+        cache_bytes_max: int = CACHE_BYTES_MAX,
+        cache_books: Books | None = None,
+    ) -> None:
         self._patterns: Trie[S] | Exact[S] = Exact() if wildcards is None else Trie(wildcards)
         self._every: Few[S] | None = None
         self._held: dict[S, Few[Pattern]] = {}
-        self._cache: MatchCache[S] = MatchCache(cache_bytes_max)
+        self._cache: MatchCache[S] = MatchCache(cache_bytes_max, cache_books)
         self._subscriptions = 0
         self._walks = 0
         self._under_way: _Walk[S] | None = None
@@ -109,6 +116,10 @@ class RoutingIndex(Generic[S]):
         """Every subscriber with a pattern that matches, each once, in no promised order."""
         found = self._cache.young.get(name)
         return self._match(name) if found is None else found
+
+    def forget_matches(self) -> None:
+        """Empty the cache: nobody will ask any more."""
+        self._cache.clear()
 
     def match_within(self, name: bytes, visits_max: int) -> tuple[S, ...] | None:
         """`match`, or None where that is more work than about so many visits: then ask again, and it goes on.

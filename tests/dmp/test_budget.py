@@ -8,11 +8,12 @@ import pytest
 from pamqp import base, commands
 
 from dmp.amqp.wire import Direct, encode
-from dmp.memory import LEAST_BYTES, LOOK_AGAIN_SECONDS
+from dmp.memory import LEAST_BYTES, LOOK_AGAIN_SECONDS, STEP_BYTES
 from dmp.settings import DmpSettings
 from shared.budget import Account
 from shared.checks import MemoryConnection
 from tests.dmp.amqp_peer import Peer, bodies, closed, publish
+from tests.dmp.peers import Application, packed
 from tests.dmp.world import PERSISTENT, World
 
 C = commands
@@ -222,3 +223,41 @@ async def test_a_start_serves_all_that_is_durable_whatever_the_budget_says() -> 
     again.advance(1)
     again.settle()
     assert budget.used_bytes == 0
+
+
+async def test_caches_are_cleared_where_the_budget_has_no_room_and_end_with_their_owners() -> None:
+    budget = Account("dmp", 20 * ROOM)
+    world = await World.open(budget=budget)
+    world.queue(b"served")
+    caches = budget.account("caches")
+    application = Application(world)
+    before = budget.used_bytes
+    application.exchange(b"quotes")
+    application.queue(b"feed", b"quotes")
+    peer, sink = Peer(world).login(), application.sink(b"quotes")
+    peer.method(C.Basic.Consume(0, "served", "tag", no_ack=True))
+    for number in range(1000):
+        properties = b"\x80\0\xc8%0200d" % number
+        peer.publish("", "served", b"x", properties=properties)
+        peer.publish("quotes", f"{number}", b"x")
+        sink.say(packed(b"x", key=b"%d" % number, properties=properties))
+    assert len(bodies(peer.frames())) == 1000
+    assert 5 * ROOM < caches.used_bytes < 10 * ROOM + STEP_BYTES
+    budget.charge(20 * ROOM)
+    for number in range(100):
+        properties = b"\x80\0\xc8%0200d" % -number
+        peer.publish("", "served", b"x", properties=properties)
+        sink.say(packed(b"x", key=b"served", properties=properties))
+    peer.publish("quotes", "another", b"x")
+    assert world.broker.caches.held_bytes < 2 * ROOM
+    budget.give(20 * ROOM)
+    peer.lose()
+    sink.close()
+    assert 0 < world.broker.caches.held_bytes < 128 << 10, "the exchange's"
+    world.topology.delete_exchange(b"quotes")
+    world.topology.delete_queue(world.broker.queues[b"feed"])
+    world.advance(1)
+    assert world.broker.caches.held_bytes == caches.used_bytes == 0
+    assert budget.account("bindings").used_bytes == 0
+    assert world.broker.memory.held_bytes == 0
+    assert budget.used_bytes == before
