@@ -187,5 +187,9 @@ class ColdRow:
             return
         self.damage = error
         self.ended = True
-        logger.error("a queue's messages cannot be read", queue=self._queue.text, reason=str(error))
+        logger.error(
+            "a queue's messages cannot be read: they stay, and asking is refused; look at the disk",
+            queue=self._queue.text,
+            reason=str(error),
+        )
         self._queue.end_credits(refusal_for(error))

@@ -950,7 +950,11 @@ class Engine:
         """Have the log say so, once."""
         if not self._told_of_disk:
             self._told_of_disk = True
-            self.log.warning("the disk has failed; dms goes on in memory (best-effort)", reason=str(error))
+            self.log.warning(
+                "the disk has failed: dms goes on in memory (best-effort), and what comes is gone at exit; "
+                "put the disk right, then restart",
+                reason=str(error),
+            )
 
     def drain(self) -> None:
         """The server stops."""

@@ -59,5 +59,7 @@ async def open_service(context: Context, settings: DmsSettings) -> DmsService:
     if engine.persistent:
         await import_files(engine)
     else:
-        context.log.info("dms keeps everything in memory: all is gone at exit")
+        context.log.info(
+            "dms keeps everything in memory, and all is gone at exit: dms.persist keeps queues on disk"
+        )
     return DmsService(engine)

@@ -146,7 +146,12 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
         try:
             await open_log(queue, log, row.get("snapshot", 0))
         except (StoreError, NotOurs) as error:
-            context.log.error("a queue cannot be read; it is left alone", queue=name, reason=str(error))
+            context.log.error(
+                "a queue cannot be opened: its log is left as it is, and nobody is served from it; "
+                "put right what the reason says, then restart",
+                queue=name,
+                reason=str(error),
+            )
             engine.discard(queue)
     for key, _ in table.items():
         if not key.startswith(ENGINE_KEY) and key.decode(errors="replace") not in namespace.logs:

@@ -108,7 +108,7 @@ class Queues:
         self.unsubscribe_all(consumer)
         if consumer.dropped:
             self._log.info(
-                "kqmsgq had dropped messages of a consumer that leaves",
+                "a slow consumer has left: so many messages were dropped for it",
                 peer=consumer.connection.peer,
                 messages=consumer.dropped,
             )
@@ -168,7 +168,11 @@ class Queues:
         counts = self.counts
         if not consumer.dropped:
             counts.consumers_dropped_from += 1
-            self._log.warning("kqmsgq drops messages of a slow consumer", peer=consumer.connection.peer)
+            self._log.warning(
+                "a consumer does not read what it is sent: its oldest messages are dropped; have it read "
+                "faster, or raise kqmsgq.consumer_bytes_max",
+                peer=consumer.connection.peer,
+            )
         consumer.dropped += messages
         counts.messages_dropped += messages
         counts.bytes_dropped += len(chunk)

@@ -42,7 +42,8 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
         if not reported:
             reported = True
             context.log.error(
-                "pubsub serves subscriptions that are not on disk, and a restart forgets", error=str(error)
+                "subscriptions cannot be written: a restart forgets them; look at the disk",
+                error=str(error),
             )
 
     save = saver(table, counts, on_failure)
@@ -138,7 +139,11 @@ class PubsubService:
                     kept, _ = self._namespace.create(KEPT, reserved=True)
                 kept.append(records, count, reserved=True)
         except StoreError as error:
-            self._context.log.error("pubsub could not save what it kept", error=str(error))
+            self._context.log.error(
+                "what was kept for clients that are away cannot be written: they do not get all of it; "
+                "look at the disk",
+                error=str(error),
+            )
 
     async def _sessions(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """`topics`: with their patterns."""

@@ -176,7 +176,11 @@ class Sessions:
         counts = self.counts
         if not client.dropped:
             counts.subscribers_dropped_from += 1
-            self._log.warning("pubsub drops messages of a slow subscriber", client=client.name)
+            self._log.warning(
+                "a subscriber does not read what it is sent: its oldest messages are dropped; have it read "
+                "faster, or raise pubsub.subscriber_bytes_max",
+                client=client.name,
+            )
         client.dropped += frames
         counts.frames_dropped += frames
 

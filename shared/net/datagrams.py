@@ -199,7 +199,9 @@ class DatagramEndpoint:
             left = apply(*received)
         except Exception as error:
             self._loop.counters.crashes += 1
-            self._loop.log.error("a datagram sink crashed", exc_info=error)
+            self._loop.log.error(
+                "a datagram sink crashed: what was received with it is lost; report this bug", exc_info=error
+            )
         self._loop.end()
         return left
 

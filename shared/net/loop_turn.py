@@ -140,7 +140,11 @@ class DrivenConnection(Connection):
             self.finish()
         else:
             loop.counters.crashes += 1
-            loop.log.error("a session crashed", peer=self.peer, exc_info=error)
+            loop.log.error(
+                "a session crashed: its connection is closed, all others are served; report this bug",
+                peer=self.peer,
+                exc_info=error,
+            )
             self.close("crash")
 
     def tcp_info(self) -> bytes | None:
@@ -259,7 +263,11 @@ class DrivenConnection(Connection):
                 session.connection_lost()
             except Exception as error:
                 self._loop.counters.crashes += 1
-                self._loop.log.error("a session crashed at its end", peer=self.peer, exc_info=error)
+                self._loop.log.error(
+                    "a session crashed at its end: it may still hold what was its; report this bug",
+                    peer=self.peer,
+                    exc_info=error,
+                )
 
     # Within.
 

@@ -76,7 +76,11 @@ class Threads:
                 raise
             if not self._failing:
                 self._failing = True
-                logger.warning("no thread can be started; the loop waits for the disk", reason=str(error))
+                logger.warning(
+                    "no thread can be started: the loop waits for the disk, and everybody with it; "
+                    "raise the limit on processes and threads",
+                    reason=str(error),
+                )
             return work(*arguments)
         self._failing = False
         return found
