@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from tests.trials.ages import Ages
-from tests.trials.dms_fate import Fate
+from tests.support.dms_model import Ages, Fate
 from tests.trials.peers import Asked
 
 DEAD = "dead"
@@ -136,22 +135,21 @@ class DmsBook:
         shown = f"{place.name}: {message.body[:48]!r}"
         age = now - message.sent  # of the server's time no more, whatever it was
         if place is not owner:
-            if not fate.max_deliveries and age < fate.ttl_ms / 1000:
+            if not fate.max_deliveries and not fate.may_be_past(age):
                 yield f"{shown}: among the dead after {age:.3f} s"
             return
         if message.tries_life != self.ages.life:
             message.tries_life, message.tries, message.nacked = self.ages.life, 0, -math.inf
         message.tries += 1
-        if age < fate.delay_ms / 1000:
-            yield f"{shown}: delivered after {age:.3f} s, before its delay is over"
-        if fate.max_deliveries and message.tries > fate.max_deliveries:
-            yield f"{shown}: delivered for the {message.tries}. time"
-        if fate.retry_ms and now - message.nacked < fate.retry_seconds(max(message.tries - 1, 1)):
-            yield f"{shown}: delivered {now - message.nacked:.3f} s after its NACK"
-        if fate.ttl_ms and owner.mode == "always":
-            lived = self.ages.least(message.answered or message.told, asked, owner.kept)
-            if lived > fate.ttl_ms / 1000 + LATE_SECONDS:
-                yield f"{shown}: delivered after {lived:.3f} s of service at least, past its lifetime"
+        known = owner.mode == "always"
+        broken = fate.broken_by_delivery(
+            most=age,
+            least=self.ages.least(message.answered or message.told, asked, owner.kept) if known else 0.0,
+            late=LATE_SECONDS,
+            deliveries=message.tries,
+            since_nack=now - message.nacked,
+        )
+        yield from (f"{shown}: {what}" for what in broken)
         message.nacked = -math.inf
 
     def open(self, name: str, mode: str) -> QueueBook:

@@ -22,7 +22,7 @@ from pathlib import Path
 import attrs
 
 from tests.support import dms_spec as spec
-from tests.trials.dms_fate import Fate
+from tests.support.dms_model import Fate
 from tests.trials.impostor import pose
 
 FAULTS = (

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.trials.ages import Ages
+from tests.support.dms_model import Ages
 from tests.trials.dms_judge import judge_queue, settle_queue
 from tests.trials.dms_ledger import DmsBook, Message, QueueBook, Step
 from tests.trials.peers import Asked

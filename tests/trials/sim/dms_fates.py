@@ -7,13 +7,13 @@ server is as old as its newest record says, so times may last a little longer, a
 life may have been forgotten.
 """
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tests.trials.ages import Ages
-from tests.trials.dms_fate import Fate
+from tests.support.dms_model import Ages, Fate
 from tests.trials.sim.network import Wire
 from tests.trials.sim.world import BrokenPromise, World
 
@@ -43,12 +43,11 @@ FATES: Mapping[str, Fate] = {**SET, **ASKED}
 
 @attrs.define
 class Nack:
-    """A NACK: sent when, of which delivery of the server's present life."""
+    """A NACK of the last delivery: sent when, in which life of the server."""
 
     wire: Wire
     sent: float
     life: int
-    deliveries: int
     answered: bool = False
 
 
@@ -84,7 +83,7 @@ class Fates:
 
     def nacked(self, message: "Message", wire: Wire) -> None:
         course = message.course
-        course.nack = Nack(wire, self._world.now(), self.ages.life, max(course.deliveries, 1))
+        course.nack = Nack(wire, self._world.now(), self.ages.life)
 
     # -- what may be
 
@@ -96,12 +95,10 @@ class Fates:
         )
 
     def _may_be_past(self, message: "Message", fate: Fate) -> bool:
-        begun = self._world.time_of(message.begun)
-        return bool(fate.ttl_ms) and self.ages.most(begun, self._world.now()) >= fate.ttl_ms / 1000
+        return fate.may_be_past(self._most(message))
 
     def _may_be_exhausted(self, message: "Message", fate: Fate) -> bool:
-        known = message.course.deliveries_ever + self._unread.get(message.queue, 0)
-        return bool(fate.max_deliveries) and known >= fate.max_deliveries
+        return fate.may_be_exhausted(message.course.deliveries_ever + self._unread.get(message.queue, 0))
 
     def may_wait(self, message: "Message") -> bool:
         """For another try."""
@@ -124,28 +121,29 @@ class Fates:
         if place != message.queue:
             self._died(message, place, fate)
             return
-        course, now = message.course, self._world.now()
+        course = message.course
         if course.life != self.ages.life:
             course.life, course.deliveries = self.ages.life, 0
         course.deliveries += 1
         course.deliveries_ever += 1
-        if self.ages.most(self._world.time_of(message.begun), now) < fate.delay_ms / 1000:
-            raise BrokenPromise(f"{message} is delivered before its delay is over")
         lived = self._served_since(message, self._world.time_of(begun))
-        if fate.ttl_ms and lived > fate.ttl_ms / 1000 + LATE_SECONDS and not message.wire.excused():
-            raise BrokenPromise(f"{message} is delivered {lived:.3f} s after it came, past its lifetime")
-        if fate.max_deliveries and course.deliveries > fate.max_deliveries:
-            raise BrokenPromise(f"{message} is delivered for the {course.deliveries}. time")
-        self._check_pause(message, fate, now)
+        broken = fate.broken_by_delivery(
+            most=self._most(message),
+            least=0.0 if message.wire.excused() else lived,
+            late=LATE_SECONDS,
+            deliveries=course.deliveries,
+            since_nack=self._since_nack(message),
+        )
+        for what in broken:
+            raise BrokenPromise(f"{message} is {what}")
 
-    def _check_pause(self, message: "Message", fate: Fate, now: float) -> None:
+    def _since_nack(self, message: "Message") -> float:
         nack, message.course.nack = message.course.nack, None
-        if nack is None or not fate.retry_ms or nack.life != self.ages.life:
-            return
+        if nack is None or nack.life != self.ages.life:
+            return math.inf
         if not nack.answered and (nack.wire.left or nack.wire.server_done.is_set()):
-            return  # its connection may have been lost first, and that costs no time
-        if now - nack.sent < fate.retry_seconds(nack.deliveries):
-            raise BrokenPromise(f"{message} is delivered {now - nack.sent:.3f} s after its NACK")
+            return math.inf  # its connection may have been lost first, and that costs no time
+        return self._world.now() - nack.sent
 
     def _died(self, message: "Message", place: str, fate: Fate) -> None:
         if place != fate.dead_letter:
@@ -161,9 +159,13 @@ class Fates:
         if about["origin"] != message.queue or not (past or (tries and about["reason"] == "max_deliveries")):
             raise BrokenPromise(f"{message} is among the dead, and it says {about}")
 
+    def _most(self, message: "Message") -> float:
+        """It is no older."""
+        return self.ages.most(self._world.time_of(message.begun), self._world.now())
+
     def _served_since(self, message: "Message", until: float) -> float:
         """Since it had come, at least."""
-        if message.ended == float("inf"):
+        if message.ended == math.inf:
             return 0.0
         ended = self._world.time_of(int(message.ended))
         return self.ages.least(ended, until, self._kept.get(message.queue, ()))
