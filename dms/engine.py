@@ -11,8 +11,12 @@ confirmed them and nobody may see them. `bodies` are the row's front, in memory;
 by its sequence; those of it that may go out are in the heap `returned`. All are older than the row, so they
 go first, and everything has its old place.
 
-Credits stand in `line` in the order of arrival. Either messages are ready or credits wait, never both:
-`dispatch` sees to that. On a disk every change is also a record in the queue's log (`dms.queue_log`).
+Credits stand in `line` in the order of arrival. Either messages are ready or credits wait: `dispatch` sees
+to that. On a disk every change is also a record in the queue's log (`dms.queue_log`).
+
+What takes long goes in turns (`Engine.background`, and a queue's timer), and others are served in between:
+redelivery to many credits, the end of many credits, and the return of what a lost connection held. While
+messages return their queue delivers nothing (`returning`), so order is what it would be at once.
 """
 
 from __future__ import annotations
@@ -21,9 +25,10 @@ import json
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
+from itertools import chain
 from itertools import count as counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -40,17 +45,26 @@ from dms.settings import DmsSettings
 from dms.unacked import DeliveredRun, Delivery, Unacked
 from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.errors import StoreError, StoreReadOnly
+from shared.queues.background import Background
 
 if TYPE_CHECKING:
     from dms.times import Times
     from shared.storage.store import Log, Namespace, Store, Ticket
     from shared.storage.table import Table
 
+logger = structlog.stdlib.get_logger("brokers.dms")
+
 HOT_LEAST_BYTES = 16 << 10
 """Every queue may keep so much in memory, whatever the others do."""
 BODY_OVERHEAD_BYTES = 64
 """A bytes object's header, its slot in the deque, the allocator's rounding."""
 EVER = 1 << 62
+RETURNED_AT_ONCE = 500
+"""Deliveries of a lost connection that go back before others have their turn: half a millisecond."""
+REDELIVERED_AT_ONCE = 500
+"""Messages that go out again before others have their turn: some milliseconds."""
+ENDED_AT_ONCE = 100
+"""Credits that end before others have their turn: half a millisecond."""
 _IDS_END = 1 << 32
 NOT_HELD = malformed("this connection holds no delivery of that id")
 ENGINE_KEY = b"\0"
@@ -179,6 +193,7 @@ class Queue:
         "options",
         "released",
         "returned",
+        "returning",
         "tail",
         "text",
     )
@@ -206,6 +221,8 @@ class Queue:
         """By sequence: body, and how often it was delivered."""
         self.back_bytes = 0
         self.returned: list[int] = []
+        self.returning = 0
+        """Lost connections whose deliveries are on their way back: until then nothing goes out."""
         self.line: deque[Credit] = deque()
         self.deadline = self.heaped = math.inf  # for the engine's timers
 
@@ -314,13 +331,18 @@ class Queue:
     def dispatch(self) -> None:
         """Serve the credits in line, in their order, as far as messages are ready."""
         line, bodies, engine = self.line, self.bodies, self.engine
-        while line:
+        again = 0
+        while line and not self.returning:
             credit = line[0]
             want = len(credit.ids) - credit.at
             if not want:
                 line.popleft()
                 continue
             if self.returned:
+                if again >= REDELIVERED_AT_ONCE:
+                    self.wake_by(engine.times.now_ms())
+                    return
+                again += 1
                 seq = heappop(self.returned)
                 body, deliveries = self.take_out(seq)
                 self.held += 1
@@ -357,7 +379,7 @@ class Queue:
         """Fast path of `line_up` for one credit: the id and body of the next message, which `consumer` now
         holds. None where it is not that simple: none is ready, or something or somebody is before it."""
         bodies, seq = self.bodies, self.head
-        if not bodies or self.line or self.returned or seq >= self.released:
+        if not bodies or self.line or self.returned or seq >= self.released or self.returning:
             return None
         if self.cold is not None and self.cold.damage is not None:
             return None
@@ -394,11 +416,8 @@ class Queue:
 
     def end_credits(self, refusal: Refusal) -> None:
         """End all credits in line."""
-        line = self.line.copy()
-        self.line.clear()
-        for credit in line:
-            if credit.left:
-                credit.consumer.end(credit, refusal)
+        line, self.line = self.line, deque()
+        self.engine.background.add(_end_in_turns(line, refusal))
 
     # -- messages leave, or come back
 
@@ -519,6 +538,8 @@ class Queue:
             self.log.flush_notes()
         if self.expiry is not None:
             self.expiry.on_time(int(now))
+        elif self.line:
+            self.dispatch()
 
     # -- the disk
 
@@ -600,8 +621,12 @@ class Queue:
 
     def unacked(self) -> list[Delivery[Queue]]:
         """Its unacknowledged deliveries, whoever holds them."""
-        consumers = self.engine.consumers.values()
-        return [each for consumer in consumers for each in consumer.unacked.values() if each[0] is self]
+        engine = self.engine
+        held = chain(
+            *(consumer.unacked.values() for consumer in engine.consumers.values()),
+            *(piece for pieces in engine.returning.values() for piece in pieces),
+        )
+        return [each for each in held if each[0] is self]
 
     def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
         engine = self.engine
@@ -633,10 +658,13 @@ class Engine:
         self._namespace = namespace
         self._table = table
         self.times = times
+        self.background = Background(times.timers, _background_crashed)
         self.counts = Counts()
         self.queues: dict[bytes, Queue] = {}
         self.consumers: dict[int, Consumer] = {}
         self._numbers = counter(1)
+        self.returning: dict[int, deque[Sequence[Delivery[Queue]]]] = {}
+        """By the number of a consumer that is gone: what it held and is not back yet."""
         self.parked: dict[bytes, dict[Queue, None]] = {}
         """Queues whose dead messages have no place, by the name of the queue that is missing or full."""
         self.draining = False
@@ -897,17 +925,34 @@ class Engine:
         self.give_back(consumer)
 
     def give_back(self, consumer: Consumer) -> None:
-        """All that it holds goes back.
-
-        In one stretch, some microseconds a message. In turns it would have to stay where snapshots, exports
-        and new ids look for what is held, while it is no consumer any more.
-        """
+        """All that it holds goes back. Until it is back it counts as held, in snapshots and exports too."""
         unacked, consumer.unacked = consumer.unacked, Unacked()
-        by_queue: dict[Queue, list[Delivery[Queue]]] = {}
-        for delivery in unacked.values():
-            by_queue.setdefault(delivery[0], []).append(delivery)
-        for queue, deliveries in by_queue.items():
-            queue.put_back(deliveries, nacked=False)
+        pieces = deque(unacked.take_pieces(RETURNED_AT_ONCE))
+        if not pieces:
+            return
+        queues = {delivery[0] for piece in pieces for delivery in piece}
+        for queue in queues:
+            queue.returning += 1
+        self.returning[consumer.number] = pieces
+        self.background.add(self._give_back_in_turns(consumer.number, queues))
+
+    def _give_back_in_turns(self, number: int, queues: Collection[Queue]) -> Iterator[None]:
+        pieces = self.returning[number]
+        try:
+            while pieces:
+                by_queue: dict[Queue, list[Delivery[Queue]]] = {}
+                for delivery in pieces.popleft():
+                    by_queue.setdefault(delivery[0], []).append(delivery)
+                for queue, deliveries in by_queue.items():
+                    queue.put_back(deliveries, nacked=False)
+                if pieces:
+                    yield
+        finally:
+            del self.returning[number]
+            for queue in queues:
+                queue.returning -= 1
+                if queue.line:
+                    queue.dispatch()
 
     def take_ids(self, count: int) -> int:
         """The first of so many delivery ids in a row, none of which is in use."""
@@ -970,6 +1015,23 @@ class Engine:
                 self.table.put(ENGINE_KEY, json.dumps({"age_ms": self.times.now_ms()}).encode())
             except StoreError:
                 pass  # records say it too, if less exactly
+
+
+def _end_in_turns(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
+    while line:
+        for _ in range(min(len(line), ENDED_AT_ONCE)):
+            credit = line.popleft()
+            if credit.left:
+                credit.consumer.end(credit, refusal)
+        if line:
+            yield
+
+
+def _background_crashed(error: Exception) -> None:
+    logger.error(
+        "background work crashed: some messages of a lost connection stay held until a restart; report this",
+        exc_info=error,
+    )
 
 
 def _row(log: Log, asked: Mapping[str, Any], snapshot: int) -> bytes:

@@ -38,6 +38,7 @@ KEPT_BYTES = 1 << 20
 NOTES_MS = 100
 """A note waits so long for a record to go along with."""
 NOTES_MAX = 4096
+"""Notes that are alike are written once they are so many: some hundred microseconds."""
 
 _HEADS_BYTES = 3 * HEAD.size
 _LENGTH_BYTES = 4
@@ -270,8 +271,10 @@ class QueueLog:
     def _note(self, kind: RecordKind, reason: Reason) -> list[Any]:
         """Where to note something of that kind."""
         self._newest = None
+        if self._notes and len(self._notes[-1][2]) >= NOTES_MAX:
+            self.flush_notes()
         notes = self._notes
-        if not notes or notes[-1][:2] != (kind, reason) or len(notes[-1][2]) >= NOTES_MAX:
+        if not notes or notes[-1][:2] != (kind, reason):
             if len(notes) >= NOTES_MAX:
                 notes.clear()
             notes.append((kind, reason, []))

@@ -2,10 +2,11 @@
 
 A consumer of many credits gets messages in runs, and mostly acknowledges them in the same runs. So a run is
 kept whole, and is split only when a part of it is asked for: an entry for each of its messages costs more
-than all else that is done for it.
+than all else that is done for it. Ids count up within a run, and no two runs overlap.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Generic, TypeVar, overload
 
@@ -44,11 +45,13 @@ class DeliveredRun(Sequence[Delivery[Q]]):
 class Unacked(Generic[Q]):
     """`single`: deliveries by themselves; `in_runs`: how many others. Ids are as they stand in frames."""
 
-    __slots__ = ("_runs", "in_runs", "single")
+    __slots__ = ("_firsts", "_runs", "in_runs", "single")
 
     def __init__(self) -> None:
         self.single: dict[bytes, Delivery[Q]] = {}
         self._runs: dict[bytes, DeliveredRun[Q]] = {}  # by their first id
+        self._firsts: list[bytes] | None = None
+        """All keys of `_runs` in order, and perhaps some that it had; None: to be made."""
         self.in_runs = 0
 
     def __len__(self) -> int:
@@ -62,6 +65,7 @@ class Unacked(Generic[Q]):
 
     def add(self, run: DeliveredRun[Q]) -> None:
         self._runs[run.ids[0]] = run
+        self._firsts = None
         self.in_runs += len(run.ids)
 
     def add_all(self, ids: Sequence[bytes], deliveries: Sequence[Delivery[Q]]) -> None:
@@ -70,7 +74,7 @@ class Unacked(Generic[Q]):
     def get(self, delivery_id: bytes) -> Delivery[Q] | None:
         found = self.single.get(delivery_id)
         if found is None and self._runs:
-            self._split_runs()
+            self._split((delivery_id,))
             found = self.single.get(delivery_id)
         return found
 
@@ -84,7 +88,7 @@ class Unacked(Generic[Q]):
     def pop_all(self, ids: Sequence[bytes]) -> list[Delivery[Q]] | None:
         """Take all of them out; None, and nothing changes, where one is not here or is named twice."""
         if self._runs:
-            self._split_runs()
+            self._split(ids)
         single = self.single
         found = [delivery for each in ids if (delivery := single.get(each)) is not None]
         if len(found) < len(ids) or (len(ids) > 1 and len(set(ids)) < len(ids)):
@@ -112,7 +116,28 @@ class Unacked(Generic[Q]):
             self._runs[run.ids[0]] = run
         return ()
 
-    def _split_runs(self) -> None:
-        runs, self._runs, self.in_runs = self._runs, {}, 0
-        for run in runs.values():
-            self.add_all(run.ids, run)
+    def take_pieces(self, length: int) -> Iterator[Sequence[Delivery[Q]]]:
+        """Take all of them out, in sequences of `length` at most; the ids are free."""
+        single, runs = self.single, self._runs
+        self.single, self._runs, self.in_runs = {}, {}, 0
+        for some in (tuple(single.values()), *runs.values()):
+            if len(some) > length:
+                some = tuple(some)
+                yield from (some[at : at + length] for at in range(0, len(some), length))
+            elif some:
+                yield some
+
+    def _split(self, ids: Iterable[bytes]) -> None:
+        """Take those runs apart that hold one of these ids."""
+        firsts, single = self._firsts, self.single
+        if firsts is None:
+            firsts = self._firsts = sorted(self._runs)
+        for each in ids:
+            if each in single:
+                continue
+            at = bisect_right(firsts, each)
+            run = self._runs.get(firsts[at - 1]) if at else None
+            if run is not None and each <= run.ids[-1]:
+                del self._runs[run.ids[0]]
+                self.in_runs -= len(run.ids)
+                self.add_all(run.ids, run)

@@ -1,12 +1,16 @@
 """Long work in slices: what a deletion, or the end of a connection, leaves to do."""
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import attrs
 
-from shared.queues.timers import Timers
+if TYPE_CHECKING:
+    from shared.queues.timers import Timers
 
 STEPS_PER_TURN = 4
 """A few milliseconds."""

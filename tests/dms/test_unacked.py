@@ -79,3 +79,24 @@ def test_one_of_a_run_can_be_asked_for() -> None:
     same(unacked, model)
     unacked.add_all(ids[:1], [model[ids[0]]])
     same(unacked, model)
+
+
+def test_of_many_runs_only_that_is_taken_apart_of_which_a_part_is_asked_for() -> None:
+    unacked, model = filled([(4, 0), (3, 1), (5, 0)])
+    ids = tuple(model)
+    unacked.pop(ids[5])
+    assert (len(unacked.single), unacked.in_runs) == (2, 9)
+    assert [len(run) for run in unacked.pop_runs(ids[:4])] == [4]
+    assert unacked.pop_all([ids[11], ids[4]]) == [model[ids[11]], model[ids[4]]]
+    assert (len(unacked.single), unacked.in_runs) == (5, 0)
+    assert unacked.get(ids[0]) is None
+
+
+@given(RUNS, st.integers(1, 4))
+def test_all_that_is_held_is_taken_in_pieces(runs: list[tuple[int, int]], length: int) -> None:
+    unacked, model = filled(runs)
+    unacked.pop(next(iter(model)))
+    pieces = list(unacked.take_pieces(length))
+    assert all(0 < len(piece) <= length for piece in pieces)
+    assert sorted(seq for piece in pieces for _, seq, _, _ in piece) == list(range(2, len(model) + 1))
+    assert not unacked

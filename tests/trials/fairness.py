@@ -414,6 +414,11 @@ def _dms_filled(served: Served, count: int) -> None:
         client.ask([dms.frame(dms.PRODUCE, n, dms.name("q") + b"x" * 100) for n in range(1, count + 1)])
 
 
+def _dms_described(served: Served) -> Any:
+    (row,) = control.request(served.folder / "data", "POST", "/dms/queues", {"queue": "q"})
+    return row
+
+
 def dms_100000_deliveries_come_back_with_their_connection(served: Served) -> None:
     _dms_filled(served, 100_000)
     client = Dms(served.address("dms"))
@@ -431,6 +436,48 @@ def dms_100000_are_refused_in_one_go(served: Served) -> None:
         served.begin()
         client.socket.sendall(b"".join(dms.frame(dms.NACK, reply[2]) for reply in held))
         client.replies(100_000)
+
+
+def dms_100000_come_back_for_many_who_wait(served: Served) -> None:
+    _dms_filled(served, 100_000)
+    client = Dms(served.address("dms"))
+    client.ask([dms.frame(dms.CONSUME, n, dms.name("q")) for n in range(1, 100_001)])
+    with ExitStack() as stack:
+        others = [stack.enter_context(Dms(served.address("dms"))) for _ in range(25)]
+        for other in others:
+            other.socket.sendall(b"".join(dms.frame(dms.CONSUME, n, dms.name("q")) for n in range(1, 4001)))
+        _ping(served)
+        served.begin()
+        client.socket.close()
+        for other in others:
+            other.replies(4000)
+
+
+def dms_a_queue_with_20000_waits_is_deleted(served: Served) -> None:
+    _dms_filled(served, 0)
+    with ExitStack() as stack:
+        others = [stack.enter_context(Dms(served.address("dms"))) for _ in range(5)]
+        for other in others:
+            for number in range(1, 4001):  # a read each, nearly
+                other.socket.sendall(dms.frame(dms.CONSUME, number, dms.name("q")))
+        _until(lambda: _dms_described(served)["waiting"] == 20_000)
+        served.begin()
+        with SpecClient(served.address("dms")) as one:
+            one.delete("q")
+        for other in others:
+            other.until(lambda data: data.count(b"was deleted") == 4000)
+
+
+def dms_100000_die_and_become_dead_letters(served: Served) -> None:
+    with Dms(served.address("dms")) as client:
+        client.ask([dms.frame(dms.CREATE, 1, dms.name("dead"))])
+        options = b'{"ttl_ms": 4000, "dead_letter": "dead"}'
+        client.ask([dms.frame(dms.CREATE, 1, dms.name("q") + options)])
+        client.ask([dms.frame(dms.PRODUCE, n, dms.name("q") + b"x" * 100) for n in range(1, 100_001)])
+    served.begin()
+    with SpecClient(served.address("dms")) as other:
+        _until(lambda: other.queues()["dead"] >= 100_000)
+    control.request(served.folder / "data", "POST", "/dms/redrive", {"queue": "dead"})
 
 
 def dms_a_purge_of_100000(served: Served) -> None:
@@ -622,6 +669,9 @@ OPERATIONS: Sequence[Callable[[Served], None]] = (
     kqmsgq_a_consumer_that_does_not_read_two_million_small_messages,
     dms_100000_deliveries_come_back_with_their_connection,
     dms_100000_are_refused_in_one_go,
+    dms_100000_come_back_for_many_who_wait,
+    dms_a_queue_with_20000_waits_is_deleted,
+    dms_100000_die_and_become_dead_letters,
     dms_a_purge_of_100000,
     logmq_20000_topics_are_made,
     logmq_20000_topics_are_listed,

@@ -1,0 +1,139 @@
+"""What takes long goes in turns: others are served in between, and what is there then is as promised."""
+
+import pytest
+
+from dms import engine, queue_log, wire
+from dms.settings import DmsSettings
+from dms.wire import Status, Type
+from tests.dms.world import MEMORY, Peer, World, deliveries, statuses
+
+COUNT = 40
+
+
+@pytest.fixture(autouse=True)
+def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RETURNED_AT_ONCE", 2)
+    monkeypatch.setattr(engine, "ENDED_AT_ONCE", 2)
+
+
+def holding(world: World) -> tuple[Peer, list[bytes]]:
+    """A connection that holds all messages of `orders`."""
+    peer = world.connect()
+    peer.create("orders")
+    peer.create("other")
+    bodies = [b"%03d" % number for number in range(COUNT)]
+    peer.produce("orders", *bodies)
+    assert [body for _, body in peer.consume("orders", COUNT)] == bodies
+    return peer, bodies
+
+
+def is_served(world: World) -> None:
+    """Somebody with another queue, at once."""
+    peer = world.connect()
+    assert statuses(peer.produce("other", b"x")) == [Status.OK]
+    ((held, body),) = peer.consume("other")
+    assert body == b"x"
+    assert statuses(peer.ack(held)) == [Status.OK]
+
+
+@pytest.mark.parametrize("settings", [MEMORY, DmsSettings()], ids=["memory", "disk"])
+def test_what_a_lost_connection_held_comes_back_in_turns_and_in_order(settings: DmsSettings) -> None:
+    world = World(settings)
+    peer, bodies = holding(world)
+    waiting = world.connect()
+    assert waiting.consume("orders", COUNT // 2) == []
+    peer.lose()
+    queue = world.engine.queues[b"orders"]
+    assert 0 < queue.held < COUNT, "the first turn is over, and there is more to do"
+    assert statuses(waiting.produce("orders", b"new")) == [Status.OK]
+    assert world.depths()["orders"] == COUNT + 1
+    is_served(world)
+    assert waiting.take() == []
+    world.advance(1)
+    assert queue.held == COUNT // 2
+    assert [body for _, body in deliveries(waiting.take())] == bodies[: COUNT // 2]
+    rest = world.connect().consume("orders", COUNT)
+    assert [body for _, body in rest] == [*bodies[COUNT // 2 :], b"new"]
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_crash_between_two_turns_loses_nothing(snapshot: bool) -> None:
+    world = World()
+    peer, bodies = holding(world)
+    peer.lose()
+    queue = world.engine.queues[b"orders"]
+    assert 0 < queue.held < COUNT
+    if snapshot:
+        assert queue.log is not None
+        queue.log.snapshot()
+        world.settle()
+    rows = world.call("peek", queue="orders", limit=COUNT)
+    assert len(rows) == COUNT - queue.held
+    world.kill()
+    assert world.depths() == {"orders": COUNT, "other": 0}
+    assert [body for _, body in world.connect().consume("orders", COUNT)] == bodies
+
+
+def test_a_queue_that_is_deleted_between_two_turns_takes_nothing_back() -> None:
+    world = World()
+    peer, _ = holding(world)
+    peer.lose()
+    other = world.connect()
+    assert statuses(other.delete("orders")) == [Status.OK]
+    assert statuses(other.create("orders")) == [Status.OK]
+    world.advance(1)
+    assert world.depths()["orders"] == 0
+    assert world.engine.returning == {}
+    assert statuses(other.produce("orders", b"new")) == [Status.OK]
+    assert [body for _, body in other.consume("orders")] == [b"new"]
+
+
+def test_what_comes_back_goes_out_to_many_who_wait_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RETURNED_AT_ONCE", COUNT)
+    monkeypatch.setattr(engine, "REDELIVERED_AT_ONCE", 3)
+    world = World(MEMORY)
+    peer, bodies = holding(world)
+    waiting = [world.connect() for _ in range(4)]
+    for each in waiting:
+        assert each.consume("orders", COUNT // 4) == []
+    peer.lose()
+    assert world.engine.queues[b"orders"].held == 3, "the first turn is over, and there is more to do"
+    is_served(world)
+    late = world.connect()
+    assert late.consume("orders") == []
+    world.advance(1)
+    assert [body for each in waiting for _, body in deliveries(each.take())] == bodies
+    assert late.take() == []
+
+
+def test_many_waits_end_in_turns_with_their_queue() -> None:
+    world = World(MEMORY)
+    peer, _ = holding(world)
+    waiting = world.connect()
+    for _ in range(COUNT):
+        assert waiting.consume("other") == []
+    assert statuses(peer.delete("other")) == [Status.OK]
+    first = waiting.take()
+    assert 0 < len(first) < COUNT
+    assert statuses(peer.create("other")) == [Status.OK]
+    is_served(world)
+    world.advance(1)
+    assert statuses(first + waiting.take()) == [Status.QUEUE_NOT_FOUND] * COUNT
+
+
+def test_notes_of_many_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_log, "NOTES_MAX", 8)
+    world = World()
+    peer, bodies = holding(world)
+    queue = world.engine.queues[b"orders"]
+    assert queue.log is not None
+    before = queue.log.log.end
+    ids = [int.from_bytes(each) for each in peer.session.consumer.unacked]
+    peer.session.receive(b"".join(wire.pack(Type.NACK, each) for each in ids))
+    assert queue.log.log.end > before, "some are written, before any timer"
+    world.settle()
+    assert statuses(peer.take()) == [Status.OK] * COUNT
+    world.advance(1)
+    world.kill()
+    rows = world.call("peek", queue="orders", limit=COUNT)
+    assert [(row["body"].encode(), row["deliveries"]) for row in rows] == [(body, 1) for body in bodies]
