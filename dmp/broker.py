@@ -18,7 +18,7 @@ from dmp.declarations import QueueLimits
 from dmp.definitions import Definitions
 from dmp.exchanges import DEFAULT, Exchange, route
 from dmp.leases import LeaseBook
-from dmp.memory import Caches, Memory
+from dmp.memory import Accounts, Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
 from dmp.queue_log import QueueLog
@@ -40,9 +40,6 @@ from shared.storage.store import Store, Ticket
 
 QUEUES_AT_ONCE = 64
 """Exclusive queues that go with their owner: half a millisecond."""
-
-MESSAGES_PERCENT, ACCOUNT_PERCENT = 75, 50
-"""Of the budget: messages alone, or anything else alone, leave room for those who come to take messages."""
 
 
 class Drained(Protocol):
@@ -76,7 +73,7 @@ class Broker:
         recorder: Recorder | None = None,
         budget: Account | None = None,
     ) -> None:
-        self._budget = budget or unbounded()
+        self.accounts = Accounts(budget or unbounded())
         self.recorder = recorder
         self.store = store
         self.settings = settings
@@ -86,14 +83,11 @@ class Broker:
         self.wall_seconds = wall_seconds
         self.new_name = new_name
         self.counts = Counts()
-        self.bodies = Bodies(store, body_logs, log, settings.begun_bytes_max, self.account("bodies"))
+        self.bodies = Bodies(store, body_logs, log, settings.begun_bytes_max, self.accounts.bodies)
         self.timers = Timers(now, self.crashed)
-        messages = self.account("messages", MESSAGES_PERCENT)
-        self.memory = Memory(settings.memory_bytes_max, settings.hot_bytes, messages, self.timers)
-        self.channels_memory = self.account("channels")
-        self.consumers_memory = self.account("consumers")
-        self.transactions_memory = self.account("transactions")
-        self.caches = Caches(self.account("caches"))
+        self.memory = Memory(
+            settings.memory_bytes_max, settings.hot_bytes, self.accounts.messages, self.timers
+        )
         self.limits = QueueLimits(settings.queue_warn_messages, settings.queue_drop_messages)
         self.exchanges: dict[bytes, Exchange] = {}
         self.queues: dict[bytes, Queue] = {}
@@ -105,7 +99,7 @@ class Broker:
         self.generation = 0
         self.sessions: set[Drained] = set()
         self.draining = False
-        self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.account("leases"))
+        self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.leases)
         self.background = Background(self.timers, self.crashed)
         """What a deletion, or the end of a connection, leaves to do. Until it is done nobody declares, binds,
         purges or deletes: so nobody sees what is half done."""
@@ -113,10 +107,6 @@ class Broker:
         self._changed: dict[QueueLog, None] = {}
         self._dead_letters = DeadLetters(self)
         self._disk_failed = False
-
-    def account(self, name: str, percent: int = ACCOUNT_PERCENT) -> Account:
-        """What the budget has for one kind of thing."""
-        return self._budget.account(name, self._budget.limit_bytes * percent // 100)
 
     # -- publishing
 

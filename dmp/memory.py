@@ -19,6 +19,8 @@ LEAST_BYTES = 1 << 20
 for messages to leave, and not for bindings that may stay for good."""
 LOOK_AGAIN_SECONDS = 1.0
 """While the budget has no room: it may be others that give something back, and they tell nobody."""
+MESSAGES_PERCENT, ACCOUNT_PERCENT = 75, 50
+"""Of the budget: messages alone, or anything else alone, leave room for those who come to take messages."""
 CACHE_BYTES_MAX = 4 << 20
 """Of one cache of a connection: a thousand of its usual entries have one."""
 
@@ -166,3 +168,38 @@ class CacheBytes:
     def cleared(self) -> None:
         self._all.add(-self.held_bytes)
         self.held_bytes = 0
+
+
+class Accounts:
+    """What the budget has for each kind of thing that clients make grow.
+
+    One object: a `Broker` with more than 30 attributes makes each of them slower, and a publish by 3 %.
+    """
+
+    __slots__ = (
+        "bindings",
+        "bodies",
+        "caches",
+        "channels",
+        "consumers",
+        "exchanges",
+        "leases",
+        "messages",
+        "queues",
+        "transactions",
+    )
+
+    def __init__(self, budget: Account) -> None:
+        def account(name: str, percent: int = ACCOUNT_PERCENT) -> Account:
+            return budget.account(name, budget.limit_bytes * percent // 100)
+
+        self.messages = account("messages", MESSAGES_PERCENT)
+        self.bindings = account("bindings")
+        self.bodies = account("bodies")
+        self.caches = Caches(account("caches"))
+        self.channels = account("channels")
+        self.consumers = account("consumers")
+        self.exchanges = account("exchanges")
+        self.leases = account("leases")
+        self.queues = account("queues")
+        self.transactions = account("transactions")

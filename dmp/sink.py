@@ -118,7 +118,8 @@ class Sink:
         broker = self._broker
         self._size_max = size_max_of(broker.settings.message_bytes_max)
         self._generation = broker.generation
-        self._routes_cached, self._heads_cached = CacheBytes(broker.caches), CacheBytes(broker.caches)
+        caches = broker.accounts.caches
+        self._routes_cached, self._heads_cached = CacheBytes(caches), CacheBytes(caches)
         self._track = _track_of(broker, self._exchange, self._session.connection)
         if self._owner is not None and not self._owner.alive:
             self._owner = None

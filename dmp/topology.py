@@ -108,13 +108,13 @@ class Topology:
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
-        self._exchanges_memory = broker.account("exchanges")
-        self._queues_memory = broker.account("queues")
-        self._bindings_memory = broker.account("bindings")
+        self._exchanges_memory = broker.accounts.exchanges
+        self._queues_memory = broker.accounts.queues
+        self._bindings_memory = broker.accounts.bindings
         self.waiting = WaitingBindings(self._bindings_memory)
         for name, type_ in PREDECLARED.items():
             kind = ExchangeKind(type_, durable=True)
-            broker.exchanges[name] = Exchange(name, kind, CacheBytes(broker.caches))
+            broker.exchanges[name] = Exchange(name, kind, CacheBytes(broker.accounts.caches))
         broker.exchanges[DEFAULT] = Exchange(DEFAULT, ExchangeKind("direct", durable=True))
 
     # -- exchanges
@@ -142,7 +142,9 @@ class Topology:
 
     def _new_exchange(self, name: bytes, kind: ExchangeKind) -> Exchange:
         self._exchanges_memory.charge(_exchange_bytes(name, kind))
-        exchange = self._broker.exchanges[name] = Exchange(name, kind, CacheBytes(self._broker.caches))
+        exchange = self._broker.exchanges[name] = Exchange(
+            name, kind, CacheBytes(self._broker.accounts.caches)
+        )
         return exchange
 
     def exchange(self, name: bytes) -> Exchange:

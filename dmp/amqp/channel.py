@@ -315,7 +315,7 @@ class Mux:
         self.publishing.forget()
         broker = self.broker
         broker.counts.channels -= len(channels)
-        broker.channels_memory.give(len(channels) * CHANNEL_BYTES)
+        broker.accounts.channels.give(len(channels) * CHANNEL_BYTES)
         unacked: list[dict[int, Delivery]] = []
         consumers: dict[Queue, list[Consumer]] = {}
         queues: set[Queue] = set()
@@ -604,12 +604,12 @@ class Consumer:
 
     def __attrs_post_init__(self) -> None:
         broker = self.channel.mux.broker
-        broker.consumers_memory.charge(consumer_bytes(self.tag))
-        self._cached = CacheBytes(broker.caches)
+        broker.accounts.consumers.charge(consumer_bytes(self.tag))
+        self._cached = CacheBytes(broker.accounts.caches)
 
     def end(self) -> None:
         """It gives back what it took of memory."""
-        self.channel.mux.broker.consumers_memory.give(consumer_bytes(self.tag))
+        self.channel.mux.broker.accounts.consumers.give(consumer_bytes(self.tag))
         self._heads.clear()
         self._cached.cleared()
 

@@ -299,7 +299,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise Refusal(Code.PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a whole number")
     if consumers:  # the first always fits, as a connection's first channel does
-        check(mux.broker.consumers_memory, consumer_bytes(tag))
+        check(mux.broker.accounts.consumers, consumer_bytes(tag))
     name = _name_meant(channel, method.queue)
     queue = (_reply_queue if name == REPLY_TO else _queue_to_consume)(channel, method, name)
     consumer = Consumer(channel, queue, tag, method.no_ack, channel.prefetch, priority)

@@ -73,7 +73,7 @@ class Publishing:
     def __init__(self, mux: "Mux") -> None:
         self._mux = mux
         self._posts: dict[bytes, Post] = {}
-        self._cached = CacheBytes(mux.broker.caches)
+        self._cached = CacheBytes(mux.broker.accounts.caches)
         self._last: Post | None = None
 
     def forget(self) -> None:

@@ -57,7 +57,7 @@ class Transaction:
 
     @property
     def _memory(self) -> Account:
-        return self._channel.mux.broker.transactions_memory
+        return self._channel.mux.broker.accounts.transactions
 
     @property
     def holds(self) -> bool:

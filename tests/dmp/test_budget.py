@@ -249,15 +249,15 @@ async def test_caches_are_cleared_where_the_budget_has_no_room_and_end_with_thei
         peer.publish("", "served", b"x", properties=properties)
         sink.say(packed(b"x", key=b"served", properties=properties))
     peer.publish("quotes", "another", b"x")
-    assert world.broker.caches.held_bytes < 2 * ROOM
+    assert world.broker.accounts.caches.held_bytes < 2 * ROOM
     budget.give(20 * ROOM)
     peer.lose()
     sink.close()
-    assert 0 < world.broker.caches.held_bytes < 128 << 10, "the exchange's"
+    assert 0 < world.broker.accounts.caches.held_bytes < 128 << 10, "the exchange's"
     world.topology.delete_exchange(b"quotes")
     world.topology.delete_queue(world.broker.queues[b"feed"])
     world.advance(1)
-    assert world.broker.caches.held_bytes == caches.used_bytes == 0
+    assert world.broker.accounts.caches.held_bytes == caches.used_bytes == 0
     assert budget.account("bindings").used_bytes == 0
     assert world.broker.memory.held_bytes == 0
     assert budget.used_bytes == before
