@@ -12,7 +12,6 @@ and marked in the log itself by a gap, as soon as it takes records again.
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
@@ -235,8 +234,11 @@ class Recorder:
         """Append what is held, and mark what was left out behind it."""
         self._append_held()
         if self._gap_messages and self._log is not None:
-            with suppress(StoreError):  # it is counted, and marked by the next
+            try:
                 self._mark_gap(self._log)
+            except StoreError:
+                if self._store.read_only is None:  # else it never can be
+                    self._recording.holds()
 
     def _append_held(self) -> None:
         held, log = self._held, self._log

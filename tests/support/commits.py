@@ -1,5 +1,6 @@
 """Watching and failing a store's disk operations, and hearing how its commits came out."""
 
+import errno
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from shared.storage.commit import Commit
 from shared.storage.log import Log, Ticket
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk, Operation
-from tests.support.stores import ALWAYS
+from tests.support.stores import ALWAYS, records, running
 
 
 def watch(disk: FakeDisk, *kinds: str) -> list[list[str]]:
@@ -35,6 +36,42 @@ def fail(disk: FakeDisk, error: int, match: Callable[[Operation], bool], times: 
             raise OSError(error, "injected")
 
     disk.before = before
+
+
+async def leave_free(store: Store, disk: FakeDisk, free_bytes: int) -> None:
+    """So many bytes are free on the disk, and the store has looked; it does once a second (`autojump_clock`).
+
+    NO_SPACE has it refuse what may not use the reserve.
+    """
+    disk.free = free_bytes
+    async with running(store):
+        await trio.sleep(1.1)
+
+
+NO_SPACE = -1
+"""Less than the reserve of `stores.SMALL`, which is nothing."""
+ENOUGH_SPACE = 1 << 40
+
+
+def fill_memory(store: Store, disk: FakeDisk, pending_bytes_max: int) -> None:
+    """A log's file takes nothing. At its next look the store refuses more, though the disk has enough space.
+
+    `pending_bytes_max`: the store's setting.
+    """
+    log, _ = store.namespace("stuck", ALWAYS).create("log")
+    fail(
+        disk, errno.ENOSPC, lambda operation: operation.kind == "write" and operation.path == "stuck/log.log"
+    )
+    log.append(records(bytes(pending_bytes_max + 1)), 1)
+    store.commit_pending()
+
+
+async def make_read_only(store: Store, disk: FakeDisk) -> None:
+    """A sync fails, and the store accepts nothing more."""
+    fail(disk, errno.EIO, lambda operation: operation.kind == "sync")
+    store.namespace("synced", ALWAYS).create("log")
+    store.commit_pending()
+    assert store.read_only is not None
 
 
 def journal_write(operation: Operation) -> bool:

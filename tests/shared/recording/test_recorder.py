@@ -18,13 +18,21 @@ from shared.recording.recorder import HELD_BYTES, HELD_SECONDS, SMALL_BYTES, WAR
 from shared.recording.settings import RecordSettings
 from shared.storage.settings import Durability
 from shared.storage.store import Store
-from shared.units import MIB
-from tests.support.commits import fail, log_write, watch
+from shared.units import KIB, MIB
+from tests.support.commits import (
+    fail,
+    fill_memory,
+    leave_free,
+    log_write,
+    make_read_only,
+    watch,
+)
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import NONE, SMALL, HandClock, open_store, read_all, reopen, running
 
 LOG = structlog.stdlib.get_logger("test")
 SETTINGS = RecordSettings(protocols=("echo",))
+ROOM = attrs.evolve(SMALL, pending_bytes_max=64 * KIB)
 TIME_US = 1_700_000_000_000_001
 
 
@@ -41,6 +49,21 @@ class World:
         found = self.recording.of("echo")
         assert found is not None
         self.recorder: Recorder = found
+
+    async def fill(self) -> None:
+        """The store refuses all that may not use the reserve."""
+        fill_memory(self.store, self.disk, ROOM.pending_bytes_max)
+        async with running(self.store):
+            await trio.sleep(1.1)  # it has looked
+        assert self.store.statistics().full
+
+    async def empty(self) -> None:
+        """It takes more again."""
+        self.disk.before = None
+        await self.store.flush_index()  # which tries again what was not taken
+        async with running(self.store):
+            await trio.sleep(1.1)
+        assert not self.store.statistics().full
 
     def settle(self) -> None:
         self.recording.flush()
@@ -62,7 +85,7 @@ class World:
 
 async def world(settings: RecordSettings = SETTINGS, disk: FakeDisk | None = None) -> World:
     disk = disk or FakeDisk()
-    return World(disk, await open_store(disk), settings)
+    return World(disk, await open_store(disk, ROOM), settings)
 
 
 async def test_a_block_has_all_that_a_reader_needs() -> None:
@@ -99,12 +122,12 @@ async def test_what_was_written_is_there_after_kill_9_and_goes_on() -> None:
     assert store.namespace("recorded", NONE).logs["echo"].mode == NONE
 
 
-async def test_a_full_disk_leaves_out_and_says_so_then_the_log_has_a_gap() -> None:
+async def test_a_full_disk_leaves_out_and_says_so_then_the_log_has_a_gap(autojump_clock: MockClock) -> None:
     here = await world()
     track = here.recorder.track(1)
     track.record(1, b"before")
     here.settle()
-    here.store._committer.set_full(True)
+    await here.fill()
     with capture_logs() as logged:
         for _ in range(3):
             track.record(5, bytes(100))
@@ -117,7 +140,7 @@ async def test_a_full_disk_leaves_out_and_says_so_then_the_log_has_a_gap() -> No
         ("warning", "store", 5),
         ("warning", "store", 15),
     ]
-    here.store._committer.set_full(False)
+    await here.empty()
     track.record(1, b"after")
     track.record(1, b"later")
     here.settle()
@@ -132,13 +155,13 @@ async def test_a_full_disk_leaves_out_and_says_so_then_the_log_has_a_gap() -> No
     assert here.value("left_out_bytes") == 400
 
 
-async def test_a_gap_of_more_than_one_block_can_say_is_two() -> None:
+async def test_a_gap_of_more_than_one_block_can_say_is_two(autojump_clock: MockClock) -> None:
     here = await world()
-    here.store._committer.set_full(True)
+    await here.fill()
     for _ in range(3):
         here.recorder.track(1).record(1 << 31, b"lost")
         here.settle()
-    here.store._committer.set_full(False)
+    await here.empty()
     for _ in range(2):
         here.recorder.track(1).record(1, b"kept")
         here.settle()
@@ -148,31 +171,29 @@ async def test_a_gap_of_more_than_one_block_can_say_is_two() -> None:
     assert sizes == [12, 0]  # the first tells of all bytes
 
 
-async def test_recording_stops_long_before_publishing_does() -> None:
+async def test_recording_stops_long_before_publishing_does(autojump_clock: MockClock) -> None:
     disk = FakeDisk()
     disk.total, disk.free = 1000 * MIB, 201 * MIB
     settings = attrs.evolve(SMALL, reserve_bytes_min=100 * MIB, reserve_bytes_max=100 * MIB)
     here = World(disk, await open_store(disk, settings), SETTINGS)
     track = here.recorder.track(1)
     track.record(1, b"kept")
-    disk.free = 199 * MIB
-    here.store._space.look()
+    await leave_free(here.store, disk, 199 * MIB)
     track.record(2, b"lost")
     assert here.value("left_out_messages", reason="space") == 2
     assert not here.store.statistics().full
-    disk.free = 201 * MIB
-    here.store._space.look()
+    await leave_free(here.store, disk, 201 * MIB)
     track.record(1, b"kept")
     here.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 2), (1, 1)]
 
 
-async def test_no_space_for_a_new_log_is_no_end_either() -> None:
+async def test_no_space_for_a_new_log_is_no_end_either(autojump_clock: MockClock) -> None:
     here = await world()
-    here.store._committer.set_full(True)
+    await here.fill()
     here.recorder.track(1).record(2, b"lost")
     here.settle()
-    here.store._committer.set_full(False)
+    await here.empty()
     here.recorder.track(1).record(1, b"kept")
     here.settle()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(0, 2), (1, 1)]
@@ -199,13 +220,13 @@ async def test_a_write_that_fails_counts_as_left_out_and_makes_a_gap() -> None:
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 8), (1, 1)]
 
 
-async def test_a_gap_that_was_not_written_is_marked_by_the_next() -> None:
+async def test_a_gap_that_was_not_written_is_marked_by_the_next(autojump_clock: MockClock) -> None:
     here = await world()
     track = here.recorder.track(1)
-    here.store._committer.set_full(True)
+    await here.fill()
     track.record(3, b"lost!")
     here.settle()
-    here.store._committer.set_full(False)
+    await here.empty()
     fail(here.disk, errno.EIO, log_write, times=1)
     track.record(4, b"lost!")
     here.settle()
@@ -222,9 +243,7 @@ async def test_a_poisoned_store_hurts_nobody() -> None:
     track = here.recorder.track(1)
     track.record(1, b"before")
     here.settle()
-    fail(here.disk, errno.EIO, lambda operation: operation.kind == "sync")
-    here.store._committer.sync_written()
-    assert here.store.read_only is not None
+    await make_read_only(here.store, here.disk)
     for _ in range(3):
         track.record(2, b"lost")
         here.settle()
@@ -294,12 +313,14 @@ async def test_a_gap_is_marked_as_soon_as_there_is_room_again(autojump_clock: Mo
         nursery.start_soon(here.recording.run)
         track.record(1, b"before")
         await trio.sleep(2 * HELD_SECONDS)
-        here.store._committer.set_full(True)
+        fill_memory(here.store, here.disk, ROOM.pending_bytes_max)
+        await trio.sleep(max(HELD_SECONDS, 1.1))
         track.record(3, b"lost!")
         await trio.sleep(1.1 * HELD_SECONDS)
         assert here.value("left_out_messages", reason="store") == 3
-        here.store._committer.set_full(False)
-        await trio.sleep(2 * HELD_SECONDS)
+        here.disk.before = None
+        await here.store.flush_index()
+        await trio.sleep(1.1 + 2 * HELD_SECONDS)
         nursery.cancel_scope.cancel()
     assert [(head.codec, head.messages) for head, _ in await here.blocks()] == [(1, 1), (0, 3)]
 
