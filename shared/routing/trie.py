@@ -79,17 +79,18 @@ class Node(Generic[S]):
 class Trie(Generic[S]):
     """Patterns and their subscribers.
 
-    `visits`: the nodes that all walks so far have visited, and the entries of nodes that they went through.
+    `root`: the node of the empty prefix. `visits`: the nodes that all walks so far have visited, and the
+    entries of nodes that they went through.
     """
 
-    __slots__ = ("_any_levels", "_one_level", "_root", "_separator", "_wildcards", "visits")
+    __slots__ = ("_any_levels", "_one_level", "_separator", "_wildcards", "root", "visits")
 
     def __init__(self, wildcards: Wildcards) -> None:
         self._wildcards = wildcards
         self._separator = wildcards.separator
         self._any_levels = wildcards.any_levels
         self._one_level = wildcards.one_level
-        self._root: Node[S] = Node()
+        self.root: Node[S] = Node()
         self.visits = 0
 
     def may_be_wild(self, pattern: bytes) -> bool:
@@ -111,7 +112,7 @@ class Trie(Generic[S]):
         found: list[Few[S]] = []
         spread: list[Node[S]] = []  # behind any_levels
         spread_at: list[int] = []  # no list of pairs: tens of thousands of them have the collector run
-        frontier = [self._root]
+        frontier = [self.root]
         separator = self._separator
         place = since = 0
         rest, more = name, separator
@@ -228,7 +229,7 @@ class Trie(Generic[S]):
 
     def add(self, pattern: bytes, subscriber: S) -> None:
         levels, last, rest = self._place(pattern)
-        node = self._root
+        node = self.root
         for level in levels:
             child = self._child(node, level)
             if child is None:
@@ -246,7 +247,7 @@ class Trie(Generic[S]):
     def remove(self, pattern: bytes, subscriber: S) -> None:
         """`subscriber` has `pattern`: the index knows."""
         levels, last, rest = self._place(pattern)
-        node = self._root
+        node = self.root
         path = []
         for level in levels:
             path.append((node, level))

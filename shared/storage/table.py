@@ -32,7 +32,7 @@ _HEAD = struct.Struct(">IBH")
 KEY_BYTES_MAX = 0xFFFF
 
 _READ_BYTES = 1 << 20
-_SLACK_BYTES = 64 << 10
+SLACK_BYTES = 64 << 10
 """Dead bytes that nobody minds; also how much is dropped at once."""
 
 _CHANGES = 4096
@@ -210,14 +210,14 @@ class Table:
         self._tidying = True
         try:
             for _ in range(_COPIES):
-                if log.end - log.first <= 2 * self._live_bytes + _SLACK_BYTES or not self._live:
+                if log.end - log.first <= 2 * self._live_bytes + SLACK_BYTES or not self._live:
                     break
                 key, (offset, value) = next(iter(self._live.items()))
                 if offset >= log.visible:
                     break  # it is new: those before it are gone already
                 self._append(_record(PUT, key, value))
             oldest = next(iter(self._live.values()))[0] if self._live else log.end
-            if oldest - log.first >= _SLACK_BYTES:
+            if oldest - log.first >= SLACK_BYTES:
                 log.drop_below(oldest)
         except StoreError:
             pass  # tidying can wait; the change itself is on its way

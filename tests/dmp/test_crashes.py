@@ -1,5 +1,7 @@
 """A bug in what a connection, or a queue, does on somebody else's time costs nobody else."""
 
+from collections import deque
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -11,6 +13,7 @@ from dmp.amqp.session import AmqpSession
 from dmp.amqp.wire import Direct
 from dmp.feed import Feed
 from dmp.listener import DmpService
+from dmp.message import Message
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
@@ -196,6 +199,11 @@ async def test_a_session_that_fails_as_the_server_stops_does_not_keep_the_others
     assert left.names() == ["Connection.Close"]
 
 
+class Unfillable(deque[Message]):
+    def extend(self, _: Iterable[Message]) -> None:
+        raise BugError
+
+
 def failing_for(name: bytes, function: Any) -> Any:
     """The method, but for that queue it raises."""
 
@@ -209,20 +217,21 @@ def failing_for(name: bytes, function: Any) -> Any:
 
 @pytest.mark.parametrize("properties", [b"\0\0", PERSISTENT], ids=["memory", "disk"])
 async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
-    world: World, monkeypatch: pytest.MonkeyPatch, properties: bytes
+    world: World, properties: bytes
 ) -> None:
     publisher = Peer(world).login()
     publisher.ask(commands.Confirm.Select())
     for name in ("bad", "good"):
         publisher.ask(commands.Queue.Declare(queue=name, durable=True))
         publisher.ask(commands.Queue.Bind(queue=name, exchange="amq.fanout"))
-    monkeypatch.setattr(Queue, "_make_ready", failing_for(b"bad", Queue._make_ready))
+    bad = world.broker.queues[b"bad"]
+    bad.ready = Unfillable()
     publisher.publish("amq.fanout", "", b"1", properties=properties)
     world.settle()
     assert publisher.names() == ["Basic.Ack"]
     assert publisher.ask_get("good") == b"1"
     assert world.broker.counts.crashes == 1
-    monkeypatch.undo()
+    bad.ready = deque()
     publisher.publish("", "bad", b"3")
     publisher.frames()
     assert publisher.ask_get("bad") == b"3"

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from pamqp import commands
+from trio.testing import MockClock
 
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.bodies import PART_BYTES
@@ -14,6 +15,7 @@ from tests.dmp.amqp_peer import Peer, bodies, closed, content_header, opened, pu
 from tests.dmp.peers import Application
 from tests.dmp.peers import bodies as feed_bodies
 from tests.dmp.world import PERSISTENT, World
+from tests.support.commits import NO_SPACE, leave_free
 from tests.support.explore import sampled_states
 
 C = commands
@@ -270,7 +272,9 @@ def failing(log: QueueLog) -> None:
 
 
 @pytest.mark.parametrize("confirms", [True, False])
-async def test_a_body_that_finds_no_room_on_the_disk_is_refused_when_it_is_there(confirms: bool) -> None:
+async def test_a_body_that_finds_no_room_on_the_disk_is_refused_when_it_is_there(
+    confirms: bool, autojump_clock: MockClock
+) -> None:
     world, peer = await opened(SMALL)
     peer.ask(C.Queue.Declare(0, "q", durable=True))
     if confirms:
@@ -278,7 +282,7 @@ async def test_a_body_that_finds_no_room_on_the_disk_is_refused_when_it_is_there
     data = publish("", "q", body(900_000), properties=PERSISTENT, part=PAYLOAD_MAX)
     peer.send(data[:500_000])
     world.settle()
-    world.store._committer.set_full(True)
+    await leave_free(world.store, world.disk, NO_SPACE)
     peer.send(data[500_000:])
     world.settle()
     if confirms:

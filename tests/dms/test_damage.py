@@ -36,7 +36,7 @@ def restart(world: World) -> None:
     trio.run(world.store.close)
     world.disk = world.disk.kill()
     world.peers.clear()
-    world._open()
+    world.open()
 
 
 def log_of(world: World) -> Log:

@@ -6,7 +6,7 @@ from dms import wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from tests.dms.world import World, statuses
-from tests.support.commits import fail, journal_write
+from tests.support.commits import ENOUGH_SPACE, NO_SPACE, fail, journal_write
 
 
 def test_strict_answers_internal_and_leaves_the_queue_as_it_was() -> None:
@@ -72,9 +72,9 @@ def test_best_effort_refuses_for_want_of_space_and_keeps_to_the_disk() -> None:
     world = World(DmsSettings(disk_failed="best-effort"))
     peer = world.connect()
     peer.create("orders")
-    world.store._committer.set_full(True)
+    world.leave_free(NO_SPACE)
     assert statuses(peer.produce("orders", b"a")) != [Status.OK]
-    world.store._committer.set_full(False)
+    world.leave_free(ENOUGH_SPACE)
     assert statuses(peer.produce("orders", b"b")) == [Status.OK]
     world.kill()
     assert [body for _, body in world.connect().consume("orders", 2)] == [b"b"]

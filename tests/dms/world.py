@@ -6,6 +6,7 @@ from typing import Any
 
 import structlog
 import trio
+import trio.testing
 
 from dms import wire
 from dms.engine import Engine
@@ -19,6 +20,7 @@ from shared.checks import MemoryConnection
 from shared.plugin import Context
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
+from tests.support.commits import leave_free
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL, HandClock, open_store
 
@@ -45,12 +47,18 @@ class World:
         self.now = 0.0
         self.disk = disk or FakeDisk()
         self.peers: list[Peer] = []
-        self._open()
+        self.open()
 
-    def _open(self) -> None:
-        trio.run(self._open_it)
+    def open(self) -> None:
+        """Start a broker on the disk."""
+        trio.run(self._open)
 
-    async def _open_it(self) -> None:
+    def leave_free(self, free_bytes: int) -> None:
+        """So many bytes are free on the disk, and the store has looked."""
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        trio.run(leave_free, self.store, self.disk, free_bytes, clock=clock)
+
+    async def _open(self) -> None:
         self.store: Store = await open_store(self.disk, self.storage, HandClock())
         self.times = Times(lambda: self.now, lambda: 1_700_000_000_000)
         self.engine: Engine = await open_engine(Context(self.store, LOG), self.settings, self.times)
@@ -107,7 +115,7 @@ class World:
         self.store.abandon()
         self.disk = self.disk.kill()
         self.now = 0.0
-        self._open()
+        self.open()
 
     def depths(self) -> dict[str, int]:
         return {queue.text: queue.depth for queue in self.engine.queues.values()}

@@ -9,7 +9,7 @@ from trio.testing import lockstep_stream_pair, memory_stream_pair
 
 from pubsub import client as clients
 from pubsub import wire
-from pubsub.client import Disconnected, Kind, Subscriber, open_publisher, open_subscriber
+from pubsub.client import Disconnected, Kind, Publisher, Subscriber, open_publisher, open_subscriber
 from pubsub.settings import PubsubSettings
 from shared.errors import EXIT_MISSING, BrokerError, ConfigError
 from shared.net.settings import TlsSettings
@@ -44,11 +44,13 @@ async def test_a_message_reaches_a_subscriber_with_its_value_and_its_senders_add
     async with served() as server, open_subscriber("A", port=server.port) as subscriber:
         await subscriber.subscribe("hall/+/temperature", b"hall/3/\xff")
         await server.until(subscriptions=2)
-        async with open_publisher(port=server.port) as publisher:
+        with trio.socket.socket(type=trio.socket.SOCK_DGRAM) as sock:
+            await sock.connect(("127.0.0.1", server.port))
+            publisher = Publisher(sock)
             await publisher.publish("hall/3/temperature", Kind.FLOAT, "21.50")
             await publisher.publish("hall/3/door", Kind.STRING, "not for us")
             await publisher.publish(b"hall/3/\xff", Kind.INT, "-7")
-            sender = "{}:{}".format(*publisher._socket.getsockname())
+            sender = "{}:{}".format(*sock.getsockname())
         found = [await anext(subscriber), await anext(subscriber)]
     assert [(each.sender, each.topic, each.kind, each.value) for each in found] == [
         (sender, b"hall/3/temperature", Kind.FLOAT, b"21.50"),

@@ -10,6 +10,7 @@ from shared.checks import MemoryConnection
 from shared.plugin import Context
 from tests.pubsub.world import LOG, World
 from tests.support.fake_disk import FakeDisk
+from tests.support.memory import growth_bytes
 from tests.support.stores import ALWAYS, open_store, records
 
 SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP
@@ -134,11 +135,12 @@ def test_a_bound_of_all_that_is_less_than_a_message_keeps_none() -> None:
 
 def test_what_many_keep_is_in_memory_once() -> None:
     world = World()
-    for client in (b"A", b"B"):
-        world.subscriber(client, b"*", keep=True).lose()
-    world.publish(b"a")
-    (one,), (other,) = world.sessions.kept._frames.values()
-    assert one is other
+    for number in range(100):
+        world.subscriber(b"%d" % number, b"*", keep=True).lose()
+    world.publish(b"first")
+    frame = datagram(b"a", Kind.STRING, b"x" * 1000)
+    assert growth_bytes(lambda: world.receive([frame])) < 20 * 1000
+    assert world.sessions.kept.total_bytes > 100 * 1000
 
 
 async def test_what_is_kept_for_a_client_whose_session_is_lost_waits_for_it() -> None:

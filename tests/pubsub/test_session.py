@@ -26,11 +26,10 @@ from shared.budget import Account
 from shared.checks import MemoryConnection
 from shared.errors import StoreError
 from shared.routing.trie import STEP_NODES
-from shared.storage.journal import PoisonError
 from shared.storage.table import Table
 from tests.pubsub.world import World, framed
-from tests.support.fake_disk import FakeDisk
-from tests.support.stores import NONE, open_store
+from tests.support.commits import make_read_only
+from tests.support.stores import NONE, fresh_store
 
 SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP
 
@@ -376,11 +375,13 @@ def test_who_is_closed_while_a_batch_goes_out_costs_the_others_nothing(
     world = World()
     one, two, three = (world.subscriber(name, b"a") for name in (b"A", b"B", b"C"))
     sound = MemoryConnection.write
+    left = [one, two]
 
     def write(self: MemoryConnection, data: bytes) -> None:
         sound(self, data)
-        for other in (one, two):  # as where all outboxes together have become too much
-            if other.connection is not self and other.session._client is not None:
+        for other in left:  # as where all outboxes together have become too much
+            if other.connection is not self:
+                left.remove(other)
                 other.lose()
                 break
 
@@ -480,7 +481,7 @@ def test_what_was_saved_is_taken_back_and_only_what_keeps_is_kept() -> None:
 
 
 async def test_what_the_table_does_not_take_is_counted_and_what_is_no_subscription_left_out() -> None:
-    store = await open_store(FakeDisk())
+    disk, store = await fresh_store()
     table = await Table.open(store.namespace("pubsub", NONE), "sessions")
     told: list[StoreError] = []
     world = World()
@@ -491,7 +492,7 @@ async def test_what_the_table_does_not_take_is_counted_and_what_is_no_subscripti
         table.put(key, b"")
     assert list(saved(table)) == [Changed(b"A", b"a", True), Changed(b"A", b"t" * 50, False)]
     assert world.counts.unpersisted == 0
-    store._committer.poison(PoisonError("a disk that failed"))
+    await make_read_only(store, disk)
     save(Changed(b"A", b"b", True))
     assert (world.counts.unpersisted, len(told)) == (1, 1)
 

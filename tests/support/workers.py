@@ -28,4 +28,4 @@ def worker_processes(log_level: int = logging.CRITICAL) -> Iterator[ProcessPoolE
 def _prepare(log_level: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it in the middle of a task
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(log_level))
-    table._SLACK_BYTES = 200  # tables tidy themselves up early
+    table.SLACK_BYTES = 200  # tables tidy themselves up early

@@ -3,14 +3,15 @@
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
+from trio.testing import wait_all_tasks_blocked
+
 from shared.storage.log import Log
-from shared.storage.settings import Durability
 from shared.storage.store import Namespace
 from shared.storage.table import Table
 from tests.support.crashes import open_store
 from tests.support.promises import Witness
+from tests.support.stores import ALWAYS, INTERVAL, running
 
-ALWAYS = Durability("always")
 MODES = {"a": "always", "i": "interval:50ms", "n": "none", "u": "interval:50ms unjournaled"}
 
 
@@ -83,9 +84,9 @@ class Worker:
     async def sync_in_time(self) -> None:
         """The end of an interval: what is to be synced by then is, in the journal and around it."""
         since = self.witness.tick()
-        committer = self.witness.store._committer
-        committer.sync_written()
-        await committer.direct.sync(list(committer.direct.due))
+        self.witness.clock.advance(INTERVAL.seconds)
+        async with running(self.witness.store):
+            await wait_all_tasks_blocked()
         self.witness.everything_safe(since, unless="none")
 
     async def checkpoint(self) -> None:

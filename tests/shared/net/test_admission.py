@@ -4,6 +4,7 @@ import pytest
 
 from shared.net.admission import Admission
 from shared.net.settings import NetSettings
+from tests.support.memory import growth_bytes
 
 
 def test_the_caps_count_in_all_and_by_address() -> None:
@@ -17,12 +18,17 @@ def test_the_caps_count_in_all_and_by_address() -> None:
 
 def test_addresses_whose_connections_have_closed_are_forgotten() -> None:
     door = Admission(NetSettings())
-    hosts = [f"192.0.2.{number}" for number in range(9)]
-    for host in hosts * 2:
-        assert door.admit(host) is None
-    for host in hosts * 2:
-        door.leave(host)
-    assert (door.connections, len(door._by_address)) == (0, 0)
+
+    def come_and_go() -> None:
+        for number in range(5000):
+            host = f"192.0.{2 + number // 250}.{number % 250}"
+            for _ in range(2):
+                assert door.admit(host) is None
+            for _ in range(2):
+                door.leave(host)
+
+    assert growth_bytes(come_and_go) < 10_000
+    assert door.connections == 0
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1", ""])

@@ -3,12 +3,14 @@
 import select
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.net.slots import Layout, Slots
+from tests.support.memory import growth_bytes
 
 LAYOUT = Layout(frame_bytes=60, parts=((24, 5), (30, 20)), sender=(0, 22))
 Pair = tuple[socket.socket, socket.socket]
@@ -100,12 +102,18 @@ def test_no_more_senders_are_remembered_than_that(pair: Pair, monkeypatch: pytes
     monkeypatch.setattr("shared.net.slots.SENDERS_MAX", 3)
     _, far = pair
     slots = Slots(LAYOUT, 4)
-    for number in range(8):
-        with socket.socket(far.family, socket.SOCK_DGRAM) as other:
-            other.connect(far.getsockname())
-            other.send(b"%d" % number)
-            assert received(slots, far, 1) == (expected(b"%d" % number, other), [1])
-        assert len(slots._senders) <= 3
+
+    def hear_of_new_senders(count: int) -> None:
+        with ExitStack() as stack:
+            for number in range(count):
+                other = stack.enter_context(socket.socket(far.family, socket.SOCK_DGRAM))
+                other.connect(far.getsockname())
+                other.send(b"%d" % number)
+                assert received(slots, far, 1)[0] == expected(b"%d" % number, other)
+
+    hear_of_new_senders(8)
+    one_sender_bytes = 100
+    assert growth_bytes(lambda: hear_of_new_senders(200)) < 100 * one_sender_bytes
 
 
 @pytest.mark.parametrize("in_bulk", [True, False])

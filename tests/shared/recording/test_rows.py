@@ -35,14 +35,18 @@ def payload(
     return pack_record(codec, time_us, messages, tail, frames)[4:]
 
 
-def rows(*payloads: bytes) -> Rows:
+def batch(*payloads: bytes) -> pa.RecordBatch:
     columns = {
         "topic": pa.array(["echo"] * len(payloads)),
         "offset": pa.array(range(len(payloads))),
         "timestamp": pa.array([WRITTEN] * len(payloads), pa.timestamp("us", "UTC")),
         "value": pa.array(payloads, pa.binary()),
     }
-    return Rows(pa.RecordBatch.from_pydict(columns), "echo", Codec(ECHO, walk))
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def rows(*payloads: bytes) -> Rows:
+    return Rows(batch(*payloads), "echo", Codec(ECHO, walk))
 
 
 GOOD = payload(b".abc.def", 2)
@@ -105,8 +109,8 @@ def test_a_frame_without_a_name_of_its_own_has_its_block_s() -> None:
 
 
 def test_a_part_of_a_batch_is_read_as_that_part() -> None:
-    whole = rows(GOOD, payload(b".ghi", 1))
-    part = Rows(whole._batch.slice(1), "echo", Codec(ECHO, walk))
+    whole = batch(GOOD, payload(b".ghi", 1))
+    part = Rows(whole.slice(1), "echo", Codec(ECHO, walk))
     assert part.payload().to_pylist() == [b"ghi"]
 
 

@@ -49,6 +49,7 @@ class Changes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index: RoutingIndex[int] = RoutingIndex(self.wildcards, cache_bytes_max=self.cache_bytes_max)
+        self.trie: Trie[int] | None = None if self.wildcards is None else Trie(self.wildcards)
         self.model: dict[int, set[Pattern]] = {}
         self.asked: set[bytes] = set()
         self.under_way: bytes | None = None
@@ -64,12 +65,15 @@ class Changes(RuleBasedStateMachine):
     def subscribe(self, subscriber: int, pattern: Pattern) -> None:
         held = self.model.setdefault(subscriber, set())
         assert self.index.subscribe(subscriber, pattern) == (pattern not in held)
+        if self.trie is not None and pattern not in held and not isinstance(pattern, EveryName):
+            self.trie.add(pattern, subscriber)
         held.add(pattern)
 
     @rule(subscriber=subscribers, pattern=patterns)
     def unsubscribe(self, subscriber: int, pattern: Pattern) -> None:
         held = self.model.get(subscriber, set())
         assert self.index.unsubscribe(subscriber, pattern) == (pattern in held)
+        self.remove_from_trie(subscriber, held & {pattern})
         held.discard(pattern)
 
     @precondition(lambda self: any(self.model.values()))
@@ -78,11 +82,19 @@ class Changes(RuleBasedStateMachine):
         pairs = sorted((who, repr(pattern), pattern) for who, held in self.model.items() for pattern in held)
         subscriber, _, pattern = data.draw(st.sampled_from(pairs))
         assert self.index.unsubscribe(subscriber, pattern)
+        self.remove_from_trie(subscriber, {pattern})
         self.model[subscriber].remove(pattern)
 
     @rule(subscriber=subscribers)
     def drop(self, subscriber: int) -> None:
-        assert self.index.drop(subscriber) == len(self.model.pop(subscriber, ()))
+        held = self.model.pop(subscriber, set())
+        assert self.index.drop(subscriber) == len(held)
+        self.remove_from_trie(subscriber, held)
+
+    def remove_from_trie(self, subscriber: int, gone: set[Pattern]) -> None:
+        for pattern in gone:
+            if self.trie is not None and not isinstance(pattern, EveryName):
+                self.trie.remove(pattern, subscriber)
 
     @rule(name=texts)
     def match(self, name: bytes) -> None:
@@ -136,16 +148,14 @@ class Changes(RuleBasedStateMachine):
 
     @invariant()
     def the_trie_is_as_if_nothing_had_ever_left(self) -> None:
-        if self.wildcards is None:
+        if self.trie is None or self.wildcards is None:
             return
         fresh: Trie[int] = Trie(self.wildcards)
         for subscriber, held in self.model.items():
             for pattern in held:
                 if not isinstance(pattern, EveryName):
                     fresh.add(pattern, subscriber)
-        trie = self.index._patterns
-        assert isinstance(trie, Trie)
-        assert shape(trie._root) == shape(fresh._root)
+        assert shape(self.trie.root) == shape(fresh.root)
 
 
 class ChangesWithoutCache(Changes):

@@ -1,6 +1,8 @@
 """Damaged files: what is damaged is an error, and the rest is served."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -25,6 +27,8 @@ from tests.support.folders import open_folder
 from tests.support.stores import (
     ALWAYS,
     NONE,
+    SMALL,
+    HandClock,
     ask,
     filled,
     fresh_store,
@@ -146,16 +150,18 @@ async def test_what_is_appended_on_a_cold_answer_is_committed_without_anybodys_h
 
 
 async def test_a_cold_read_is_answered_when_the_store_stops() -> None:
-    blocked = trio.Event()
+    blocked, threads_are_busy = trio.Event(), False
 
-    async def never(work: object, *args: object, **_: object) -> None:
-        blocked.set()
-        await trio.sleep_forever()
+    async def in_thread(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+        if threads_are_busy:
+            blocked.set()
+            await trio.sleep_forever()
+        return work(*arguments)
 
-    store = await open_store(ColdDisk())
+    store = await Store.open(Path("unused"), SMALL, disk=ColdDisk(), clock=HandClock(), in_thread=in_thread)
     log = await filled(store)
     found: list[object] = []
-    store._background._in_thread = never
+    threads_are_busy = True
     async with running(store):
         log.read(0, 10, found.append)
         await blocked.wait()

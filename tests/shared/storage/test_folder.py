@@ -13,6 +13,7 @@ from shared.errors import (
     StoreFormat,
     StoreInUse,
 )
+from shared.storage import format
 from shared.storage.log import Log
 from shared.storage.store import Durability, Store
 from shared.storage.tools.repair import repair
@@ -187,12 +188,15 @@ async def test_each_log_has_its_own_bytes_and_has_them_after_a_kill(open_files: 
 async def test_two_rounds_in_one_commit_land_one_behind_the_other() -> None:
     disk = FakeDisk()
     async with many(disk) as (store, logs):
-        large = bytes(store._committer._batch(0).room // LOGS)
-        for payload in (b"first" + large, b"second" + large):  # more than one round holds
+        large = bytes(format.BATCH_PAYLOAD_MAX // LOGS)
+        before = store.statistics()
+        for payload in (b"first" + large, b"second" + large):  # more than one batch holds
             for n, log in enumerate(logs):
                 log.append(records(b"%d " % n + payload), 1)
-        assert len(store._committer._batches) > 1
         await append_to_each(store, logs, b"third")
+        after = store.statistics()
+        assert after.commits == before.commits + 1
+        assert after.journal_batches > before.journal_batches + 1
         await expect(logs, b"first" + large, b"second" + large, b"third")
 
 

@@ -28,7 +28,7 @@ async def killed(*, indexes: bool, mode: Durability = ALWAYS) -> FakeDisk:
         for number in range(6):
             await store.wait(log.append(records(b"%s %d" % (name.encode(), number)), 1)[1])
     if indexes:
-        await store._index_writer.flush(0)
+        assert await store.flush_index()
     store.abandon()
     return disk.kill()
 

@@ -348,7 +348,7 @@ async def test_a_thread_late_with_an_old_logs_work_does_not_touch_the_new_ones_f
     await store.wait(old.append(records(b"old"), 1)[1])
     disk.before = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store._index_writer.flush)
+        nursery.start_soon(store.flush_index)
         await reached.wait()
         namespace.delete("orders")
         new, _ = namespace.create("orders")
