@@ -9,6 +9,7 @@ import trio
 
 from brokers.pipeline.source import data_source, origin, rows, stream
 from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source.index import LogIndex
 from brokers.pipeline.source.options import Options, TopicChoice, parse
 from brokers.pipeline.source.spans import LogSpot, Span
 from shared.storage import format
@@ -64,7 +65,8 @@ def drop_front(folder: Path, entries: int) -> None:
 
 def marks(folder: Path) -> list[format.IndexEntry]:
     found = spot(folder)
-    with closing(Folder(str(folder), "logmq")) as place, place._index("orders") as index:
+    with OsDisk(folder, create=False) as disk:
+        index = LogIndex(disk, disk.open("logmq/orders.idx"), found.id)
         return list(index.marks(found.first, found.end))
 
 

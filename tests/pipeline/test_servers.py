@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -293,7 +294,11 @@ def test_several_servers_are_read_together(spark: "SparkSession", one: Server, f
 
 def test_a_log_is_fetched_in_chunks_of_a_bounded_size(one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(one) as served:
-        most = 2 * max(mark.length for mark in served._marks("orders", 0, len(LOG)))
+        (spot,) = served.spots(TopicChoice(("orders",))).values()
+        ends = [0]
+        while ends[-1] < len(LOG):
+            ends.append(served.entry_end(spot, ends[-1]))
+        most = 2 * max(end - start for start, end in pairwise(ends))
         monkeypatch.setattr(servers, "CHUNK_BYTES", most)
         chunks = list(served.chunks(whole(served), STRICT))
     assert max(len(chunk.data) for chunk in chunks) <= most

@@ -1,7 +1,6 @@
 """How a stream goes on: its batches, their limits, and logs and folders that come, go or move."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from brokers.pipeline.source import data_source, origin, stream
 from brokers.pipeline.source.origin import DataLoss
-from brokers.pipeline.source.spans import LogSpot
-from brokers.pipeline.source.stretch import Stretch
 from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
@@ -61,24 +58,14 @@ def test_batches_are_as_small_as_asked_and_leave_nothing_out(folder: Path) -> No
     ],
 )
 def test_logs_share_a_batch_and_what_the_short_leave_goes_to_the_long(
-    limit: stream.Limit, taken: list[int]
+    limit: stream.Limit, taken: list[int], tmp_path: Path
 ) -> None:
     """Records of four bytes each."""
-
-    class Place:
-        def advance(self, stretches: Sequence[Stretch]) -> None:
-            for each in stretches:
-                fit = (each.spot.end - each.start) // 4
-                fit = fit if each.records_max is None else min(fit, each.records_max)
-                fit = fit if each.bytes_max is None else min(fit, max(each.bytes_max // 4, 1))
-                each.stop, each.records = each.start + 4 * fit, fit
-
-    parts = [
-        stream._Part(Place(), LogSpot("here", name, 1, 0, 8 + 4 * count), 8, False)  # type: ignore[arg-type]
-        for name, count in (("a", 100), ("b", 10), ("c", 100))
-    ]
-    stops = stream._limited(parts, limit)
-    assert [(stops["here", name] - 8) // 4 for name in ("b", "a", "c")] == taken
+    counts = {"a": 100, "b": 10, "c": 100}
+    fill(tmp_path / "data", {("logmq", name): [b""] * count for name, count in counts.items()})
+    chosen = options(tmp_path / "data", streaming=True, startingOffsets="earliest", subscribe="a,b,c")
+    (stops,) = stream.places(chosen, follow(chosen, stream.INITIAL, limit)).values()
+    assert [stops[name] // 4 for name in ("b", "a", "c")] == taken
 
 
 def test_a_record_longer_than_the_limit_is_a_batch(folder: Path) -> None:

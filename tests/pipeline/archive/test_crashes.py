@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 
 import pytest
 
@@ -131,22 +132,16 @@ def test_the_trial_of_power_cuts_finds_a_missing_sync(omitted: str, monkeypatch:
 def test_a_move_before_its_commit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge itself: were files moved before the manifest is written, some cut would show it."""
     write_new: Callable[..., None] = folders.write_new
-    moving: list[ArchiveFolder] = []
-    commit = ArchiveFolder.commit
-
-    def early(self: ArchiveFolder, following: folders.Manifest) -> None:
-        moving[:] = [self]
-        commit(self, following)
 
     def write_late(files: FakeDisk, path: str, data: bytes) -> None:
         following = folders.manifests.unpack(data)
         assert following is not None
-        before, moving[0].manifest = moving[0].manifest, following
-        moving[0]._move()
-        moving[0].manifest = before
+        for part in following.moves:
+            for folder in reversed(PurePosixPath(part.path).parents[:-1]):
+                files.make_folder(str(folder))
+            files.rename(part.fresh_path, part.path)
         write_new(files, path, data)
 
-    monkeypatch.setattr(ArchiveFolder, "commit", early)
     monkeypatch.setattr(folders, "write_new", write_late)
     with pytest.raises((AssertionError, Refusal)):
         test_killed_between_any_two_operations_it_ends_with_each_record_once()

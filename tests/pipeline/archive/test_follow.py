@@ -173,14 +173,22 @@ def test_a_jvm_that_has_ended_ends_it_at_once() -> None:
     assert warned == []
 
 
-def test_a_commit_that_failed_ends_it_since_only_the_next_start_can_tell_what_it_did() -> None:
-    job, _ = archiver(Feed(0))
+def test_a_commit_that_failed_ends_it_since_only_the_next_start_can_tell_what_it_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Full(Feed):
+        def extents(self, known: Manifest) -> list[Any]:
+            return [Extent("orders@x", "orders", 0, 30)]
+
+    monkeypatch.setattr(Archiver, "_written", written)
+    job, _ = archiver(Full(0))
 
     def full(operation: Operation) -> None:
-        raise OSError(28, "No space left on device")
+        if operation.kind == "write":
+            raise OSError(28, "No space left on device")
 
     disk = job.folder.files
     assert isinstance(disk, FakeDisk)
     disk.before = full
     with pytest.raises(Refusal, match=r"commit 1 failed.*No space left"):
-        job._commit(attrs.evolve(job.folder.manifest, version=1))
+        list(job.follow())

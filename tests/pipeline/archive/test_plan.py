@@ -58,7 +58,8 @@ def test_a_log_made_again_is_another_one_even_where_it_is_longer() -> None:
     assert (target.identity, target.range, target.loss) == ("orders@x#2", ByteRange(0, 150), False)
     assert "made again" in target.event
     odd = attrs.evolve(HALF, identity="a#b@x#1", name="a#b@x")
-    assert plan._following(odd) == "a#b@x#2"
+    (target,) = targets(attrs.evolve(extent(0, 150, seen="8"), name="a#b@x"), odd)
+    assert target.identity == "a#b@x#2"
 
 
 @pytest.mark.parametrize("there", [extent(120, 150), extent(0, 90)], ids=["overtaken", "shorter"])
