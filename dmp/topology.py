@@ -49,7 +49,7 @@ _SHOWN_MAX = 10
 """Names in one line of the log."""
 
 # What things take of memory, measured (tracemalloc), beside their names, keys and arguments.
-EXCHANGE_BYTES = 1200
+EXCHANGE_BYTES = 1300
 QUEUE_BYTES = 2500
 PRIORITY_BYTES = 780
 """Each of a queue's priorities: a row of its own."""
@@ -621,7 +621,7 @@ def _is_durable(destination: Destination) -> bool:
 
 
 def _exchange_bytes(name: bytes, kind: ExchangeKind) -> int:
-    return EXCHANGE_BYTES + len(name) + kind.durable * (DURABLE_BYTES + DURABLE_KEY_BYTES * len(name))
+    return EXCHANGE_BYTES + 2 * len(name) + kind.durable * (DURABLE_BYTES + DURABLE_KEY_BYTES * len(name))
 
 
 def _queue_bytes(name: bytes, kind: QueueKind) -> int:

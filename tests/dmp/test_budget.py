@@ -1,6 +1,7 @@
 """What clients make grow is taken from the budget. Without room they are refused or wait; others go on."""
 
 import gc
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,29 @@ async def test_who_takes_all_is_refused_a_neighbour_is_served_and_the_end_gives_
         crowded.advance(1)
         crowded.queue(b"served")
     assert budget.used_bytes == before
+
+
+@pytest.mark.parametrize(
+    "what", ["exchanges", "queues", "queues ", "bindings", "bindings ", "consumers", "leases"]
+)
+async def test_what_is_charged_is_no_less_than_what_it_takes(world: World, what: str) -> None:
+    world.queue(b"served")
+    peer = Peer(world).login()
+    sent = [b"".join(commands_bytes(ATTACKS[what](number))) for number in range(60)]
+    for data in sent[:10]:
+        peer.send(data)
+    account = world.budget.account(what.strip())
+    gc.collect()
+    tracemalloc.start()
+    before, charged = tracemalloc.get_traced_memory()[0], account.used_bytes
+    for data in sent[10:]:
+        peer.send(data)
+    gc.collect()
+    peer.connection.taken()
+    world.settle()
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert account.used_bytes - charged > 0.9 * taken
 
 
 async def test_a_transaction_that_holds_too_much_is_refused_and_gives_all_back(crowded: World) -> None:
