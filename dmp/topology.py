@@ -49,8 +49,8 @@ _SHOWN_MAX = 10
 """Names in one line of the log."""
 
 # What things take of memory, measured (tracemalloc), beside their names, keys and arguments.
-EXCHANGE_BYTES = 1300
-QUEUE_BYTES = 2500
+EXCHANGE_BYTES = 1500
+QUEUE_BYTES = 2700
 PRIORITY_BYTES = 780
 """Each of a queue's priorities: a row of its own."""
 DURABLE_BYTES, DURABLE_KEY_BYTES = 300, 3
