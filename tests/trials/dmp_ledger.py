@@ -7,11 +7,12 @@ Nothing is answered to an acknowledgement. It counts as confirmed here with the 
 that is: by then the server has read it, and what it has read before is on disk with that publish, or before.
 """
 
-import math
 from collections.abc import Iterable
 from hashlib import blake2b
 
 import attrs
+
+from tests.trials.queue_judge import Stored
 
 QUEUES = ("orders", "mails", "audit", "marks")
 FANOUT = ("orders", "audit")
@@ -28,30 +29,12 @@ def key_of(body: bytes) -> bytes:
 
 
 @attrs.define(eq=False)
-class Copy:
-    """A message in one queue."""
+class Copy(Stored):
+    """A message in one queue. `answered`: when its confirm was read; 0: a verification has found it."""
 
-    key: bytes
-    digest: bytes
-    writer: str
-    place: int
-    """In the order in which its writer sent."""
-    sent: float
-    confirmed: float | None = None
-    """When that was read; 0: a verification has found it."""
-    shown: float | None = None
-    """When a consumer first got it."""
-    held: bool = False
-    """Delivered, on a connection that lives, and neither acknowledged nor given back."""
-    acked: bool = False
-    """An acknowledgement was sent."""
-    ack_confirmed: float = math.inf
+    digest: bytes = b""
     others: list["Copy"] = attrs.field(factory=list, repr=False)
     """Those of the same publish in other queues."""
-
-    def promised(self, until: float) -> bool:
-        """Confirmed by then, or shown to a consumer, who is shown nothing that a crash could take back."""
-        return any(when is not None and when <= until for when in (self.confirmed, self.shown))
 
 
 @attrs.define(eq=False)
@@ -77,7 +60,9 @@ class DmpBook:
     def send(self, body: bytes, queues: Iterable[str], writer: str, now: float) -> list[Copy]:
         """A publish to these queues."""
         self.places += 1
-        copies = [Copy(key_of(body), digest(body), writer, self.places, now) for _ in queues]
+        copies = [
+            Copy(now, key=key_of(body), digest=digest(body), writer=writer, place=self.places) for _ in queues
+        ]
         for name, copy in zip(queues, copies, strict=True):
             copy.others = [other for other in copies if other is not copy]
             self.queues[name].copies[copy.key] = copy
@@ -86,7 +71,7 @@ class DmpBook:
     def promised(self, until: float) -> int:
         """Confirmed by then, since the last verification, and not acknowledged."""
         return sum(
-            bool(copy.confirmed) and copy.promised(until) and not copy.acked
+            bool(copy.answered) and copy.must_stand(until) and copy.ack is None
             for queue in self.queues.values()
             for copy in queue.copies.values()
         )

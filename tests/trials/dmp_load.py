@@ -22,7 +22,7 @@ from tests.dmp.amqp_peer import decoded, publish, start_ok
 from tests.dmp.world import PERSISTENT
 from tests.trials.dmp_ledger import EXCHANGE, FANOUT, Copy, DmpBook, digest, key_of
 from tests.trials.payloads import Payloads
-from tests.trials.peers import PeersLoad, RawPeer
+from tests.trials.peers import Asked, PeersLoad, RawPeer
 
 _HELD_MAX = 200
 _PART_BYTES = 60_000
@@ -100,9 +100,10 @@ class AmqpPeer(RawPeer):
         while waiting and waiting[0][0] <= tag:
             _, copies, acked = waiting.popleft()
             for copy in copies:
-                copy.confirmed = now
+                copy.answered = now
             for copy in acked:
-                copy.ack_confirmed = now
+                assert copy.ack is not None
+                copy.ack.answered = now
 
 
 class Publisher(AmqpPeer):
@@ -203,7 +204,7 @@ class Consumer(AmqpPeer):
         # have read what he had acknowledged: no fault after the cut.
         if copy.held:
             self.refusals.append((now, f"{name}: delivered while it is held: {copy.key!r}"))
-        elif copy.acked:
+        elif copy.ack is not None:
             text = f"{name}: delivered after an acknowledgement was sent: {copy.key!r}"
             self.refusals.append((now, text))
         copy.shown = now if copy.shown is None else copy.shown
@@ -222,7 +223,7 @@ class Consumer(AmqpPeer):
     def _ack(self, tag: int, *, multiple: bool) -> None:
         for each in [held for held in self._held if held == tag or (multiple and held < tag)]:
             copy = self._held.pop(each)
-            copy.held, copy.acked = False, True
+            copy.held, copy.ack = False, Asked(time.monotonic())
             self._acked.append(copy)
         self._out += encode(commands.Basic.Ack(tag, multiple), 1)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from tests.trials.dms_ledger import Message, QueueBook
+from tests.trials.queue_judge import judge_acks, judge_missing, judge_order, short
 from tests.trials.tally import Verdict
 
 
@@ -61,7 +62,7 @@ def settle_queue(
         message.refused = ""
         message.life = position // 2
     queue.settled = here
-    queue.messages = {message.body: message for message in (*here, *there)}
+    queue.messages = {message.key: message for message in (*here, *there)}
     queue.steps.clear()
     queue.position = position
 
@@ -80,103 +81,23 @@ def _judge_at(
     for body in found:
         message = queue.messages.get(body)
         if body in seen:
-            verdict.faults.append(f"{queue.name}: twice: {_short(body)}")
+            verdict.faults.append(f"{queue.name}: twice: {short(body)}")
         elif message is None:
             what = "back, which was gone" if body in queue.gone else "which nobody sent"
-            verdict.faults.append(f"{queue.name}: {what}: {_short(body)}")
+            verdict.faults.append(f"{queue.name}: {what}: {short(body)}")
         elif message.life != life or not position % 2:
-            verdict.faults.append(f"{queue.name}: of a queue that was deleted: {_short(body)}")
+            verdict.faults.append(f"{queue.name}: of a queue that was deleted: {short(body)}")
         else:
             here.append(message)
         seen.add(body)
-    _judge_order(queue, here, verdict)
+    judge_order(queue.name, queue.settled, here, verdict)
     for body in dead:
         if body in seen:
-            verdict.faults.append(f"{queue.name}: twice, once among the dead: {_short(body)}")
+            verdict.faults.append(f"{queue.name}: twice, once among the dead: {short(body)}")
         seen.add(body)
     here += [queue.messages[body] for body in dead]
-    _judge_acks(queue, here, until, verdict)
+    judge_acks(queue.name, queue.messages.values(), here, until, verdict)
     if position % 2:
-        _judge_missing(queue, here, life, until, verdict)
+        of_life = [message for message in queue.messages.values() if message.life == life]
+        judge_missing(queue.name, of_life, here, until, verdict)
     return verdict
-
-
-def _judge_order(queue: QueueBook, here: Sequence[Message], verdict: Verdict) -> None:
-    base = {id(message): place for place, message in enumerate(queue.settled)}
-    last_of: dict[str, int] = {}
-    last_base = -1
-    new = False
-    earliest_after = math.inf
-    for message in reversed(here):
-        if earliest_after < message.queued:
-            verdict.faults.append(
-                f"{queue.name}: before one that was acknowledged when it was sent: {_short(message.body)}"
-            )
-            break
-        if message.answered is not None:
-            earliest_after = min(earliest_after, message.answered)
-    for message in here:
-        place = base.get(id(message))
-        if place is not None:
-            if new or place < last_base:
-                verdict.faults.append(f"{queue.name}: no longer in its place: {_short(message.body)}")
-            last_base = place
-            continue
-        new = True
-        if message.place < last_of.get(message.writer, -1):
-            verdict.faults.append(f"{queue.name}: out of order: {_short(message.body)}")
-        last_of[message.writer] = message.place
-
-
-def _judge_acks(queue: QueueBook, here: Sequence[Message], until: float, verdict: Verdict) -> None:
-    """`commits` counts the ACKs that stood."""
-    undone = [message for message in here if message.ack is not None and message.ack.acknowledged]
-    broken = [message for message in undone if message.ack is not None and message.ack.promised(until)]
-    if broken:
-        verdict.faults.append(
-            f"{queue.name}: {len(broken)} acknowledged ACKs undone, the first of {_short(broken[0].body)}"
-        )
-    verdict.lost += len(undone)
-    standing = {id(message) for message in here}
-    verdict.commits += sum(
-        message.ack is not None and message.ack.acknowledged and id(message) not in standing
-        for message in queue.messages.values()
-    )
-
-
-def _judge_missing(
-    queue: QueueBook, here: Sequence[Message], life: int, until: float, verdict: Verdict
-) -> None:
-    standing = {id(message) for message in here}
-    last_of: dict[str, int] = {}
-    for message in here:
-        verdict.newest_kept = max(verdict.newest_kept, message.queued)
-        last_of[message.writer] = max(last_of.get(message.writer, -1), message.place)
-        if message.answered is None:
-            verdict.extra += 1
-        elif message.answered and message.ack is None:  # 0: it was counted before
-            verdict.kept += 1
-    lost: list[Message] = []
-    for message in queue.messages.values():
-        if message.life != life or message.refused or message.ack is not None or id(message) in standing:
-            continue
-        if message.acknowledged:
-            verdict.lost += 1
-            verdict.oldest_lost = min(verdict.oldest_lost, message.answered or 0.0)
-        if _is_promised(message, until):
-            lost.append(message)
-        elif message.place < last_of.get(message.writer, -1):
-            verdict.faults.append(f"{queue.name}: a hole, later ones are there: {_short(message.body)}")
-    if lost:
-        verdict.faults.append(
-            f"{queue.name}: {len(lost)} acknowledged messages lost, the first {_short(lost[0].body)}"
-        )
-
-
-def _is_promised(message: Message, until: float) -> bool:
-    """Acknowledged by then, or shown to a consumer: nobody is shown what a crash could take back."""
-    return message.promised(until) or (message.shown is not None and message.shown <= until)
-
-
-def _short(body: bytes) -> str:
-    return repr(body[:48]) + (f" ({len(body)} bytes)" if len(body) > 48 else "")

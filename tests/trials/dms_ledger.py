@@ -12,6 +12,7 @@ import attrs
 
 from tests.support.dms_model import Ages, Fate
 from tests.trials.peers import Asked
+from tests.trials.queue_judge import Stored
 
 DEAD = "dead"
 FATES = {
@@ -26,21 +27,11 @@ LATE_SECONDS = 2.0
 
 
 @attrs.define(eq=False)
-class Message(Asked):
-    """A PRODUCE."""
+class Message(Stored):
+    """A PRODUCE; its body is its key."""
 
-    body: bytes = b""
-    writer: str = ""
     life: int = 0
     """Of its queue: how many DELETEs were asked for before it."""
-    shown: float | None = None
-    """When it was first delivered."""
-    ack: Asked | None = None
-    """The last ACK that was sent for it."""
-    held: bool = False
-    """Delivered, on a connection that lives, and neither ACK nor NACK sent."""
-    place: int = 0
-    """In the order in which messages of its queue were sent."""
     sent: float = 0.0
     told: float = math.inf
     """When it was acknowledged, where a verification has made `answered` 0 since; inf: nobody knows."""
@@ -87,7 +78,7 @@ class QueueBook:
 
     def in_order(self, bodies: Sequence[bytes]) -> list[bytes]:
         """Of arrival, as far as anybody knows it: settled ones first, what nobody sent last."""
-        settled = {message.body: place for place, message in enumerate(self.settled)}
+        settled = {message.key: place for place, message in enumerate(self.settled)}
 
         def place(body: bytes) -> tuple[float, float]:
             message = self.messages.get(body)
@@ -103,7 +94,7 @@ class QueueBook:
         return None, self
 
     def send(self, body: bytes, writer: str, now: float) -> Message:
-        message = Message(now, sent=now, body=body, writer=writer, life=self.asked_position // 2)
+        message = Message(now, sent=now, key=body, writer=writer, life=self.asked_position // 2)
         message.place = len(self.messages) + len(self.gone)
         self.messages[body] = message
         return message
@@ -132,7 +123,7 @@ class DmsBook:
         fate = owner.fate
         if fate is None:
             return
-        shown = f"{place.name}: {message.body[:48]!r}"
+        shown = f"{place.name}: {message.key[:48]!r}"
         age = now - message.sent  # of the server's time no more, whatever it was
         if place is not owner:
             if not fate.max_deliveries and not fate.may_be_past(age):

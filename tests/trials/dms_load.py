@@ -129,7 +129,7 @@ class Producer(DmsPeer):
         self._queues: dict[bytes, QueueBook] = {}
 
     def stored(self, message: Message) -> None:
-        kept = self._queues.pop(message.body).kept
+        kept = self._queues.pop(message.key).kept
         kept.append(max(message.sent, kept[-1] if kept else message.sent))
 
     def fill(self, now: float) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.trials.dmp_judge import judge
 from tests.trials.dmp_ledger import FANOUT, QUEUES, Copy, DmpBook
+from tests.trials.peers import Asked
 
 EMPTY = dict.fromkeys(QUEUES, ())
 
@@ -17,7 +18,7 @@ def book(*sent: tuple[str, str], confirmed: float | None = 1.0) -> DmpBook:
         queue.made = 0.5
     for body, queue in sent:
         for copy in found.send(body.encode(), FANOUT if queue == "both" else (queue,), "w", 0.9):
-            copy.confirmed = confirmed
+            copy.answered = confirmed
     return found
 
 
@@ -31,7 +32,7 @@ def shown(*bodies: str, queue: str = "mails") -> dict[str, tuple[bytes, ...]]:
 
 def test_what_was_confirmed_is_there_in_order_and_an_acknowledged_message_is_gone() -> None:
     found = book(("a", "mails"), ("b", "mails"), ("c", "mails"))
-    copy_of(found, "b").acked, copy_of(found, "b").ack_confirmed = True, 2.0
+    copy_of(found, "b").ack = Asked(1.5, 2.0)
     verdict = judge(found, shown("a", "c"))
     assert (verdict.faults, verdict.kept, verdict.commits) == ([], 2, 1)
     assert judge(found, shown("a", "c")).faults == []
@@ -45,14 +46,14 @@ def test_what_was_not_confirmed_may_be_there_or_not_from_the_end_on() -> None:
 
 def test_an_acknowledgement_that_is_not_known_to_be_taken_may_be_undone() -> None:
     found = book(("a", "mails"))
-    copy_of(found, "a").acked = True
+    copy_of(found, "a").ack = Asked(1.5)
     assert judge(found, shown("a")).faults == []
 
 
 @pytest.mark.parametrize(
     ("there", "fault"),
     [
-        ("ab", "1 confirmed messages lost, the first b'c'"),
+        ("ab", "1 acknowledged messages lost, the first b'c'"),
         ("acb", "out of order"),
         ("abbc", "twice"),
         ("abcd", "nobody sent"),
@@ -66,13 +67,23 @@ def test_a_broken_promise_is_told(there: str, fault: str) -> None:
 
 def test_an_acknowledgement_undone_and_a_hole_are_told() -> None:
     found = book(("a", "mails"))
-    copy_of(found, "a").acked, copy_of(found, "a").ack_confirmed = True, 2.0
-    assert "1 confirmed acknowledgements undone" in judge(found, shown("a")).faults[0]
+    copy_of(found, "a").ack = Asked(1.5, 2.0)
+    assert "1 acknowledged ACKs undone" in judge(found, shown("a")).faults[0]
     found = book(("a", "mails"), ("b", "mails"), confirmed=None)
     assert "a hole" in judge(found, shown("b")).faults[0]
     found = book(("a", "mails"), confirmed=None)
     copy_of(found, "a").shown = 1.0
     assert "lost" in judge(found, EMPTY).faults[0], "a consumer was shown it"
+
+
+def test_what_was_confirmed_before_another_was_sent_stands_before_it() -> None:
+    found = book(("a", "mails"), ("b", "mails"))
+    later = copy_of(found, "b")
+    later.writer, later.queued = "v", 1.5
+    assert "when it was sent" in judge(found, shown("b", "a")).faults[0]
+    found = book(("a", "mails"), ("b", "mails"))
+    copy_of(found, "b").writer = "v"
+    assert judge(found, shown("b", "a")).faults == []
 
 
 def test_what_one_publish_put_into_two_queues_is_in_both_or_in_none() -> None:
@@ -92,7 +103,7 @@ def test_what_a_verification_has_shown_stays_and_what_it_has_not_never_comes_bac
 
 def test_a_power_cut_takes_what_its_mode_lets_it_and_no_queue_that_was_made_before() -> None:
     found = book(("a", "mails"), ("b", "mails"))
-    copy_of(found, "b").confirmed = 3.0
+    copy_of(found, "b").answered = 3.0
     verdict = judge(found, shown("a"), until=2.0)
     assert (verdict.faults, verdict.lost, verdict.oldest_lost) == ([], 1, 3.0)
     gone = {name: () for name in QUEUES if name != "mails"}

@@ -33,12 +33,14 @@ def killed_under_load(folder: Path) -> Verdict:
 
 
 def sent(book: DmpBook) -> int:
-    return sum(copy.confirmed is not None for queue in book.queues.values() for copy in queue.copies.values())
+    return sum(copy.answered is not None for queue in book.queues.values() for copy in queue.copies.values())
 
 
 def acknowledged(book: DmpBook) -> int:
     return sum(
-        copy.ack_confirmed < float("inf") for queue in book.queues.values() for copy in queue.copies.values()
+        copy.ack is not None and copy.ack.acknowledged
+        for queue in book.queues.values()
+        for copy in queue.copies.values()
     )
 
 
@@ -57,4 +59,4 @@ def test_a_server_that_forgets_acknowledgements_is_found_out(
         return None
 
     monkeypatch.setattr(QueueLog, "flush", forget)
-    assert "acknowledgements undone" in "".join(killed_under_load(tmp_path).faults)
+    assert "acknowledged ACKs undone" in "".join(killed_under_load(tmp_path).faults)

@@ -18,12 +18,12 @@ def queue(*messages: Message, position: int = 1, steps: tuple[Step, ...] = ()) -
     book = QueueBook("jobs", "always", position=position, steps=list(steps))
     for place, message in enumerate(messages):
         message.place = place
-        book.messages[message.body] = message
+        book.messages[message.key] = message
     return book
 
 
 def message(body: bytes, answered: float | None = 20.0, *, writer: str = "w", life: int = 0) -> Message:
-    return Message(10.0, answered, body=body, writer=writer, life=life)
+    return Message(10.0, answered, key=body, writer=writer, life=life)
 
 
 def acked(body: bytes, answered: float | None = 30.0) -> Message:
