@@ -44,6 +44,7 @@ from dms.runs import counted
 from dms.settings import DmsSettings
 from dms.unacked import DeliveredRun, Delivery, Unacked
 from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
+from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues.background import Background
 
@@ -56,8 +57,14 @@ logger = structlog.stdlib.get_logger("brokers.dms")
 
 HOT_LEAST_BYTES = 16 << 10
 """Every queue may keep so much in memory, whatever the others do."""
+BUDGET_SLACK_BYTES = 64 << 10
+"""The budget is told what messages take once that differs by so much."""
+QUEUE_BYTES = 8 << 10
+"""A queue with its log, without messages: 7.0 KB by tracemalloc; in memory alone 2.2."""
 BODY_OVERHEAD_BYTES = 64
-"""A bytes object's header, its slot in the deque, the allocator's rounding."""
+"""A bytes object's header, its slot in the deque, the allocator's rounding: 41 by tracemalloc."""
+HELD_OVERHEAD_BYTES = 160
+"""More for a delivery that is held, with its id, tuple and entry: 163 by tracemalloc, in a run 48."""
 EVER = 1 << 62
 RETURNED_AT_ONCE = 500
 """Deliveries of a lost connection that go back before others have their turn: half a millisecond."""
@@ -66,6 +73,7 @@ REDELIVERED_AT_ONCE = 500
 ENDED_AT_ONCE = 100
 """Credits that end before others have their turn: half a millisecond."""
 _IDS_END = 1 << 32
+NO_MEMORY = Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
 NOT_HELD = malformed("this connection holds no delivery of that id")
 ENGINE_KEY = b"\0"
 """Of the engine's own row in the table, and what its others begin with: no queue's name holds it."""
@@ -186,6 +194,7 @@ class Queue:
         "head",
         "heaped",
         "held",
+        "held_bytes",
         "hot_bytes",
         "line",
         "log",
@@ -211,7 +220,8 @@ class Queue:
         self.depth = 0
         """All that is in it, unacknowledged deliveries too, also what the disk has not confirmed yet."""
         self.held = 0
-        """Unacknowledged deliveries."""
+        """Unacknowledged deliveries; those of a deleted queue until their consumer is rid of them."""
+        self.held_bytes = 0
         self.head = self.end = self.tail = 1
         self.released = EVER
         """Below this sequence nothing of the row is delayed any more."""
@@ -244,7 +254,7 @@ class Queue:
         """Whether more of the queue may be kept in memory. It has to be where there is no disk."""
         engine = self.engine
         return (
-            engine.hot_bytes < engine.settings.hot_bytes
+            (engine.hot_bytes < engine.settings.hot_bytes and not engine.full)
             or self.hot_bytes + self.back_bytes < HOT_LEAST_BYTES
             or self.cold is None
         )
@@ -260,6 +270,10 @@ class Queue:
         """Add messages, as many as `room` at most; `size`: the bytes of all. None: done. Raises Refusal."""
         count = len(bodies)
         engine = self.engine
+        if engine.full or not -BUDGET_SLACK_BYTES < engine.hot_bytes - engine.hot_told < BUDGET_SLACK_BYTES:
+            engine.tell_budget()
+            if engine.full and self.log is None:
+                raise NO_MEMORY
         ticket = None
         if self.log is not None:
             try:
@@ -345,7 +359,7 @@ class Queue:
                 again += 1
                 seq = heappop(self.returned)
                 body, deliveries = self.take_out(seq)
-                self.held += 1
+                self.hold(1, len(body) + BODY_OVERHEAD_BYTES)
                 engine.counts.redelivered += 1
                 if self.log is not None:
                     self.log.note_delivered(seq, 1)
@@ -385,11 +399,15 @@ class Queue:
             return None
         if self.log is not None:
             self.log.note_delivered(seq, 1)
-        self.heat(-(self.hot_bytes // len(bodies)))
+        size = self.hot_bytes // len(bodies)
         self.head = seq + 1
         self.held += 1
+        self.held_bytes += size + HELD_OVERHEAD_BYTES
+        self.hot_bytes -= size
         body = bodies.popleft()
         engine = self.engine
+        engine.hot_bytes -= size
+        engine.held_bytes += size + HELD_OVERHEAD_BYTES
         engine.counts.delivered += 1
         delivery_id = engine.take_ids(1).to_bytes(4)
         consumer.unacked.single[delivery_id] = self, seq, body, 1
@@ -402,17 +420,35 @@ class Queue:
         taken: Sequence[bytes]
         if count >= len(bodies):
             taken = tuple(bodies)
+            size = self.hot_bytes
             bodies.clear()
-            self.heat(-self.hot_bytes)
         else:
-            self.heat(-(self.hot_bytes * count // len(bodies)))
+            size = self.hot_bytes * count // len(bodies)
             taken = (bodies.popleft(),) if count == 1 else [bodies.popleft() for _ in range(count)]
         count = len(taken)
+        self.heat(-size)
+        self.hold(count, size)
         self.head = seq + count
-        self.held += count
         if self.log is not None:
             self.log.note_delivered(seq, count)
         return taken
+
+    def hold(self, count: int, size: int) -> None:
+        """So many messages are delivered, and not acknowledged; `size`: what they took until now."""
+        size += HELD_OVERHEAD_BYTES * count
+        self.held += count
+        self.held_bytes += size
+        self.engine.held_bytes += size
+
+    def let_go(self, count: int) -> None:
+        """So many of those are held no more: each counts as their average."""
+        size = self.held_bytes * count // self.held
+        self.held -= count
+        self.held_bytes -= size
+        engine = self.engine
+        engine.held_bytes -= size
+        if engine.held_told - engine.held_bytes > BUDGET_SLACK_BYTES:
+            engine.tell_budget()
 
     def end_credits(self, refusal: Refusal) -> None:
         """End all credits in line."""
@@ -436,7 +472,7 @@ class Queue:
                 ticket = self.log.ack(seqs, (consumer, ids, deliveries))
             except StoreError as error:
                 self._detach_or_refuse(error)
-        self.held -= count
+        self.let_go(count)
         self.engine.counts.acked += count
         self.on_left(count)
         if ticket is None and self.engine.durable is not None:
@@ -445,9 +481,9 @@ class Queue:
 
     def put_back(self, deliveries: Sequence[Delivery[Queue]], *, nacked: bool) -> None:
         """Messages come back to their old places; `nacked`: their consumer said so."""
+        self.let_go(len(deliveries))
         if self.deleted:
             return
-        self.held -= len(deliveries)
         self.engine.counts.returned += len(deliveries)
         for _, seq, body, count in deliveries:
             self.keep_back(seq, body, count)
@@ -523,6 +559,7 @@ class Queue:
         """Nothing of it counts as memory any more."""
         self.engine.hot_bytes -= self.hot_bytes + self.back_bytes
         self.hot_bytes = self.back_bytes = 0
+        self.engine.tell_budget()
 
     # -- time
 
@@ -580,7 +617,7 @@ class Queue:
         for consumer, ids, deliveries in acks:
             count = len(deliveries)
             self.depth += count
-            self.held += count
+            self.hold(count, sum(len(body) + BODY_OVERHEAD_BYTES for _, _, body, _ in deliveries))
             self.engine.counts.acked -= count
             if consumer.gone:
                 self.put_back(deliveries, nacked=False)
@@ -649,7 +686,17 @@ class Engine:
         store: Store | None = None,
         namespace: Namespace | None = None,
         table: Table | None = None,
+        budget: Account | None = None,
     ) -> None:
+        budget = budget or unbounded()
+        self.messages = budget.account("messages")
+        """What of queues is in memory, and held by nobody."""
+        self.unacked = budget.account("unacked", budget.limit_bytes // 2)
+        """What is held: half of all at most. Where it is full CONSUMEs are refused; ACKs never are."""
+        self.queue_memory = budget.account("queues")
+        self.full = self.held_full = False
+        """What memory queues are sent, and what CONSUMEs ask for, does not fit."""
+        self.hot_told = self.held_told = 0
         self.settings = settings
         self.log = log
         self._store = store
@@ -670,6 +717,8 @@ class Engine:
         self.draining = False
         self.hot_bytes = 0
         """Of all queues, as far as bodies are in memory and nobody holds them."""
+        self.held_bytes = 0
+        """Of all queues, as far as somebody holds them."""
         self.best_effort = settings.disk_failed == "best-effort"
         self._told_of_disk = False
         self._asked: dict[Queue, Mapping[str, Any]] = {}
@@ -705,6 +754,14 @@ class Engine:
         if self._store is not None:
             self._store.commit_pending()
 
+    def tell_budget(self) -> None:
+        """Settle with the accounts: what messages take by now."""
+        self.messages.charge(self.hot_bytes - self.hot_told)
+        self.unacked.charge(self.held_bytes - self.held_told)
+        self.hot_told, self.held_told = self.hot_bytes, self.held_bytes
+        self.full = not self.messages.fits(1)
+        self.held_full = self.held_bytes >= self.unacked.limit_bytes
+
     # -- queues
 
     def find(self, name: str) -> Queue | None:
@@ -721,6 +778,10 @@ class Engine:
         if asked.get("depth", 0) > settings.depth_max:
             text = f"option depth is at most depth_max = {settings.depth_max}"
             raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
+        try:
+            self.queue_memory.check(QUEUE_BYTES)
+        except OverBudget as error:
+            raise Refusal(Status.INTERNAL, str(error), limit="memory") from None
         queue = self.adopt(name, asked)
         ticket = None
 
@@ -742,7 +803,8 @@ class Engine:
         return queue, ticket
 
     def adopt(self, name: str, asked: Mapping[str, Any]) -> Queue:
-        """A queue by that name, without a log so far."""
+        """A queue by that name, without a log so far. The budget takes it: it may be durable already."""
+        self.queue_memory.charge(QUEUE_BYTES)
         options = Options.of(asked, self.settings.for_queue(name), name)
         queue = Queue(self, name, options)
         if options.timed or options.max_deliveries or options.retry_ms:
@@ -757,6 +819,7 @@ class Engine:
         """Serve a queue no more. If its log is still there its name stays taken."""
         if self.queues.get(queue.name) is queue:
             del self.queues[queue.name]
+            self.queue_memory.give(QUEUE_BYTES)
         self._asked.pop(queue, None)
         self._names = None
         queue.deleted = True
@@ -786,6 +849,7 @@ class Engine:
             if ticket.error is not None and queue.name not in self.queues:
                 self.queues[queue.name], self._asked[queue] = queue, asked
                 self._names, queue.deleted = None, False
+                self.queue_memory.charge(QUEUE_BYTES)
                 queue.heat(hot)
                 queue.back_bytes = back
                 self.hot_bytes += back
@@ -910,6 +974,7 @@ class Engine:
     ) -> Outcome:
         """ACKs of one queue's messages, which are not in `unacked` any more."""
         if queue.deleted:
+            queue.let_go(len(deliveries))
             return Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted")
         try:
             return queue.ack(consumer, ids, deliveries)
@@ -949,6 +1014,7 @@ class Engine:
                     yield
         finally:
             del self.returning[number]
+            self.tell_budget()
             for queue in queues:
                 queue.returning -= 1
                 if queue.line:

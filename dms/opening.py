@@ -127,14 +127,22 @@ class LogReplay:
 async def open_engine(context: Context, settings: DmsSettings, times: Times | None = None) -> Engine:
     """All queues of the data folder; or none, where everything is kept in memory. Raises StoreError."""
     if not settings.persist:
-        return Engine(settings, context.log, times or Times(), store=context.store)
+        return Engine(settings, context.log, times or Times(), store=context.store, budget=context.budget)
     store = context.store
     namespace = store.namespace(NAMESPACE, settings.durability, retention=Retention())
     tables = store.namespace(TABLES_NAMESPACE, _ROWS)
     table = await Table.open(tables, QUEUES)
     if store.read_only is None:
         tables.change_mode(QUEUES, _ROWS)  # an earlier version gave it that of most queues
-    engine = Engine(settings, context.log, times or Times(), store=store, namespace=namespace, table=table)
+    engine = Engine(
+        settings,
+        context.log,
+        times or Times(),
+        store=store,
+        namespace=namespace,
+        table=table,
+        budget=context.budget,
+    )
     mine = table.get(ENGINE_KEY)
     if mine is not None:
         engine.times.not_before(json.loads(mine)["age_ms"])

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from dms import runs
-from dms.engine import NOT_HELD, Consumer, Credit, Engine, Outcome, Queue
+from dms.engine import BUDGET_SLACK_BYTES, NOT_HELD, Consumer, Credit, Engine, Outcome, Queue
 from dms.options import options_untrusted
 from dms.refusals import Refusals
 from dms.runs import ACK, ACK_OK, CONSUME, PRODUCE_OK, WORDS, word
@@ -63,6 +63,11 @@ ACKS_BEYOND_CREDITS = 2
 _CREDITS = 1  # the deadline of the oldest credit
 _NOBODY = b"\xff\xff\xff"  # begins no payload that may be one
 _TOO_LARGE = Refusal(Status.PAYLOAD_TOO_LARGE, f"a payload is at most {PAYLOAD_BYTES_MAX} bytes")
+_TOO_MUCH_HELD = Refusal(
+    Status.INTERNAL,
+    "the server has no memory for more deliveries until some are acknowledged",
+    limit="memory",
+)
 _SAID_NOTHING = malformed("no handshake came in time; closing").frame(0)
 
 _ACK = word(Type.ACK)
@@ -452,8 +457,13 @@ class Session(SessionBase):
         Where more ACKs wait for the disk than the connection has ever used credits (and two), they line up
         only when some of those are answered: else the answers would fall ever further behind.
         """
-        queue, consumer = self.queue, self.consumer
+        queue, consumer, engine = self.queue, self.consumer, self._engine
         assert queue is not None
+        if engine.held_full or engine.held_bytes - engine.held_told > BUDGET_SLACK_BYTES:
+            engine.tell_budget()
+            if engine.held_full:
+                self._refuse_all(ids, _TOO_MUCH_HELD)
+                return
         if queue.cold is not None and queue.cold.damage is not None:
             self._refuse_all(ids, refusal_for(queue.cold.tell_damage()))
             return
@@ -630,6 +640,7 @@ class Session(SessionBase):
         if delivery is None:
             raise NOT_HELD
         if delivery[0].deleted:
+            delivery[0].let_go(1)
             raise _deleted(delivery[0])
         self.reply(pack(Type.NACK_OK, message_id))
         delivery[0].put_back((delivery,), nacked=True)

@@ -16,6 +16,7 @@ from dms.session import Session
 from dms.settings import DmsSettings
 from dms.times import Times
 from dms.wire import Frame, Status, Type
+from shared.budget import Account, unbounded
 from shared.checks import MemoryConnection
 from shared.plugin import Context
 from shared.storage.settings import StorageSettings
@@ -41,7 +42,9 @@ class World:
         settings: DmsSettings | None = None,
         disk: FakeDisk | None = None,
         storage: StorageSettings = SMALL,
+        budget: Account | None = None,
     ) -> None:
+        self.budget = budget or unbounded()
         self.settings = settings or DmsSettings()
         self.storage = storage
         self.now = 0.0
@@ -59,9 +62,12 @@ class World:
         trio.run(leave_free, self.store, self.disk, free_bytes, clock=clock)
 
     async def _open(self) -> None:
+        self.budget.account("dms").close()  # of the run before
         self.store: Store = await open_store(self.disk, self.storage, HandClock())
         self.times = Times(lambda: self.now, lambda: 1_700_000_000_000)
-        self.engine: Engine = await open_engine(Context(self.store, LOG), self.settings, self.times)
+        self.engine: Engine = await open_engine(
+            Context(self.store, LOG, budget=self.budget.account("dms")), self.settings, self.times
+        )
         self.refusals = Refusals(self.engine.counts, LOG)
         self.settle()
 

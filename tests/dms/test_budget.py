@@ -1,0 +1,100 @@
+"""Memory that clients make grow ends in a refusal; neighbours are served on, and all is given back."""
+
+from dms.settings import DmsSettings
+from dms.wire import Status
+from shared.budget import Account
+from tests.dms.world import MEMORY, World, statuses, with_queue
+
+MANY = 400
+BODY = b"x" * 1000
+
+
+def used(world: World) -> int:
+    """Of DMS's account, beside its queues."""
+    world.engine.tell_budget()
+    account = world.budget.account("dms")
+    return account.used_bytes - account.account("queues").used_bytes
+
+
+def test_messages_in_memory_end_in_a_refusal_and_who_consumes_makes_room() -> None:
+    world = World(MEMORY, budget=Account("process", 300_000))
+    peer = with_queue(world)
+    found = [status for _ in range(MANY) for status in statuses(peer.produce("orders", BODY))]
+    taken = found.count(Status.OK)
+    assert 0 < taken < 350
+    assert found == [Status.OK] * taken + [Status.QUEUE_FULL] * (MANY - taken)
+    assert used(world) < 300_000 + 65536 + 2000
+    other = world.connect()
+    assert len(other.consume("orders")) == 1, "what makes room is served"
+    for _ in range(taken // 2):
+        for held, _ in other.consume("orders"):
+            assert statuses(other.ack(held)) == [Status.OK]
+    assert statuses(peer.produce("orders", BODY)) == [Status.OK]
+
+
+def test_what_is_held_ends_in_a_refusal_until_some_of_it_is_acknowledged() -> None:
+    world = World(DmsSettings(hot_bytes=0), budget=Account("process", 400_000))
+    peer = with_queue(world)
+    for _ in range(MANY):
+        assert statuses(peer.produce("orders", BODY)) == [Status.OK], "the disk takes it, memory or not"
+    held: list[int] = []
+    while True:
+        frames = peer.consume("orders")
+        if not frames:
+            break
+        held.append(frames[0][0])
+    assert 0 < len(held) < MANY
+    assert world.engine.held_bytes < 200_000 + 65536 + 2000
+    neighbour = with_queue(world, "other")
+    assert statuses(neighbour.produce("other", b"x")) == [Status.OK]
+    assert statuses(peer.ack(*held)) == [Status.OK] * len(held)
+    assert [body for _, body in neighbour.consume("other")] == [b"x"]
+    assert len(peer.consume("orders")) == 1
+
+
+def test_queues_end_in_a_refusal_and_are_all_there_after_a_restart_whatever_the_budget_says() -> None:
+    world = World(budget=Account("process", 50_000))
+    peer = world.connect()
+    found = [statuses(peer.create(f"queue-{number}"))[0] for number in range(10)]
+    made = found.count(Status.OK)
+    assert 0 < made < 10
+    assert found == [Status.OK] * made + [Status.INTERNAL] * (10 - made)
+    assert statuses(peer.produce("queue-0", b"x")) == [Status.OK]
+    assert statuses(peer.delete("queue-1")) == [Status.OK]
+    assert statuses(peer.create("queue-again")) == [Status.OK]
+    world.budget.limit_bytes = 1
+    world.kill()
+    assert len(world.depths()) == made
+    assert [body for _, body in world.connect().consume("queue-0")] == [b"x"]
+
+
+def test_all_that_was_taken_is_given_back() -> None:
+    for settings in (MEMORY, DmsSettings()):
+        world = World(settings, budget=Account("process", 100_000_000))
+        peer, other = with_queue(world), world.connect()
+        peer.create("gone")
+        for name in ("orders", "gone"):
+            peer.produce(name, *[BODY, b"short", b"another"] * 20)
+        assert used(world) > 40_000
+        held = peer.consume("orders", 20) + peer.consume("orders")
+        peer.consume("gone", 20)
+        also = other.consume("gone", 20)
+        peer.nack(held[3][0], held[7][0])
+        assert statuses(peer.ack(held[0][0])) == [Status.OK]
+        assert statuses(peer.delete("gone")) == [Status.OK]
+        assert world.engine.held_bytes > 20_000, "what is held of it is still there"
+        other.nack(also[0][0])
+        other.ack(also[1][0])
+        other.lose()
+        peer.lose()
+        assert world.engine.held_bytes == 0
+        last = world.connect()
+        while frames := last.consume("orders", 7):
+            last.ack(*(each for each, _ in frames))
+        last.lose()
+        last = world.connect()
+        last.produce("orders", b"one", b"two")
+        world.call("purge", queue="orders")
+        assert used(world) == 0
+        assert statuses(last.delete("orders")) == [Status.OK]
+        assert world.budget.used_bytes == 0
