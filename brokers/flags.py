@@ -203,6 +203,8 @@ def _with_flags(
     own = [parameter for name, parameter in signature.parameters.items() if name != without]
     names = {parameter.name for parameter in own}
     added = {name: flag for name, flag in flags.items() if name not in names}
+    if not added and without is None:
+        return verb  # it has them: the commands of a protocol are made anew each time that one is called
 
     @functools.wraps(verb)
     def command(*arguments: Any, **keywords: Any) -> Any:

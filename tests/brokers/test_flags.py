@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from brokers import plugin_cli
 from brokers.cli import root
 from brokers.config import load
 from brokers.errors import InvalidSettings
@@ -45,3 +46,12 @@ def test_a_protocols_own_serve_says_what_was_said_and_nothing_else() -> None:
     assert (config.protocols["logmq"].port, config.serve.insecure) == (0, True)
     assert config.serve.data_dir == Path("d")
     assert config.serve.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("protocol", ["dms", "logmq", "dmp"])
+def test_a_protocols_commands_are_the_same_however_often_they_are_asked_for(protocol: str) -> None:
+    def commands() -> dict[str, object]:
+        app = getattr(plugin_cli, protocol)
+        return {word: app[word].default_command for word in app}
+
+    assert commands() == commands()
