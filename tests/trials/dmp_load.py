@@ -84,6 +84,8 @@ class AmqpPeer(RawPeer):
                 self._confirmed(value.delivery_tag, value.multiple, now)
             case commands.Basic.Nack() | commands.Connection.Close() | commands.Channel.Close():
                 self.refusals.append((now, f"{self.name}: {value.name} {dict(value)}"))
+                if isinstance(value, commands.Basic.Nack):
+                    self._refused(value.delivery_tag, value.multiple)
             case _ if not isinstance(value, _EXPECTED):
                 self.faults.append(f"{self.name}: a {value.name} that was not asked for")
 
@@ -104,6 +106,12 @@ class AmqpPeer(RawPeer):
             for copy in acked:
                 assert copy.ack is not None
                 copy.ack.answered = now
+
+    def _refused(self, tag: int, multiple: bool) -> None:
+        """Nobody promises anything of these publishes; the confirms of the others go on without them."""
+        self._unconfirmed = deque(
+            each for each in self._unconfirmed if each[0] > tag or (each[0] < tag and not multiple)
+        )
 
 
 class Publisher(AmqpPeer):
