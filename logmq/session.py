@@ -985,7 +985,7 @@ class Session(SessionBase):
         """Nothing more is taken from the peer; the answers that wait are sent, then the connection ends."""
         if self.state is State.ENDING:
             return
-        self._forget_input()
+        self.forget_input()
         tail, self._tail = self._tail, None
         if tail is not None:
             tail.end()

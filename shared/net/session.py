@@ -148,7 +148,7 @@ class SessionBase:
     def receive_eof(self) -> None:
         self._eof = True
         if not (self.stopped or self.ended):
-            self._forget_input()
+            self.forget_input()
             self.input_ended()
 
     def on_deadline(self, now: float) -> None:
@@ -287,7 +287,7 @@ class SessionBase:
     def end(self) -> None:
         """Nothing more is taken from the peer, and all is given back. What it is owed may still be sent."""
         self.ended = True
-        self._forget_input()
+        self.forget_input()
         self._deadlines = None
         self.let_go()
 
@@ -379,7 +379,8 @@ class SessionBase:
         """What is kept counts with what waits to be sent."""
         self.connection.hold(len(self.kept) - self._at + self.gathered_bytes)
 
-    def _forget_input(self) -> None:
+    def forget_input(self) -> None:
+        """What was read and not applied is not applied any more."""
         self.kept, self._at, self.amid = b"", 0, False
         self._input_due = math.inf
         self.connection.hold(0)
