@@ -12,7 +12,7 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def make(folder: Path, state: State) -> Found:
     return trio.run(looked_at, folder)[0]
 
 
-async def looked_at(folder: Path) -> tuple[Found, set[tuple[str, ...]], list[Mapping[str, Any]]]:
+async def looked_at(folder: Path) -> tuple[Found, set[tuple[str, ...]], Sequence[Mapping[str, Any]]]:
     """A copy of the folder is started: what it serves, what it refuses, and what it says."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         copy = Path(name) / "copy"
@@ -200,7 +200,7 @@ def judge(
         yield f"{lost} things are lost, and nothing says so"
 
 
-def is_told(said: list[Mapping[str, Any]]) -> bool:
+def is_told(said: Sequence[Mapping[str, Any]]) -> bool:
     return any(each["log_level"] in ("warning", "error", "critical") for each in said)
 
 

@@ -75,7 +75,7 @@ def _depths(asking: Asking) -> dict[str, int]:
         asking.send(encode(commands.Queue.Declare(queue=name, passive=True), channel))
         match asking.next():
             case commands.Queue.DeclareOk() as found:
-                depths[name] = found.message_count
+                depths[name] = found.message_count or 0
                 asking.ask(commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk, channel)
             case commands.Channel.Close():
                 asking.send(encode(commands.Channel.CloseOk(), channel))

@@ -10,7 +10,7 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
 from pamqp import base, body, commands
@@ -188,7 +188,7 @@ class Consumer(AmqpPeer):
         tag, missing, parts = self._coming
         match value:
             case commands.Basic.Deliver():
-                self._coming = value.delivery_tag, 0, []
+                self._coming = value.delivery_tag or 0, 0, []
             case ContentHeader():
                 self._coming = tag, value.body_size, []
                 if not value.body_size:
@@ -295,13 +295,13 @@ class Asking:
             del self._in[:end]
         return self._values.popleft()
 
-    def ask(self, method: base.Frame, answer: Callable[..., base.Frame], channel: int = 1) -> base.Frame:
+    def ask(self, method: base.Frame, answer: type[base.Frame], channel: int = 1) -> None:
         """Raises ValueError for another answer."""
         self.send(encode(method, channel))
         found = self.next()
-        if not isinstance(found, answer):  # type: ignore[arg-type]
-            raise ValueError(f"{method.name}: {found.name} {dict(found)}")
-        return found
+        if not isinstance(found, answer):
+            said = dict(found) if isinstance(found, base.Frame) else ""
+            raise ValueError(f"{method.name}: {found.name} {said}")
 
 
 def whole_frames(data: bytearray) -> int:

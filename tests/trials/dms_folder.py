@@ -53,7 +53,7 @@ class DmsAdapter(Adapter):
         for name, queue in queues.items():
             found = () if queue.sources and name in shown else shown.get(name)
             if found and queue.fate is not None and queue.fate.retry_ms:  # those that waited came last
-                found = queue.in_order(found)
+                found = tuple(queue.in_order(found))
             one = judge_queue(queue, found, promised_until(queue), dead.get(name, ()))
             verdict.add(one)
             verdicts.setdefault(queue.mode, Verdict()).add(one)

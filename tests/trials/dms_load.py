@@ -259,11 +259,11 @@ class DmsLoad(PeersLoad):
             writer = f"writer-{number}"
             shared = [*lasting, *lasting, *mortals]
             peers.append(Producer(address, writer, mix, own, shared, payloads, source))
-        for number, mix in source.sample(list(enumerate(CONSUMERS)), source.randint(1, len(CONSUMERS))):
+        for number, habit in source.sample(list(enumerate(CONSUMERS)), source.randint(1, len(CONSUMERS))):
             queue = source.choice(lasting)
-            peers.append(Consumer(address, f"reader-{number}", mix, book, queue, source))
-        mix, queue = source.choice(CONSUMERS), source.choice([*mortals, *mortals, *graves])
-        peers.append(Consumer(address, "reader-of-mortals", mix, book, queue, source))
+            peers.append(Consumer(address, f"reader-{number}", habit, book, queue, source))
+        habit, queue = source.choice(CONSUMERS), source.choice([*mortals, *mortals, *graves])
+        peers.append(Consumer(address, "reader-of-mortals", habit, book, queue, source))
         super().__init__(peers)
 
 

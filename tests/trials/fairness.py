@@ -341,9 +341,17 @@ def kqmsgq_10000_subscriptions_come_and_go(served: Served) -> None:
     address = served.address("kqmsgq")
     with Peer(address, kqmsgq.CONSUME + wishes) as consumer, Peer(address, kqmsgq.PRODUCE) as producer:
         last = kqmsgq.message(b"queue-9999", b"x")
-        _until(lambda: not producer.socket.sendall(last) and _any(consumer))
+        _send_until_seen(producer, last, consumer)
     _ping(served)
     _ping(served)
+
+
+def _send_until_seen(producer: Peer, data: bytes, consumer: Peer) -> None:
+    def seen() -> bool:
+        producer.socket.sendall(data)
+        return _any(consumer)
+
+    _until(seen)
 
 
 def _any(peer: Peer) -> bool:
@@ -363,7 +371,7 @@ def kqmsgq_one_message_for_5000_consumers(served: Served) -> None:
             stack.enter_context(Peer(address, kqmsgq.CONSUME + kqmsgq.subscribe(b"q"))) for _ in range(5000)
         ]
         producer = stack.enter_context(Peer(address, kqmsgq.PRODUCE))
-        _until(lambda: not producer.socket.sendall(kqmsgq.message(b"q", b"x")) and _any(consumers[-1]))
+        _send_until_seen(producer, kqmsgq.message(b"q", b"x"), consumers[-1])
         served.begin()
         producer.socket.sendall(kqmsgq.message(b"q", b"x" * 100) * 20)
         consumers[-1].read(len(kqmsgq.message(b"q", b"x" * 100)) * 20)

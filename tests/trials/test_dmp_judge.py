@@ -8,14 +8,14 @@ from tests.trials.dmp_judge import judge
 from tests.trials.dmp_ledger import FANOUT, QUEUES, Copy, DmpBook
 from tests.trials.peers import Asked
 
-EMPTY = dict.fromkeys(QUEUES, ())
+EMPTY: dict[str, tuple[bytes, ...]] = dict.fromkeys(QUEUES, ())
 
 
 def book(*sent: tuple[str, str], confirmed: float | None = 1.0) -> DmpBook:
     """Messages by body and queue ("both": two queues), sent one after the other."""
     found = DmpBook()
-    for queue in found.queues.values():
-        queue.made = 0.5
+    for each in found.queues.values():
+        each.made = 0.5
     for body, queue in sent:
         for copy in found.send(body.encode(), FANOUT if queue == "both" else (queue,), "w", 0.9):
             copy.answered = confirmed
@@ -87,7 +87,7 @@ def test_what_was_confirmed_before_another_was_sent_stands_before_it() -> None:
 
 
 def test_what_one_publish_put_into_two_queues_is_in_both_or_in_none() -> None:
-    both = dict.fromkeys(FANOUT, (b"a",))
+    both: dict[str, tuple[bytes, ...]] = dict.fromkeys(FANOUT, (b"a",))
     assert judge(book(("a", "both"), confirmed=None), EMPTY | both).faults == []
     assert judge(book(("a", "both"), confirmed=None), EMPTY).faults == []
     (told,) = judge(book(("a", "both"), confirmed=None), shown("a", queue="audit")).faults

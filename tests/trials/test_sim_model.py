@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.trials.sim.model import BrokenPromise, Model
-from tests.trials.sim.world import World
+from tests.trials.sim.model import Model
+from tests.trials.sim.world import BrokenPromise, World
 
 MINE, OTHER = b"first", b"between"
 LENGTH_BYTES = 4

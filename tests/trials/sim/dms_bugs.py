@@ -87,7 +87,11 @@ def the_dead_move_in_two_entries() -> list[Change]:
     ) -> None:
         assert source.log is not None
         _, left = source.log.append(*source.log.moving(seqs, reason, target.text), reserved=True)
-        left.when_done(lambda done: target.produce(letters, sum(map(len, letters))) and None)
+
+        def arrive(done: Ticket) -> None:
+            target.produce(letters, sum(map(len, letters)))
+
+        left.when_done(arrive)
 
     return [(Engine, "move", move_bit_by_bit)]
 

@@ -53,11 +53,10 @@ def small_queues(snapshot_bytes: int) -> Iterator[None]:
 
     What is dead and has no place is tried again after a moment of these short lives.
     """
-    sooner = {"TRY_AGAIN_MS": 20, "BACK_MAX": 12, "DEAD_AT_ONCE": 5}
     with (
         patch.multiple(dms.queue_log, SNAPSHOT_BYTES=snapshot_bytes),
         patch.multiple(dms.engine, HOT_LEAST_BYTES=500),
         patch.multiple(dms.cold, POSITION_BYTES=500, FETCH_BYTES=2000),
-        patch.multiple(dms.expiry, **sooner),
+        patch.multiple(dms.expiry, TRY_AGAIN_MS=20, BACK_MAX=12, DEAD_AT_ONCE=5),
     ):
         yield
