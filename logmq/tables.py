@@ -3,15 +3,15 @@
 What is in a message, its users know.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from logmq.settings import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS
-from shared.storage.format import TableChange, table_change
-from shared.tables.table import PLACES, RECORDS, LogTable, places_schema, schema_of
+from shared.storage.format import table_change
+from shared.tables.table import PLACES, RECORDS, LogTable, places_schema, rows_of, schema_of
 from shared.tables.volumes import added_up, volumes_table
 
 RECORDS_SCHEMA = schema_of("log", "offset", "time", "protocol", "name", "payload", "fault")
@@ -65,14 +65,19 @@ def records(batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
-def places(batch: pa.RecordBatch) -> pa.RecordBatch:
+def commits(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A row a commit, or end of one (`groups.py`)."""
-    return _changes(batch, places_schema(), "it is no commit", _place, topic_end_bytes=_NUMBER_BYTES)
+    return rows_of(batch, places_schema(), NAMESPACE, "it is no commit", _commit)
 
 
-def _place(found: TableChange) -> Mapping[str, Any] | None:
+def _commit(payload: bytes) -> Mapping[str, Any] | None:
+    found = table_change(payload)
+    if found is None or len(found.key) < _NUMBER_BYTES:
+        return None
+    if len(found.key) == _NUMBER_BYTES:  # the end of a topic
+        return {}
     value = found.value
-    if len(found.key) <= _NUMBER_BYTES or (value is not None and len(value) != _NUMBER_BYTES):
+    if value is not None and len(value) != _NUMBER_BYTES:
         return None
     return {
         "reader": found.key[_NUMBER_BYTES:].decode(errors="backslashreplace"),
@@ -85,13 +90,14 @@ def _place(found: TableChange) -> Mapping[str, Any] | None:
 
 def writers(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A row a batch, or end of what is remembered of one (`writers.py`)."""
-    return _changes(batch, WRITERS_SCHEMA, "it is no writer's batch", _batch)
+    return rows_of(batch, WRITERS_SCHEMA, NAMESPACE, "it is no writer's batch", _batch)
 
 
-def _batch(found: TableChange) -> Mapping[str, Any] | None:
-    value = found.value
-    if len(found.key) <= _NUMBER_BYTES + _SLOT_BYTES:
+def _batch(payload: bytes) -> Mapping[str, Any] | None:
+    found = table_change(payload)
+    if found is None or len(found.key) <= _NUMBER_BYTES + _SLOT_BYTES:
         return None
+    value = found.value
     if value is not None and len(value) != 2 * _NUMBER_BYTES:
         return None
     return {
@@ -101,28 +107,6 @@ def _batch(found: TableChange) -> Mapping[str, Any] | None:
         "position": None if value is None else _number(value[_NUMBER_BYTES:]),
         "ended": value is None,
     }
-
-
-def _changes(
-    batch: pa.RecordBatch,
-    schema: pa.Schema,
-    fault: str,
-    row_of: Callable[[TableChange], Mapping[str, Any] | None],
-    topic_end_bytes: int = -1,
-) -> pa.RecordBatch:
-    """A row for each change of a table; `fault` where `row_of` makes none of it. One by one: these are few.
-
-    `topic_end_bytes`: keys of this length say that a topic was deleted, and have no row.
-    """
-    rows: list[dict[str, Any]] = []
-    for record in batch.select(["topic", "offset", "timestamp", "value"]).to_pylist():
-        found = table_change(record["value"])
-        if found is not None and len(found.key) == topic_end_bytes:
-            continue
-        row = {"log": record["topic"], "offset": record["offset"], "time": record["timestamp"]}
-        columns = None if found is None else row_of(found)
-        rows.append({**row, "fault": fault} if columns is None else {**row, "protocol": NAMESPACE, **columns})
-    return pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
 def _number(data: bytes) -> int:
@@ -148,7 +132,7 @@ TABLES: Sequence[LogTable] = (
         namespace=TABLES_NAMESPACE,
         logs=GROUPS,
         schema=places_schema(),
-        decode=places,
+        decode=commits,
     ),
     LogTable(
         "writers",

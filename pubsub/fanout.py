@@ -32,7 +32,7 @@ from pubsub.wire import (
     TYPE_AT,
 )
 from shared.fanout import Route, Routes
-from shared.net.slots import Frames, Layout
+from shared.net.datagram_sink import Frames, Layout
 
 LAYOUT = Layout(
     frame_bytes=FRAME_BYTES,
@@ -85,7 +85,7 @@ class _Sending:
 
 
 class Fanout:
-    """The sink of the UDP endpoint (`shared.net.slots.SlotSink`)."""
+    """The sink of the UDP endpoint (`shared.net.datagram_sink.SlotSink`)."""
 
     def __init__(self, sessions: Sessions, track: FrameTrack | None = None) -> None:
         self.layout = LAYOUT

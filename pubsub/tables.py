@@ -1,14 +1,13 @@
-"""What the blocks of the recorded log are as rows: datagrams, and with their values as *readings*."""
+"""Pub/sub's logs as rows: recorded datagrams, also with values (*readings*), subscriptions, kept messages."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pubsub import logs
-from pubsub.places import kept, places
 from pubsub.wire import (
     DATA_AT,
     DATAGRAM_BYTES_MIN,
@@ -23,7 +22,8 @@ from pubsub.wire import (
 from shared.recording.blocks import Block
 from shared.recording.rows import Codec, Rows, Runs, texts
 from shared.recording.tables import RecordedLog, columns_of
-from shared.tables.table import KEPT, PLACES, LogTable, kept_schema, places_schema, schema_of
+from shared.storage.format import table_change
+from shared.tables.table import KEPT, PLACES, LogTable, kept_schema, places_schema, rows_of, schema_of
 from shared.tables.vectors import unsigned
 
 if TYPE_CHECKING:
@@ -170,6 +170,31 @@ def _as_hundredths(numbers: "Numbers") -> pa.Array:
     return pa.Array.from_buffers(pa.decimal128(5, 2), len(numbers), [None, pa.py_buffer(words)])
 
 
+def subscriptions(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A row for each subscription made or ended (`sessions.py`). A session has no position in a log."""
+    return rows_of(batch, places_schema(), logs.NAMESPACE, "it is no subscription", _subscription)
+
+
+def _subscription(payload: bytes) -> Mapping[str, Any] | None:
+    found = table_change(payload)
+    client, nul, topic = found.key.partition(b"\0") if found is not None else (b"", b"", b"")
+    if found is None or not nul:
+        return None
+    reader, name = (each.decode(errors="backslashreplace") for each in (client, topic))
+    return {"reader": reader, "name": name, "ended": found.value is None}
+
+
+def kept(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A row for each message that waits for a client (`kept.py`); a clean stop writes them."""
+    return rows_of(batch, kept_schema(), logs.NAMESPACE, "it is no message of a client", _kept)
+
+
+def _kept(payload: bytes) -> Mapping[str, Any] | None:
+    client, nul, frame = payload.partition(b"\0")
+    reader = client.decode(errors="backslashreplace")
+    return {"reader": reader, "messages": 1, "bytes": len(frame)} if nul else None
+
+
 LOG = RecordedLog(
     "pubsub",
     Codec(RECORDED_FRAMES, walk, ends_at_nul=frozenset({"name", "source"}), key=kind_names),
@@ -188,7 +213,7 @@ TABLES: Sequence[LogTable] = (
         namespace=logs.NAMESPACE,
         logs=logs.SESSIONS,
         schema=places_schema(),
-        decode=places,
+        decode=subscriptions,
     ),
     LogTable(
         KEPT,

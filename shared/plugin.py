@@ -18,8 +18,7 @@ if TYPE_CHECKING:  # a protocol's commands import this module, and have no use f
     import structlog
 
     from shared.net.connection import Connection, Session
-    from shared.net.datagrams import DatagramSink
-    from shared.net.slots import SlotSink
+    from shared.net.datagram_sink import DatagramSink, SlotSink
     from shared.recording.recorder import Recorder
     from shared.storage.store import Store
 

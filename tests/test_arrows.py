@@ -374,8 +374,8 @@ def test_a_touched_private_is_found(source: str, touched: list[str]) -> None:
 
 # -- sans-IO: imported where there is no loop, no socket, no system and no clock
 
-NOT_SANS_IO_YET = frozenset({"dmp/amqp/session.py", "dmp/session.py", "pubsub/fanout.py"})
-"""DMP reaches the clock of the store through the logs of queues; the fan-out, the memory of datagrams."""
+NOT_SANS_IO_YET = frozenset({"dmp/amqp/session.py", "dmp/session.py"})
+"""DMP reaches the clock of the store through the logs of queues."""
 BLOCKED = ("trio", "socket", "os", "time")
 _IMPORTER = """
 import builtins, importlib, json, sys

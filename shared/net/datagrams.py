@@ -7,19 +7,17 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
 from shared.errors import ConfigError
+from shared.net.datagram_sink import Address, DatagramSink, Frames, SlotSink
 from shared.net.keepalive import is_loopback
 from shared.net.listeners import bind_each
 from shared.net.loop_turn import LoopTurn
 from shared.net.settings import NetSettings
-from shared.net.slots import Frames, Slots, SlotSink
-
-Address = tuple[str, int]
-"""Host and port as the sender has them: `("127.0.0.1", 51234)`."""
+from shared.net.slots import Slots
 
 DATAGRAM_BYTES_MAX = 65535
 TURN_DATAGRAMS = 256
@@ -37,17 +35,6 @@ SO_MEMINFO = (
 MEMINFO = struct.Struct("=32xI")
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
-class DatagramSink(Protocol):
-    """Who takes the datagrams of one UDP endpoint."""
-
-    def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        """Apply one or more datagrams, in order of arrival. A datagram has 0 to 65507 bytes.
-
-        It is called in a round, so what it writes to connections leaves when it returns. An exception is a
-        bug in the sink: it is logged, counted, and the endpoint goes on with the next batch.
-        """
 
 
 def bind_udp(host: str, port: int, settings: NetSettings) -> list[socket.socket]:

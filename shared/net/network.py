@@ -27,12 +27,12 @@ from shared.metrics import Sample
 from shared.net import liveness
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
-from shared.net.datagrams import DatagramEndpoint, DatagramSink, allowed_networks, bind_udp
+from shared.net.datagram_sink import DatagramSink, SlotSink
+from shared.net.datagrams import DatagramEndpoint, allowed_networks, bind_udp
 from shared.net.listeners import Acceptor, Admitted, BoundAddress, CannotListen, bind_tcp, check_exposure
 from shared.net.loop_turn import AfterRound, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs
 from shared.net.settings import NetSettings, TlsSettings
-from shared.net.slots import SlotSink
 from shared.net.stream import StreamDriver
 from shared.net.tls import TlsStream, server_context
 from shared.process_limits import memory_bytes

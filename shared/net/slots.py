@@ -1,9 +1,9 @@
 """Datagrams received straight into a protocol's own frames: many in one system call, no work for each.
 
 A protocol that sends on what it receives, in frames of one size, says where in a frame a datagram's bytes go
-(`Layout`). The system then puts them there by itself (scatter), with `recvmmsg` many datagrams in one call;
-what is left for Python is done for a whole batch at once. Where the system has no `recvmmsg`, one `recvmsg`
-a datagram gives the same result.
+(`datagram_sink.Layout`). The system then puts them there by itself (scatter), with `recvmmsg` many datagrams
+in one call; what is left for Python is done for a whole batch at once. Where the system has no `recvmmsg`,
+one `recvmsg` a datagram gives the same result.
 """
 
 import ctypes
@@ -12,57 +12,14 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import attrs
-
+from shared.net.datagram_sink import Layout
 from shared.net.listeners import format_address
 
 NAME_BYTES = 28  # sockaddr_in6, the larger of the two
 SENDERS_MAX = 4096
 """Senders whose addresses are remembered as text; when there are more, all are looked at anew."""
-
-
-@attrs.frozen
-class Layout:
-    """A frame, `frame_bytes` long, in which a datagram arrives.
-
-    `parts`: (offset, size) of where its bytes go, in order; `sender`: the same for its sender, as text
-    (`127.0.0.1:51234`, `[::1]:51234`), cut if it is longer. Everything else is NUL, and so is what a datagram
-    is too short for. One that is longer than all parts is cut.
-    """
-
-    frame_bytes: int
-    parts: tuple[tuple[int, int], ...]
-    sender: tuple[int, int]
-
-    def unfilled(self, length: int) -> list[tuple[int, int]]:
-        """What of the parts a datagram of `length` bytes does not reach, as (start, stop) in the frame."""
-        beyond = []
-        for offset, size in self.parts:
-            if length < size:
-                beyond.append((offset + max(length, 0), offset + size))
-            length -= size
-        return beyond
-
-
-Frames = tuple[bytes, Sequence[int]]
-"""Whole frames, and the lengths of the datagrams in them."""
-
-
-@runtime_checkable
-class SlotSink(Protocol):
-    """Who takes datagrams in frames of its own."""
-
-    layout: Layout
-
-    def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
-        """Apply one or more frames, in order of arrival. `lengths` are the datagrams' own; that of one that
-        was cut is above what the parts hold. Where they are much work it returns those that are left: it is
-        called with them, before any others, when everybody else has had a turn.
-
-        Called in a round, and under the same terms as `DatagramSink.receive_many`.
-        """
 
 
 Receive = Callable[[socket.socket, int], tuple[list[int], bytes]]

@@ -29,7 +29,7 @@ This module is part of what every command loads: `pyarrow` is imported where it 
 """
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -165,6 +165,29 @@ def kept_schema() -> "pa.Schema":
 
     reader = "reader", pa.string()
     return schema_of("log", "offset", "time", "protocol", reader, "messages", "bytes", "fault")
+
+
+def rows_of(
+    batch: "pa.RecordBatch",
+    schema: "pa.Schema",
+    protocol: str,
+    fault: str,
+    columns_of: Callable[[bytes], Mapping[str, Any] | None],
+) -> "pa.RecordBatch":
+    """A row for each record, one by one: for logs of few records.
+
+    `columns_of` makes the row's own columns of a payload. None: it cannot be read, and the row says `fault`.
+    Empty: it has no row.
+    """
+    import pyarrow as pa
+
+    rows: list[dict[str, Any]] = []
+    for record in batch.select(["topic", "offset", "timestamp", "value"]).to_pylist():
+        columns = columns_of(record["value"])
+        if columns is None or columns:
+            row = {"log": record["topic"], "offset": record["offset"], "time": record["timestamp"]}
+            rows.append(row | ({"fault": fault} if columns is None else {"protocol": protocol, **columns}))
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
 def time_type() -> "pa.DataType":

@@ -15,7 +15,7 @@ from brokers.config import Config, load
 from brokers.service import BACKOFF_SECONDS_MAX, WELL_SECONDS, SupervisedService
 from shared.errors import ConfigError
 from shared.net.connection import Session
-from shared.net.datagrams import DatagramSink
+from shared.net.datagram_sink import DatagramSink
 from shared.net.network import Network
 from shared.net.settings import NetSettings
 from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint

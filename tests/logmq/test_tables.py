@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from logmq.groups import Groups
-from logmq.tables import RECORDS_SCHEMA, TABLES, WRITERS_SCHEMA, places, records, writers
+from logmq.tables import RECORDS_SCHEMA, TABLES, WRITERS_SCHEMA, commits, records, writers
 from logmq.writers import Writers
 from shared.storage.format import record
 from shared.storage.table import Table
@@ -65,7 +65,7 @@ async def test_a_commit_is_a_row_and_so_is_its_end() -> None:
     groups.forget(log.id)
     await store.wait(groups.commit("audit", log, 5))
     payloads = [*await read_all(table.log), b"", b"\1\0\2ab", b"\1\0\x09123456789short"]
-    batch = places(as_read("groups", payloads))
+    batch = commits(as_read("groups", payloads))
     assert batch.schema == places_schema()
     found = [(row["reader"], row["log_id"], row["position"], row["ended"]) for row in batch.to_pylist()[:4]]
     assert found == [

@@ -12,7 +12,7 @@ from pubsub.settings import PubsubSettings
 from pubsub.wire import Command, Kind, Message, datagram, encode_command, encode_id, take_frames
 from shared.budget import Account
 from shared.checks import MemoryConnection
-from shared.net.slots import Frames
+from shared.net.datagram_sink import Frames
 from tests.support.hand_peer import HandPeer
 
 LOG = structlog.stdlib.get_logger("test")

@@ -13,11 +13,11 @@ import trio
 from shared.errors import ConfigError
 from shared.net import datagrams
 from shared.net.connection import Connection
-from shared.net.datagrams import Address, allowed_networks, bind_udp
+from shared.net.datagram_sink import Address, Frames, Layout, SlotSink
+from shared.net.datagrams import allowed_networks, bind_udp
 from shared.net.listeners import CannotListen
 from shared.net.network import Group, Network
 from shared.net.settings import NetSettings
-from shared.net.slots import Frames, Layout, SlotSink
 from tests.shared.net.served import PATIENCE_SECONDS, Recorder, Sessions, read_all
 
 

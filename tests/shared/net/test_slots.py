@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.net.slots import Layout, Slots
+from shared.net.datagram_sink import Layout
+from shared.net.slots import Slots
 from tests.support.memory import growth_bytes
 
 LAYOUT = Layout(frame_bytes=60, parts=((24, 5), (30, 20)), sender=(0, 22))

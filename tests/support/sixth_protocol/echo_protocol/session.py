@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import attrs
 
 from shared.net.connection import Connection
-from shared.net.datagrams import Address
+from shared.net.datagram_sink import Address
 
 
 @attrs.define(eq=False)

@@ -4,8 +4,8 @@ import pyarrow as pa
 
 from pubsub.kept import Kept
 from pubsub.metrics import Counts
-from pubsub.places import kept, places
 from pubsub.settings import PubsubSettings
+from pubsub.tables import kept, subscriptions
 from shared.storage.format import length_at
 from shared.storage.table import Table
 from shared.tables.table import kept_schema, places_schema, records_schema
@@ -27,7 +27,7 @@ async def test_a_subscription_is_a_row_and_so_is_its_end() -> None:
     table.put(b"c\xff\0b", b"")
     table.delete(b"c1\0a/*")
     await store.wait(table.put(b"no session", b""))
-    batch = places(batch_of(await read_all(table.log)))
+    batch = subscriptions(batch_of(await read_all(table.log)))
     assert batch.schema == places_schema()
     found = [(row["reader"], row["name"], row["ended"], row["fault"] is None) for row in batch.to_pylist()]
     assert found == [
@@ -36,7 +36,7 @@ async def test_a_subscription_is_a_row_and_so_is_its_end() -> None:
         ("c1", "a/*", True, True),
         (None, None, None, False),
     ]
-    assert places(batch_of([b"", b"\3\0\0", b"\1\0\xff"])).column("fault").null_count == 0
+    assert subscriptions(batch_of([b"", b"\3\0\0", b"\1\0\xff"])).column("fault").null_count == 0
 
 
 def test_what_is_kept_is_a_row_a_message() -> None:

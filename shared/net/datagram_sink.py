@@ -1,0 +1,61 @@
+"""The contract between a protocol and a UDP endpoint: datagrams singly, or in frames of its own.
+
+A sink is sans-IO: the endpoint (`shared.net.datagrams`) calls it in a round of the loop, so what it writes to
+connections leaves when the call returns. An exception is a bug in the sink: it is logged and counted, and the
+endpoint goes on with the next batch.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import attrs
+
+Address = tuple[str, int]
+"""Host and port as the sender has them: `("127.0.0.1", 51234)`."""
+
+
+class DatagramSink(Protocol):
+    """Who takes the datagrams of one UDP endpoint one by one."""
+
+    def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+        """Apply one or more datagrams, in order of arrival. A datagram has 0 to 65507 bytes."""
+
+
+@attrs.frozen
+class Layout:
+    """A frame, `frame_bytes` long, in which a datagram arrives.
+
+    `parts`: (offset, size) of where its bytes go, in order; `sender`: the same for its sender, as text
+    (`127.0.0.1:51234`, `[::1]:51234`), cut if it is longer. Everything else is NUL, and so is what a datagram
+    is too short for. One that is longer than all parts is cut.
+    """
+
+    frame_bytes: int
+    parts: tuple[tuple[int, int], ...]
+    sender: tuple[int, int]
+
+    def unfilled(self, length: int) -> list[tuple[int, int]]:
+        """What of the parts a datagram of `length` bytes does not reach, as (start, stop) in the frame."""
+        beyond = []
+        for offset, size in self.parts:
+            if length < size:
+                beyond.append((offset + max(length, 0), offset + size))
+            length -= size
+        return beyond
+
+
+Frames = tuple[bytes, Sequence[int]]
+"""Whole frames, and the lengths of the datagrams in them."""
+
+
+@runtime_checkable
+class SlotSink(Protocol):
+    """Who takes datagrams in frames of its own."""
+
+    layout: Layout
+
+    def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
+        """Apply one or more frames, in order of arrival. `lengths` are the datagrams' own; that of one that
+        was cut is above what the parts hold. Where they are much work it returns those that are left: it is
+        called with them, before any others, when everybody else has had a turn.
+        """
