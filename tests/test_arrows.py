@@ -116,6 +116,7 @@ SANS_IO = (
     *(
         "logmq/connector.py",
         "logmq/readers.py",
+        "shared/access.py",
         "shared/columns.py",
         "shared/fanout.py",
         "shared/replies.py",

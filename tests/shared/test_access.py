@@ -1,0 +1,273 @@
+"""Rules, users, and decisions."""
+
+import itertools
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.access import (
+    DECISIONS_MAX,
+    Access,
+    Rule,
+    Secret,
+    User,
+    UsersError,
+    covers_subscription,
+    parse_users,
+    topic_globs,
+    written_users,
+)
+
+
+def access(**users: list[str]) -> Access:
+    return Access({name: User(name, tuple(map(Rule.parse, allow))) for name, allow in users.items()})
+
+
+@pytest.mark.parametrize(
+    ("rule", "protocol", "action", "name", "allowed"),
+    [
+        ("logmq:read:orders.*", "logmq", "read", "orders.eu", True),
+        ("logmq:read:orders.*", "logmq", "read", "orders", False),
+        ("logmq:read:orders.*", "logmq", "write", "orders.eu", False),
+        ("logmq:read:orders.*", "dms", "read", "orders.eu", False),
+        ("logmq:read:orders", "logmq", "read", "orders.eu", False),
+        ("logmq:read:orders", "logmq", "read", "my.orders", False),
+        ("*:read:a?c", "dms", "read", b"abc", True),
+        ("*:read:a?c", "dms", "read", b"ac", False),
+        ("*:read:a?c", "dms", "read", "aéc".encode(), True),
+        ("*:*:*", "kqmsgq", "manage", b"\xff\xfe\n", True),
+        ("dms:*:[ab]", "dms", "read", "a", False),
+        ("dms:*:[ab]", "dms", "read", "[ab]", True),
+        ("dms:*:*a*a*a*a*a*b", "dms", "read", b"a" * 4096, False),
+    ],
+)
+def test_a_rule_allows_what_its_three_fields_match_and_nothing_else(
+    rule: str, protocol: str, action: str, name: str | bytes, allowed: bool
+) -> None:
+    assert access(ann=[rule]).guard(protocol).may("ann", action, name) is allowed
+    assert access(ann=["dms:read:other", rule]).guard(protocol).may("ann", action, name) is allowed
+    assert not access(ann=[rule]).guard(protocol).may("bob", action, name)
+    assert not access(ann=[rule]).guard(protocol).may("", action, name)
+
+
+def test_every_protocol_is_not_the_administration() -> None:
+    users = access(ann=["*:*:*"], bob=["admin:read"], eve=["admin:*"])
+    assert not users.may_admin("ann", "read")
+    assert users.may_admin("bob", "read")
+    assert not users.may_admin("bob", "manage")
+    assert users.may_admin("eve", "manage")
+    assert not access(bob=["admin:*"]).guard("logmq").may("bob", "read", "orders")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "logmq",
+        "logmq:read",
+        "logmq:read:",
+        ":read:x",
+        "LOGMQ:read:x",
+        "logmq::x",
+        "admin:write",
+        "admin:read:*",
+        "admin",
+        "logmq:re ad:x",
+        "logmq:read:a\nb",
+        "*:*:\x1b[0m",
+    ],
+)
+def test_what_is_no_rule_is_refused(text: str) -> None:
+    with pytest.raises(UsersError):
+        Rule.parse(text)
+
+
+def test_decisions_are_made_anew_when_the_users_change() -> None:
+    users = access(ann=["logmq:read:a"])
+    guard = users.guard("logmq")
+    assert guard.may("ann", "read", "a")
+    assert not guard.may("ann", "read", "b")
+    assert users.replace({"ann": User("ann", (Rule.parse("logmq:read:b"),))}) == set()
+    assert not guard.may("ann", "read", "a")
+    assert guard.may("ann", "read", "b")
+
+
+def test_replacing_users_names_those_whose_connections_end() -> None:
+    secret = Secret(bytes(16), bytes(32))
+    users = Access({name: User(name, password=secret) for name in ("ann", "bob", "eve")})
+    gone = users.replace(
+        {"ann": User("ann", (Rule.parse("*:*:*"),), secret), "bob": User("bob", password=Secret(b"", b""))}
+    )
+    assert gone == {"bob", "eve"}
+
+
+def test_decisions_that_are_kept_have_a_bound() -> None:
+    guard = access(ann=["logmq:read:*"]).guard("logmq")
+    for n in range(DECISIONS_MAX + 100):
+        assert guard.may("ann", "read", f"{n}")
+    guard.may("ann", "read", b"x" * 4096)
+    assert len(guard) <= DECISIONS_MAX
+
+
+def test_without_a_users_file_everything_is_open() -> None:
+    assert Access().guard("logmq").opens
+    assert access(ann=[]).guard("logmq").opens
+    assert not access(ann=[], anonymous=[]).guard("logmq").opens
+    assert not access(ann=[]).guard("logmq", login_required=True).opens
+
+
+def test_a_denial_knows_the_rule_that_would_allow_it() -> None:
+    users = access(ann=[])
+    rule = users.guard("dms").rule_for("write", b"jobs")
+    assert access(ann=[rule]).guard("dms").may("ann", "write", b"jobs")
+
+
+# Subscriptions.
+
+LETTERS = "ab/"
+BYTES_MAX = 5
+
+
+@cache
+def topics() -> list[str]:
+    letters = LETTERS + "~"  # one that is in no pattern
+    return ["".join(each) for n in range(BYTES_MAX + 1) for each in itertools.product(letters, repeat=n)]
+
+
+def matches(levels: tuple[str, ...], topic: tuple[str, ...]) -> bool:
+    """A subscription's pattern against a topic, in the plainest words."""
+    if not levels:
+        return not topic
+    if levels[0] == "*":
+        return any(matches(levels[1:], topic[n:]) for n in range(len(topic) + 1))
+    return bool(topic) and levels[0] in ("+", topic[0]) and matches(levels[1:], topic[1:])
+
+
+def globbed(glob: str, text: str) -> bool:
+    if not glob:
+        return not text
+    if glob[0] == "*":
+        return any(globbed(glob[1:], text[n:]) for n in range(len(text) + 1))
+    return bool(text) and glob[0] in ("?", text[0]) and globbed(glob[1:], text[1:])
+
+
+patterns = st.lists(st.sampled_from(["*", "+", "a", "b", "", "ab"]), min_size=1, max_size=3).map("/".join)
+globs = st.lists(st.text("ab/*?", max_size=5), max_size=3)
+
+
+@settings(max_examples=400, deadline=None)
+@given(patterns, globs)
+def test_a_subscription_is_allowed_exactly_when_no_topic_outside_the_rules_matches_it(
+    pattern: str, allowed: list[str]
+) -> None:
+    outside = [
+        topic
+        for topic in topics()
+        if matches(tuple(pattern.split("/")), tuple(topic.split("/")))
+        and not any(globbed(glob, topic) for glob in allowed)
+    ]
+    found = covers_subscription(allowed, pattern, topic_bytes_max=BYTES_MAX)
+    assert found is not None, "so small a question is never in doubt"
+    assert found is (not outside), outside[:3]
+
+
+@pytest.mark.parametrize(
+    ("allow", "pattern", "allowed"),
+    [
+        (["home/*"], b"home/+/temp", True),
+        (["home/*"], b"home/*", True),  # which matches `home`, too
+        (["home/*"], b"*", False),
+        (["home/*"], b"+/temp", False),
+        (["home/*"], b"home", True),
+        (["home/*"], b"homes", False),
+        (["home/?"], b"home/+", False),
+        (["*/temp", "temp"], b"*/temp", True),
+        (["*"], b"*", True),
+        (["a/*", "b/*"], b"+/x", False),
+        (["home/*"], "home/é/+".encode(), True),
+        (["*"], b"\xff", False),  # no text: refused in doubt
+        ([], b"x", False),
+    ],
+)
+def test_a_subscription_is_decided_on_its_pattern(allow: list[str], pattern: bytes, allowed: bool) -> None:
+    guard = access(ann=[f"pubsub:read:{each}" for each in allow]).guard("pubsub")
+    assert guard.may_subscribe("ann", pattern) is allowed
+    assert guard.may_subscribe("ann", pattern) is allowed
+
+
+def test_a_subscription_that_takes_too_long_to_decide_is_refused_and_counted() -> None:
+    # The shortest topics outside have 25 letters; the 25th from the end of any other is an a.
+    allow = ["pubsub:read:x/*a" + "?" * 24, *(f"pubsub:read:x/{'?' * n}" for n in range(25))]
+    guard = access(ann=allow).guard("pubsub")
+    assert not guard.may_subscribe("ann", b"x/+")
+    assert guard.in_doubt == 1
+
+
+@pytest.mark.parametrize(
+    ("topic", "allowed"), [(b"home", True), (b"home/x", True), (b"homes", False), (b"", False)]
+)
+def test_a_topic_rule_with_a_star_behind_a_slash_allows_the_level_above(topic: bytes, allowed: bool) -> None:
+    assert access(udp=["pubsub:write:home/*"]).guard("pubsub").may_send_topic("udp", topic) is allowed
+    assert topic_globs(["home/*"]) == ["home/*", "home"]
+
+
+# The users file.
+
+FILE = """
+[users.ann]
+password = "{hash}"
+allow = ["logmq:read:orders.*", "admin:read"]
+[users."mail@example.org"]
+certificate = true
+allow = ["kqmsgq:write:\\"\\\\*"]
+[users.anonymous]
+"""
+
+
+def test_a_users_file_is_read_and_written() -> None:
+    secret = Secret.make(b"pass word", bytes(range(16)))
+    users = parse_users(FILE.format(hash=secret.written()))
+    assert list(users) == ["ann", "mail@example.org", "anonymous"]
+    assert users["ann"].password is not None
+    assert users["ann"].password.fits(b"pass word")
+    assert not users["ann"].password.fits(b"pass word ")
+    assert users["mail@example.org"].certificate
+    assert parse_users(written_users(users)) == users
+    assert "pass word" not in repr(users)
+    assert secret.key.hex() not in repr(users)
+
+
+@pytest.mark.parametrize(
+    "password",
+    ["hunter2", "scrypt$hunter2", "scrypt$16384$8$1$hunter2$hunter2", "scrypt$1$8$1$AAAA$AAAA", ""],
+)
+def test_a_clear_password_in_the_file_is_refused_and_not_shown(password: str) -> None:
+    with pytest.raises(UsersError) as caught:
+        parse_users(f'[users.ann]\npassword = "{password}"\n')
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert "users.ann.password" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[users.ann", "TOML"),
+        ("users = 1", "users"),
+        ("[users]\nann = 1", "users.ann"),
+        ("[user.ann]", "user"),
+        ('[users."a b"]', "name"),
+        (f'[users."{"a" * 65}"]', "name"),
+        ("[users.ann]\nallow = 'x'", "users.ann.allow"),
+        ("[users.ann]\nallow = ['x']", "users.ann.allow"),
+        ("[users.ann]\ncertificate = 1", "users.ann.certificate"),
+        ("[users.ann]\npasword = 'x'", "users.ann"),
+        ("[users.ann]\npassword = 1", "users.ann.password"),
+        ("[users.anonymous]\ncertificate = true", "users.anonymous"),
+    ],
+)
+def test_what_is_wrong_with_a_users_file_is_named(text: str, said: str) -> None:
+    with pytest.raises(UsersError, match=said.replace(".", r"\.")):
+        parse_users(text)
