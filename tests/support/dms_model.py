@@ -40,25 +40,44 @@ class Fate:
         """Whether its lifetime may be over at an age of `most` seconds at the most."""
         return bool(self.ttl_ms) and most >= self.ttl_ms / 1000
 
-    def may_be_exhausted(self, deliveries: int) -> bool:
+    def may_be_exhausted(self, deliveries: float) -> bool:
         return bool(self.max_deliveries) and deliveries >= self.max_deliveries
 
-    def broken_by_delivery(
-        self, *, most: float, least: float, late: float, deliveries: int, since_nack: float
-    ) -> Iterator[str]:
-        """What is wrong with a message's delivery from its own queue.
+    def may_be_dead(self, most: float, deliveries: float = math.inf) -> bool:
+        """Of age, or delivered so often at the most (without a number: nobody counted)."""
+        return self.may_be_past(most) or self.may_be_exhausted(deliveries)
 
-        `most`, `least`: its age, at the most when it came and at the least when it was asked for. `late`: how
-        much later than it is due something may happen. `deliveries`: in the server's present life, with this
-        one. `since_nack`: seconds since the NACK of the one before; infinite without.
+
+@attrs.define
+class Course:
+    """A message's deliveries from its own queue: in the server's life `life`, and in all its lives."""
+
+    life: int = 0
+    deliveries: int = 0
+    deliveries_ever: int = 0
+    nacked: float = -math.inf
+    """When the NACK of the last delivery was sent; -inf: none was."""
+
+    def delivered(
+        self, fate: Fate, life: int, now: float, *, most: float, least: float, late: float
+    ) -> Iterator[str]:
+        """What is wrong with a delivery, read at `now`.
+
+        `most`, `least`: the message's age, at the most when it came and at the least when it was asked for.
+        `late`: how much later than it is due something may happen.
         """
-        if most < self.delay_ms / 1000:
+        if self.life != life:
+            self.life, self.deliveries, self.nacked = life, 0, -math.inf
+        self.deliveries += 1
+        self.deliveries_ever += 1
+        since_nack, self.nacked = now - self.nacked, -math.inf
+        if most < fate.delay_ms / 1000:
             yield f"delivered after {most:.3f} s, before its delay is over"
-        if self.ttl_ms and least > self.ttl_ms / 1000 + late:
+        if fate.ttl_ms and least > fate.ttl_ms / 1000 + late:
             yield f"delivered after {least:.3f} s of service at least, past its lifetime"
-        if self.max_deliveries and deliveries > self.max_deliveries:
-            yield f"delivered for the {deliveries}. time"
-        if self.retry_ms and since_nack < self.retry_seconds(max(deliveries - 1, 1)):
+        if fate.max_deliveries and self.deliveries > fate.max_deliveries:
+            yield f"delivered for the {self.deliveries}. time"
+        if fate.retry_ms and since_nack < fate.retry_seconds(max(self.deliveries - 1, 1)):
             yield f"delivered {since_nack:.3f} s after its NACK"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from tests.support.dms_model import Ages, Fate
+from tests.support.dms_model import Ages, Course, Fate
 from tests.trials.peers import Asked
 from tests.trials.queue_judge import Stored
 
@@ -35,11 +35,7 @@ class Message(Stored):
     sent: float = 0.0
     told: float = math.inf
     """When it was acknowledged, where a verification has made `answered` 0 since; inf: nobody knows."""
-    tries: int = 0
-    """Deliveries in the server's life `tries_life`."""
-    tries_life: int = 0
-    nacked: float = -math.inf
-    """When the NACK of the last of them was sent; -inf: none was."""
+    course: Course = attrs.Factory(Course)
 
 
 @attrs.define(eq=False)
@@ -126,22 +122,13 @@ class DmsBook:
         shown = f"{place.name}: {message.key[:48]!r}"
         age = now - message.sent  # of the server's time no more, whatever it was
         if place is not owner:
-            if not fate.max_deliveries and not fate.may_be_past(age):
+            if not fate.may_be_dead(age):
                 yield f"{shown}: among the dead after {age:.3f} s"
             return
-        if message.tries_life != self.ages.life:
-            message.tries_life, message.tries, message.nacked = self.ages.life, 0, -math.inf
-        message.tries += 1
         known = owner.mode == "always"
-        broken = fate.broken_by_delivery(
-            most=age,
-            least=self.ages.least(message.answered or message.told, asked, owner.kept) if known else 0.0,
-            late=LATE_SECONDS,
-            deliveries=message.tries,
-            since_nack=now - message.nacked,
-        )
+        least = self.ages.least(message.answered or message.told, asked, owner.kept) if known else 0.0
+        broken = message.course.delivered(fate, self.ages.life, now, most=age, least=least, late=LATE_SECONDS)
         yield from (f"{shown}: {what}" for what in broken)
-        message.nacked = -math.inf
 
     def open(self, name: str, mode: str) -> QueueBook:
         queue = self.queues.get(name)

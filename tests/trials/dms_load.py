@@ -229,7 +229,7 @@ class Consumer(DmsPeer):
             self._settle(now, delivery, message)
         else:
             message.held = False
-            message.nacked = now
+            message.course.nacked = now
             self.ask(spec.NACK, b"", Asked(now), f"NACK in {queue.name}", delivery)
 
     def _settle(self, now: float, delivery: int, message: Message) -> None:

@@ -162,7 +162,7 @@ def test_what_time_and_tries_do_to_a_message_is_judged_where_it_is_delivered() -
     assert "past its lifetime" in wrong(mortal, mortal, one, asked=13.0, now=20.0)
     one = patient.send(b"c", "w", 10.0)
     assert not wrong(patient, patient, one, asked=10.0, now=10.0)
-    one.nacked = 10.0
+    one.course.nacked = 10.0
     assert "after its NACK" in wrong(patient, patient, one, asked=10.0, now=10.02)
     one = tries.send(b"d", "w", 10.0)
     for number in range(7):

@@ -10,6 +10,6 @@ network (`network.py`), the disk (`disk.py` over tests/support/fake_disk.py), th
 (`world.py`, `threads.py`).
 
 `model.py` and `dms_model.py` know what every client sent and was told, and check what anybody ever reads
-against it, `dms_fates.py` what time and tries do to messages of DMS.
+against it.
 `bugs.py` plants bugs, each of which the trial must find: a trial that cannot fail proves nothing.
 """

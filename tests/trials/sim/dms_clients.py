@@ -8,8 +8,7 @@ import trio
 
 from tests.trials.sim import dms_dialog as dms
 from tests.trials.sim.dms_dialog import DmsDialog, named, pack
-from tests.trials.sim.dms_fates import ASKED, DEAD, FATES
-from tests.trials.sim.dms_model import Consumer, DmsModel, Message, Request
+from tests.trials.sim.dms_model import ASKED, DEAD, FATES, Consumer, DmsModel, Message, Request
 from tests.trials.sim.fault_profiles import FaultProfile
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.probe_client import ProbeClient

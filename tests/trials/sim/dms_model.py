@@ -5,18 +5,42 @@ request is an interval: from the tick at which it was sent (`begun`) to that of 
 which the server was through with its connection (`over`). What does not overlap has an order.
 
 What is promised: an acknowledged PRODUCE stays until an ACK was sent for it; an acknowledged ACK is never
-undone; nobody gets what somebody else holds; and of what is ready the oldest goes out first. What time and
-tries do to messages is judged in dms_fates.py.
+undone; nobody gets what somebody else holds; and of what is ready the oldest goes out first.
+
+What time and tries do to messages is judged by tests/support/dms_model.py. A message with a fate is in one
+place, once: its own queue, or that of the dead. After a restart times may last a little longer, since the
+server is as old as its newest record says, and deliveries of an earlier life may have been forgotten.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
-from tests.trials.sim.dms_fates import FATES, Course, Fates
+from tests.support.dms_model import Ages, Course, Fate
 from tests.trials.sim.network import Wire
 from tests.trials.sim.world import BrokenPromise, World
+
+DEAD = "x"
+"""The queue that the dead move to. Nobody deletes it, or what it has dead of."""
+
+LATE_SECONDS = 0.02
+"""What is due happens with the next turn of the server's loop, and that may hang in a sync of its own."""
+
+SET = {
+    "t": Fate(ttl_ms=80, dead_letter=DEAD),
+    "e": Fate(ttl_ms=50),
+    "m": Fate(max_deliveries=2, dead_letter=DEAD),
+}
+"""These the settings say, by the queue's name;"""
+ASKED = {
+    "d": Fate(delay_ms=60),
+    "r": Fate(retry_ms=20, retry_max_ms=60, max_deliveries=4, dead_letter=DEAD),
+}
+"""these CREATE_QUEUE asks for."""
+FATES: Mapping[str, Fate] = {**SET, **ASKED}
 
 
 @attrs.define(eq=False)
@@ -52,6 +76,8 @@ class Message(Request):
     gone: float = math.inf
     """The tick of a look at the whole queue that did not find it."""
     course: Course = attrs.Factory(Course)
+    nack: Request | None = None
+    """That of the last delivery."""
 
     def __str__(self) -> str:
         return f"{self.body[:24]!r} in {self.queue}"
@@ -76,6 +102,14 @@ class Queue:
     creations: list[Request] = attrs.Factory(list)
     deletions: list[Request] = attrs.Factory(list)
     consumers: list[Consumer] = attrs.Factory(list)
+    unread: int = 0
+    """CONSUMEs whose senders may never read what is delivered to them."""
+    kept: list[float] = attrs.Factory(list)
+    """When PRODUCEs were sent that were acknowledged: a record of that age is on disk."""
+
+    @property
+    def fate(self) -> Fate:
+        return FATES.get(self.name, Fate())
 
 
 class DmsModel:
@@ -84,7 +118,7 @@ class DmsModel:
     def __init__(self, world: World, names: Iterable[str]) -> None:
         self._world = world
         self.queues = {name: Queue(name) for name in names}
-        self.fates = Fates(world)
+        self.ages = Ages()
         self.sent = self.acknowledged = self.records_checked = 0
 
     # -- queues
@@ -107,7 +141,7 @@ class DmsModel:
         request.acknowledged = True
         if isinstance(request, Message):
             self.acknowledged += 1
-            self.fates.stored(request.queue, request.begun)
+            insort(self.queues[request.queue].kept, self._world.time_of(request.begun))
         self._world.on_answer()
 
     def refused(self, request: Request) -> None:
@@ -149,14 +183,14 @@ class DmsModel:
 
     # -- consuming
 
-    def asks(self, name: str) -> int:
-        """A CONSUME goes out."""
-        self.fates.asked(name)
+    def asks(self, name: str, count: int = 1) -> int:
+        """CONSUMEs go out."""
+        self.queues[name].unread += count
         return self._world.tick()
 
     def was_not_delivered(self, name: str) -> None:
         """It was answered, and not by a message."""
-        self.fates.asked(name, -1)
+        self.queues[name].unread -= 1
 
     def consumer(self, name: str, wire: Wire) -> Consumer:
         consumer = Consumer(wire)
@@ -189,7 +223,7 @@ class DmsModel:
         consumer.returning.pop(message, None)
         if name == message.queue:
             self._check_turn(queue, consumer, begun, message)
-        self.fates.delivered(message, name, begun)
+        self._check_fate(message, self.queues[name], begun)
         if message.ended == math.inf:
             message.ended = now
             self._world.on_sight()
@@ -215,8 +249,8 @@ class DmsModel:
                 and older.holder is not consumer
                 and older not in consumer.returning
                 and self._certainly_there(older, begun)
-                and not self.fates.may_be_dead(older)
-                and not self.fates.may_wait(older)
+                and not self._may_be_dead(older)
+                and not (queue.fate.retry_ms and older.nack is not None)  # it may wait for another try
                 and _came_before(older, got)
             ):
                 raise BrokenPromise(f"{older} is ready, and {got} is delivered")
@@ -230,19 +264,72 @@ class DmsModel:
         """A NACK goes out."""
         message.holder = None
         consumer.returning[message] = delivery_id
-        self.fates.nacked(message, consumer.wire)
+        message.nack = Request(consumer.wire, self._world.tick())
+        message.course.nacked = self._world.now()
 
     def gave_back(self, message: Message, consumer: Consumer, delivery_id: int) -> None:
         """It is answered; meanwhile the message may have come once more, and gone back again."""
         if consumer.returning.get(message) == delivery_id:
             del consumer.returning[message]
-            if message.course.nack is not None:
-                message.course.nack.answered = True
+            if message.nack is not None:
+                message.nack.acknowledged = True
 
     def was_deleted(self, message: Message) -> None:
         """What was delivered is worth nothing any more: an ACK or NACK was told so."""
         if not self._maybe_deleted_since(self.queues[message.queue], message.begun):
             raise BrokenPromise(f"{message} is said to be of a deleted queue")
+
+    # -- time and tries
+
+    def _check_fate(self, message: Message, place: Queue, begun: int) -> None:
+        """A DELIVER answers a CONSUME of the queue `place` that was sent at `begun`."""
+        place.unread -= 1
+        queue = self.queues[message.queue]
+        if place is not queue:
+            if place.name != queue.fate.dead_letter:
+                raise BrokenPromise(f"{message} is delivered from {place.name}")
+            if not self._may_be_dead(message):
+                raise BrokenPromise(f"{message} is among the dead before its time")
+            return
+        nack, message.nack = message.nack, None
+        if nack and not nack.acknowledged and (nack.wire.left or nack.wire.server_done.is_set()):
+            message.course.nacked = -math.inf  # its connection may have been lost first: that costs no time
+        least = 0.0 if message.wire.excused() else self._served_since(message, self._world.time_of(begun))
+        most, now = self._most(message), self._world.now()
+        for what in message.course.delivered(
+            queue.fate, self.ages.life, now, most=most, least=least, late=LATE_SECONDS
+        ):
+            raise BrokenPromise(f"{message} is {what}")
+
+    def _may_be_dead(self, message: Message) -> bool:
+        """Or on its way there."""
+        queue = self.queues[message.queue]
+        return queue.fate.may_be_dead(self._most(message), message.course.deliveries_ever + queue.unread)
+
+    def is_ready(self, message: Message) -> bool:
+        """Its delay is over for certain."""
+        delay_seconds = self.queues[message.queue].fate.delay_ms / 1000
+        return self._served_since(message, self._world.now()) > delay_seconds + LATE_SECONDS
+
+    def found_dead(self, message: Message, about: Mapping[str, Any]) -> None:
+        """A look at the queue of the dead shows this of it."""
+        fate, unread = self.queues[message.queue].fate, self.queues[message.queue].unread
+        past = about["reason"] == "ttl" and fate.may_be_past(self._most(message))
+        tries = about["reason"] == "max_deliveries" and about["deliveries"] >= fate.max_deliveries
+        tries = tries and fate.may_be_exhausted(message.course.deliveries_ever + unread)
+        if about["origin"] != message.queue or not (past or tries):
+            raise BrokenPromise(f"{message} is among the dead, and it says {about}")
+
+    def _most(self, message: Message) -> float:
+        """It is no older."""
+        return self.ages.most(self._world.time_of(message.begun), self._world.now())
+
+    def _served_since(self, message: Message, until: float) -> float:
+        """Since it had come, at least."""
+        if message.ended == math.inf:
+            return 0.0
+        ended = self._world.time_of(int(message.ended))
+        return self.ages.least(ended, until, self.queues[message.queue].kept)
 
     # -- after a restart, when nothing else is under way
 
@@ -273,7 +360,7 @@ class DmsModel:
                     message.ack.undone = True  # it never came to pass, and never will
                     message.ack = None
                 continue
-            drops = name in FATES and not FATES[name].dead_letter and self.fates.may_be_dead(message)
+            drops = not queue.fate.dead_letter and self._may_be_dead(message)
             if self._certainly_there(message, begun) and not drops:
                 how = "acknowledged" if message.acknowledged else "shown to a consumer"
                 raise BrokenPromise(f"{message} was {how}, and is gone")

@@ -8,8 +8,7 @@ from typing import Any
 
 from tests.trials.sim import dms_dialog as dms
 from tests.trials.sim.dms_dialog import DmsDialog, named, pack
-from tests.trials.sim.dms_fates import DEAD, FATES
-from tests.trials.sim.dms_model import Consumer, DmsModel, Message
+from tests.trials.sim.dms_model import DEAD, FATES, Consumer, DmsModel, Message
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.world import BrokenPromise, World
 
@@ -30,7 +29,7 @@ class DmsVerifier:
         self._chance = world.source("dms verifier")
 
     async def verify(self, accept: Callable[[Wire], None], call: Call) -> None:
-        self._model.fates.ages.serves(self._world.now())
+        self._model.ages.serves(self._world.now())
         wire = self._network.wire_to(accept, "dms", faulty=False)
         dialog = DmsDialog(self._world, wire, "verifier")
         await dialog.shake_hands()
@@ -60,8 +59,7 @@ class DmsVerifier:
     async def _take(
         self, dialog: DmsDialog, queue: str, depth: int, consumer: Consumer
     ) -> dict[int, Message]:
-        begun = self._world.tick()
-        self._model.fates.asked(queue, depth)
+        begun = self._model.asks(queue, depth)
         requests = [pack(dms.CONSUME, number, named(queue)) for number in range(1, depth + 1)]
         await dialog.send(b"".join(requests), f"CONSUME {queue} x {depth}")
         held: dict[int, Message] = {}
@@ -86,7 +84,7 @@ class DmsVerifier:
         dead: dict[str, list[Message]] = {queue: [] for queue in mortals}
         for row in looks[-1] if looks else ():
             message = self._found(row["body"], mortals, DEAD)
-            self._model.fates.found_dead(message, row["dead_letter"])
+            self._model.found_dead(message, row["dead_letter"])
             dead[message.queue].append(message)
         if len(now) != sum(map(len, dead.values())):
             raise BrokenPromise(f"somebody is twice among the dead: {looks[-1]}")
@@ -107,9 +105,7 @@ class DmsVerifier:
 
     async def _check_ready(self, call: Call, queue: str, found: Sequence[Message]) -> None:
         """What has waited for long enough may go out."""
-        certain = (
-            sum(self._model.fates.is_ready(message) for message in found) if FATES[queue].delay_ms else 0
-        )
+        certain = sum(self._model.is_ready(message) for message in found) if FATES[queue].delay_ms else 0
         ((row),) = await call("queues", queue=queue)
         if row["ready"] < certain:
             raise BrokenPromise(f"{queue}: {certain} delays are over, and {row['ready']} messages are ready")

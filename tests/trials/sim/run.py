@@ -124,7 +124,7 @@ class Simulation:
 
     async def _live(self, life: Life) -> None:
         self._lived += 1
-        ages = self._dms_model.fates.ages
+        ages = self._dms_model.ages
         ages.begins(self.world.now())
         end = await self._machine.live(life, self._verify)
         ages.ends(self.world.now())

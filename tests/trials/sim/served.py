@@ -16,7 +16,7 @@ from logmq.plugin import plugin as logmq_plugin
 from logmq.settings import LogmqSettings, TopicSettings
 from shared.plugin import Plugin
 from shared.storage.settings import Durability
-from tests.trials.sim.dms_fates import SET
+from tests.trials.sim.dms_model import SET
 from tests.trials.sim.fault_profiles import FaultProfile
 
 INTERVAL = Durability.parse("interval:50ms")
