@@ -17,24 +17,28 @@ A reference is `[length u64][name]`. Names are random, so one that a damaged log
 body or none.
 """
 
+from __future__ import annotations
+
 import secrets
 import struct
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
-import structlog
 
 from dmp.memory import check
 from dmp.refusals import Code, Refusal
 from shared.budget import Account
 from shared.errors import NotARecord, StoreError
 from shared.storage.format import LENGTH_BYTES
-from shared.storage.inventory import Namespace
-from shared.storage.log import Log, read_records
 from shared.storage.settings import Durability
-from shared.storage.store import Store, Ticket
+
+if TYPE_CHECKING:
+    import structlog
+
+    from shared.storage.store import Log, Namespace, Store, Ticket
 
 PART_BYTES = 256 << 10
 """So much is gathered before it is written."""
@@ -88,7 +92,7 @@ class Body:
 class Arriving:
     """A body that is coming. Its log is made with its first bytes."""
 
-    _bodies: "Bodies"
+    _bodies: Bodies
     length: int
     persistent: bool
     _log: Log | None = None
@@ -320,6 +324,8 @@ def part_bytes(op: int, data: bytes, start: int, end: int) -> bytes:
 
 async def _found(log: Log) -> Body:
     """A body as its log says."""
+    from shared.storage.log import read_records  # waits for the disk, as a start alone may
+
     body = Body(log, 0, 0)
     at = log.visible - _END.size
     if at < log.first:

@@ -20,6 +20,8 @@ from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, Wildcards
 
 DEFAULT = b""
+REPLY_TO = b"amq.rabbitmq.reply-to"
+"""What clients consume from, and name in reply-to, to get replies without a queue of their own."""
 TYPES = ("direct", "topic", "fanout", "headers")
 PREDECLARED: Mapping[bytes, str] = {
     b"amq.direct": "direct",

@@ -1,13 +1,18 @@
 """How much memory all waiting messages may take together, and who waits when it is too much."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 
 from dmp.refusals import Code, Refusal
 from shared.budget import Account, OverBudget
-from shared.queues.timers import Timers
+
+if TYPE_CHECKING:
+    from shared.queues.timers import Timers
 
 _TENTH = 0.1
 _LOW = 1 - _TENTH

@@ -18,6 +18,8 @@ written again out of their order; what is above all of these is there as it came
 second time makes messages of what is below, and of as many more as there is room for.
 """
 
+from __future__ import annotations
+
 import math
 import struct
 from array import array
@@ -27,6 +29,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -47,9 +50,10 @@ from dmp.queue_records import (
     taken,
 )
 from shared.errors import CorruptRecord, StoreError
-from shared.storage.log import WholeRecords
 from shared.storage.lost import Lost
-from shared.storage.store import Log, Ticket
+
+if TYPE_CHECKING:
+    from shared.storage.store import Log, Ticket
 
 SLACK_BYTES = 256 << 10
 """Dead bytes that nobody minds; also the least that is dropped at once."""
@@ -404,7 +408,7 @@ class _Past:
     following: int = 0
     known_lost_to: int = 0
     """Whatever is lost below this offset, a purge has done with."""
-    _taken: "array[int]" = attrs.Factory(lambda: array("Q"))
+    _taken: array[int] = attrs.Factory(lambda: array("Q"))
     _ranges: list[tuple[int, int]] = attrs.Factory(list)
     _last: int = -1
 
@@ -443,6 +447,8 @@ class _Past:
 
 async def load(queue_log: QueueLog, room_bytes: float, bodies: Bodies) -> Loaded:
     """Raises StoreError. `room_bytes`: for messages in memory, as long as there is a choice."""
+    from shared.storage.log import WholeRecords  # waits for the disk, as a start alone may
+
     log = queue_log.log
     past = _Past()
     reading = WholeRecords(log, log.first, _LOAD_BYTES)

@@ -15,11 +15,13 @@ whenever something has changed that allows more: a message, credit, room in an o
 The queue knows no connection: it calls a `Taker`, and its broker through `QueueContext`. All is synchronous.
 """
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -32,9 +34,11 @@ from dmp.queue_log import Cold, Loaded, QueueLog
 from dmp.rows import Priorities, Ready, ReadyRow
 from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
 from shared.errors import StoreError
-from shared.queues.timers import Timers
 from shared.storage.lost import Lost
-from shared.storage.store import Ticket
+
+if TYPE_CHECKING:
+    from shared.queues.timers import Timers
+    from shared.storage.store import Ticket
 
 EXPIRED_AT_ONCE = 4096
 """So many leave before others have their turn: some milliseconds."""
@@ -50,13 +54,13 @@ class QueueContext(Protocol):
     memory: Memory
     timers: Timers
 
-    def dead_letter(self, queue: "Queue", messages: list[Message], reason: str) -> None:
+    def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
         """They left the queue by `reason`: pass them on where the queue has a dead-letter exchange."""
 
     def log_changed(self, log: QueueLog) -> None:
         """Something was taken from a durable queue: have it flushed at the end of the round."""
 
-    def queue_unused(self, queue: "Queue") -> None:
+    def queue_unused(self, queue: Queue) -> None:
         """Nobody has used it for as long as it asked for: delete it."""
 
     def crashed(self, error: Exception) -> None:
@@ -68,7 +72,7 @@ class QueueContext(Protocol):
     def queue_lost(self, name: bytes, lost: Lost) -> None:
         """What it had on disk alone is damaged there, and passed over."""
 
-    def queue_above_warning(self, queue: "Queue") -> None:
+    def queue_above_warning(self, queue: Queue) -> None:
         """More is ready than the settings find normal."""
 
 
@@ -81,8 +85,8 @@ class Owner:
     """
 
     user: str
-    _ended: "Callable[[Owner], None]"
-    queues: "dict[Queue, None]" = attrs.Factory(dict)
+    _ended: Callable[[Owner], None]
+    queues: dict[Queue, None] = attrs.Factory(dict)
     _holds: int = 1
 
     @property

@@ -6,12 +6,14 @@ or a feed. Every refusal is a short string with a code, and then the connection 
 Source: PROTOCOL.md, "DMP".
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from dmp.amqp.session import AmqpSession
-from dmp.broker import Broker
 from dmp.data_types import take_short
 from dmp.exchanges import Exchange
 from dmp.feed import Feed
@@ -23,6 +25,9 @@ from shared.errors import LocalProtocolError, RemoteProtocolError
 from shared.net import connection as net
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
+
+if TYPE_CHECKING:
+    from dmp.broker import Broker
 
 
 class State(Enum):

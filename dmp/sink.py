@@ -19,6 +19,8 @@ Input is held back, as for AMQP's publishers, while memory is full or the disk i
 should have a turn.
 """
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Sequence
 from functools import partial
@@ -56,10 +58,10 @@ from dmp.wire import (
 from shared.errors import StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
-from shared.recording.recorder import Track
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
+    from shared.recording.recorder import Track
 
 _ROUTES_MAX = 4096
 """Names and properties that one connection's routes are kept for."""
@@ -96,7 +98,7 @@ class Sink:
     """What a sink's session passes its input to."""
 
     _session: SessionBase
-    _broker: "Broker"
+    _broker: Broker
     _exchange: Exchange
     _owner: Owner | None
     _send_return: SendReturn
@@ -401,7 +403,7 @@ class Sink:
         self._heads_cached.cleared()
 
 
-def _track_of(broker: "Broker", exchange: Exchange, connection: Connection) -> Track | None:
+def _track_of(broker: Broker, exchange: Exchange, connection: Connection) -> Track | None:
     if broker.recorder is None:
         return None
     return broker.recorder.track(RECORDED_MESSAGES, name=exchange.name, source=connection.peer.encode())

@@ -25,7 +25,7 @@ import attrs
 
 from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.definitions import Saved, SavedQueue
-from dmp.exchanges import DEFAULT, PREDECLARED, TYPES, Destination, Exchange
+from dmp.exchanges import DEFAULT, PREDECLARED, REPLY_TO, TYPES, Destination, Exchange
 from dmp.memory import CacheBytes, check
 from dmp.queue_log import QueueLog, load
 from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from dmp.broker import Broker
 
 _RESERVED = b"amq."
-REPLY_TO = b"amq.rabbitmq.reply-to"
-"""What clients consume from, and name in reply-to, to get replies without a queue of their own."""
 REPLIES_WAITING_MAX = 16_384
 """For one consumer of these whose connection does not take them: some megabytes of the shortest."""
 UNBOUND_AT_ONCE = 64

@@ -375,8 +375,6 @@ def test_a_touched_private_is_found(source: str, touched: list[str]) -> None:
 
 # -- sans-IO: imported where there is no loop, no socket, no system and no clock
 
-NOT_SANS_IO_YET = frozenset({"dmp/amqp/session.py", "dmp/session.py"})
-"""DMP reaches the clock of the store through the logs of queues."""
 BLOCKED = ("trio", "socket", "os", "time")
 _IMPORTER = """
 import builtins, importlib, json, sys
@@ -419,7 +417,7 @@ def unimportable(
 def test_sans_io_modules_are_imported_without_a_loop_a_socket_a_system_or_a_clock() -> None:
     paths = [module.path for module in modules(*PACKAGES) if should_be_sans_io(module.path)]
     assert {"logmq/wire.py", "dms/session.py", "shared/routing/trie.py"} <= set(paths)
-    assert unimportable([path for path in paths if path not in NOT_SANS_IO_YET]) == []
+    assert unimportable(paths) == []
 
 
 def test_what_a_module_imports_through_another_is_found() -> None:

@@ -11,6 +11,8 @@ Deliveries wait meanwhile, so that none comes before the reply that allows it. C
 own.
 """
 
+from __future__ import annotations
+
 import struct
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -40,7 +42,6 @@ from dmp.amqp.wire import (
     split,
     tag_bytes,
 )
-from dmp.broker import Broker
 from dmp.memory import CacheBytes
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH, Stop
@@ -48,10 +49,11 @@ from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from dmp.takers import LOOKED_AT_ONCE
 from shared.net.session import SessionBase
-from shared.storage.store import Ticket
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
+    from dmp.broker import Broker
+    from shared.storage.store import Ticket
 
 # Messages that go back to their queues in one step of the background work: half a millisecond.
 RETURNED_AT_ONCE = 512
@@ -227,7 +229,7 @@ class Mux:
 
     # -- acknowledgements
 
-    def take_acks(self, channel: "Channel", data: bytes, at: int) -> int:
+    def take_acks(self, channel: Channel, data: bytes, at: int) -> int:
         """The acknowledgements at `at`, one behind the other: a fast path. Returns where they end.
 
         The first is known to begin as one does. Raises Refusal, with `self.at` behind the one refused.
@@ -258,7 +260,7 @@ class Mux:
         self.settle(channel, ())
         return at
 
-    def settle(self, channel: "Channel", deliveries: Iterable[tuple[Queue, Message]]) -> None:
+    def settle(self, channel: Channel, deliveries: Iterable[tuple[Queue, Message]]) -> None:
         """They are acknowledged: the queues hear of it at the end of the stretch."""
         for queue, message in deliveries:
             self._settled.setdefault(queue, []).append(message)
@@ -286,13 +288,13 @@ class Mux:
                 queue.deal()
         return work
 
-    def to_confirm(self, confirms: "Confirms") -> None:
+    def to_confirm(self, confirms: Confirms) -> None:
         """There is something to confirm at the end of the stretch."""
         self._to_confirm[confirms] = None
 
     # -- channels that end
 
-    def close(self, channel: "Channel") -> None:
+    def close(self, channel: Channel) -> None:
         """Its client closes it."""
         channel.step(ChannelEvent.CLOSE)
         channel.fall_silent()
@@ -306,7 +308,7 @@ class Mux:
         for channel in self.by_number.values():
             channel.fall_silent()
 
-    def release(self, channels: Sequence["Channel"]) -> None:
+    def release(self, channels: Sequence[Channel]) -> None:
         """Give back all that these channels have: consumers at once, messages in slices.
 
         A queue deals nothing until all its messages are back, so that they keep their order.
@@ -380,12 +382,12 @@ class Channel:
     flowing: bool = True
     delivered: int = 0
     unacked: dict[int, Delivery] = attrs.Factory(dict)
-    consumers: dict[bytes, "Consumer"] = attrs.Factory(dict)
-    reply_consumer: "Consumer | None" = None
+    consumers: dict[bytes, Consumer] = attrs.Factory(dict)
+    reply_consumer: Consumer | None = None
     prefetch: int = 0
     prefetch_all: int = 0
-    confirms: "Confirms | None" = None
-    transaction: "Transaction | None" = None
+    confirms: Confirms | None = None
+    transaction: Transaction | None = None
     content: Content | None = None
     last_queue: bytes | None = None
 
@@ -523,7 +525,7 @@ class Channel:
 
     # -- consumers, and the end
 
-    def consumer_cancelled(self, consumer: "Consumer") -> None:
+    def consumer_cancelled(self, consumer: Consumer) -> None:
         """Its queue is gone."""
         if self.consumers.pop(consumer.tag, None) is not None:
             consumer.end()
@@ -531,7 +533,7 @@ class Channel:
         if self.mux.capabilities.get("consumer_cancel_notify"):
             self.send(encode(commands.Basic.Cancel(consumer.tag.decode(), True), self.number))
 
-    def remove_consumer(self, consumer: "Consumer") -> None:
+    def remove_consumer(self, consumer: Consumer) -> None:
         """Its client has cancelled it; what it has stays unacknowledged."""
         del self.consumers[consumer.tag]
         self.mux.broker.counts.consumers -= 1

@@ -5,26 +5,31 @@ read from that log as fast as the client takes it. In the outbox it stands as a 
 is written behind it is sent behind it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
 
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD
 from dmp.bodies import PART_BYTES, REFERENCE_BYTES, Arriving, Bodies, Body, part_bytes
 from dmp.data_types import short
+from dmp.exchanges import REPLY_TO
 from dmp.message import Head
 from dmp.pacing import Stop
 from dmp.properties import note_untrusted, without_bcc
 from dmp.queue_records import places
 from dmp.refusals import Code, Refusal
 from dmp.settings import DmpSettings
-from dmp.topology import REPLY_TO
 from shared.errors import StoreError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
-from shared.storage.store import Ticket
+
+if TYPE_CHECKING:
+    from shared.storage.store import Ticket
 
 # Read from the log at once, and again when half of it is sent.
 READ_BYTES = 256 << 10

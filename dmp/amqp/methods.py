@@ -4,8 +4,10 @@ A handler gets the channel and the method. It raises `Refusal` where the method 
 it has to wait.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pamqp import base, commands
 
@@ -13,13 +15,14 @@ from dmp.amqp.channel import Channel, Confirms, Consumer, consumer_bytes
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import Destination
+from dmp.exchanges import REPLY_TO, Destination
 from dmp.memory import check
 from dmp.message import Message
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
-from dmp.topology import REPLY_TO
-from shared.storage.store import Ticket
+
+if TYPE_CHECKING:
+    from shared.storage.store import Ticket
 
 # Of a declaration or a binding: a durable binding's arguments are part of a row's key.
 ARGUMENTS_BYTES_MAX = 4 * 1024
@@ -185,7 +188,7 @@ def _bind(channel: Channel, method: Any, source: str, destination: Destination, 
     return channel.mux.broker.topology.bind(source.encode(), destination, key, arguments.raw, arguments)
 
 
-def _unbind(channel: Channel, method: Any, source: str, destination: "Destination | None") -> Ticket | None:
+def _unbind(channel: Channel, method: Any, source: str, destination: Destination | None) -> Ticket | None:
     key = method.routing_key.encode()
     return channel.mux.broker.topology.unbind(source.encode(), destination, key, method.arguments.raw)
 

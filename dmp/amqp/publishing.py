@@ -15,6 +15,8 @@ nothing is lost. A connection that itself holds unacknowledged messages must be 
 acknowledgements make room. Its publishes are refused instead.
 """
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -31,10 +33,10 @@ from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
 from shared.errors import StoreError
-from shared.storage.store import Ticket
 
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel, Confirms, Mux
+    from shared.storage.store import Ticket
 
 # Posts that one connection keeps: a producer whose properties always change must not fill memory.
 _POSTS_MAX = 512
@@ -56,10 +58,10 @@ class Post:
     """
 
     bytes: bytes
-    channel: "Channel"
+    channel: Channel
     content: Content
     head: Head
-    follower: "Post | None" = None
+    follower: Post | None = None
     generation: int = -1
     run_max: int = _RUN_MAX
     queues: Sequence[Queue] = ()
@@ -70,7 +72,7 @@ class Publishing:
 
     __slots__ = ("_cached", "_last", "_mux", "_posts")
 
-    def __init__(self, mux: "Mux") -> None:
+    def __init__(self, mux: Mux) -> None:
         self._mux = mux
         self._posts: dict[bytes, Post] = {}
         self._cached = CacheBytes(mux.broker.accounts.caches)
@@ -126,7 +128,7 @@ class Publishing:
             self.publish(post, bodies)
         return at
 
-    def remember(self, channel: "Channel", content: Content, head: Head) -> Post:
+    def remember(self, channel: Channel, content: Content, head: Head) -> Post:
         """The post of a publish that was decoded; kept, where the next one may begin with the same bytes."""
         post = Post(b"", channel, content, head)
         if head.large or not 0 < head.body_bytes <= channel.mux.payload_max:
@@ -231,7 +233,7 @@ class Publishing:
                 post.channel.send_return(Code.NO_CONSUMERS, post.head, body)
         return ticket
 
-    def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: "Confirms") -> None:
+    def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: Confirms) -> None:
         """Some queue is nearly full and rejects what it has no room for: each message has its own confirm."""
         head = post.head
         for body in bodies:
@@ -244,7 +246,7 @@ class Publishing:
                 rejected, ticket = True, None
             confirms.add(1, None if rejected else ticket, refused=rejected)
 
-    def refuse(self, channel: "Channel", count: int, why: str) -> None:
+    def refuse(self, channel: Channel, count: int, why: str) -> None:
         """In confirm mode a nack; without, the specification has nothing softer than the connection's end."""
         if channel.confirms is None:
             raise Refusal(Code.RESOURCE_ERROR, why)

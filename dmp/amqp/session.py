@@ -12,10 +12,12 @@ What cannot be framed at all gets no answer: the connection closes.
 Source: PROTOCOL.md. The states are those of `states`.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib.metadata
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
@@ -39,13 +41,15 @@ from dmp.amqp.wire import (
     header_untrusted,
     publish_untrusted,
 )
-from dmp.broker import Broker
 from dmp.memory import check
 from dmp.pacing import Stop
 from dmp.refusals import Code, Refusal, shown
 from shared.errors import LocalProtocolError, RemoteProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
+
+if TYPE_CHECKING:
+    from dmp.broker import Broker
 
 # A frame before tune-ok, when nobody knows yet who sends it. RabbitMQ's; the specification wants 4096.
 LOGIN_FRAME_BYTES_MAX = 8192

@@ -8,6 +8,9 @@ A client cannot settle a delivery twice in a transaction. Until the commit the d
 prefetch, and a rollback makes it unacknowledged again.
 """
 
+from __future__ import annotations
+
+from collections import defaultdict
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -16,11 +19,11 @@ import attrs
 from pamqp import commands
 
 from dmp.amqp.channel import tags_of
-from dmp.broker import QueueChange
 from dmp.dead_letters import LETTERS_PER_TURN, addressed
 from dmp.memory import check
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH
+from dmp.queue_records import put
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from shared.budget import Account
@@ -29,6 +32,8 @@ from shared.errors import StoreError
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel, Delivery
     from dmp.amqp.publishing import Post
+    from dmp.broker import Broker
+    from shared.storage.store import Log, Ticket
 
 # A rejection that makes a dead letter is as much work as so many messages.
 LETTER_MESSAGES = LETTERS_PER_TURN
@@ -48,9 +53,9 @@ class Outcome(Enum):
 class Transaction:
     """One channel's, from commit to commit."""
 
-    _channel: "Channel"
-    _posts: "list[tuple[Post, Sequence[Queue], Sequence[bytes]]]" = attrs.Factory(list)
-    _settled: "dict[int, tuple[Outcome, Delivery]]" = attrs.Factory(dict)  # by tag
+    _channel: Channel
+    _posts: list[tuple[Post, Sequence[Queue], Sequence[bytes]]] = attrs.Factory(list)
+    _settled: dict[int, tuple[Outcome, Delivery]] = attrs.Factory(dict)  # by tag
     _messages: int = 0
     _bytes: int = 0
     _cost_bytes: int = 0
@@ -68,7 +73,7 @@ class Transaction:
         """So many deliveries are held."""
         return len(self._settled)
 
-    def publish(self, post: "Post", bodies: Sequence[bytes]) -> None:
+    def publish(self, post: Post, bodies: Sequence[bytes]) -> None:
         """Raises Refusal."""
         if post.content.immediate:
             raise Refusal(Code.NOT_IMPLEMENTED, "immediate in a transaction")
@@ -204,7 +209,7 @@ class Transaction:
         counts.requeued += outcomes.count(Outcome.REQUEUED)
 
 
-def _give_back(settled: "Sequence[tuple[Outcome, Delivery]]") -> None:
+def _give_back(settled: Sequence[tuple[Outcome, Delivery]]) -> None:
     """Requeue what is to be delivered again, and let the queues deliver more."""
     back: dict[Queue, list[Message]] = {}
     for outcome, (consumer, queue, message) in settled:
@@ -223,3 +228,87 @@ def _give_back(settled: "Sequence[tuple[Outcome, Delivery]]") -> None:
 
 def _leaves_letters(queue: Queue) -> bool:
     return queue.kind.arguments.dead_letter_exchange is not None and not queue.deleted
+
+
+@attrs.define(eq=False)
+class _Part:
+    """One queue's. `records`: of the messages, `logged` in number, that come with one."""
+
+    coming: int = 0
+    body_bytes: int = 0
+    logged: int = 0
+    records: list[bytes] = attrs.Factory(list)
+    leaving: list[Message] = attrs.Factory(list)
+
+
+@attrs.define(eq=False)
+class QueueChange:
+    """Messages that come to queues and leave others in one step: a crash leaves all of it there, or nothing.
+
+    What is durable of it, whatever the queues, is one entry of the journal. Say what comes and what leaves,
+    then `apply` it, all in one stretch.
+    """
+
+    _broker: Broker
+    _puts: list[tuple[Queue, Head, list[Message], bool]] = attrs.Factory(list)  # with a record, or without
+    _parts: dict[Queue, _Part] = attrs.Factory(lambda: defaultdict(_Part))
+    _large: dict[bytes, None] = attrs.Factory(dict)  # references that come to logs
+
+    def put(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> None:
+        """A run for its queues; one that is full (`Queue.room_for`) gets as much of it as it has room for."""
+        for queue in queues:
+            part = self._parts[queue]
+            taken = bodies
+            if queue.capped:
+                taken = bodies[: queue.room_for(head, len(bodies), part.coming, part.body_bytes)]
+                self._broker.counts.dropped_full += len(bodies) - len(taken)
+                if not taken:
+                    continue
+            messages = queue.number(head, taken)
+            part.coming += len(messages)
+            part.body_bytes += len(messages) * head.body_bytes
+            logged = queue.log is not None and (head.persistent or queue.paged)
+            if queue.log is not None and logged:
+                part.records.append(put(head, messages))
+                part.logged += len(messages)
+                if head.large:
+                    self._large.update(dict.fromkeys(taken))
+            self._puts.append((queue, head, messages, logged))
+
+    def leave(self, queue: Queue, message: Message) -> None:
+        """It was unacknowledged, and is acknowledged or not wanted back."""
+        self._parts[queue].leaving.append(message)
+
+    def apply(self) -> Ticket | None:
+        """What all of it waits for, None: nothing. Raises StoreError; then nothing has changed."""
+        appends: list[tuple[Log, bytes, int]] = []
+        written: list[Queue] = []
+        reserved = True  # what only leaves has room kept for it
+        for queue, part in self._parts.items():
+            if queue.log is None or queue.deleted:
+                continue
+            taken = queue.log.leaving(part.leaving)
+            if part.records or taken:
+                appends.append((queue.log.log, b"".join((*part.records, taken)), part.logged + bool(taken)))
+                written.append(queue)
+                reserved = reserved and not part.records
+        ends: dict[Queue, int] = {}
+        ticket = None
+        if appends:
+            bodies = self._broker.bodies
+            wholes = bodies.whole_records(self._large)
+            offsets, ticket = self._broker.store.append_all([*appends, *wholes], reserved=reserved)
+            bodies.whole_appended(self._large, ticket)
+            ends = dict(zip(written, offsets, strict=False))
+        for queue, head, messages, logged in self._puts:
+            if logged and queue.log is not None and ticket is not None:
+                ends[queue] = queue.log.appended(head, messages, ends[queue])
+                queue.publish_logged(messages, ticket)
+            else:
+                self._broker.publish_numbered(queue, messages)
+        for queue, part in self._parts.items():
+            if queue.log is not None:
+                queue.log.left(part.leaving)
+            if part.leaving:
+                queue.settle(part.leaving)
+        return ticket
