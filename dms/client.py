@@ -32,6 +32,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import attrs
 import trio
@@ -252,12 +253,8 @@ class Client:
         found: list[Queue] = []
         after = b""
         while True:
-            try:
-                total, page = _listed(await self._ask(Type.LIST_QUEUES, after))
-            except Unreachable:
-                raise
-            except Disconnected:
-                continue
+            ask = partial(self._ask, Type.LIST_QUEUES, after)
+            total, page = _listed(await self._reconnecting.repeat(ask))
             found += page
             # A server that knows only the spec shows what fits, and has no word for more.
             if not page or (total < LISTED_MAX and len(found) >= total):

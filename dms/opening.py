@@ -11,9 +11,8 @@ from typing import Any
 
 from dms import cold, records
 from dms.engine import ENGINE_KEY, Engine, Queue
-from dms.logs import NAMESPACE, QUEUES, TABLES_NAMESPACE
 from dms.records import NotOurs, Record, RecordKind, Run
-from dms.settings import DmsSettings
+from dms.settings import NAMESPACE, QUEUES, TABLES_NAMESPACE, DmsSettings
 from dms.times import Times
 from shared.errors import StoreError
 from shared.plugin import Context

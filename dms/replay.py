@@ -4,13 +4,8 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-import trio
-
 from dms.client import PORT, Client, connect
-from dms.errors import QueueFull
-
-FULL_SECONDS = 1.0
-"""A queue that is full is tried again after so long: what consumes it makes room."""
+from dms.feeder import Feeder
 
 
 class QueueReplay:
@@ -22,15 +17,8 @@ class QueueReplay:
         self._client = client
 
     async def send(self, name: str, writer: str, seq: int, messages: Sequence[bytes]) -> None:
-        left = list(messages)
-        while left:
-            try:
-                await self._client.produce_many(name, left, again=True)
-                return
-            except QueueFull as error:
-                # The others are in the queue; places are those of what was asked for last.
-                left = [left[place] for place in error.refused]
-                await trio.sleep(FULL_SECONDS)
+        """Where the queue is full it waits: what consumes it makes room."""
+        await Feeder(self._client, name, wait=True, again=True).put(messages)
 
 
 @asynccontextmanager

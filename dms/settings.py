@@ -12,6 +12,12 @@ from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
 from shared.units import MIB, limit
 
+NAMESPACE = "dms"
+"""Of the store, where the queues' logs stand."""
+TABLES_NAMESPACE = "dms-tables"
+"""Apart from the queues, whose names are the users'."""
+QUEUES = "queues"
+"""The table's name."""
 MS_MAX = 10 * 365 * 86_400_000
 """Ten years: a longer time is a mistake."""
 DEPTH_MAX = 1_000_000_000

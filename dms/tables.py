@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from dms import events, records
 from dms.lifecycles import lifecycles, lifecycles_of
-from dms.logs import NAMESPACE
+from dms.settings import NAMESPACE
 from shared.tables.table import LIVES, PAYLOAD, LogTable
 from shared.tables.volumes import added_up, volumes_table
 

@@ -305,13 +305,11 @@ class Client:
 
     async def _again(self, send: Callable[[], Any]) -> Any:
         """The same, for a request that is sent by `send`."""
-        while True:
-            try:
-                return await answered(await send())
-            except Unreachable:
-                raise
-            except Disconnected:
-                continue
+
+        async def attempt() -> Any:
+            return await answered(await send())
+
+        return await self._reconnecting.repeat(attempt)
 
     async def _send(self, request: bytes, answer: _Answer) -> _Answer:
         link = await self._reconnecting.connected()

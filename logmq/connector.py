@@ -14,47 +14,13 @@ from typing import NamedTuple
 import attrs
 
 from logmq.runs import HEADER_BYTES
-from logmq.wire import (
-    NAME_BYTES_MAX,
-    NUMBER_MAX,
-    SKIPPED_BODY_BYTES_MAX,
-    Refusal,
-    name_untrusted,
-    topic_untrusted,
-)
+from logmq.wire import NAME_BYTES_MAX as NAME_BYTES_MAX
+from logmq.wire import NUMBER_MAX
+from logmq.wire import SKIPPED_BODY_BYTES_MAX as SKIPPED_BODY_BYTES_MAX
+from logmq.wire import Refusal as Refusal
+from logmq.wire import name_untrusted as name_untrusted
+from logmq.wire import topic_untrusted as topic_untrusted
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
-
-__all__ = [
-    "BODY_BYTES_MAX",
-    "NAME_BYTES_MAX",
-    "SKIPPED_BODY_BYTES_MAX",
-    "Answer",
-    "Ask",
-    "ChunkAnswer",
-    "LineAnswer",
-    "LogmqError",
-    "Mark",
-    "OffsetsAnswer",
-    "Record",
-    "RecordAnswer",
-    "Refusal",
-    "RowsAnswer",
-    "Topic",
-    "batch",
-    "checked_name",
-    "commit",
-    "committed",
-    "consume",
-    "fetch",
-    "marks",
-    "name_untrusted",
-    "offsets",
-    "ping",
-    "records_of",
-    "seek",
-    "topic_untrusted",
-    "topics",
-]
 
 LINE_BYTES_MAX = 64 * 1024
 """Of any line but MESSAGE: the longest, HELP's, has less than 1 KiB."""

@@ -72,7 +72,7 @@ class Feeds:
 
     def topic_made(self, log: "Log") -> None:
         for reader in self._awaited.pop(log.name, ()):
-            reader.owner.replies.attempt(reader.found, log)
+            reader.owner.connection.attempt(reader.found, log)
 
     def of(self, log: "Log") -> "LogWatch":
         feed = self._by_log.get(log)
@@ -105,7 +105,7 @@ class LogWatch:
             visible = log.visible
             for fetch in tuple(self._fetches):
                 if visible > fetch.next:
-                    fetch.owner.replies.attempt(fetch.read)
+                    fetch.owner.connection.attempt(fetch.read)
             self._push()
         self._close_if_idle()
 
@@ -148,18 +148,18 @@ class LogWatch:
         lines = message_lines(records, start) if self._tails else b""
         for tail in tuple(self._tails):
             if tail.next == start:
-                tail.owner.replies.attempt(tail.push, lines, end)
+                tail.owner.connection.attempt(tail.push, lines, end)
             elif tail.next < end:
                 # It joined ahead of a push under way, or waited for an offset that is not a record's start.
                 del self._tails[tail]
-                tail.owner.replies.attempt(tail.fell_out)
+                tail.owner.connection.attempt(tail.fell_out)
         if end < self.log.visible:
             self._push_soon()
         self._close_if_idle()
 
     def _refuse(self, readers: "Sequence[Tail | Fetch]", refusal: Refusal) -> None:
         for reader in readers:
-            reader.owner.replies.attempt(reader.refuse, refusal)
+            reader.owner.connection.attempt(reader.refuse, refusal)
 
     def _close_if_idle(self) -> None:
         if not self._closed and not self._tails and not self._fetches and not self._reading:
@@ -240,7 +240,7 @@ class Tail(_Reader):
             self._join_feed(log)
         else:
             self._reading = True
-            log.read(self.next, READ_BYTES, self.owner.replies.guarded(self._caught_up))
+            log.read(self.next, READ_BYTES, self.owner.connection.guarded(self._caught_up))
 
     def push(self, lines: bytes, end: int) -> None:
         """The records from `next` up to `end`."""
@@ -331,7 +331,7 @@ class Fetch(_Reader):
         self.deadline = math.inf  # it was in time, whatever the disk takes
         self._overdue = False
         self._leave_feed()
-        self._log.read_chunk(self.next, self._bytes_max, self.owner.replies.guarded(self.answer))
+        self._log.read_chunk(self.next, self._bytes_max, self.owner.connection.guarded(self.answer))
 
     def answer(self, chunk: FileRange | StoreError) -> None:
         """What was read."""

@@ -687,7 +687,7 @@ class Session(SessionBase):
 
         def in_turn(slot: ReplySlot) -> None:
             if offset < log.visible:
-                begin(self.replies.guarded(lambda result: finish(result, slot)))
+                begin(self.connection.guarded(lambda result: finish(result, slot)))
             else:
                 slot.resolve(_EOF)
 
@@ -717,7 +717,7 @@ class Session(SessionBase):
             if slot is None:
                 finish(result, None)
             else:
-                self.replies.attempt(finish_later, result)
+                self.connection.attempt(finish_later, result)
 
         def finish_later(result: Any) -> None:
             finish(result, slot)
@@ -785,7 +785,7 @@ class Session(SessionBase):
                 def written(done: "Ticket") -> None:
                     slot.resolve(reply if done.error is None else self._refused(done.error))
 
-                ticket.when_done(self.replies.guarded(written))
+                ticket.when_done(self.connection.guarded(written))
 
         self._await_read(lambda done: log.is_record_start(offset, done), finish)
 

@@ -6,12 +6,11 @@ from typing import Any
 import trio
 
 from pubsub.fanout import Fanout
-from pubsub.logs import KEPT, NAMESPACE, SESSIONS
 from pubsub.metrics import GAUGES, Counts
 from pubsub.recording import FrameTrack
 from pubsub.session import Session
 from pubsub.sessions import Sessions, saved, saver
-from pubsub.settings import PubsubSettings
+from pubsub.settings import KEPT_LOG, NAMESPACE, SESSIONS_LOG, PubsubSettings
 from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
@@ -33,7 +32,7 @@ class SessionMissing(BrokerError):
 async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubService":
     """Read what the last run left. Raises StoreError."""
     namespace = context.store.namespace(NAMESPACE, settings.durability)
-    table = await Table.open(namespace, SESSIONS)
+    table = await Table.open(namespace, SESSIONS_LOG)
     counts = Counts()
     reported = False
 
@@ -56,7 +55,7 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
             "some that had ended may be back",
             **describe_lost(table.lost),
         )
-    kept = namespace.logs.get(KEPT)
+    kept = namespace.logs.get(KEPT_LOG)
     if kept is not None:
         await _restore_kept(sessions, kept, context)
     return PubsubService(context, settings, sessions, namespace)
@@ -111,7 +110,7 @@ class PubsubService:
 
     async def run(self) -> None:
         """At the end put what is kept for clients that are away where the next start finds it."""
-        kept = self._namespace.logs.get(KEPT)
+        kept = self._namespace.logs.get(KEPT_LOG)
         if kept is not None and kept.end > kept.first:
             # From here on it is sent at most once: a crash loses it rather than have it sent twice.
             kept.drop_below(kept.end)
@@ -133,10 +132,10 @@ class PubsubService:
         """The store writes it as it closes."""
         sessions = self.sessions
         try:
-            kept = self._namespace.logs.get(KEPT)
+            kept = self._namespace.logs.get(KEPT_LOG)
             for records, count in sessions.kept.records():
                 if kept is None:
-                    kept, _ = self._namespace.create(KEPT, reserved=True)
+                    kept, _ = self._namespace.create(KEPT_LOG, reserved=True)
                 kept.append(records, count, reserved=True)
         except StoreError as error:
             self._context.log.error(

@@ -9,6 +9,10 @@ from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
 from shared.units import MIB, limit
 
+NAMESPACE = "pubsub"
+"""Of the store, where both logs stand."""
+SESSIONS_LOG, KEPT_LOG = "sessions", "kept"
+
 
 @attrs.frozen
 class PubsubSettings:

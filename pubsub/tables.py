@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pubsub import logs
+from pubsub.settings import KEPT_LOG, NAMESPACE, SESSIONS_LOG
 from pubsub.wire import (
     DATA_AT,
     DATAGRAM_BYTES_MIN,
@@ -172,7 +172,7 @@ def _as_hundredths(numbers: "Numbers") -> pa.Array:
 
 def subscriptions(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A row for each subscription made or ended (`sessions.py`). A session has no position in a log."""
-    return rows_of(batch, places_schema(), logs.NAMESPACE, "it is no subscription", _subscription)
+    return rows_of(batch, places_schema(), NAMESPACE, "it is no subscription", _subscription)
 
 
 def _subscription(payload: bytes) -> Mapping[str, Any] | None:
@@ -186,7 +186,7 @@ def _subscription(payload: bytes) -> Mapping[str, Any] | None:
 
 def kept(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A row for each message that waits for a client (`kept.py`); a clean stop writes them."""
-    return rows_of(batch, kept_schema(), logs.NAMESPACE, "it is no message of a client", _kept)
+    return rows_of(batch, kept_schema(), NAMESPACE, "it is no message of a client", _kept)
 
 
 def _kept(payload: bytes) -> Mapping[str, Any] | None:
@@ -210,16 +210,16 @@ TABLES: Sequence[LogTable] = (
     LogTable(
         PLACES,
         "who is subscribed to what: a row for each subscription made or ended",
-        namespace=logs.NAMESPACE,
-        logs=logs.SESSIONS,
+        namespace=NAMESPACE,
+        logs=SESSIONS_LOG,
         schema=places_schema(),
         decode=subscriptions,
     ),
     LogTable(
         KEPT,
         "what a clean stop has kept for clients that were away: a row a message",
-        namespace=logs.NAMESPACE,
-        logs=logs.KEPT,
+        namespace=NAMESPACE,
+        logs=KEPT_LOG,
         schema=kept_schema(),
         decode=kept,
     ),

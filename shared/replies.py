@@ -6,14 +6,14 @@ a run of a thousand requests costs one entry and not a thousand. What comes from
 leaves when everything before it has left.
 
 A session's own code runs here at times that no driver chose: when a commit ends, when bytes have been read. A
-bug in it costs its own connection, and nobody else's (`attempt`, `guarded`).
+bug in it costs its own connection, and nobody else's (`Connection.attempt`, `Connection.guarded`).
 
 Nothing here does I/O or knows any protocol; it all runs in the trio thread.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import StoreError
 from shared.file_range import FileRange
@@ -211,14 +211,6 @@ class Replies:
         if self._entries[0] is held:
             self._advance()
         return held
-
-    def attempt(self, call: Callable[..., None], *arguments: Any) -> None:
-        """`Connection.attempt`, of the connection whose answers these are."""
-        self._connection.attempt(call, *arguments)
-
-    def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """`Connection.guarded`, likewise."""
-        return self._connection.guarded(callback)
 
     def when_empty(self, callback: Callable[[], None]) -> None:
         """Call once when nothing is owed any more; at once if that is so now."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from brokers.bench.servers import processor_seconds, server_process, serving
+from brokers.bench.servers import processes_of, processor_seconds, server_process, serving
 from brokers.errors import Refusal
 
 if TYPE_CHECKING:
@@ -191,26 +191,7 @@ def _write(address: tuple[str, int], outcome: Connection, rate: int, seconds: fl
 
 def _cpu(server: int, writer: int | None) -> tuple[float, float]:
     """Seconds of processor time so far: the server's, and that of everything else here but the writer."""
-    times = {pid: processor_seconds(pid) or 0.0 for pid in _below(os.getpid())}
-    aside = {server, *_below(server), *([writer] if writer is not None else [])}
-    others = sum(spent for pid, spent in times.items() if pid not in aside)
+    aside = {os.getpid(), *processes_of(server), writer}
+    others = sum(processor_seconds(pid) or 0.0 for pid in processes_of(os.getpid()) if pid not in aside)
     own = os.times()
     return processor_seconds(server) or 0.0, others + own.user + own.system
-
-
-def _below(pid: int) -> list[int]:
-    """Every process that this one started, and those that they did."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    found, waiting = [], [pid]
-    while waiting:
-        each = children.get(waiting.pop(), [])
-        found += each
-        waiting += each
-    return found

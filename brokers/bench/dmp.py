@@ -15,10 +15,10 @@ limit, it is so for all of them. Measured in turns:
 
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import attrs
 import trio
@@ -37,9 +37,9 @@ from dmp.wire import DMP_HEADER
 from shared.cli.options import Json
 from shared.cli.progress import progress
 
-RECEIVE_BYTES = 256 * 1024
 EXCHANGE = KEY = "bench"
 TAG = "t"
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -137,43 +137,43 @@ def run(way: Way, window: int, seconds: float) -> Measured:
     )
 
 
-class _Blocking(trio.abc.Stream):
-    """A socket as the principal wants it; every call blocks."""
+def _prepared(address: Address, prepare: Callable[[Principal], Awaitable[T]]) -> tuple[T, socket.socket]:
+    """What `prepare` returns, done by a principal that is logged in; and its connection, which blocks now."""
+    assert isinstance(address, tuple)
+    host, port = address
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    async def run() -> tuple[T, socket.socket]:
+        stream = await trio.open_tcp_stream(host, port)
+        principal = Principal(stream)
+        await principal.greet()
+        await principal.log_in("guest", "guest")
+        await principal.open_channel()
+        done = await prepare(principal)
+        return done, socket.socket(fileno=stream.socket.detach())
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        self._sock.sendall(data)
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        return self._sock.recv(max_bytes or RECEIVE_BYTES)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        return
-
-    async def aclose(self) -> None:
-        self._sock.close()
+    done, sock = trio.run(run)
+    sock.setblocking(True)
+    return done, sock
 
 
-def _principal(address: Address) -> tuple[Principal, socket.socket]:
-    sock = connect(address)
-    principal = Principal(_Blocking(sock))
-    trio.run(principal.greet)
-    trio.run(principal.log_in, "guest", "guest")
-    trio.run(principal.open_channel)
-    trio.run(principal.declare_exchange, EXCHANGE, "fanout")
-    return principal, sock
+async def _exchange(principal: Principal) -> None:
+    await principal.declare_exchange(EXCHANGE, "fanout")
+
+
+async def _bound_queue(principal: Principal) -> str:
+    await _exchange(principal)
+    queue = await principal.declare_queue("")
+    await principal.bind(queue, EXCHANGE, KEY)
+    return queue
 
 
 def direct(address: Address, body: bytes, readers: int) -> Way:
-    principal, sock = _principal(address)
-    feeds = []
-    for _ in range(readers):
-        queue = trio.run(principal.declare_queue, "")
-        trio.run(principal.bind, queue, EXCHANGE, KEY)
-        feeds.append(_leased(address, trio.run(principal.feed_lease, queue)))
-    sink = _leased(address, trio.run(principal.sink_lease, EXCHANGE))
+    async def leases(principal: Principal) -> list[bytes]:
+        feeds = [await principal.feed_lease(await _bound_queue(principal)) for _ in range(readers)]
+        return [await principal.sink_lease(EXCHANGE), *feeds]
+
+    found, sock = _prepared(address, leases)
+    sink, *feeds = [_leased(address, lease) for lease in found]
     message = direct_message(body)
     return Way(sink, feeds, message, len(message), (sock,))
 
@@ -196,15 +196,13 @@ def direct_message(body: bytes) -> bytes:
 
 
 def basic(address: Address, body: bytes, readers: int) -> Way:
-    consumers = []
-    for _ in range(readers):
-        principal, sock = _principal(address)
-        queue = trio.run(principal.declare_queue, "")
-        trio.run(principal.bind, queue, EXCHANGE, KEY)
-        consume = commands.Basic.Consume(queue=queue, consumer_tag=TAG, no_ack=True)
-        trio.run(principal.call, consume, commands.Basic.ConsumeOk)
-        consumers.append(sock)
-    _, writer = _principal(address)
+    async def consume(principal: Principal) -> None:
+        queue = await _bound_queue(principal)
+        method = commands.Basic.Consume(queue=queue, consumer_tag=TAG, no_ack=True)
+        await principal.call(method, commands.Basic.ConsumeOk)
+
+    consumers = [_prepared(address, consume)[1] for _ in range(readers)]
+    _, writer = _prepared(address, _exchange)
     header = b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + NO_PROPERTIES
     content = _frame(HEADER, header) + _frame(BODY, body)
     publish = encode(commands.Basic.Publish(exchange=EXCHANGE, routing_key=KEY), 1)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from brokers.bench import tuples
-from brokers.bench.servers import serving
+from brokers.bench.servers import processes_of, serving
 from brokers.errors import Refusal
 
 if TYPE_CHECKING:
@@ -124,13 +124,10 @@ class Ground:
 
 def cpu_seconds(root: int) -> float:
     """What a process and all below it have used, those that have ended too; 0 where there is no /proc."""
-    ticks, pids = 0, [root]
-    while pids:
-        pid = pids.pop()
+    ticks = 0
+    for pid in processes_of(root):
         try:
             ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                pids += map(int, (task / "children").read_text().split())
         except OSError:  # it has just ended: its parent's count has it
             continue
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -65,6 +65,19 @@ def processor_seconds(process: int) -> float | None:
     return own + sum(map(int, fields[13:15])) / _CLOCK_TICKS
 
 
+def processes_of(root: int) -> list[int]:
+    """A process, those that it has started, and those that they have; only itself where there is no /proc."""
+    found, pids = [], [root]
+    while pids:
+        found.append(pids.pop())
+        try:
+            for task in Path(f"/proc/{found[-1]}/task").iterdir():
+                pids += map(int, (task / "children").read_text().split())
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
 Other = AbstractContextManager[Address | None]
 """Another broker that runs while it is measured; None where it is not installed."""
 

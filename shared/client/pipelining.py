@@ -136,6 +136,7 @@ class PipelinedConnection(ABC, Generic[A]):
 
 _CLOSED = "the client is closed"
 Link = TypeVar("Link", bound=PipelinedConnection[Any])
+Result = TypeVar("Result")
 
 
 class Reconnecting(Generic[Link]):
@@ -186,6 +187,19 @@ class Reconnecting(Generic[Link]):
         if self.closed:
             link.lose(Unreachable(_CLOSED))
         return link
+
+    async def repeat(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """What may be done twice without harm: done again, over a new connection, where one was lost.
+
+        Raises what `attempt` raises, but Disconnected only as Unreachable.
+        """
+        while True:
+            try:
+                return await attempt()
+            except Unreachable:
+                raise
+            except Disconnected:
+                continue
 
     def close(self) -> None:
         """Without a word; whoever waits is told."""

@@ -237,20 +237,10 @@ class Group:
 
     def _admitted(self, open_session: OpenSession, *, pushes: bool) -> Admitted:
         """Who takes accepted sockets over: the poll driver where it can, for it is the faster one."""
-        if self._tls is None and self._poll is not None:
-            return partial(self._add_socket, self._poll, open_session, pushes)
+        driver = self._poll
+        if self._tls is None and driver is not None:
+            return lambda sock, peer, host: driver.add(sock, peer, host, open_session, pushes=pushes)
         return partial(self._add_stream, open_session, self._tls, pushes)
-
-    def _add_socket(
-        self,
-        driver: "PollDriver",
-        open_session: OpenSession,
-        pushes: bool,
-        sock: socket.socket,
-        peer: str,
-        host: str,
-    ) -> None:
-        driver.add(sock, peer, host, open_session, pushes=pushes)
 
     def _add_stream(
         self,

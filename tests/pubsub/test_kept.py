@@ -3,8 +3,7 @@
 import pytest
 
 from pubsub.listener import open_pubsub
-from pubsub.logs import KEPT, NAMESPACE
-from pubsub.settings import PubsubSettings
+from pubsub.settings import KEPT_LOG, NAMESPACE, PubsubSettings
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id
 from shared.checks import MemoryConnection
 from shared.plugin import Context
@@ -146,7 +145,7 @@ def test_what_many_keep_is_in_memory_once() -> None:
 async def test_what_is_kept_for_a_client_whose_session_is_lost_waits_for_it() -> None:
     disk = FakeDisk()
     context = Context(await open_store(disk), LOG)
-    log, _ = context.store.namespace(NAMESPACE, ALWAYS).create(KEPT)
+    log, _ = context.store.namespace(NAMESPACE, ALWAYS).create(KEPT_LOG)
     frame = datagram(b"news", Kind.STRING, b"hello").rstrip(b"\0")
     log.append(records(b"A\0" + frame), 1)
     context.store.commit_pending()
@@ -161,13 +160,13 @@ async def test_a_damaged_log_of_what_is_kept_costs_what_stood_there_and_is_told(
 ) -> None:
     disk = FakeDisk()
     context = Context(await open_store(disk), LOG)
-    log, _ = context.store.namespace(NAMESPACE, ALWAYS).create(KEPT)
+    log, _ = context.store.namespace(NAMESPACE, ALWAYS).create(KEPT_LOG)
     for number in range(100):
         log.append(records(b"A\0%04d" % number + b"x" * 1400), 1)
     context.store.commit_pending()
     await context.store.close()
     disk = disk.kill()
-    disk.flip(f"{NAMESPACE}/{KEPT}.log", 8 * 1000)
+    disk.flip(f"{NAMESPACE}/{KEPT_LOG}.log", 8 * 1000)
     service = await open_pubsub(Context(await open_store(disk), LOG), PubsubSettings())
     messages, _ = service.sessions.kept.held(b"A")
     assert 0 < messages < 100

@@ -367,10 +367,9 @@ def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end(
 
 def test_a_guarded_callback_gets_what_it_would_and_costs_its_connection_what_it_raises() -> None:
     connection = Guarded()
-    replies = Replies(Owner(connection))
     found: list[int] = []
-    replies.guarded(found.append)(7)
+    connection.guarded(found.append)(7)
     assert found == [7]
     assert connection.aborted is None
-    replies.guarded(bug)(7)
+    connection.guarded(bug)(7)
     assert connection.aborted == "crash"
