@@ -2,8 +2,8 @@
 
 import pytest
 
-from dms import cold, engine, logs, queue_log, wire
-from dms.settings import DmsSettings, QueueSettings
+from dms import cold, engine, queue_log, wire
+from dms.settings import QUEUES, TABLES_NAMESPACE, DmsSettings, QueueSettings
 from dms.wire import Status, Type
 from shared.storage import log as storage_log
 from shared.storage.settings import Durability
@@ -160,7 +160,7 @@ def test_a_queue_is_as_durable_as_it_says_with_its_options() -> None:
 def test_rows_of_an_earlier_version_are_made_safe(mode: Durability) -> None:
     """Its table had the mode of most queues, and keeps what it holds."""
     world = World(DmsSettings(durability=mode))
-    world.store.namespace(logs.TABLES_NAMESPACE, mode).change_mode(logs.QUEUES, mode)
+    world.store.namespace(TABLES_NAMESPACE, mode).change_mode(QUEUES, mode)
     world.connect().create("late", b'{"delay_ms":1000}')
     world.kill()
     world.connect().create("later", b'{"delay_ms":1000}')
