@@ -424,12 +424,6 @@ async def test_a_server_that_stops_says_goodbye_first(peer: Peer) -> None:
             await client.produce("jobs", b"x")
 
 
-async def test_the_callers_own_error_comes_out_as_it_is(peer: Peer) -> None:
-    with pytest.raises(KeyError):
-        async with connect():
-            raise KeyError("mine")
-
-
 async def test_a_closed_client_says_so(peer: Peer) -> None:
     async with connect() as client:
         pass

@@ -59,7 +59,9 @@ def test_bad_magic_closes(handshake: bool) -> None:
 @pytest.mark.parametrize("handshake", [False, True])
 def test_a_payload_that_is_too_large_is_thrown_away_and_told(size: int, handshake: bool) -> None:
     peer = World(MEMORY).connect(handshake=handshake)
-    frame = wire.HEADER.pack(wire.MAGIC, size, Type.PRODUCE, 1, 0, 5) + bytes(size)
+    never = wire.pack(Type.PRODUCE, 1, NAME + b"never")
+    payload = (never * (size // len(never) + 1))[:size]
+    frame = wire.HEADER.pack(wire.MAGIC, size, Type.PRODUCE, 1, 0, 5) + payload
     for at in range(0, len(frame), 50_000):
         assert peer.take() == []
         peer.send(frame[at : at + 50_000])
@@ -99,7 +101,11 @@ def test_checks_go_magic_length_version_handshake() -> None:
         (Type.CREATE_QUEUE, b"\0\x41" + b"a" * 65),
         (Type.CREATE_QUEUE, b"\0\1a{"),
         (Type.CREATE_QUEUE, b"\0\1a[]"),
+        (Type.CREATE_QUEUE, b"\0\1a" + b"[" * 4000),
         (Type.CREATE_QUEUE, b'\0\1a{"depth":0}'),
+        (Type.CREATE_QUEUE, b'\0\1a{"depth":-1}'),
+        (Type.CREATE_QUEUE, b'\0\1a{"depth":"1"}'),
+        (Type.CREATE_QUEUE, b'\0\1a{"depth":1e999}'),
         (Type.CREATE_QUEUE, b'\0\1a{"depth":true}'),
         (Type.CREATE_QUEUE, b'\0\1a{"depth":1.5}'),
         (Type.CREATE_QUEUE, b'\0\1a{"ttl_ms":-1}'),

@@ -44,6 +44,7 @@ def test_256_clients_at_once_and_the_257th_is_told(new_server: Callable[..., Ser
             assert b"256" in reply[3]
         taken = [client.consume("jobs") for client in clients]
         assert [body for _, body in taken] == [b"%d" % number for number in range(256)]
+        assert len({delivery for delivery, _ in taken}) == 256
         for client, (delivery, _) in zip(clients, taken, strict=True):
             client.ack(delivery)
         clients[0].disconnect()

@@ -1,7 +1,5 @@
 """The clients, against the server itself."""
 
-from functools import partial
-
 import pytest
 import trio
 import trustme
@@ -11,7 +9,7 @@ from kqmsgq import client as clients
 from kqmsgq.client import Consumer, Message, Producer, open_consumer, open_producer
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import message
-from shared.client.dial import Disconnected, Unreachable
+from shared.client.dial import Disconnected
 from shared.errors import RemoteProtocolError
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
@@ -39,13 +37,6 @@ async def test_leaving_a_producer_waits_until_the_server_has_all() -> None:
         async with open_producer(port=server.port) as producer:
             await producer.send_many((f"q{number % 3}", b"x" * number) for number in range(5000))
         assert server.value["kqmsgq_messages_produced_total"] == 5000
-
-
-async def test_a_message_that_the_server_does_not_take_is_no_success() -> None:
-    async with served(KqmsgqSettings(message_bytes_max=1 << 20)) as server:
-        with pytest.raises(Disconnected):
-            async with open_producer(port=server.port) as producer:
-                await producer.send("q", bytes(8 << 20))
 
 
 async def test_subscriptions_end_one_by_one_and_all_at_once() -> None:
@@ -103,17 +94,6 @@ async def test_what_is_subscribed_while_the_connection_is_lost_counts_when_it_is
             nursery.start_soon(expect_body, consumer, b"hello")
             await subscribed(server, 20)
             await producer.send("q0", b"hello")
-
-
-async def test_a_server_that_always_closes_ends_who_comes_back() -> None:
-    async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(partial(trio.serve_tcp, trio.aclose_forcefully, 0, host="127.0.0.1"))
-        port = listeners[0].socket.getsockname()[1]
-        async with open_consumer(port=port, retry_seconds=0.2) as consumer:
-            with pytest.raises(Unreachable, match="no connection stays"):
-                await anext(consumer)
-        nursery.cancel_scope.cancel()
-        listeners[0].socket.close()
 
 
 async def test_many_tasks_may_share_a_producer() -> None:

@@ -61,19 +61,6 @@ async def test_a_drain_sends_what_waits_and_closes_all(driver: Driver) -> None:
         await server.group.wait_no_connections()
 
 
-@everywhere
-async def test_what_breaks_the_protocol_is_closed_without_a_word(driver: Driver) -> None:
-    async with served(net=NetSettings(driver=driver)) as server:
-        consumer = await server.connect(b"consume" + subscribe())
-        for sent in (b"GET / HTTP/1.1\r\n", b"produce>", b"consume*", b"produce*\xff\xff\xff\xff"):
-            stream = await server.connect(sent)
-            assert await rest(stream) == b""
-        assert server.value["kqmsgq_faults_total{side}"] == 2
-        producer = await server.connect(b"produce" + message(b"a", b"1"))
-        assert await read(consumer, 11) == message(b"a", b"1")
-        await producer.aclose()
-
-
 async def test_those_who_never_read_lose_messages_and_nobody_else_notices() -> None:
     """A producer and 100 consumers, of which 10 never read."""
     bound, total, body = 300_000, 2000, b"x" * 1000
@@ -151,19 +138,6 @@ async def test_the_largest_message_reaches_a_consumer_however_little_may_wait(
         await producer.send_all(small)
         await server.until(messages_delivered_total=2)
         assert await read(consumer, len(largest) + len(small)) == largest + small
-
-
-async def test_a_producer_that_is_lost_amid_a_message_takes_just_that_with_it() -> None:
-    async with served() as server:
-        consumer = await server.connect(b"consume" + subscribe())
-        await server.until(subscriptions=1)
-        whole = message(b"q", b"whole")
-        producer = await server.connect(b"produce" + whole + message(b"q", b"x" * 1_000_000)[:-1])
-        assert await read(consumer, len(whole)) == whole
-        await producer.aclose()
-        await server.until(producers=0)
-        await consumer.send_eof()
-        assert await rest(consumer) == b""
 
 
 async def test_many_producers_keep_each_their_order_over_all_queues() -> None:

@@ -198,13 +198,6 @@ async def test_nobody_there_is_a_connection_refused() -> None:
             raise AssertionError("connected to nobody")
 
 
-async def test_the_callers_own_error_comes_out_as_it_is(tmp_path: Path) -> None:
-    async with served(tmp_path) as server:
-        with pytest.raises(KeyError):
-            async with connect(port=server.port):
-                raise KeyError("mine")
-
-
 async def test_what_may_be_asked_twice_survives_a_lost_connection(tmp_path: Path) -> None:
     async with (
         served(tmp_path) as server,
@@ -290,15 +283,6 @@ async def test_a_server_that_stays_away_is_unreachable_after_a_while(tmp_path: P
                 await producer.send(b"x")
         with pytest.raises(Unreachable):
             await client.ping()
-
-
-async def test_a_server_that_answers_nothing_is_not_asked_in_a_hot_loop(tmp_path: Path) -> None:
-    async with served(tmp_path) as server, proxied(server.port) as proxy:
-        proxy.cut_after_requests = [1] * 1000
-        async with connect(port=proxy.port, retry_seconds=0.3) as client:
-            with pytest.raises(Unreachable):
-                await client.ping()
-        assert 1 < proxy.connections < 15
 
 
 async def test_a_client_speaks_tls_and_checks_the_server_s_name(tmp_path: Path) -> None:

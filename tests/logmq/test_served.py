@@ -1,15 +1,13 @@
 """LogMQ on a real store behind real sockets: what the fakes cannot show."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
-import trio
 
 from logmq.settings import LogmqSettings, TopicSettings
 from shared.net.settings import NetSettings
 from shared.storage.settings import Durability
-from tests.logmq.model import ask_model, strip_answers
 from tests.logmq.served import served
 from tests.logmq.world import record, records
 
@@ -57,34 +55,6 @@ async def test_everything_acknowledged_is_there_after_a_restart(tmp_path: Path, 
         assert (await peer.ask(b"COMMITTED g gone")).startswith(b"ERR NO_COMMIT ")
         await peer.send(b"BATCH gone w 7 7\n" + record(b"two"))
         assert await peer.line() == b"OK 5"
-
-
-async def test_a_long_pipeline_against_the_plain_model(tmp_path: Path) -> None:
-    steps: list[tuple[Any, ...]] = []
-    for number in range(3000):
-        topic = "abc"[number % 7 % 3]
-        steps.append(("produce", topic, b"m%d" % number))
-        if number % 5 == 0:
-            steps.append(("consume", topic, 0))
-        if number % 50 == 0:
-            steps += [("append", topic, b"\n" * number), ("batch", topic, number, [b"", b"x" * number])]
-        if number % 100 == 0:
-            steps += [("offsets", topic), ("list_topics",), ("fetch", topic, 0, 1000), ("commit", "g", topic)]
-        if number % 1000 == 999:
-            steps += [("delete", topic), ("committed", "g", topic)]
-    steps = [
-        (what, "c.d" if rest and rest[0] == "c" else rest[0], *rest[1:]) if rest else (what,)
-        for what, *rest in steps
-    ]
-    asked = ask_model(steps)
-    async with served(tmp_path) as server:
-        peer = await server.connect()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(peer.send, b"".join(one.sent for one in asked))
-            expected = sum(len(one.answers[-1]) for one in asked if len(one.answers) == 1)
-            answers = await peer.take(expected)
-        await peer.stream.send_eof()
-        assert strip_answers(answers + await peer.rest(), asked) == b""
 
 
 async def test_tails_and_fetches_on_several_connections(tmp_path: Path) -> None:
