@@ -29,20 +29,9 @@ import attrs
 import trio
 from pamqp import base, commands
 
-from dmp.amqp.wire import (
-    BODY,
-    FRAME_END,
-    FRAME_HEAD,
-    FRAME_OVERHEAD,
-    HEADER,
-    HEARTBEAT,
-    METHOD,
-    ack_frame,
-    decode_untrusted,
-    encode,
-    header_untrusted,
-)
-from dmp.principal import FRAME_BYTES_MAX, Refused, greeted, refused
+from dmp.amqp import wire
+from dmp.amqp.wire import FRAME_END, FRAME_HEAD, encode
+from dmp.principal import Arrived, Contents, Refused, ServerFrames, greeted, refused
 from dmp.properties import unpack
 from dmp.refusals import Refusal
 from shared.client.dial import Address, Disconnected, broken
@@ -121,7 +110,7 @@ class Delivery:
     async def ack(self) -> None:
         """It is done with, and leaves its queue. Nothing answers: a lost one is delivered again. Raises
         Disconnected behind the end of its `consume`: the message has gone back."""
-        await self._channel.say(ack_frame(self._channel.number, self._tag, False))
+        await self._channel.say(wire.ack_frame(self._channel.number, self._tag, False))
 
     async def nack(self, *, requeue: bool = True) -> None:
         """It could not be handled: back into its queue, or else to the queue's dead letters."""
@@ -167,11 +156,7 @@ class _Channel:
         self._delivered: deque[Delivery] = deque()
         self._came = trio.Event()
         self._lost: BrokerError | None = None
-        # Of the message that is coming in: what announced it, its properties, its body so far.
-        self._method: base.Frame | None = None
-        self._properties = Properties()
-        self._parts: list[bytes] = []
-        self._missing = 0
+        self._contents = Contents()
 
     async def say(self, data: bytes) -> None:
         """Send what is not answered. Raises Disconnected, Refused."""
@@ -234,21 +219,11 @@ class _Channel:
 
     def receive(self, kind: int, payload: bytes) -> None:
         """A frame has come. Raises RemoteProtocolError, Refusal."""
-        if kind == METHOD:
-            self._receive_method(decode_untrusted(payload))
-        elif kind == HEADER:
-            self._missing, packed = header_untrusted(payload)
-            self._properties, self._parts = unpack(packed), []
-            self._complete()
-        elif kind == BODY:
-            self._parts.append(payload)
-            self._missing -= len(payload)
-            self._complete()
-
-    def _receive_method(self, method: base.Frame) -> None:
-        match method:
-            case commands.Basic.Deliver() | commands.Basic.Return():
-                self._method = method
+        match method := self._contents.take(kind, payload):
+            case None:
+                pass
+            case Arrived():
+                self._arrived(method)
             case commands.Basic.Ack():
                 self._confirm(method.delivery_tag or 0, method.multiple, True)
             case commands.Basic.Nack():
@@ -275,23 +250,19 @@ class _Channel:
                 none = Unroutable(f"no queue takes {published.key!r} of exchange {published.exchange!r}")
                 published.confirmed.give(none if published.returned else outcome)
 
-    def _complete(self) -> None:
-        if self._missing > 0:
-            return
-        method, self._method = self._method, None
-        body, self._parts = b"".join(self._parts), []
+    def _arrived(self, message: Arrived) -> None:
+        method = message.method
+        exchange, key, body = method.exchange or "", method.routing_key or "", message.body
         if isinstance(method, commands.Basic.Deliver):
-            exchange, key = method.exchange or "", method.routing_key or ""
-            tag = method.delivery_tag or 0
-            delivery = Delivery(body, exchange, key, bool(method.redelivered), self._properties, tag, self)
-            self._delivered.append(delivery)
+            redelivered, tag = bool(method.redelivered), method.delivery_tag or 0
+            properties = unpack(message.properties)
+            self._delivered.append(Delivery(body, exchange, key, redelivered, properties, tag, self))
             self._came.set()
             self._came = trio.Event()
-        elif isinstance(method, commands.Basic.Return):
+        else:
             # It comes before its confirm, and in the order of publishing.
-            what = method.exchange or "", method.routing_key or "", body
             for published in self._unconfirmed.values():
-                is_it = (published.exchange, published.key, published.body) == what
+                is_it = (published.exchange, published.key, published.body) == (exchange, key, body)
                 if is_it and published.mandatory and not published.returned:
                     published.returned = True
                     break
@@ -300,15 +271,15 @@ class _Channel:
         """Header and body, in frames that the server takes."""
         packed = properties.marshal()
         frames = [
-            FRAME_HEAD.pack(HEADER, self.number, _CONTENT.size + len(packed)),
+            FRAME_HEAD.pack(wire.HEADER, self.number, _CONTENT.size + len(packed)),
             _CONTENT.pack(_BASIC, 0, len(body)),
             packed,
             FRAME_END,
         ]
-        step = self._client.frame_bytes - FRAME_OVERHEAD
+        step = self._client.frame_bytes - wire.FRAME_OVERHEAD
         for start in range(0, len(body), step):
             part = body[start : start + step]
-            frames += [FRAME_HEAD.pack(BODY, self.number, len(part)), part, FRAME_END]
+            frames += [FRAME_HEAD.pack(wire.BODY, self.number, len(part)), part, FRAME_END]
         return frames
 
 
@@ -530,20 +501,10 @@ class Client:
             await self._stream.send_all(data)
 
     async def _receive(self) -> None:
-        data = bytearray()
+        frames = ServerFrames()
         while received := await self._stream.receive_some(RECEIVE_BYTES):
-            data += received
-            at = 0
-            while len(data) - at >= FRAME_OVERHEAD:
-                kind, number, size = FRAME_HEAD.unpack_from(data, at)
-                end = at + FRAME_OVERHEAD + size
-                if kind not in (METHOD, HEADER, BODY, HEARTBEAT) or size > FRAME_BYTES_MAX:
-                    raise RemoteProtocolError("the server does not speak AMQP 0-9-1")
-                if end > len(data):
-                    break
-                self._frame(kind, number, bytes(data[at + FRAME_HEAD.size : end - 1]))
-                at = end
-            del data[:at]
+            for kind, number, payload in frames.feed(bytes(received)):
+                self._frame(kind, number, payload)
         raise Disconnected("the server closed the connection")
 
     def _frame(self, kind: int, number: int, payload: bytes) -> None:
@@ -551,8 +512,8 @@ class Client:
             channel = self._channels.get(number)
             if channel is not None:
                 channel.receive(kind, payload)
-        elif kind == METHOD:
-            method = decode_untrusted(payload)
+        elif kind == wire.METHOD:
+            method = wire.decode_untrusted(payload)
             if isinstance(method, commands.Connection.Close):
                 self._write(encode(commands.Connection.CloseOk(), 0))
                 raise refused(method.reply_code or 0, method.reply_text)

@@ -16,18 +16,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from dmp import wire
 from dmp.message import Head, Message
 from dmp.queues import Owner, Queue
-from dmp.wire import (
-    NULL_MESSAGE,
-    SIZE_BYTES,
-    Reply,
-    envelope,
-    read_envelope,
-    read_u32,
-    refusal,
-    runs,
-)
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
@@ -134,7 +125,7 @@ class Feed:
         """A feed's client has nothing to say but null messages. Raises WireError."""
         if data[at:].strip(b"\0"):
             # What it reads are messages: a text between them would be taken for one.
-            error = refusal(Reply.INVALID, "a feed is read, not written to")
+            error = wire.refusal(wire.Reply.INVALID, "a feed is read, not written to")
             error.reply = b""
             raise error
         return len(data)
@@ -144,7 +135,7 @@ class Feed:
         idle_at = self._wrote + IDLE_SECONDS
         if now >= idle_at:
             if not self._connection.outbox.size:  # else it is not idle, but slow
-                self._push(NULL_MESSAGE, self._exchange)
+                self._push(wire.NULL_MESSAGE, self._exchange)
             idle_at = now + IDLE_SECONDS
         self._session.deadline(IDLE, idle_at)
 
@@ -197,8 +188,8 @@ class Feed:
 
     def _heads(self, exchange: bytes, data: bytes) -> list[tuple[Head, list[bytes]]]:
         found = []
-        for before, bodies in runs(data):
-            _, key, properties, body_bytes = read_envelope(before)
+        for before, bodies in wire.runs(data):
+            _, key, properties, body_bytes = wire.read_envelope(before)
             head = Head(exchange, key, body_bytes, properties)
             head.envelope = before
             found.append((head, bodies))
@@ -214,11 +205,11 @@ def _next_message(first: bytes | memoryview) -> int:
     written = len(whole) - len(first)
     at = 0
     while at < written:
-        at += SIZE_BYTES + read_u32(whole, at)[0]
+        at += wire.SIZE_BYTES + wire.read_u32(whole, at)[0]
     return at - written
 
 
 def _envelope(head: Head) -> bytes:
     if head.envelope is None:
-        head.envelope = envelope(head.exchange, head.key, head.properties, head.body_bytes)
+        head.envelope = wire.envelope(head.exchange, head.key, head.properties, head.body_bytes)
     return head.envelope

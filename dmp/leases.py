@@ -5,12 +5,16 @@ look-up or comparison takes longer for a word that is nearly right. A word that 
 costs the same work and gets the same answer. Leases are in memory only.
 """
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 import math
 import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
 
 from dmp.exchanges import Exchange
 from dmp.memory import check
@@ -34,30 +38,21 @@ SendReturn: TypeAlias = Callable[[Code, Head, bytes], None]
 """Gives a message back on the channel that asked for the sink; harmless once that is closed."""
 
 
+@attrs.define(eq=False, repr=False)
 class Lease:
     """One lease: of a sink (an exchange) or a feed (a queue).
 
     `deadline` and `heaped` belong to the timers.
     """
 
-    __slots__ = ("_lapsed", "deadline", "digest", "given", "heaped", "owner", "send_return", "target")
-
-    def __init__(
-        self,
-        digest: bytes,
-        owner: Owner,
-        target: Exchange | Queue,
-        send_return: SendReturn | None,
-        given: float,
-        lapsed: "Callable[[Lease], None]",
-    ) -> None:
-        self.digest = digest
-        self.owner = owner
-        self.target = target
-        self.send_return = send_return
-        self.given = given
-        self.deadline = self.heaped = math.inf
-        self._lapsed = lapsed
+    digest: bytes
+    owner: Owner
+    target: Exchange | Queue
+    send_return: SendReturn | None
+    given: float
+    _lapsed: Callable[[Lease], None]
+    deadline: float = math.inf
+    heaped: float = math.inf
 
     def __repr__(self) -> str:
         return f"<Lease of {self.target!r}>"
@@ -71,8 +66,8 @@ class LeaseBook:
 
     def __init__(
         self,
-        counts: "Counts",
-        timers: "Timers",
+        counts: Counts,
+        timers: Timers,
         leases_max: int,
         memory: Account | None = None,
         *,
@@ -92,13 +87,23 @@ class LeaseBook:
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._by_digest.values())
 
-    def put(self, owner: Owner, sink: Exchange, send_return: SendReturn) -> str:
-        """A lease of an exchange that may be published to. Raises Refusal."""
-        return self._give(owner, sink, send_return)
-
-    def get(self, owner: Owner, feed: Queue) -> str:
-        """A lease of a queue that is exclusive to `owner`, and not leased. Raises Refusal."""
-        return self._give(owner, feed, None)
+    def give(self, owner: Owner, target: Exchange | Queue, send_return: SendReturn | None = None) -> str:
+        """A lease of an exchange that may be published to, or of a queue that is exclusive to `owner` and not
+        leased. Raises Refusal."""
+        if len(self._by_digest) >= self._leases_max:
+            text = f"there are leases_max = {self._leases_max} unused leases already"
+            raise Refusal(Code.PRECONDITION_FAILED, text)
+        check(self._memory, LEASE_BYTES)
+        word = self._new_word()
+        now = self._timers.now()
+        lease = Lease(self._digest(word.encode()), owner, target, send_return, now, self._expired)
+        self._by_digest[lease.digest] = lease
+        self._memory.charge(LEASE_BYTES)
+        if isinstance(target, Queue):
+            target.feed_lease = lease
+        self._timers.set(lease, now + LEASE_SECONDS)
+        self._counts.leases_given += 1
+        return word
 
     def take(self, word: bytes) -> Lease | None:
         """Use a lease, once; None where the word is no lease, or was used, or has lapsed."""
@@ -115,22 +120,6 @@ class LeaseBook:
             self._counts.leases_refused += 1
             return None
         return lease
-
-    def _give(self, owner: Owner, target: Exchange | Queue, send_return: SendReturn | None) -> str:
-        if len(self._by_digest) >= self._leases_max:
-            text = f"there are leases_max = {self._leases_max} unused leases already"
-            raise Refusal(Code.PRECONDITION_FAILED, text)
-        check(self._memory, LEASE_BYTES)
-        word = self._new_word()
-        now = self._timers.now()
-        lease = Lease(self._digest(word.encode()), owner, target, send_return, now, self._expired)
-        self._by_digest[lease.digest] = lease
-        self._memory.charge(LEASE_BYTES)
-        if isinstance(target, Queue):
-            target.feed_lease = lease
-        self._timers.set(lease, now + LEASE_SECONDS)
-        self._counts.leases_given += 1
-        return word
 
     def _expired(self, lease: Lease) -> None:
         self._remove(lease)

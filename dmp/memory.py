@@ -181,19 +181,6 @@ class Accounts:
     One object: a `Broker` with more than 30 attributes makes each of them slower, and a publish by 3 %.
     """
 
-    __slots__ = (
-        "bindings",
-        "bodies",
-        "caches",
-        "channels",
-        "consumers",
-        "exchanges",
-        "leases",
-        "messages",
-        "queues",
-        "transactions",
-    )
-
     def __init__(self, budget: Account) -> None:
         def account(name: str, percent: int = ACCOUNT_PERCENT) -> Account:
             return budget.account(name, budget.limit_bytes * percent // 100)

@@ -67,60 +67,50 @@ class Counts:
 
 
 GAUGES = (
-    Gauge("connections", "AMQP connections past their login.", lambda broker: broker.counts.connections),
-    Gauge("sinks", "DMP connections that write.", lambda broker: broker.counts.sinks),
-    Gauge("feeds", "DMP connections that read.", lambda broker: broker.counts.feeds),
-    Gauge("leases", "Leases that are not used yet.", lambda broker: len(broker.leases)),
-    Gauge("channels", "Open channels.", lambda broker: broker.counts.channels),
-    Gauge("consumers", "Consumers.", lambda broker: broker.counts.consumers),
-    Gauge("exchanges", "Exchanges.", lambda broker: len(broker.exchanges)),
-    Gauge("queues", "Queues.", lambda broker: len(broker.queues)),
-    Gauge("bindings", "Bindings.", lambda broker: broker.bindings),
-    Gauge(
-        "wild_words",
-        "Words of topic bindings with more than three wildcards.",
-        lambda broker: broker.wild_words,
-    ),
+    Gauge("connections", "AMQP connections past their login.", lambda b: b.counts.connections),
+    Gauge("sinks", "DMP connections that write.", lambda b: b.counts.sinks),
+    Gauge("feeds", "DMP connections that read.", lambda b: b.counts.feeds),
+    Gauge("leases", "Leases that are not used yet.", lambda b: len(b.leases)),
+    Gauge("channels", "Open channels.", lambda b: b.counts.channels),
+    Gauge("consumers", "Consumers.", lambda b: b.counts.consumers),
+    Gauge("exchanges", "Exchanges.", lambda b: len(b.exchanges)),
+    Gauge("queues", "Queues.", lambda b: len(b.queues)),
+    Gauge("bindings", "Bindings.", lambda b: b.bindings),
+    Gauge("wild_words", "Words of topic bindings with more than three wildcards.", lambda b: b.wild_words),
     Gauge(
         "queues_damaged",
         "Queues that lost messages and were not purged since, or their definition and were not declared.",
-        lambda broker: sum(queue.lost or queue.adopted for queue in broker.queues.values()),
+        lambda b: sum(queue.lost or queue.adopted for queue in b.queues.values()),
     ),
-    Gauge("bodies", "Large bodies, each in a log of its own.", lambda broker: len(broker.bodies)),
+    Gauge("bodies", "Large bodies, each in a log of its own.", lambda b: len(b.bodies)),
     Gauge(
-        "bodies_unclaimed",
-        "Of those found at the start, what no queue has.",
-        lambda broker: broker.bodies.unclaimed,
+        "bodies_unclaimed", "Of those found at the start, what no queue has.", lambda b: b.bodies.unclaimed
     ),
-    Gauge(
-        "begun_bytes",
-        "Large bodies that have begun, as announced.",
-        lambda broker: broker.bodies.begun_bytes,
-    ),
+    Gauge("begun_bytes", "Large bodies that have begun, as announced.", lambda b: b.bodies.begun_bytes),
     Gauge(
         "bindings_waiting",
         "Bindings whose exchange or queue is not there.",
-        lambda broker: len(broker.topology.waiting),
+        lambda b: len(b.topology.waiting),
     ),
     Gauge(
         "messages_ready",
         "Messages that wait for a taker.",
-        lambda broker: sum(queue.depth for queue in broker.queues.values()),
+        lambda b: sum(queue.depth for queue in b.queues.values()),
     ),
     Gauge(
         "messages_cold",
         "Of these, the ones that are in the logs of their queues alone.",
-        lambda broker: sum(queue.cold.count for queue in broker.queues.values() if queue.cold is not None),
+        lambda b: sum(queue.cold.count for queue in b.queues.values() if queue.cold is not None),
     ),
     Gauge(
         "messages_unacked",
         "Messages given and not acknowledged.",
-        lambda broker: sum(queue.unacked for queue in broker.queues.values()),
+        lambda b: sum(queue.unacked for queue in b.queues.values()),
     ),
     Gauge(
         "memory_bytes",
         "What waiting messages take; above memory_bytes_max publishers are not read.",
-        lambda broker: broker.memory.held_bytes,
+        lambda b: b.memory.held_bytes,
     ),
 )
 """Read from the broker."""

@@ -4,7 +4,8 @@ It has one channel and asks one thing at a time. Messages of a sink that come ba
 in `returned`. For everything else there are ordinary AMQP clients; both may be used beside each other.
 """
 
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -12,18 +13,8 @@ import attrs
 import trio
 from pamqp import base, commands
 
-from dmp.amqp.wire import (
-    BODY,
-    FRAME_HEAD,
-    FRAME_OVERHEAD,
-    HEADER,
-    HEARTBEAT,
-    METHOD,
-    Direct,
-    decode_untrusted,
-    encode,
-    header_untrusted,
-)
+from dmp.amqp import wire
+from dmp.amqp.wire import Direct, encode
 from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
 from shared.client.dial import Address, Disconnected, broken, check_plain
@@ -73,15 +64,77 @@ class Returned:
     body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
 
 
+class ServerFrames:
+    """Takes what a server sends apart, however it is cut."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, received: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Of each frame that is whole: its kind, its channel, its payload. Raises RemoteProtocolError."""
+        data = self._data
+        data += received
+        at = 0
+        while len(data) - at >= wire.FRAME_HEAD.size:
+            kind, number, size = wire.FRAME_HEAD.unpack_from(data, at)
+            end = at + size + wire.FRAME_OVERHEAD
+            if kind not in wire.KINDS or size > FRAME_BYTES_MAX:
+                raise RemoteProtocolError("the server does not speak AMQP 0-9-1")
+            if end > len(data):
+                break
+            yield kind, number, bytes(data[at + wire.FRAME_HEAD.size : end - 1])
+            at = end
+        del data[:at]
+
+
+@attrs.frozen
+class Arrived:
+    """A message that is whole, and the method that announced it."""
+
+    method: commands.Basic.Deliver | commands.Basic.Return
+    properties: bytes
+    body: bytes
+
+
+class Contents:
+    """Puts the messages of one channel together."""
+
+    def __init__(self) -> None:
+        self._method: commands.Basic.Deliver | commands.Basic.Return | None = None
+        self._properties = b""
+        self._parts: list[bytes] = []
+        self._missing = 0
+
+    def take(self, kind: int, payload: bytes) -> base.Frame | Arrived | None:
+        """A frame: what it is, or completes. Raises RemoteProtocolError, Refusal."""
+        if kind == wire.METHOD:
+            method = wire.decode_untrusted(payload)
+            if not isinstance(method, commands.Basic.Deliver | commands.Basic.Return):
+                return method
+            self._method = method
+            return None
+        if kind == wire.HEADER:
+            self._missing, self._properties = wire.header_untrusted(payload)
+            self._parts = []
+        elif kind == wire.BODY:
+            self._parts.append(payload)
+            self._missing -= len(payload)
+        if kind == wire.HEARTBEAT or self._missing > 0 or self._method is None:
+            return None
+        whole = Arrived(self._method, self._properties, b"".join(self._parts))
+        self._method = None
+        return whole
+
+
 class Principal:
     """Made by `open_principal`."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
-        self._data = bytearray()
-        self._return: commands.Basic.Return | None = None  # whose content is coming
-        self._parts: list[bytes] = []
-        self._missing = 0
+        self._frames = ServerFrames()
+        self._contents = Contents()
+        self._methods: deque[base.Frame] = deque()
+        self._heard = False
         self.returned: list[Returned] = []
         """At most `RETURNED_MAX`; all there are once it is closed."""
 
@@ -155,50 +208,27 @@ class Principal:
 
     async def _expect(self, answer: type[M]) -> M:
         while True:
-            found = self._take()
-            if found is None:
-                await self._receive()
-            elif isinstance(found, answer):
-                return found
-            elif isinstance(found, commands.Connection.Close | commands.Channel.Close):
-                raise refused(found.reply_code or 0, found.reply_text)
+            while self._methods:
+                found = self._methods.popleft()
+                if isinstance(found, answer):
+                    return found
+                if isinstance(found, commands.Connection.Close | commands.Channel.Close):
+                    raise refused(found.reply_code or 0, found.reply_text)
+            self._take(await self._receive())
 
-    def _take(self) -> base.Frame | None:
-        """The next method that has come; returned messages are put aside. Raises RemoteProtocolError."""
-        data = self._data
-        while len(data) >= FRAME_HEAD.size:
-            kind, _, size = FRAME_HEAD.unpack_from(data)
-            if kind not in (METHOD, HEADER, BODY, HEARTBEAT) or size > FRAME_BYTES_MAX:
-                raise RemoteProtocolError("the server does not speak AMQP 0-9-1")
-            if len(data) < size + FRAME_OVERHEAD:
-                return None
-            payload = bytes(data[FRAME_HEAD.size : FRAME_HEAD.size + size])
-            del data[: size + FRAME_OVERHEAD]
-            if kind == METHOD:
-                try:
-                    method = decode_untrusted(payload)
-                except Refusal as error:
-                    raise RemoteProtocolError(str(error)) from error
-                if not isinstance(method, commands.Basic.Return):
-                    return method
-                self._return = method
-            elif kind == HEADER:
-                self._missing, _ = header_untrusted(payload)
-                self._parts = []
-                self._content_came()
-            elif kind == BODY:
-                self._parts.append(payload)
-                self._missing -= len(payload)
-                self._content_came()
-        return None
-
-    def _content_came(self) -> None:
-        method = self._return
-        if method is not None and self._missing <= 0:
-            self._return = None
-            if len(self.returned) < RETURNED_MAX:
-                body = b"".join(self._parts)
-                self.returned.append(Returned(method.reply_code or 0, method.routing_key or "", body))
+    def _take(self, data: bytes) -> None:
+        """Raises RemoteProtocolError."""
+        try:
+            for kind, _, payload in self._frames.feed(data):
+                found = self._contents.take(kind, payload)
+                if isinstance(found, Arrived):
+                    if len(self.returned) < RETURNED_MAX:
+                        code = getattr(found.method, "reply_code", 0)
+                        self.returned.append(Returned(code, found.method.routing_key or "", found.body))
+                elif found is not None:
+                    self._methods.append(found)
+        except Refusal as error:
+            raise RemoteProtocolError(str(error)) from error
 
     async def _send(self, data: bytes) -> None:
         try:
@@ -206,16 +236,17 @@ class Principal:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise broken(error, "closed") from error
 
-    async def _receive(self) -> None:
+    async def _receive(self) -> bytes:
         try:
-            data = await self._stream.receive_some(RECEIVE_BYTES)
+            data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise broken(error, "closed") from error
         if not data:
             raise Disconnected("the server closed the connection")
-        if not self._data:
+        if not self._heard:
             check_plain(data)
-        self._data += data
+            self._heard = True
+        return data
 
 
 async def greeted(address: Address, stream: trio.abc.Stream) -> Principal:

@@ -33,22 +33,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from dmp import queue_records as records
 from dmp.bodies import Bodies
 from dmp.message import Head, Message
-from dmp.queue_records import (
-    KNOWN_LOST,
-    PAGES,
-    PUTS,
-    MessageReader,
-    Op,
-    number_in,
-    numbers_in,
-    places,
-    purged,
-    put,
-    put_bytes,
-    taken,
-)
+from dmp.queue_records import PAGES, PUTS, MessageReader, put_bytes
 from shared.errors import CorruptRecord, StoreError
 from shared.storage.lost import Lost
 
@@ -135,19 +123,19 @@ class QueueLog:
 
     def take_cold(self, first: int, end: int) -> None:
         """All that is cold leaves the queue. Raises StoreError."""
-        self.log.append(purged(first, end), 1, reserved=True)
+        self.log.append(records.purged(first, end), 1, reserved=True)
         self._live_bytes = sum(
             put_bytes(message.head) for held in (self._live, self._copied) for message in held.values()
         )
 
     def lost_is_known(self) -> None:
         """What was lost so far is known to be lost: a start does not tell of it again. Raises StoreError."""
-        self.log.append(purged(*KNOWN_LOST), 1, reserved=True)
+        self.log.append(records.purged(*records.KNOWN_LOST), 1, reserved=True)
 
     def leaving(self, messages: Sequence[Message]) -> bytes:
         """The record that these leave the queue, for `Store.append_all`; b"" where they have none."""
         numbers = [message.number for message in messages]
-        return taken([number for number in numbers if number in self._live or number in self._copied])
+        return records.taken([number for number in numbers if number in self._live or number in self._copied])
 
     def left(self, messages: Sequence[Message]) -> None:
         """That record is written."""
@@ -162,7 +150,7 @@ class QueueLog:
             return None
         ticket = None
         if self._taken:
-            _, ticket = self.log.append(taken(self._taken), 1, reserved=True)
+            _, ticket = self.log.append(records.taken(self._taken), 1, reserved=True)
             self._taken = []
         with suppress(StoreError):  # tidying can wait; what was taken is written
             self._tidy()
@@ -198,7 +186,7 @@ class QueueLog:
             for message in held.values():
                 if message.offset >= bound or len(copies) == COPIES or copied > _COPY_BYTES:
                     break
-                record = put(message.head, (message,))
+                record = records.put(message.head, (message,))
                 offset, ticket = log.append(record, 1, reserved=True)
                 copies.append((message, offset))
                 copied += len(record)
@@ -343,9 +331,9 @@ class Cold:
     def _read(self, data: bytes) -> list[Message]:
         start = self._offset
         messages: list[Message] = []
-        for op, at, end in places(data):
+        for op, at, end in records.places(data):
             if op in PUTS or op in PAGES:
-                number = number_in(data, at)
+                number = records.number_in(data, at)
                 if number < self.first or (op in PAGES and number < self._ours):
                     continue  # an older one, copied forward; or one that went with its process
                 try:
@@ -414,21 +402,21 @@ class _Past:
 
     def note(self, op: int, data: bytes, start: int, end: int, offset: int) -> None:
         """Raises ValueError, IndexError, struct.error."""
-        if op == Op.TAKEN:
-            numbers = numbers_in(data, start, end)
+        if op == records.Op.TAKEN:
+            numbers = records.numbers_in(data, start, end)
             self._taken.extend(numbers)
             highest = max(numbers)
             self.mixed_to = max(self.mixed_to, highest)
-        elif op == Op.PURGED:
-            first, stop = numbers_in(data, start, end)
-            if (first, stop) == KNOWN_LOST:
+        elif op == records.Op.PURGED:
+            first, stop = records.numbers_in(data, start, end)
+            if (first, stop) == records.KNOWN_LOST:
                 self.known_lost_to = offset
                 return
             self._ranges.append((first, stop))
             highest = stop - 1
             self.mixed_to = max(self.mixed_to, highest)
         else:
-            highest = number_in(data, start)
+            highest = records.number_in(data, start)
             if op in PUTS:
                 if highest <= self._last:
                     self.mixed_to = max(self.mixed_to, highest)
@@ -454,9 +442,9 @@ async def load(queue_log: QueueLog, room_bytes: float, bodies: Bodies) -> Loaded
     reading = WholeRecords(log, log.first, _LOAD_BYTES)
     while data := await reading.read():
         offset = reading.offset
-        for op, start, end in places(data):
+        for op, start, end in records.places(data):
             try:
-                past.note(Op(op), data, start, end, offset + start)
+                past.note(records.Op(op), data, start, end, offset + start)
             except (ValueError, IndexError, struct.error):
                 reading.pass_over(Lost(offset + start, end - start, 1))
     past.sort()
@@ -467,10 +455,10 @@ async def load(queue_log: QueueLog, room_bytes: float, bodies: Bodies) -> Loaded
     again = WholeRecords(log, log.first, _LOAD_BYTES)
     while data := await again.read():
         offset = again.offset
-        for op, start, end in places(data):
+        for op, start, end in records.places(data):
             if op not in PUTS:
                 continue
-            number = number_in(data, start)
+            number = records.number_in(data, start)
             if number <= past.mixed_to and past.has_left(number):
                 continue
             try:

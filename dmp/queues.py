@@ -576,7 +576,7 @@ class Queue:
 
     def get(self, no_ack: bool) -> Message | None:
         """The next message, for one that asks for just that; None where nothing is ready."""
-        self._used_now()
+        self.used_now()
         if self._timed:
             self._expire_ready()
         if self.feed is not None or self.returning or not (self.ready or self._warm()) or self._behind:
@@ -596,9 +596,7 @@ class Queue:
     def leave(self, messages: Sequence[Message]) -> None:
         """They are gone: from the queue, from all books, and from its log."""
         if messages:
-            self._context.memory.give(_cost(messages))
-            if self._has_large:
-                self._let_bodies_go(messages)
+            self.lose(messages)
             if self.log is not None:
                 self._take_from_log(self.log, messages)
 
@@ -695,20 +693,12 @@ class Queue:
         self.consumers.add(consumer)
         self._blocked = False
         self.had_consumer = True
-        self._used_now()
+        self.used_now()
 
-    def remove_consumer(self, consumer: Taker) -> None:
-        self.consumers.remove(consumer)
-        self._consumers_left()
-
-    def remove_consumers(self, consumers: Iterable[Taker]) -> None:
-        """The same for all of a connection's."""
-        self.consumers.remove_all(consumers)
-        self._consumers_left()
-
-    def _consumers_left(self) -> None:
+    def remove_consumers(self, *consumers: Taker) -> None:
+        self.consumers.remove(consumers)
         self.exclusive_consumer = False
-        self._used_now()
+        self.used_now()
         if self.consumers.single:
             self.deal()
 
@@ -717,20 +707,17 @@ class Queue:
         assert self.feed is None, "a queue has one feed"
         self.feed = feed
         self.had_consumer = True
-        self._used_now()
+        self.used_now()
         self.deal()
 
     def detach_feed(self, feed: FeedTaker) -> None:
         assert self.feed is feed
         self.feed = None
-        self._used_now()
+        self.used_now()
         self.deal()
 
-    def redeclared(self) -> None:
-        """Somebody has declared it again, which counts as use."""
-        self._used_now()
-
-    def _used_now(self) -> None:
+    def used_now(self) -> None:
+        """To be declared again counts as use, too."""
         self.used = self._context.timers.now()
         if self.kind.arguments.expires_ms is not None:
             self._arm()

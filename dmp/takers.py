@@ -77,11 +77,7 @@ class Consumers:
         insort(self.members, consumer, first, key=_rank)
         self._level = 0
 
-    def remove(self, consumer: Taker) -> None:
-        self.members.remove(consumer)
-        self._level = 0
-
-    def remove_all(self, consumers: Iterable[Taker]) -> None:
+    def remove(self, consumers: Iterable[Taker]) -> None:
         gone = set(consumers)
         self.members = [consumer for consumer in self.members if consumer not in gone]
         self._level = 0

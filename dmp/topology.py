@@ -195,7 +195,7 @@ class Topology:
             self._allow(found, owner)
             ticket = self._define(found, kind) if found.adopted else None
             self._same_queue(found, kind)
-            found.redeclared()
+            found.used_now()
             return found, ticket
         if name.startswith(_RESERVED):
             raise _reserved("queue", name)
@@ -214,7 +214,7 @@ class Topology:
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues[queue] = None
-        queue.redeclared()
+        queue.used_now()
         self._find_waiting(queue)
         return queue, ticket
 
@@ -533,7 +533,7 @@ class Topology:
                 **describe_lost(loaded.lost),
             )
         queue.lost = queue.lost or lost
-        queue.redeclared()
+        queue.used_now()
 
     def _restore_bindings(self, saved: Saved) -> None:
         broker = self._broker

@@ -90,28 +90,6 @@ class Mux:
     `dealing`: deliveries may be sent. `capabilities`: the client's. `payload_max`: bytes that a frame holds.
     """
 
-    __slots__ = (
-        "_finishing",
-        "_roomy",
-        "_settled",
-        "_to_confirm",
-        "_waits_to_deal",
-        "_work",
-        "at",
-        "broker",
-        "by_number",
-        "capabilities",
-        "connection",
-        "current",
-        "dealing",
-        "incoming",
-        "owner",
-        "payload_max",
-        "publishing",
-        "replies",
-        "session",
-    )
-
     def __init__(self, session: SessionBase, broker: Broker) -> None:
         self.session = session
         self.connection = session.connection
@@ -336,7 +314,7 @@ class Mux:
         for queue, those in consumers.items():
             broker.counts.consumers -= len(those)
             if not queue.deleted:
-                queue.remove_consumers(those)
+                queue.remove_consumers(*those)
                 broker.topology.consumer_left(queue)
         if queues:
             broker.background.add(_come_back(broker, unacked, queues))
@@ -543,7 +521,7 @@ class Channel:
             self.reply_consumer = None
             self.mux.publishing.forget()
         if not queue.deleted:
-            queue.remove_consumer(consumer)
+            queue.remove_consumers(consumer)
             self.mux.broker.topology.consumer_left(queue)
 
     def end(self) -> None:

@@ -197,22 +197,6 @@ class BodyFrames(FileRange):
     """All body frames of one content. `release`: called when they are sent, or never will be; `broken` where
     the body cannot be read, before that is raised."""
 
-    __slots__ = (
-        "_at",
-        "_body",
-        "_broken",
-        "_buffer",
-        "_channel",
-        "_connection",
-        "_frame_left",
-        "_left",
-        "_next",
-        "_over",
-        "_payload_max",
-        "_reading",
-        "_starved",
-    )
-
     def __init__(
         self,
         connection: Connection,

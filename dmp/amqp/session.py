@@ -21,26 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
+from dmp.amqp import wire
 from dmp.amqp.channel import CHANNEL_BYTES, Channel, Mux
 from dmp.amqp.content import LARGE, Content
 from dmp.amqp.methods import HANDLERS, NotYet
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
-from dmp.amqp.wire import (
-    ACK,
-    BODY,
-    FRAME_END,
-    FRAME_HEAD,
-    FRAME_OVERHEAD,
-    HEADER,
-    HEARTBEAT,
-    HEARTBEAT_FRAME,
-    METHOD,
-    PUBLISH,
-    decode_untrusted,
-    encode,
-    header_untrusted,
-    publish_untrusted,
-)
+from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
 from dmp.memory import check
 from dmp.pacing import Stop
 from dmp.refusals import Code, Refusal, shown
@@ -70,7 +56,6 @@ METHOD_BYTES = 2
 # A content header's bytes: it may hold such a table, which is walked over, and decoded where somebody asks.
 HEADER_BYTES = 4
 
-_KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 _TOPOLOGY = frozenset((commands.Exchange.frame_id, commands.Queue.frame_id))
 _END = FRAME_END[0]
 _ACK_BYTES = 13
@@ -147,7 +132,7 @@ class AmqpSession(SessionBase):
 
     def due(self, what: int, now: float) -> None:
         if what == BEAT:
-            self.connection.write(HEARTBEAT_FRAME)
+            self.connection.write(wire.HEARTBEAT_FRAME)
             self.deadline(BEAT, now + self._heartbeat_seconds / 2)
         elif what == SILENCE:
             silence = self._heartbeat_seconds * 2
@@ -199,7 +184,7 @@ class AmqpSession(SessionBase):
                 break
             kind, number, size = FRAME_HEAD.unpack_from(data, at)
             stop = at + head_bytes + size
-            if kind not in _KINDS:
+            if kind not in wire.KINDS:
                 raise RemoteProtocolError(f"a frame of type {kind}")
             if size > mux.payload_max:
                 mux.at = end
@@ -237,7 +222,7 @@ class AmqpSession(SessionBase):
 
     def _frame(self, kind: int, number: int, payload: bytes) -> None:
         """Raises Refusal."""
-        if kind == HEARTBEAT:
+        if kind == wire.HEARTBEAT:
             if number or payload:
                 raise Refusal(Code.FRAME_ERROR, "a heartbeat on a channel, or with a payload")
             return
@@ -258,9 +243,9 @@ class AmqpSession(SessionBase):
             self._method(channel, number, payload)
         elif channel is None:
             raise Refusal(Code.CHANNEL_ERROR, f"content on channel {number}, which is not open")
-        elif kind == HEADER:
+        elif kind == wire.HEADER:
             self.mux.worked(len(payload) // HEADER_BYTES)
-            if channel.take_header(*header_untrusted(payload)):
+            if channel.take_header(*wire.header_untrusted(payload)):
                 self._published(channel, b"")
         else:
             body = channel.take_body(payload)
@@ -270,11 +255,11 @@ class AmqpSession(SessionBase):
     def _method(self, channel: Channel | None, number: int, payload: bytes) -> None:
         """Raises Refusal, NotYet."""
         if payload[:4] == PUBLISH and channel is not None and channel.state is ChannelState.OPEN:
-            channel.begin_content(Content(*publish_untrusted(payload)))
+            channel.begin_content(Content(*wire.publish_untrusted(payload)))
             return
         mux = self.mux
         mux.worked(METHOD_WORK + len(payload) // METHOD_BYTES)
-        method = decode_untrusted(payload)
+        method = wire.decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:
             raise Refusal(Code.COMMAND_INVALID, f"{method.name} is not for a server")
@@ -346,7 +331,7 @@ class AmqpSession(SessionBase):
             commands.Connection.CloseOk.index,
         ):
             return
-        method = decode_untrusted(payload, CONNECTION_FIELDS_MAX)
+        method = wire.decode_untrusted(payload, CONNECTION_FIELDS_MAX)
         match method:
             case commands.Connection.StartOk() if self.state is State.STARTING:
                 self._start_ok(method)

@@ -20,6 +20,7 @@ from dmp.message import Head
 from dmp.refusals import Code, Refusal
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
+KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 FRAME_HEAD = struct.Struct(">BHI")
 FRAME_END = b"\xce"
 FRAME_OVERHEAD = 8

@@ -41,7 +41,7 @@ async def test_one_that_comes_or_goes_changes_who_is_first(world: World) -> None
     world.publish(b"", b"q", b"a")
     (high,) = consuming(queue, 2)
     world.publish(b"", b"q", b"b")
-    queue.remove_consumer(high)
+    queue.remove_consumers(high)
     world.publish(b"", b"q", b"c")
     assert (low.bodies, high.bodies) == ([b"a", b"c"], [b"b"])
 
@@ -51,7 +51,7 @@ async def test_a_single_active_consumer_stays_until_it_goes_and_the_highest_is_n
     first, low, high = consuming(queue, 1, 2, 3, room=9)
     for body in (b"a", b"b"):
         world.publish(b"", b"q", body)
-    queue.remove_consumer(first)
+    queue.remove_consumers(first)
     world.publish(b"", b"q", b"c")
     assert (first.bodies, low.bodies, high.bodies) == ([b"a", b"b"], [], [b"c"])
 

@@ -239,6 +239,6 @@ async def test_a_dead_letter_that_cannot_be_written_keeps_what_others_acknowledg
         patch.setattr(world.store, "append_all", fails)
         queue.reject(taker.messages[1:])
     world.settle()
-    queue.remove_consumer(taker)
+    queue.remove_consumers(taker)
     after = await world.again()
     assert ready(after.broker.queues[b"q"]) == [b"rejected"]

@@ -267,7 +267,7 @@ async def test_an_auto_delete_queue_goes_with_its_feed(world: World, app: Applic
     consumer = Taker()
     queue.add_consumer(consumer)
     feed = app.feed(b"mine")
-    queue.remove_consumer(consumer)
+    queue.remove_consumers(consumer)
     world.topology.consumer_left(queue)
     assert not queue.deleted, "a feed counts as a consumer"
     feed.close()

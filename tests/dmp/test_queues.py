@@ -120,7 +120,7 @@ async def test_an_unused_queue_goes(world: World) -> None:
     queue.add_consumer(taker)
     world.advance(5)
     assert not queue.deleted
-    queue.remove_consumer(taker)
+    queue.remove_consumers(taker)
     world.advance(0.9)
     assert not queue.deleted
     world.advance(0.2)

@@ -34,7 +34,7 @@ def rejected(world: World, queue: Queue, sent: list[bytes], properties: bytes = 
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
     world.publish(b"", queue.name, *sent, properties=properties)
-    queue.remove_consumer(taker)
+    queue.remove_consumers(taker)
     queue.reject(taker.messages)
 
 
@@ -90,7 +90,7 @@ async def test_dead_letters_outlive_their_queue(world: World) -> None:
     sent = numbered(100)
     world.publish(b"", b"q", *sent, properties=PERSISTENT)
     world.settle()
-    queue.remove_consumer(taker)
+    queue.remove_consumers(taker)
     queue.reject(taker.messages)
     world.topology.delete_queue(queue)
     world.advance(0)
