@@ -155,6 +155,32 @@ async def test_syncs_that_are_short_beside_a_rounds_work_need_no_thread(
         assert ticket.done is inline
 
 
+@pytest.mark.parametrize(
+    ("sync_ms", "inline"),
+    [
+        ([0.2] * 20 + [9], True),  # one long sync among short ones
+        ([0.2] * 20 + [9] * 9, False),
+        ([9] * 20 + [0.2], True),  # in a thread it is never short by chance, but often long
+        ([9] * 20 + [0.2, 9], True),
+        ([0.2] + [9] * 30, False),
+    ],
+)
+async def test_one_sync_out_of_many_does_not_settle_where_the_next_is_made(
+    sync_ms: list[float], inline: bool, mock_clock: MockClock
+) -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, attrs.evolve(SMALL, inline_sync_seconds=300e-6), clock)
+    (log,) = await logs_of(store, ALWAYS)
+    async with running(store):
+        for each in sync_ms:
+            disk.before = partial(sync_slowly, clock, each / 1000)
+            await store.wait(log.append(records(b"x"), 1)[1])
+        clock.advance(1)  # nobody waits meanwhile
+        _, ticket = log.append(records(b"x"), 1)
+        store.commit_pending()
+        assert ticket.done is inline
+
+
 async def test_what_had_to_wait_for_a_commit_does_not_count_as_work(mock_clock: MockClock) -> None:
     disk, clock, gate = FakeDisk(), HandClock(), trio.Event()
 
