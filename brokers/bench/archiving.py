@@ -26,8 +26,8 @@ from brokers.errors import Refusal
 
 if TYPE_CHECKING:
     from brokers.bench.ground import Ground
-    from brokers.pipeline.archive.feed import ArchiveInput
-    from brokers.pipeline.archive.job import Archiver
+    from brokers.pipeline.archiving.feed import ArchiveInput
+    from brokers.pipeline.archiving.job import Archiver
 
 RATE = 200_000
 """Records a second, of 100 bytes."""
@@ -74,8 +74,8 @@ def follow(ground: "Ground") -> Iterator[FollowRow]:
 
 
 def _ours(ground: "Ground", size: int, folder: Path) -> int:
-    from brokers.pipeline.archive.folder import opened
-    from brokers.pipeline.archive.job import Archiver
+    from brokers.pipeline.archiving.folder import opened
+    from brokers.pipeline.archiving.job import Archiver
 
     shutil.rmtree(folder, ignore_errors=True)
     feed = _feed({"path": str(ground.folder / "data"), "subscribe": ground.topic(size)})
@@ -94,7 +94,7 @@ def _theirs(ground: "Ground", size: int, folder: Path) -> int:
 
 
 def _feed(options: dict[str, str]) -> "ArchiveInput":
-    from brokers.pipeline.archive.feed import ArchiveInput
+    from brokers.pipeline.archiving.feed import ArchiveInput
     from brokers.pipeline.source.options import parse
 
     return ArchiveInput(parse(options))
@@ -109,8 +109,8 @@ def _served(stack: ExitStack, place: Path) -> tuple[int, tuple[str, int]]:
 def _followed(
     ground: "Ground", feed: "ArchiveInput", folder: Path, server: int, bound: tuple[str, int]
 ) -> FollowRow:
-    from brokers.pipeline.archive.folder import opened
-    from brokers.pipeline.archive.job import Archiver
+    from brokers.pipeline.archiving.folder import opened
+    from brokers.pipeline.archiving.job import Archiver
 
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)

@@ -20,7 +20,7 @@ from brokers.errors import Refusal
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from brokers.pipeline.source.address import Server
+    from brokers.pipeline.source.options import Server
 
 KEYS = 1000
 """Different keys in the records, which are grouped by them."""
@@ -138,7 +138,7 @@ def prepared(
     spark: "SparkSession", folder: Path, sizes: Sequence[int], total: int, rounds: int
 ) -> Iterator[Ground]:
     """Everything written, `total` bytes of payloads of each size, and the server running."""
-    from brokers.pipeline.source.address import Server
+    from brokers.pipeline.source.options import Server
 
     records = {size: max(total // size, 1) for size in sizes}
     with serving(folder, "logmq", {"BROKERS_LOGMQ_DURABILITY": "none"}) as bound:
@@ -157,9 +157,8 @@ def lines(folder: Path, size: int) -> Path:
 
 def _write(server: "Server", file: Path, topic: str, size: int, count: int) -> None:
     """The same payloads into a topic and as lines: a key each, then what does not repeat soon."""
-    from brokers.pipeline.source.address import Reach
-    from brokers.pipeline.source.packing import PackedRecords
-    from brokers.pipeline.source.writing import Writer
+    from brokers.pipeline.source.options import Reach
+    from brokers.pipeline.source.writing import PackedRecords, Writer
 
     header = size.to_bytes(4, "big")
     filler = os.urandom(size).hex()[: size - KEY_LETTERS].encode()

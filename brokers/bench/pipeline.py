@@ -58,8 +58,7 @@ def bench(
     yields tuples and Spark's own text source; the archive, beside Spark's own
     Parquet writer, and how it follows a live topic. Needs the extra spark.
     """
-    from brokers.pipeline.session import require_spark, session
-    from brokers.pipeline.spark_settings import of_a_command
+    from brokers.pipeline.session import of_a_command, require_spark, session
 
     require_spark()
     if min(sizes) <= KEY_LETTERS:

@@ -1,64 +1,91 @@
-"""`brokers pipeline ...`: each command a Spark job, or a look at what one would read.
+"""`brokers pipeline ...`: each command is a Spark job, or a look at what one would read.
 
-A command imports what it needs when it is called: a list of commands must not wait for Spark.
+A command imports what it needs when it is called, so that a list of commands does not wait for Spark.
 """
 
 from cyclopts import App
 
 from brokers.pipeline.jobs import cli as jobs
+from shared.cli.app import examples
+
+_PREFIX = "brokers pipeline"
 
 app = App(
     name="pipeline",
     help="Logs as data: Spark jobs over what passed through (needs the extra spark).",
-    help_epilogue="""Examples:
-
-    brokers pipeline doctor
-    brokers pipeline archive /srv/archive --path /srv/brokers --once
-    brokers pipeline report /srv/brokers --to page""",
+    help_epilogue=examples(
+        *(_PREFIX, "doctor", "archive /srv/archive --path /srv/brokers --once"),
+        "report /srv/brokers --to page",
+    ),
     help_format="plaintext",
 )
 
-app.command(
-    "brokers.pipeline.archive.cli:archive",
-    name="archive",
-    help="Write logs to Parquet, by topic and date, each record exactly once.",
-    help_epilogue="""Examples:
+# By module and function: what each does, and examples of it.
+_LATER = {
+    "archiving.cli:archive": (
+        "Write logs to Parquet, by topic and date, each record exactly once.",
+        "archive /srv/archive --path /srv/brokers --once",
+        "archive /srv/archive --servers 127.0.0.1:8080 --topics a,b",
+        "archive /srv/archive --path /srv/brokers --namespace dms",
+    ),
+    "archiving.cli:archived": (
+        "Show what is in an archive, and hold its files against its manifest.",
+        "archived /srv/archive --json",
+    ),
+    "doctor:doctor": (
+        "Say what Spark jobs need here, what of it is missing, and how to get it.",
+        "doctor",
+        "doctor --start --json | jq 'select(.state != \"ok\")'",
+    ),
+    "cluster:master": (
+        "Be the master of a Spark cluster, until told to stop.",
+        "master",
+        "master --host 10.0.0.1 --secret-file secret",
+    ),
+    "cluster:worker": (
+        "Be a worker of a Spark cluster, until told to stop.",
+        "worker spark://127.0.0.1:7077 --cores 2",
+        "worker spark://10.0.0.1:7077 --secret-file secret",
+    ),
+}
+_JOBS = {
+    jobs.tables: ("tables",),
+    jobs.decode: (
+        "decode data lives --limit 5",
+        "decode data lives --to lives.parquet",
+        "decode data events --follow --json | jq .event",
+        "decode --servers 10.0.0.1,10.0.0.2 volumes",
+    ),
+    jobs.throughput: (
+        "throughput data",
+        "throughput /srv/one /srv/two --window '10 seconds' --json",
+        "throughput --servers 127.0.0.1:8080",
+        "throughput data --follow --window '10 seconds'",
+    ),
+    jobs.latency: ("latency data", "latency data --window '1 hour' --json"),
+    jobs.lag: (
+        "lag data",
+        "lag --servers 127.0.0.1:8080 --groups billing,audit",
+        "lag data --json | jq 'select(.messages > 1000)'",
+    ),
+    jobs.anomaly: (
+        "anomaly data",
+        "anomaly data --window '10 seconds' --tolerance 8",
+        "anomaly data --protocol pubsub --all --json",
+    ),
+    jobs.report: ("report data", "report data --to page --window '10 minutes'"),
+    jobs.replay: (
+        "replay data orders --name orders-again",
+        "replay archive --pattern 'orders.*' --port 8081 --rate 1000",
+        "replay --servers 10.0.0.1:8080 orders bills --prefix again-",
+        "replay data orders --protocol dms --name jobs --speed 10",
+    ),
+}
 
-    brokers pipeline archive /srv/archive --path /srv/brokers --once
-    brokers pipeline archive /srv/archive --servers 127.0.0.1:8080 --topics a,b
-    brokers pipeline archive /srv/archive --path /srv/brokers --namespace dms""",
-)
-app.command(
-    "brokers.pipeline.archive.cli:archived",
-    name="archived",
-    help="Show what is in an archive, and hold its files against its manifest.",
-    help_epilogue="Examples:\n\n    brokers pipeline archived /srv/archive --json",
-)
-app.command(
-    "brokers.pipeline.doctor:doctor",
-    name="doctor",
-    help="Say what Spark jobs need here, what of it is missing, and how to get it.",
-    help_epilogue="""Examples:
-
-    brokers pipeline doctor
-    brokers pipeline doctor --start --json | jq 'select(.state != "ok")'""",
-)
-app.command(
-    "brokers.pipeline.cluster:master",
-    name="master",
-    help="Be the master of a Spark cluster, until told to stop.",
-    help_epilogue="""Examples:
-
-    brokers pipeline master
-    brokers pipeline master --host 10.0.0.1 --secret-file secret""",
-)
-app.command(
-    "brokers.pipeline.cluster:worker",
-    name="worker",
-    help="Be a worker of a Spark cluster, until told to stop.",
-    help_epilogue="""Examples:
-
-    brokers pipeline worker spark://127.0.0.1:7077 --cores 2
-    brokers pipeline worker spark://10.0.0.1:7077 --secret-file secret""",
-)
-jobs.add_commands(app)
+for _place, (_help, *_lines) in _LATER.items():
+    _name = _place.partition(":")[2]
+    app.command(
+        f"brokers.pipeline.{_place}", name=_name, help=_help, help_epilogue=examples(_PREFIX, *_lines)
+    )
+for _verb, _examples in _JOBS.items():
+    app.command(_verb, help_epilogue=examples(_PREFIX, *_examples))

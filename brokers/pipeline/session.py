@@ -66,7 +66,7 @@ def session(
     require_spark()
     from pyspark.sql import SparkSession
 
-    from brokers.pipeline import java, secret, spark_settings
+    from brokers.pipeline import java, secret
 
     running = SparkSession.getActiveSession()
     remote = master.startswith("sc://") if running is None else _is_remote(running)
@@ -75,7 +75,7 @@ def session(
         _workers_find_us(master)
     progress = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     settings = _DEFAULTS | progress | (_LOCAL if is_local(master) else {}) | dict(config or {})
-    settings = spark_settings.settings(settings)
+    settings = with_logging(settings)
     if running is not None or remote:
         settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
     if running is not None and remote:
@@ -179,3 +179,57 @@ def zip_of_ours() -> Path:
 def _roots(package: str) -> list[Path]:
     spec = importlib.util.find_spec(package)
     return [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
+
+
+LOGGING = Path(__file__).parent / "log4j2.properties"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+def with_logging(
+    config: Mapping[str, str], level: str = "warn", environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Spark's settings with the logging put in; of Java's options given in `config` none is lost.
+
+    `level`: the least that is said, `warn` with stack traces or `error` without. Who has a log4j2
+    file of his own keeps it: his option comes behind ours, and a SPARK_CONF_DIR is left alone.
+    """
+    given = config.get(_JAVA_OPTIONS, "")
+    if "SPARK_CONF_DIR" in environ or LOGGING.as_uri() in given:
+        return dict(config)
+    traces = "full" if level == "warn" else "none"
+    ours = f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"
+    ours += f" -Dbrokers.log.level={level} -Dbrokers.log.traces={traces}"
+    return {**config, _JAVA_OPTIONS: f"{ours} {given}".strip()}
+
+
+def of_a_command(config: Mapping[str, str], master: str = "local[*]") -> dict[str, str]:
+    """For a verb, which says itself, in one line, what went wrong."""
+    ours = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    if master.startswith("local"):  # elsewhere workers begin before anything is shipped to them
+        ours["spark.python.daemon.module"] = "brokers.pipeline.workers"
+    return with_logging({**ours, **config}, "error")
+
+
+def little(given: Mapping[str, str], master: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """For little data, most of whose time is the JVM's start: `given`, and what goes with it.
+
+    Java's first compiler and a collector without threads; the better ones are not worth waiting for.
+    """
+    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    return _with({_PARTITIONS: "2", _JAVA_OPTIONS: java}, given, master, environ)
+
+
+def bit_by_bit(
+    given: Mapping[str, str], master: str, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """For a stream, each of whose batches runs as many tasks as there are partitions, rows or not."""
+    return _with({_PARTITIONS: str(os.cpu_count() or 2)}, given, master, environ)
+
+
+def _with(
+    ours: Mapping[str, str], given: Mapping[str, str], master: str, environ: Mapping[str, str]
+) -> dict[str, str]:
+    if not master.startswith("local") or "SPARK_CONF_DIR" in environ:
+        return dict(given)
+    return {**ours, **given}

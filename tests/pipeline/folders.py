@@ -8,8 +8,7 @@ from pathlib import Path
 import trio
 
 from brokers.pipeline.source import data_source, origin, rows, stream
-from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.index import LogIndex
+from brokers.pipeline.source.folder import Folder, LogIndex
 from brokers.pipeline.source.options import Options, TopicChoice, parse
 from brokers.pipeline.source.spans import LogSpot, Span
 from shared.storage import format

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from brokers.pipeline.source.address import Reach
-from brokers.pipeline.source.address import Server as Address
-from brokers.pipeline.source.options import TopicChoice, Unverified
+from brokers.pipeline.source.options import Reach, TopicChoice, Unverified
+from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import Span

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from brokers.pipeline.source import origin, reading, rows, stream
+from brokers.pipeline.source import origin, rows, stream
 from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.spans import Span
@@ -111,7 +111,7 @@ def test_a_loss_is_told_as_far_as_it_was_asked_for(folder: Path) -> None:
 
 def test_a_log_is_read_in_chunks_of_a_bounded_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 2 * max(mark.length for mark in marks(folder))
-    monkeypatch.setattr(reading, "CHUNK_BYTES", most)
+    monkeypatch.setattr("brokers.pipeline.source.folder.CHUNK_BYTES", most)
     with closing(Folder(str(folder), "logmq")) as place:
         chunks = list(place.chunks(whole(folder), origin.rules(options(folder))))
     assert len(chunks) > 2

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.pipeline.source import index
-from brokers.pipeline.source.index import LogIndex
+from brokers.pipeline.source import folder
+from brokers.pipeline.source.folder import LogIndex
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry, pack_index_entry
 from shared.storage.index import entry_position
 from tests.support.fake_disk import FakeDisk
@@ -56,8 +56,8 @@ def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near
     gaps = data.draw(st.lists(st.sampled_from([0, 0, 0, 2]), min_size=count, max_size=count))
     marks = laid(lengths, gaps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "_NEAR_MARKS", near)
-        patch.setattr(index, "_BLOCK_MARKS", block)
+        patch.setattr(folder, "_NEAR_MARKS", near)
+        patch.setattr(folder, "_BLOCK_MARKS", block)
         found = opened(marks, states, bytes(data.draw(st.integers(0, INDEX_ENTRY_BYTES - 1))))
         good = [mark for mark, state in zip(marks, states, strict=True) if state == GOOD]
         assert found.count == count

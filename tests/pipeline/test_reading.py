@@ -7,10 +7,10 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.pipeline.source import reading
+from brokers.pipeline.source import folder
+from brokers.pipeline.source.folder import SpanReader
 from brokers.pipeline.source.options import Unverified
 from brokers.pipeline.source.origin import LossPolicy
-from brokers.pipeline.source.reading import SpanReader
 from brokers.pipeline.source.spans import Span
 from shared.storage.format import EntryFlag, IndexEntry
 
@@ -78,7 +78,7 @@ def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> Non
         False,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(folder, "CHUNK_BYTES", chunk_bytes)
         chunks = list(reader.chunks(iter(marks)))
 
     assert [mark for chunk in chunks for mark in chunk.marks] == good

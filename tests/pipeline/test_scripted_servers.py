@@ -8,9 +8,8 @@ from contextlib import closing, contextmanager
 import pytest
 from crc32c import crc32c
 
-from brokers.pipeline.source.address import Reach
-from brokers.pipeline.source.address import Server as Address
-from brokers.pipeline.source.options import Unverified
+from brokers.pipeline.source.options import Reach, Unverified
+from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span

@@ -2,8 +2,7 @@
 
 import pytest
 
-from brokers.pipeline.source.address import Reach, parse_servers
-from brokers.pipeline.source.options import parse
+from brokers.pipeline.source.options import Reach, parse, parse_servers
 from brokers.pipeline.source.planning import open_place
 from shared.errors import ConfigError
 

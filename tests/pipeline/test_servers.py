@@ -10,9 +10,8 @@ import pytest
 import trustme
 
 from brokers.pipeline.source import data_source, servers, stream
-from brokers.pipeline.source.address import Reach
-from brokers.pipeline.source.address import Server as Address
-from brokers.pipeline.source.options import TopicChoice, Unverified, parse
+from brokers.pipeline.source.options import Reach, TopicChoice, Unverified, parse
+from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import LossPolicy
 from brokers.pipeline.source.servers import SAME_MS, Served
 from brokers.pipeline.source.spans import Span

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from brokers.pipeline.source import sink
-from brokers.pipeline.source.address import Server as Address
+from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.options import parse_sink
-from brokers.pipeline.source.packing import PackedRecords
+from brokers.pipeline.source.writing import PackedRecords
 from logmq.connector import Record, records_of
 from shared.errors import ConfigError
 from tests.support.server import Server, speak

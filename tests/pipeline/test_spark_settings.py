@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from brokers.pipeline import spark_settings, workers
+from brokers.pipeline import workers
 from brokers.pipeline.jobs.where import Reading
+from brokers.pipeline.session import LOGGING, bit_by_bit, little, of_a_command, with_logging
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,27 +22,27 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def test_javas_options_of_the_user_stand_behind_ours() -> None:
-    found = spark_settings.settings({OPTIONS: "-Xss4m -Dlog4j2.configurationFile=mine", "a": "b"}, environ={})
+    found = with_logging({OPTIONS: "-Xss4m -Dlog4j2.configurationFile=mine", "a": "b"}, environ={})
     ours, mine = found[OPTIONS].split(" -Xss4m ")
-    assert ours.startswith(f"-Dlog4j2.configurationFile={spark_settings.LOGGING.as_uri()} ")
+    assert ours.startswith(f"-Dlog4j2.configurationFile={LOGGING.as_uri()} ")
     assert mine == "-Dlog4j2.configurationFile=mine"  # of two Java takes the last
     assert found["a"] == "b"
-    assert spark_settings.LOGGING.exists()
+    assert LOGGING.exists()
 
 
 def test_it_is_put_in_once() -> None:
-    once = spark_settings.settings({"a": "b"}, "error", environ={})
-    assert spark_settings.settings(once, environ={}) == once
+    once = with_logging({"a": "b"}, "error", environ={})
+    assert with_logging(once, environ={}) == once
 
 
 def test_a_configuration_of_the_users_own_is_left_alone() -> None:
-    assert spark_settings.settings({"a": "b"}, environ={"SPARK_CONF_DIR": "/etc/spark"}) == {"a": "b"}
+    assert with_logging({"a": "b"}, environ={"SPARK_CONF_DIR": "/etc/spark"}) == {"a": "b"}
 
 
 def test_workers_of_this_machine_say_nothing_of_a_pipe_that_nobody_reads() -> None:
     key = "spark.python.daemon.module"
-    assert importlib.util.find_spec(spark_settings.of_a_command({})[key]) is not None
-    assert key not in spark_settings.of_a_command({}, "spark://there:7077")
+    assert importlib.util.find_spec(of_a_command({})[key]) is not None
+    assert key not in of_a_command({}, "spark://there:7077")
     program = (
         "import sys, traceback; from brokers.pipeline import workers\n"
         "for error in (BrokenPipeError(32, 'nobody'), ValueError('news')):\n"
@@ -85,9 +86,9 @@ def test_a_worker_that_looks_for_data_sources_comes_by_here(spark: "SparkSession
 
 
 def test_a_verb_says_errors_alone_unless_told() -> None:
-    assert spark_settings.of_a_command({})["spark.log.level"] == "ERROR"
-    assert "brokers.log.level=error" in spark_settings.of_a_command({})[OPTIONS]
-    assert spark_settings.of_a_command({"spark.log.level": "INFO"})["spark.log.level"] == "INFO"
+    assert of_a_command({})["spark.log.level"] == "ERROR"
+    assert "brokers.log.level=error" in of_a_command({})[OPTIONS]
+    assert of_a_command({"spark.log.level": "INFO"})["spark.log.level"] == "INFO"
 
 
 def test_little_data_has_a_java_that_starts_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +105,10 @@ def test_little_data_has_a_java_that_starts_sooner(monkeypatch: pytest.MonkeyPat
 
 def test_what_a_user_says_wins() -> None:
     given = {PARTITIONS: "7", OPTIONS: "-XX:+UseG1GC"}
-    assert spark_settings.little(given, "local[*]", {}) == given
-    assert spark_settings.bit_by_bit({PARTITIONS: "7"}, "local[2]", {}) == {PARTITIONS: "7"}
+    assert little(given, "local[*]", {}) == given
+    assert bit_by_bit({PARTITIONS: "7"}, "local[2]", {}) == {PARTITIONS: "7"}
 
 
 def test_a_cluster_and_settings_of_ones_own_are_left_alone() -> None:
-    assert spark_settings.little({"a": "b"}, "spark://there:7077", {}) == {"a": "b"}
-    assert spark_settings.bit_by_bit({"a": "b"}, "local", {"SPARK_CONF_DIR": "/etc/spark"}) == {"a": "b"}
+    assert little({"a": "b"}, "spark://there:7077", {}) == {"a": "b"}
+    assert bit_by_bit({"a": "b"}, "local", {"SPARK_CONF_DIR": "/etc/spark"}) == {"a": "b"}

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from brokers.pipeline.source import data_source, origin, stream
-from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.options import Options, parse
+from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import DataLoss
 from brokers.pipeline.source.planning import open_place
 from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch

@@ -7,11 +7,10 @@ from contextlib import closing, nullcontext
 import pytest
 
 from brokers.pipeline.source import writing
-from brokers.pipeline.source.address import Reach
-from brokers.pipeline.source.address import Server as Address
 from brokers.pipeline.source.link import Link
-from brokers.pipeline.source.packing import PackedRecords
-from brokers.pipeline.source.writing import NotWritten, Writer
+from brokers.pipeline.source.options import Reach
+from brokers.pipeline.source.options import Server as Address
+from brokers.pipeline.source.writing import NotWritten, PackedRecords, Writer
 from logmq.connector import LogmqError
 from logmq.runs import encode
 from tests.support.server import Server, speak

@@ -6,9 +6,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from brokers.pipeline.jobs.engine import FewRows, answered, is_little
+from brokers.pipeline.jobs.running import FewRows, answered, is_little
 from brokers.pipeline.jobs.where import SERVED, Folders, Reading, a_folder, where
 from brokers.pipeline.session import require_spark
 from shared.cli.options import Ca, Json, Port, Tls, a_path, flag
@@ -23,65 +23,6 @@ Protocol = Annotated[str | None, Parameter(help="Only this protocol's.", show_de
 Rows = Sequence[Mapping[str, Any]]
 READING = Reading()
 ASKING = FewRows()
-
-_TABLES_EXAMPLES = """Examples:
-
-    brokers pipeline tables"""
-
-_LATENCY_EXAMPLES = """Examples:
-
-    brokers pipeline latency data
-    brokers pipeline latency data --window '1 hour' --json"""
-
-_LAG_EXAMPLES = """Examples:
-
-    brokers pipeline lag data
-    brokers pipeline lag --servers 127.0.0.1:8080 --groups billing,audit
-    brokers pipeline lag data --json | jq 'select(.messages > 1000)'"""
-
-_REPORT_EXAMPLES = """Examples:
-
-    brokers pipeline report data
-    brokers pipeline report data --to page --window '10 minutes'"""
-
-_REPLAY_EXAMPLES = """Examples:
-
-    brokers pipeline replay data orders --name orders-again
-    brokers pipeline replay archive --pattern 'orders.*' --port 8081 --rate 1000
-    brokers pipeline replay --servers 10.0.0.1:8080 orders bills --prefix again-
-    brokers pipeline replay data orders --protocol dms --name jobs --speed 10"""
-
-_DECODE_EXAMPLES = """Examples:
-
-    brokers pipeline decode data lives --limit 5
-    brokers pipeline decode data lives --to lives.parquet
-    brokers pipeline decode data events --follow --json | jq .event
-    brokers pipeline decode --servers 10.0.0.1,10.0.0.2 volumes"""
-
-_THROUGHPUT_EXAMPLES = """Examples:
-
-    brokers pipeline throughput data
-    brokers pipeline throughput /srv/one /srv/two --window '10 seconds' --json
-    brokers pipeline throughput --servers 127.0.0.1:8080
-    brokers pipeline throughput data --follow --window '10 seconds'"""
-
-_ANOMALY_EXAMPLES = """Examples:
-
-    brokers pipeline anomaly data
-    brokers pipeline anomaly data --window '10 seconds' --tolerance 8
-    brokers pipeline anomaly data --protocol pubsub --all --json"""
-
-
-def add_commands(app: App) -> None:
-    """Put them into `brokers pipeline`."""
-    app.command(tables, help_epilogue=_TABLES_EXAMPLES)
-    app.command(decode, help_epilogue=_DECODE_EXAMPLES)
-    app.command(throughput, help_epilogue=_THROUGHPUT_EXAMPLES)
-    app.command(latency, help_epilogue=_LATENCY_EXAMPLES)
-    app.command(lag, help_epilogue=_LAG_EXAMPLES)
-    app.command(anomaly, help_epilogue=_ANOMALY_EXAMPLES)
-    app.command(report, help_epilogue=_REPORT_EXAMPLES)
-    app.command(replay, help_epilogue=_REPLAY_EXAMPLES)
 
 
 def tables(*, json: Json = False) -> Rows:
@@ -138,32 +79,26 @@ def decode(
     if follow:
         job.check_followed(chosen)
         if to is None:
-
-            def rows(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
-                return job.rows_as_they_come(job.following(spark, there, chosen))
-
-            return followed(what, reading, rows)
-    elif to is None:
-        return answered(
-            what,
-            reading,
-            there,
-            chosen,
-            lambda spark: rows_of(limited(job.read(spark, there, chosen), limit)),
-        )
-    elif to.exists() and not overwrite:
-        raise UsageError("--to", f"{to} is there already; --overwrite replaces it")
-    config = reading.following
-    if not follow:
-        config = reading.lean if is_little(there, chosen) else reading.config
-    with spark_for(what, reading.master, config) as spark:
-        if follow:
+            return followed(
+                what, reading, lambda spark: job.rows_as_they_come(job.following(spark, there, chosen))
+            )
+        with spark_for(what, reading.master, reading.following) as spark:
             query = job.write_on(job.following(spark, there, chosen), to)
             try:
                 query.awaitTermination()
             finally:
                 query.stop()
-            return None
+        return None
+    if to is None:
+
+        def first(spark: "SparkSession | None") -> Rows:
+            return rows_of(limited(job.read(spark, there, chosen), limit))
+
+        return answered(what, reading, there, chosen, first)
+    if to.exists() and not overwrite:
+        raise UsageError("--to", f"{to} is there already; --overwrite replaces it")
+    config = reading.lean if is_little(there, chosen) else reading.config
+    with spark_for(what, reading.master, config) as spark:
         job.write(job.read(spark, there, chosen), to, overwrite=overwrite)
         return {"table": table, "to": to, "rows": spark.read.parquet(str(to)).count()}
 
@@ -179,8 +114,8 @@ def throughput(
 ) -> Any:
     """How much went through: messages and bytes by protocol, name and window."""
     require_spark()
+    from brokers.pipeline.jobs import measures as job
     from brokers.pipeline.jobs import offers, tables
-    from brokers.pipeline.jobs import throughput as job
     from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window, lateness = length(window, "--window"), length(late, "--late")
@@ -188,18 +123,16 @@ def throughput(
     chosen = offers.only_served(offers.offered(VOLUMES, protocol), there)
     if follow:
 
-        def rows(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
+        def coming(spark: "SparkSession") -> Generator[Mapping[str, Any]]:
             volumes = tables.following(spark, there, chosen)
             return tables.rows_as_they_come(job.following(volumes, each_window, lateness))
 
-        return followed("throughput", reading, rows)
-    return answered(
-        "throughput",
-        reading,
-        there,
-        chosen,
-        lambda spark: rows_of(job.throughput(tables.volumes(spark, there, chosen), each_window)),
-    )
+        return followed("throughput", reading, coming)
+
+    def sums(spark: "SparkSession | None") -> Rows:
+        return rows_of(job.throughput(tables.volumes(spark, there, chosen), each_window))
+
+    return answered("throughput", reading, there, chosen, sums)
 
 
 def latency(
@@ -213,20 +146,18 @@ def latency(
 ) -> Rows:
     """Percentiles of the time that messages wait for delivery, and stay in their queue."""
     require_spark()
-    from brokers.pipeline.jobs import latency as job
+    from brokers.pipeline.jobs import measures as job
     from brokers.pipeline.jobs import offers, tables
     from brokers.pipeline.jobs.frames import length, rows_of
 
     each_window = None if window is None else length(window, "--window")
     there = where(path, reading)
     chosen = offers.only_served(offers.offered(LIVES, protocol), there)
-    return answered(
-        "latency",
-        reading,
-        there,
-        chosen,
-        lambda spark: rows_of(job.latency(tables.read(spark, there, chosen), each_window)),
-    )
+
+    def percentiles(spark: "SparkSession | None") -> Rows:
+        return rows_of(job.latency(tables.read(spark, there, chosen), each_window))
+
+    return answered("latency", reading, there, chosen, percentiles)
 
 
 def lag(
@@ -240,29 +171,22 @@ def lag(
     """How far groups and sessions are behind."""
     require_spark()
     from brokers.pipeline.jobs import lag as job
-    from brokers.pipeline.source.groups import parse_groups
+    from brokers.pipeline.source.servers import parse_groups
 
     there = where(path, reading, bounded=False)
     if there.servers is None:
         if groups is not None:
             raise UsageError("--groups", "a data folder knows its groups; only --servers takes this")
-        return _said(
-            answered("lag", reading, there, job.tables(), lambda spark: job.of_folders(spark, there))
-        )
-    if groups is None:
-        text = "say which: servers do not list their groups, nor any sessions (a data folder has both)"
-        raise UsageError("--groups", text)
-    try:
-        return _said(job.of_servers(there, parse_groups(groups)))
-    except ValueError as error:
-        raise UsageError("--groups", str(error)) from None
-
-
-def _said(rows: Rows) -> Rows:
-    """The same; which of them damage touches stands on standard error."""
-    from brokers.pipeline.jobs.lag import uncounted
-
-    for text in uncounted(rows):
+        rows = answered("lag", reading, there, job.tables(), lambda spark: job.of_folders(spark, there))
+    else:
+        if groups is None:
+            text = "say which: servers do not list their groups, nor any sessions (a data folder has both)"
+            raise UsageError("--groups", text)
+        try:
+            rows = job.of_servers(there, parse_groups(groups))
+        except ValueError as error:
+            raise UsageError("--groups", str(error)) from None
+    for text in job.uncounted(rows):
         print(f"brokers: {text}", file=sys.stderr)
     return rows
 
@@ -323,7 +247,7 @@ def report(
     require_spark("matplotlib")
     from datetime import UTC, datetime
 
-    from brokers.pipeline.jobs import figures
+    from brokers.pipeline.jobs import report as job
     from brokers.pipeline.jobs.frames import length
 
     if reading.servers is not None:
@@ -335,14 +259,8 @@ def report(
     there = where([path], reading)
     to.mkdir(parents=True, exist_ok=True)
     found = answered(
-        "report",
-        reading,
-        there,
-        figures.sources(),
-        lambda spark: figures.figures(spark, there, each_window),
+        "report", reading, there, job.sources(), lambda spark: job.figures(spark, there, each_window)
     )
-    from brokers.pipeline.jobs import report as job
-
     files = job.write(found, str(path), to, datetime.now(UTC))
     return [{"file": file, "bytes": file.stat().st_size} for file in files]
 
@@ -389,7 +307,6 @@ def replay(
     from brokers import plugins
     from brokers.errors import Refusal
     from brokers.pipeline.jobs import replay as job
-    from brokers.pipeline.jobs import replay_from
     from brokers.pipeline.jobs.running import spark_for
     from shared.cli.progress import counting
     from shared.client.dial import tls_context
@@ -402,8 +319,8 @@ def replay(
     if opener is None:
         raise Refusal(f"nothing can be replayed to a server of {protocol}")
     context = tls_context(wanted=tls, ca=ca, certificate=None, key=None)
-    source, names = replay_from.opened(words, reading)
-    topics = replay_from.topics_of(names, pattern)
+    source, names = job.opened(words, reading)
+    topics = job.topics_of(names, pattern)
     if name is not None and len(topics.names) != 1:
         raise UsageError("--name", "is of one topic; --prefix is for several")
     if protocol == SERVED and not (name or prefix) and source.is_at(host, port):
@@ -417,34 +334,29 @@ def replay(
     noted = job.Progress(progress or Path(f"{to}.replay"), of)
     place = noted.load()
     extents = {} if place is not None else source.extents(topics)
-    trio.run(_answers, opener, host, port, context)  # before a minute is spent on Spark
+
+    async def connect() -> None:
+        async with opener(host, port, context):
+            pass
+
+    trio.run(connect)  # a server that is away is told before Spark starts, which takes long
     place = place or noted.begin(extents)
-
-    def named(topic: str) -> str:
-        return name or prefix + topic
-
-    def records(spark: "SparkSession") -> Any:
-        if not place.ranges:
-            return ()
-        frame = source.frame(spark, place.ranges)
-        return replay_from.records_of(frame, one_log=len(place.ranges) == 1)
-
+    pace = job.Pace(rate or math.inf, speed or math.inf)
     what = f"replay {', '.join(topics.names) or pattern}"
     spark_there = spark_for(what, reading.master, reading.config, bar=False)
     with spark_there as spark, counting("messages") as told:
+        left = place.ranges
+        records = job.records_of(source.frame(spark, left), one_log=len(left) == 1) if left else ()
 
         async def run() -> Any:
             async with opener(host, port, context) as target:
-                return await job.replay(records(spark), target, place, noted, pace, named=named, told=told)
+                return await job.replay(
+                    *(records, target, place, noted, pace),
+                    named=lambda topic: name or prefix + topic,
+                    told=told,
+                )
 
-        pace = job.Pace(rate or math.inf, speed or math.inf)
         return trio.run(run)
-
-
-async def _answers(opener: Any, *address: Any) -> None:
-    """Raises ConnectionRefusedError where nobody does."""
-    async with opener(*address):
-        pass
 
 
 def followed(

@@ -20,10 +20,9 @@ from brokers.pipeline.jobs.frames import BROKER, Frame, grouped, ordered, readab
 from brokers.pipeline.jobs.offers import Offered
 from brokers.pipeline.jobs.tables import read
 from brokers.pipeline.jobs.where import SERVED, Where
-from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.groups import Behind, behind
-from brokers.pipeline.source.options import TopicChoice
+from brokers.pipeline.source.options import Server, TopicChoice
+from brokers.pipeline.source.servers import Behind, behind
 from brokers.pipeline.source.spans import LogSpot
 from brokers.pipeline.source.stretch import Stretch
 from shared.storage.format import LENGTH_BYTES

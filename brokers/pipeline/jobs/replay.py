@@ -12,21 +12,184 @@ What there is to replay is fixed when a replay begins: a log may grow meanwhile,
 import json
 import math
 import os
+import re
 import secrets
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import attrs
 import trio
 
-from brokers.pipeline.jobs.replay_from import Extents, SourcedRecord, topic_of
+from brokers.errors import ExitCode, Refusal
+from brokers.pipeline.jobs.frames import union
+from brokers.pipeline.jobs.where import SERVED, Reading, Where, a_folder, where
+from brokers.pipeline.source.options import Server, TopicChoice
+from brokers.pipeline.source.planning import open_place
 from shared.errors import BrokerError, UsageError
 from shared.storage.format import LENGTH_BYTES
 from shared.tables.replaying import Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Extents = dict[str, tuple[int, int]]
+"""By log: from where up to where it is there, offsets of records and of an end."""
+
+
+class SourcedRecord(NamedTuple):
+    """A record to send: its log and its place there, when it was written (seconds), and itself."""
+
+    log: str
+    offset: int
+    time: float
+    value: bytes
+
+    @property
+    def topic(self) -> str:
+        return topic_of(self.log)
+
+
+class NotMessages(BrokerError):
+    """An archive of logs whose records are not what somebody sent."""
+
+
+class From(Protocol):
+    """Where a replay takes its records."""
+
+    def extents(self, topics: TopicChoice) -> Extents:
+        """The logs of topics as they are now. Raises UsageError where one that is named is not there."""
+
+    def is_at(self, host: str, port: int | None) -> bool:
+        """Whether they are that server's, as far as its address tells."""
+
+    def frame(self, spark: "SparkSession", ranges: Mapping[str, tuple[int, int]]) -> "DataFrame":
+        """The records of these ranges: columns log, offset, timestamp, value, in any order of logs."""
+
+
+def opened(words: Sequence[str], reading: Reading) -> tuple[From, Sequence[str]]:
+    """From where, and the words that are left, topics. Raises UsageError, ConfigError, OSError."""
+    if reading.servers is not None:
+        return FromLogs(where((), reading, bounded=False)), words
+    if not words:
+        raise UsageError("PATH", "give a data folder or an archive, or --servers")
+    path = a_folder(words[0])
+    if not (path / "FORMAT").exists() and (path / "_archive").is_dir():
+        return FromArchive(path), words[1:]
+    return FromLogs(where([path], reading, bounded=False)), words[1:]
+
+
+@attrs.frozen
+class FromLogs:
+    """Topics as a broker has them."""
+
+    where: Where
+
+    def extents(self, topics: TopicChoice) -> Extents:
+        options = self.where.parsed()
+        found = {}
+        for source in options.sources:
+            with closing(open_place(options, source)) as place:
+                for name, spot in place.spots(topics).items():
+                    found[f"{source} {name}"] = spot.first, spot.end
+        _require(topics, found, ", ".join(options.sources))
+        return found
+
+    def is_at(self, host: str, port: int | None) -> bool:
+        there = Server(host) if port is None else Server(host, port)
+        return self.where.servers is not None and str(there) in self.where.sources
+
+    def frame(self, spark: "SparkSession", ranges: Mapping[str, tuple[int, int]]) -> "DataFrame":
+        from pyspark.sql import functions as fn
+
+        def of(source: str) -> Iterator["DataFrame"]:
+            mine = {topic_of(log): span for log, span in ranges.items() if log == f"{source} {topic_of(log)}"}
+            if not mine:
+                return
+            reader = spark.read.format("logmq").options(**self.where.options_of(source))
+            reader = reader.option("assign", json.dumps(list(mine)))
+            for side, number in (("starting", 0), ("ending", 1)):
+                reader = reader.option(
+                    f"{side}Offsets", json.dumps({topic: span[number] for topic, span in mine.items()})
+                )
+            log = fn.concat(fn.lit(f"{source} "), "topic").alias("log")
+            yield reader.load().select(log, "offset", "timestamp", "value")
+
+        return union(frame for source in self.where.sources for frame in of(source))
+
+
+@attrs.frozen
+class FromArchive:
+    """What `brokers pipeline archive` has written."""
+
+    path: Path
+
+    def extents(self, topics: TopicChoice) -> Extents:
+        from brokers.pipeline.archive import committed
+        from brokers.pipeline.archiving.files import LocalFiles
+
+        manifest = committed(LocalFiles(self.path)).manifest
+        if manifest.origin not in ("servers", f"a data folder's {SERVED}"):
+            raise NotMessages(f"{self.path} is an archive of {manifest.origin}: no messages to send again")
+        wanted = set(topics.matching({log.topic: log for log in manifest.logs.values()}))
+        logs = [log for log in manifest.logs.values() if log.topic in wanted]
+        found = {f"{log.key} {log.topic}": (log.start, log.end) for log in logs}
+        _require(topics, found, str(self.path))
+        return found
+
+    def is_at(self, host: str, port: int | None) -> bool:
+        return False
+
+    def frame(self, spark: "SparkSession", ranges: Mapping[str, tuple[int, int]]) -> "DataFrame":
+        from pyspark.sql import functions as fn
+
+        from brokers.pipeline.archive import read
+
+        spans = [(log, *span) for log, span in ranges.items()]
+        wanted = fn.broadcast(spark.createDataFrame(spans, "log string, start long, stop long"))
+        every = read(spark, self.path).where(fn.col("topic").isin(sorted({topic_of(log) for log in ranges})))
+        named = every.select(fn.concat_ws(" ", "log", "topic").alias("log"), "offset", "timestamp", "value")
+        return named.join(wanted, "log").where("offset >= start AND offset < stop").drop("start", "stop")
+
+
+def topic_of(log: str) -> str:
+    return log.rpartition(" ")[2]
+
+
+def topics_of(names: Sequence[str], pattern: str | None) -> TopicChoice:
+    """Raises UsageError."""
+    if bool(names) == (pattern is not None):
+        raise UsageError("TOPIC", "say which topics, or with --pattern those whose whole name matches")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError("--pattern", f"not a regular expression: {error}") from None
+        return TopicChoice(pattern=pattern)
+    return TopicChoice(names=tuple(dict.fromkeys(names)))
+
+
+def records_of(frame: "DataFrame", *, one_log: bool) -> Iterator[SourcedRecord]:
+    """The rows of a frame in the order in which they go out: by time, in a log as they stand there.
+
+    Within a log times never go back. `one_log`: there is only one, and so there is less to sort.
+    """
+    ordered = frame.orderBy("offset") if one_log else frame.orderBy("timestamp", "log", "offset")
+    columns = ordered.selectExpr("log", "offset", "unix_micros(timestamp) AS us", "value")
+    for row in columns.toLocalIterator(prefetchPartitions=True):
+        yield SourcedRecord(row["log"], row["offset"], row["us"] / 1e6, bytes(row["value"]))
+
+
+def _require(topics: TopicChoice, found: Extents, there: str) -> None:
+    missing = set(topics.names) - {topic_of(log) for log in found}
+    if missing:
+        raise Refusal(f"there is no topic {min(missing)} in {there}", ExitCode.MISSING)
+    if not found:
+        raise UsageError("--pattern", f"no topic in {there} matches")
+
 
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 512 << 10

@@ -118,7 +118,7 @@ def _options(where: Where, source: str, each: Offered) -> Options:
 
 
 def write(rows: "DataFrame", to: Path, *, overwrite: bool = False) -> None:
-    """All rows as Parquet in a new folder, or, `overwrite`, instead of what it holds."""
+    """Write all rows as Parquet into a new folder, or with `overwrite` in place of what the folder holds."""
     rows.write.mode("overwrite" if overwrite else "errorifexists").parquet(str(to))
 
 

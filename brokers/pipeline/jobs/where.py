@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 from cyclopts import Parameter
 
-from brokers.pipeline import spark_settings
-from brokers.pipeline.spark_settings import of_a_command
+from brokers.pipeline.session import bit_by_bit, little, of_a_command
 from shared.cli.options import a_path
 from shared.errors import UsageError
 from shared.local_path import local_path
@@ -68,12 +67,12 @@ class Reading:
     @property
     def lean(self) -> Mapping[str, str]:
         """The same for little data."""
-        return of_a_command(spark_settings.little(self._given, self.master), self.master)
+        return of_a_command(little(self._given, self.master), self.master)
 
     @property
     def following(self) -> Mapping[str, str]:
         """The same for a stream."""
-        return of_a_command(spark_settings.bit_by_bit(self._given, self.master), self.master)
+        return of_a_command(bit_by_bit(self._given, self.master), self.master)
 
     @property
     def _given(self) -> Mapping[str, str]:
@@ -123,7 +122,7 @@ def where(paths: Sequence[Path], reading: Reading = Reading(), *, bounded: bool 
         lower = key.lower()
         if lower in _OURS or (lower.startswith(_BOUNDS) and not bounded):
             raise UsageError("--option", f"{key} is this command's own business")
-    from brokers.pipeline.source.address import folder_id
+    from brokers.pipeline.source.options import folder_id
 
     known = [folder_id(str(path)) for path in paths]
     twice = [path for number, path in enumerate(paths) if known[number] in known[:number]]

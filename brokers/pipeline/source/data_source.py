@@ -28,9 +28,8 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructType, Time
 
 from brokers.pipeline import workers
 from brokers.pipeline.source import origin, planning, pruning, rows, sink, spans, stream
-from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.framing import SCHEMA, are_in_index
-from brokers.pipeline.source.options import Options, parse
+from brokers.pipeline.source.options import Options, Server, parse
 from brokers.pipeline.source.origin import warn
 from brokers.pipeline.source.planning import open_place
 from brokers.pipeline.source.pruning import Wanted

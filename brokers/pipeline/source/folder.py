@@ -8,21 +8,23 @@ journal is read in doubtful cases only: it moves on under a reader, and may be l
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
-from brokers.pipeline.source.index import LogIndex
-from brokers.pipeline.source.options import TopicChoice
+from crc32c import crc32c
+
+from brokers.pipeline.source.options import TopicChoice, Unverified
 from brokers.pipeline.source.origin import LossPolicy
-from brokers.pipeline.source.reading import SpanReader
-from brokers.pipeline.source.spans import Chunk, LogSpot, Span
+from brokers.pipeline.source.spans import CHUNK_BYTES, Chunk, LogSpot, Span, chunk_of
 from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, RecordsAt, Stretch, advance_all
-from shared.storage import catalog, format
+from shared.storage import catalog, format, index
 from shared.storage.catalog import LogLine
-from shared.storage.format import INDEX_HEADER_BYTES, IndexEntry
+from shared.storage.disk import Disk
+from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, IndexEntry
+from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
 from shared.storage.tools.view import LogView, check_format, look
 
@@ -225,7 +227,7 @@ class Folder:
             with self._index_of(stretch.spot) as index:
                 advance_all([stretch], partial(self._answers, index))
 
-    def _answers(self, index: LogIndex, asked: Sequence[Asked]) -> Iterator[FoundEntries | bytes]:
+    def _answers(self, index: "LogIndex", asked: Sequence[Asked]) -> Iterator[FoundEntries | bytes]:
         for stretch, need in asked:
             spot = stretch.spot
             if isinstance(need, Entries):
@@ -249,7 +251,7 @@ class Folder:
         return span.start if mark is None else mark.offset
 
     @contextmanager
-    def _index(self, file: str, log_id: int = 0) -> Iterator[LogIndex]:
+    def _index(self, file: str, log_id: int = 0) -> Iterator["LogIndex"]:
         """An index, open. `log_id`: whose it is taken for where its header is damaged."""
         fd = self._open(f"{self.namespace}/{file}.idx")
         try:
@@ -259,7 +261,7 @@ class Folder:
             self.disk.close(fd)
 
     @contextmanager
-    def _index_of(self, spot: LogSpot) -> Iterator[LogIndex]:
+    def _index_of(self, spot: LogSpot) -> Iterator["LogIndex"]:
         """Its index; one without entries where there is none: whoever reads there meets what is missing."""
         with ExitStack() as stack:
             try:
@@ -286,3 +288,258 @@ class Folder:
             for log in logs
             if log.namespace == self.namespace
         }
+
+
+_BLOCK_MARKS = 1024
+_NEAR_MARKS = 256
+
+
+class LogIndex:
+    """An open index file and the log that it is of. `count`: entries when it was opened, good or not.
+
+    Without a file it has none.
+    """
+
+    def __init__(self, disk: Disk, fd: int | None, log_id: int) -> None:
+        self._disk = disk
+        self._fd = fd
+        self.log_id = log_id
+        size = 0 if fd is None else disk.size(fd)
+        self.count = max(size - entry_position(0), 0) // INDEX_ENTRY_BYTES
+
+    def last(self) -> IndexEntry | None:
+        """The last good entry: what is durable ends with it."""
+        stop = self.count
+        while stop > 0:
+            start = max(stop - _NEAR_MARKS, 0)
+            block = self._block(start, stop - start)
+            for at in range(len(block) // INDEX_ENTRY_BYTES - 1, -1, -1):
+                if (
+                    mark := format.unpack_index_entry(block, self.log_id, at * INDEX_ENTRY_BYTES)
+                ) is not None:
+                    return mark
+            stop = start
+        return None
+
+    def first(self) -> IndexEntry | None:
+        """The first good entry: those that retention gave back are zeros at the front."""
+        for _, mark in self._good(self._bisect(lambda mark: False), _NEAR_MARKS):
+            return mark
+        return None
+
+    def begins_damaged(self) -> bool:
+        """Whether the entry is bad from which on retention has left them."""
+        block = self._block(self._bisect(lambda mark: False), 1)
+        return bool(block) and format.unpack_index_entry(block, self.log_id) is None
+
+    def marks(self, start: int, stop: int) -> Iterator[IndexEntry]:
+        """The good entries that touch the offsets [start, stop), in order."""
+        number = max(self._bisect(lambda mark: mark.end <= start), 0)
+        for _, mark in self._good(number, _BLOCK_MARKS):
+            if mark.offset >= stop:
+                return
+            if mark.end > start:
+                yield mark
+
+    def at_or_before(self, offset: int) -> IndexEntry | None:
+        """The last good entry that begins at or below an offset."""
+        return self._at(self._bisect(lambda mark: mark.offset <= offset) - 1)
+
+    def at_time(self, unix_ms: int) -> IndexEntry | None:
+        """The first good entry whose last record is of that time or later."""
+        return next(
+            (m for _, m in self._good(self._bisect(lambda mark: mark.last_ms < unix_ms), _NEAR_MARKS)), None
+        )
+
+    def _bisect(self, below: Callable[[IndexEntry], bool]) -> int:
+        """The number of the first entry for which `below` does not hold; it holds for those before it.
+
+        Zeroed entries are below everything where the file begins with such; other bad ones are passed over.
+        """
+        low, high = 0, self.count
+        trimmed = self._is_zero(0)
+        while low < high:
+            middle = (low + high) // 2
+            if trimmed and self._is_zero(middle):
+                low = middle + 1
+                continue
+            number, mark = next(self._good(middle, 1, high), (high, None))
+            if mark is not None and below(mark):
+                low = number + 1
+            else:
+                high = middle
+        return low
+
+    def _good(self, number: int, ahead: int, stop: int | None = None) -> Iterator[tuple[int, IndexEntry]]:
+        """Good entries from `number` on, read `ahead` at a time (more where they turn out to be bad)."""
+        stop = self.count if stop is None else stop
+        while number < stop:
+            block = self._block(number, min(ahead, stop - number))
+            if not block:
+                return
+            for at in range(0, len(block), INDEX_ENTRY_BYTES):
+                if (mark := format.unpack_index_entry(block, self.log_id, at)) is not None:
+                    yield number + at // INDEX_ENTRY_BYTES, mark
+            number += len(block) // INDEX_ENTRY_BYTES
+            ahead = max(ahead, _NEAR_MARKS)
+
+    def _at(self, number: int) -> IndexEntry | None:
+        """The good entry `number`, or the nearest good one before it."""
+        while number >= 0:
+            if (mark := format.unpack_index_entry(self._block(number, 1), self.log_id)) is not None:
+                return mark
+            number -= 1
+        return None
+
+    def _is_zero(self, number: int) -> bool:
+        block = self._block(number, 1)
+        return bool(block) and not any(block)
+
+    def _block(self, number: int, count: int) -> bytes:
+        """Whole entries: fewer at the file's end."""
+        if self._fd is None:
+            return b""
+        data = self._disk.read(self._fd, count * INDEX_ENTRY_BYTES, entry_position(number))
+        return data[: len(data) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES]
+
+
+FirstKept = Callable[[], int | None]
+"""A log's first offset as of now, the journal asked too; None where the log is gone."""
+
+_ZERO = bytes(format.LENGTH_BYTES)
+
+
+class SpanReader:
+    """Reads one span, of a log's file that its caller has opened, who knows that it is this log's.
+
+    `bare`: the bytes are of no interest where all of a chunk lies in the span.
+    """
+
+    def __init__(
+        self, span: Span, read: index.Read, first_kept: FirstKept, policy: LossPolicy, bare: bool
+    ) -> None:
+        self._span = span
+        self._bytes = read
+        self._first_kept = first_kept
+        self._policy = policy
+        self._bare = bare
+        self._lost: tuple[int, int, str] | None = None
+        """From where to where, and why: told when it is known how far it goes."""
+
+    def chunks(self, marks: Iterator[IndexEntry]) -> Iterator[Chunk]:
+        """`marks`: the index's entries that touch the span, in order."""
+        position = self._span.start
+        taken: list[IndexEntry] = []
+        length = 0
+        for mark in self._whole(marks):
+            if taken and (mark.offset != taken[-1].end or length + mark.length > CHUNK_BYTES):
+                yield from self._read(taken)
+                taken, length = [], 0
+            if mark.offset > position:
+                self._gap(position, mark.offset)
+            position = mark.end
+            if self._wanted(mark):
+                taken.append(mark)
+                length += mark.length
+        if taken:
+            yield from self._read(taken)
+        if position < self._span.stop:
+            self._gap(position, self._span.stop)
+        self._tell()
+
+    def _whole(self, marks: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
+        """The entries, and new ones where one is not good."""
+        position, time_ms = self._span.start, 0
+        for mark in marks:
+            if mark.offset > position:
+                yield from self._made_anew(position, mark.offset, mark.first_ms)
+            yield mark
+            position, time_ms = mark.end, mark.last_ms
+        if position < self._span.stop:
+            yield from self._made_anew(position, self._span.stop, time_ms)
+
+    def _made_anew(self, start: int, stop: int, time_ms: int) -> list[IndexEntry]:
+        """Entries for the records from `start` to `stop`; none where the length fields do not lead there."""
+        first = self._first_kept()
+        while first is not None and first < stop:
+            begin = max(start, first)
+            found, end = index.rebuild(self._bytes, begin, stop, time_ms)
+            first = self._first_kept()  # what was dropped meanwhile may have been read as a hole
+            if first is not None and first <= begin:
+                return found if end == stop else []
+        return []
+
+    def _wanted(self, mark: IndexEntry) -> bool:
+        if mark.damaged:
+            self._lose(mark.offset, mark.end, "the journal lost what stood here")
+            return False
+        if not mark.unverified or self._policy.unverified is Unverified.READ:
+            return True
+        if self._policy.unverified is Unverified.FAIL:
+            self._lose(mark.offset, mark.end, "unverified: nothing says that these are the bytes written")
+        return False
+
+    def _read(self, marks: list[IndexEntry]) -> Iterator[Chunk]:
+        base = marks[0].offset
+        if self._bare and self._span.start <= base and marks[-1].end <= self._span.stop:
+            self._tell()
+            yield Chunk(base, b"", marks)
+            return
+        data = self._bytes(marks[-1].end - base, base)
+        good: list[IndexEntry] = []
+        for mark in marks:
+            text = self._fault(data, mark, base)
+            if text is None:
+                self._tell()
+                good.append(mark)
+                continue
+            if good:
+                yield chunk_of(base, data, good)
+                good = []
+            self._lose(mark.offset, mark.end, text)
+        if good:
+            yield chunk_of(base, data, good)
+
+    def _fault(self, data: bytes, mark: IndexEntry, base: int) -> str | None:
+        part = memoryview(data)[mark.offset - base : mark.end - base]
+        if len(part) < mark.length:
+            return "the file is too short"
+        if self._policy.verify_crc:
+            return None if crc32c(part) == mark.crc32c else "these are not the bytes that were written (CRC)"
+        # A hole begins before the entry: zeros, which as records would be empty ones, and more of them.
+        if part[: format.LENGTH_BYTES] == _ZERO and format.count_records(bytes(part)) != mark.records:
+            return "no records stand here"
+        return None
+
+    def _gap(self, start: int, stop: int) -> None:
+        self._lose(start, stop, "the index says nothing of what stands here")
+
+    def _lose(self, start: int, stop: int, text: str) -> None:
+        """Note what is lost: a range is told once, and the journal asked once, however many its entries."""
+        if self._lost is not None:
+            before, end, why = self._lost
+            if (end, why) == (start, text):
+                self._lost = before, stop, text
+                return
+            self._tell()
+        self._lost = start, stop, text
+
+    def _tell(self) -> None:
+        """Say what is lost and why: most often it was dropped by retention since the read was planned."""
+        if self._lost is None:
+            return
+        (start, stop, text), self._lost = self._lost, None
+        start, stop = max(start, self._span.start), min(stop, self._span.stop)
+        first = self._first_kept()
+        if first is None:
+            text = "the log has been deleted"
+        elif start < first:
+            gone = min(first, stop)
+            self._say(start, gone, f"retention dropped it (the first kept offset is {first})")
+            start = gone
+        if start < stop:
+            self._say(start, stop, text)
+
+    def _say(self, start: int, stop: int, text: str) -> None:
+        span = self._span
+        self._policy.lose(f"{span.topic} in {span.source}: offsets {start} to {stop} are lost: {text}")

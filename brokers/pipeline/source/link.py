@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 from typing import Any, cast
 
-from brokers.pipeline.source.address import Reach, Server
+from brokers.pipeline.source.options import Reach, Server
 from logmq.connector import BODY_BYTES_MAX, Answer, Ask, LineAnswer, LogmqError
 from shared.client.dial import TLS_ALERT
 from shared.client.retry import Retry

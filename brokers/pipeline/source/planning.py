@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from brokers.pipeline.source.address import Server
 from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.options import NAMESPACE, At, Options, PositionKind, ReadBound
+from brokers.pipeline.source.options import NAMESPACE, At, Options, PositionKind, ReadBound, Server
 from brokers.pipeline.source.origin import LossPolicy, Origin, rules
 from brokers.pipeline.source.servers import Served
 from brokers.pipeline.source.spans import LogSpot, Span

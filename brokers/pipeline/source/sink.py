@@ -21,11 +21,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from brokers.pipeline.source.address import Server
-from brokers.pipeline.source.options import SinkOptions, parse_sink
+from brokers.pipeline.source.options import Server, SinkOptions, parse_sink
 from brokers.pipeline.source.origin import warn
-from brokers.pipeline.source.packing import PackedRecords, Packer
-from brokers.pipeline.source.writing import REMEMBERED, NotWritten, Writer
+from brokers.pipeline.source.writing import REMEMBERED, NotWritten, PackedRecords, Packer, Writer
 from shared.errors import BrokerError, ConfigError
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import Any
 import attrs
 
 from brokers.pipeline.source import planning
-from brokers.pipeline.source.address import folder_id
-from brokers.pipeline.source.options import Options
+from brokers.pipeline.source.options import Options, folder_id
 from brokers.pipeline.source.origin import LossPolicy, Origin
 from brokers.pipeline.source.planning import open_place
 from brokers.pipeline.source.spans import LogSpot, Span

@@ -7,11 +7,11 @@ import json
 
 import attrs
 
-from brokers.pipeline.archive import names
-from brokers.pipeline.archive.files import Files, read_whole
-from brokers.pipeline.archive.folder import ArchiveFolder, final_files
-from brokers.pipeline.archive.manifest import ArchivedSpan, ByteRange, Manifest, Part, Settlement
-from brokers.pipeline.archive.reading import committed, faults
+from brokers.pipeline.archive import committed, faults
+from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving.files import Files, read_whole
+from brokers.pipeline.archiving.folder import ArchiveFolder, final_files
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Part, Settlement
 
 STEP = 10
 """Bytes of each record: they stand at 0, 10, 20, ..."""

@@ -12,12 +12,12 @@ import pytest
 import trio
 
 from brokers.pipeline import archive
-from brokers.pipeline.archive.feed import ArchiveInput
-from brokers.pipeline.archive.files import LocalFiles
-from brokers.pipeline.archive.folder import ArchiveInUse, opened
-from brokers.pipeline.archive.job import Archiver, Round, Settings
-from brokers.pipeline.archive.plan import Overtaken, Ripe
-from brokers.pipeline.archive.reading import faults
+from brokers.pipeline.archive import faults
+from brokers.pipeline.archiving.feed import ArchiveInput
+from brokers.pipeline.archiving.files import LocalFiles
+from brokers.pipeline.archiving.folder import ArchiveInUse, opened
+from brokers.pipeline.archiving.job import Archiver, Round, Settings
+from brokers.pipeline.archiving.plan import Overtaken, Ripe
 from brokers.pipeline.source.options import parse
 from shared.storage.log import Log
 from tests.support.folders import ALWAYS, fill, open_folder

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.archive import names
-from brokers.pipeline.archive.cli import archive, archived, until_told
-from brokers.pipeline.archive.files import LocalFiles
-from brokers.pipeline.archive.folder import ArchiveFolder
+from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving.cli import archive, archived, until_told
+from brokers.pipeline.archiving.files import LocalFiles
+from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.jobs.running import said
 from brokers.render import CommandResult
 from shared.errors import BrokerError, ConfigError, UsageError

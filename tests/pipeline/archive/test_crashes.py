@@ -7,11 +7,11 @@ from pathlib import PurePosixPath
 import pytest
 
 from brokers.errors import Refusal
-from brokers.pipeline.archive import folder as folders
-from brokers.pipeline.archive import names
-from brokers.pipeline.archive.files import write_new
-from brokers.pipeline.archive.folder import ArchiveFolder
-from brokers.pipeline.archive.manifest import ArchivedSpan, ByteRange, Settlement
+from brokers.pipeline.archiving import folder as folders
+from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving.files import write_new
+from brokers.pipeline.archiving.folder import ArchiveFolder
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Settlement
 from shared.storage import format
 from tests.pipeline.archive.model import (
     Archiver,

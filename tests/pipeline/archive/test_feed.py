@@ -5,9 +5,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from brokers.pipeline.archive.feed import ArchiveInput, Look
-from brokers.pipeline.archive.manifest import LogState, Manifest
-from brokers.pipeline.archive.plan import Extent
+from brokers.pipeline.archiving.feed import ArchiveInput, Look
+from brokers.pipeline.archiving.manifest import LogState, Manifest
+from brokers.pipeline.archiving.plan import Extent
 from brokers.pipeline.source.options import parse
 from brokers.pipeline.source.spans import LogSpot
 from tests.support.folders import fill

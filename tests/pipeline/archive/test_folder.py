@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from brokers.errors import Refusal
-from brokers.pipeline.archive import names
-from brokers.pipeline.archive.files import LocalFiles, read_whole, write_new
-from brokers.pipeline.archive.folder import opened
+from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving.files import LocalFiles, read_whole, write_new
+from brokers.pipeline.archiving.folder import opened
 
 
 def test_a_new_file_is_synced_and_never_takes_the_place_of_another(

@@ -11,11 +11,11 @@ import attrs
 import pytest
 
 from brokers.errors import Refusal
-from brokers.pipeline.archive.folder import ArchiveFolder
-from brokers.pipeline.archive.job import Archiver, Settings
-from brokers.pipeline.archive.manifest import ByteRange, Manifest
-from brokers.pipeline.archive.plan import Cuts, Extent, RoundTarget
-from brokers.pipeline.archive.writer import Written
+from brokers.pipeline.archiving.folder import ArchiveFolder
+from brokers.pipeline.archiving.job import Archiver, Settings
+from brokers.pipeline.archiving.manifest import ByteRange, Manifest
+from brokers.pipeline.archiving.plan import Cuts, Extent, RoundTarget
+from brokers.pipeline.archiving.writer import Written
 from tests.support.fake_disk import FakeDisk, Operation
 
 QUICK = Settings(trigger_seconds=0.0)
@@ -108,7 +108,7 @@ def test_one_that_stays_away_ends_it() -> None:
 def test_patience_begins_anew_with_each_round_that_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     feed, now = Feed(0), [1000.0]
     clock = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: now[0])
-    monkeypatch.setattr("brokers.pipeline.archive.job.time", clock)
+    monkeypatch.setattr("brokers.pipeline.archiving.job.time", clock)
     job, warned = archiver(feed, settings=attrs.evolve(QUICK, patience_seconds=50.0))
     failing = [True, False, True, True, True]
     rounds = iter(failing)

@@ -9,13 +9,13 @@ import attrs
 import pytest
 
 from brokers.errors import Refusal
-from brokers.pipeline.archive.feed import ArchiveInput, Look
-from brokers.pipeline.archive.files import LocalFiles
-from brokers.pipeline.archive.folder import opened
-from brokers.pipeline.archive.job import Archiver, Round, Settings
-from brokers.pipeline.archive.manifest import Manifest, NotContinuous
-from brokers.pipeline.archive.plan import Extent, Overtaken, Ripe
-from brokers.pipeline.archive.reading import committed, faults
+from brokers.pipeline.archive import committed, faults
+from brokers.pipeline.archiving.feed import ArchiveInput, Look
+from brokers.pipeline.archiving.files import LocalFiles
+from brokers.pipeline.archiving.folder import opened
+from brokers.pipeline.archiving.job import Archiver, Round, Settings
+from brokers.pipeline.archiving.manifest import Manifest, NotContinuous
+from brokers.pipeline.archiving.plan import Extent, Overtaken, Ripe
 from brokers.pipeline.source.options import parse
 from tests.pipeline.folders import ORDERS, RECORDS, marks, offset_of
 from tests.support.folders import fill, flip

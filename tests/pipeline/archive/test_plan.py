@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.pipeline.archive import plan
-from brokers.pipeline.archive.manifest import (
+from brokers.pipeline.archiving import plan
+from brokers.pipeline.archiving.manifest import (
     ArchivedSpan,
     ByteRange,
     LogState,
@@ -18,8 +18,8 @@ from brokers.pipeline.archive.manifest import (
     Settlement,
     unpack,
 )
-from brokers.pipeline.archive.plan import Extent, Overtaken, Ripe, RoundTarget
-from brokers.pipeline.archive.writer import Written
+from brokers.pipeline.archiving.plan import Extent, Overtaken, Ripe, RoundTarget
+from brokers.pipeline.archiving.writer import Written
 
 HALF = LogState("orders@x#1", "orders@x", "orders", "7", 0, 100, 100, records=10)
 
@@ -106,8 +106,8 @@ def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_
     cut_off = [each for each, size in zip(taken, sizes, strict=True) if each < size]
     assert max(taken) - min(cut_off, default=max(taken)) <= len(sizes)  # nobody else had much more
     shares = plan.shares(limited, tasks, "t", every, gaps_allowed=False, bytes_least=1)
-    pieces = [(piece.work.identity, piece.work.range) for share in shares for piece in share]
-    assert not any(piece.work.gaps_allowed for share in shares for piece in share)
+    pieces = [(work.identity, work.range) for share in shares for _, work in share]
+    assert not any(work.gaps_allowed for share in shares for _, work in share)
     written = {each: Written([], [each[1]]) for each in pieces}
     assert len(written) == len(pieces)
     for span, target in zip(plan.spans(limited, written), limited, strict=True):

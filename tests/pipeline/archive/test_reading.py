@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from brokers.errors import Refusal
-from brokers.pipeline.archive import names, reading
-from brokers.pipeline.archive.files import Files
-from brokers.pipeline.archive.folder import ArchiveFolder, final_files, opened
-from brokers.pipeline.archive.manifest import ArchivedSpan, ByteRange, Manifest, Settlement
-from brokers.pipeline.archive.names import FileName
-from brokers.pipeline.archive.reading import ArchiveFault, committed, faults
+from brokers.pipeline.archive import ArchiveFault, committed, faults
+from brokers.pipeline.archiving import names, reading
+from brokers.pipeline.archiving.files import Files
+from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Settlement
+from brokers.pipeline.archiving.names import FileName
 from tests.pipeline.archive.model import archived, identity, write_fresh
 from tests.support.fake_disk import FakeDisk
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.pipeline.archive import names, writer
-from brokers.pipeline.archive.manifest import ByteRange, NotContinuous, Part
-from brokers.pipeline.archive.writer import Work, write
+from brokers.pipeline.archiving import names, writer
+from brokers.pipeline.archiving.manifest import ByteRange, NotContinuous, Part
+from brokers.pipeline.archiving.writer import Work, write
 
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) * 1_000_000
 DAY = 86_400_000_000

@@ -8,8 +8,7 @@ from typing import Any
 import trio
 
 from brokers.pipeline.jobs import replay as job
-from brokers.pipeline.jobs.replay import Progress
-from brokers.pipeline.jobs.replay_from import SourcedRecord
+from brokers.pipeline.jobs.replay import Progress, SourcedRecord
 from logmq.replay import target
 
 OF = {"topic": "orders"}

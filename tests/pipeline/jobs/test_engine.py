@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
-from brokers.pipeline.jobs import cli, figures, lag, tables
-from brokers.pipeline.jobs.engine import FewRows, is_little, is_local
+from brokers.pipeline.jobs import cli, lag, report, tables
 from brokers.pipeline.jobs.offers import offered
+from brokers.pipeline.jobs.running import FewRows, is_little, is_local
 from brokers.pipeline.jobs.where import Where
 from brokers.pipeline.source.origin import DataLoss
 from dms import lifecycles
@@ -62,7 +62,7 @@ def test_both_engines_give_the_same_rows(
 
 
 def test_a_report_tells_the_same_of_both(spark: "SparkSession", passed: Path) -> None:
-    here, there = (figures.figures(each, Where((passed,))) for each in (None, spark))
+    here, there = (report.figures(each, Where((passed,))) for each in (None, spark))
     assert here.totals
     assert here.latency
     for name in ("window", "totals", "throughput", "latency", "outcomes", "lag", "anomalies", "faults"):

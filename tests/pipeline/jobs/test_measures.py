@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from brokers.pipeline.jobs import lag, latency, tables, throughput
+from brokers.pipeline.jobs import lag, measures, tables
 from brokers.pipeline.jobs.frames import Frame, in_words, length, rows_of, union
 from brokers.pipeline.jobs.offers import offered
 from brokers.pipeline.jobs.where import Where
@@ -52,7 +52,7 @@ def test_throughput_adds_up_what_came_in_each_window(frame: Frames) -> None:
     sums: dict[tuple[int, str], int] = defaultdict(int)
     for seconds, name, messages in given:
         sums[int(seconds // 60), name] += messages
-    rows = rows_of(throughput.throughput(both))
+    rows = rows_of(measures.throughput(both))
     assert [
         {
             "start": START + datetime.timedelta(minutes=minute),
@@ -84,28 +84,28 @@ def test_latency_percentiles_are_those_of_the_sorted_times(frame: Frames) -> Non
     ]
     schema = pa.schema(
         [("produced", time_type()), ("protocol", pa.string()), ("name", pa.string())]
-        + [(name, pa.int64()) for name in latency.MEASURES]
+        + [(name, pa.int64()) for name in measures.MEASURES]
     )
     given = frame(pa.Table.from_pylist(lives, schema=schema))
     for window in (None, "1 minute"):
         groups: dict[Any, list[int]] = defaultdict(list)
         for life in lives:
             start = (life["produced"],) if window else ()
-            for measure in latency.MEASURES:
+            for measure in measures.MEASURES:
                 if life[measure] is not None:
                     groups[(*start, life["name"], measure)].append(life[measure])
-        rows = rows_of(latency.latency(given, window))
+        rows = rows_of(measures.latency(given, window))
         expected = [
-            (*key, len(values), *(rank(values, each) for each in latency.PERCENTILES), max(values))
+            (*key, len(values), *(rank(values, each) for each in measures.PERCENTILES), max(values))
             for key, values in sorted(groups.items())
         ]
         assert [tuple(value for name, value in row.items() if name != "protocol") for row in rows] == expected
 
 
 def test_latency_of_what_a_server_wrote(engine: "SparkSession | None", passed: Path) -> None:
-    rows = rows_of(latency.latency(tables.read(engine, Where((passed,)), offered(LIVES))))
+    rows = rows_of(measures.latency(tables.read(engine, Where((passed,)), offered(LIVES))))
     lives = plain_events.lives(records_of(passed, "dms", "jobs"))
-    for measure in latency.MEASURES:
+    for measure in measures.MEASURES:
         values = [life[measure] for life in lives.values() if life[measure] is not None]
         (row,) = [row for row in rows if (row["name"], row["measure"]) == ("jobs", measure)]
         assert (row["messages"], row["p50_ms"], row["max_ms"]) == (len(values), rank(values, 50), max(values))
@@ -162,7 +162,7 @@ def test_a_window_is_given_once_it_is_over(spark: "SparkSession", tmp_path: Path
     for those in ((0, 30), (100,), (250,)):
         rows = [(float(seconds), "a", 1) for seconds in those]
         volumes(spark.createDataFrame, rows).write.mode("append").parquet(str(folder))
-        windows = throughput.following(stream, "1 minute", "10 seconds")
+        windows = measures.following(stream, "1 minute", "10 seconds")
         query = (
             windows.writeStream.foreachBatch(lambda batch, _: given.extend(rows_of(batch)))
             .option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -16,15 +16,19 @@ import pytest
 import trio
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.archive.cli import archive
-from brokers.pipeline.archive.folder import opened
+from brokers.pipeline.archiving.cli import archive
+from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.jobs import cli
 from brokers.pipeline.jobs import replay as job
-from brokers.pipeline.jobs.replay import OtherRecords, OutOfOrder, Pace, Progress, ReplayBatch
-from brokers.pipeline.jobs.replay_from import (
+from brokers.pipeline.jobs.replay import (
     FromArchive,
     FromLogs,
     NotMessages,
+    OtherRecords,
+    OutOfOrder,
+    Pace,
+    Progress,
+    ReplayBatch,
     SourcedRecord,
     topic_of,
     topics_of,

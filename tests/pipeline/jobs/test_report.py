@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from brokers.pipeline.jobs import frames, plots, report
-from brokers.pipeline.jobs.figures import Figures, window_for
+from brokers.pipeline.jobs.report import Figures, window_for
 from shared.errors import UsageError
 from tests.pipeline.jobs.test_measures import START
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from brokers.errors import Refusal
-from brokers.pipeline.archive import plan, writer
-from brokers.pipeline.archive.feed import ArchiveInput, Look
-from brokers.pipeline.archive.folder import ArchiveFolder
-from brokers.pipeline.archive.manifest import ByteRange, Manifest, Part, Settlement
-from brokers.pipeline.archive.plan import Cuts, Ripe, RoundTarget, TaskPiece
-from brokers.pipeline.archive.writer import Work, Written
+from brokers.pipeline.archiving import plan, writer
+from brokers.pipeline.archiving.feed import ArchiveInput
+from brokers.pipeline.archiving.folder import ArchiveFolder
+from brokers.pipeline.archiving.manifest import ByteRange, Manifest, Part, Settlement
+from brokers.pipeline.archiving.plan import Cuts, Ripe, RoundTarget, TaskPiece
+from brokers.pipeline.archiving.writer import Work, Written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,7 @@ class Settings:
     trigger_seconds: float = 1.0
     round_bytes: int | None = None
     task_bytes: int = 4 << 20
-    ripe: Ripe = Ripe(file_bytes=128 << 20, files=600, seconds=300.0)  # noqa: RUF009
+    ripe: Ripe = Ripe()  # noqa: RUF009
     kept_seconds: float = 600.0
     compression: str = "zstd"
     allow_loss: bool = False
@@ -116,25 +116,22 @@ class Archiver:
         yield from self._settled(everything=True)
 
     def _round(self, *, direct_bytes: int, ends: dict[str, int] | None = None) -> Round | None:
-        """One commit; None where nothing is new. `ends`: of the logs, as far as is wanted."""
-        begun = time.monotonic()
+        """Make one commit; None where nothing is new. `ends`: the logs to read, and up to where."""
+        begun, now = time.monotonic(), self.folder.manifest
         with self.feed.look() as look:
-            return self._work(look, begun, direct_bytes, ends)
-
-    def _work(self, look: Look, begun: float, direct_bytes: int, ends: dict[str, int] | None) -> Round | None:
-        now = self.folder.manifest
-        extents = look.extents(now)
-        if ends is not None:
-            extents = [
-                attrs.evolve(log, end=min(log.end, ends[log.name])) for log in extents if log.name in ends
-            ]
-        wanted = plan.targets(now, extents, look.is_another, allow_loss=self.settings.allow_loss)
-        if not wanted:
-            return None
-        there = _bytes(wanted)
-        tasks = self.spark.sparkContext.defaultParallelism
-        wanted = plan.limited(wanted, self.settings.round_bytes or tasks * _LARGE_BYTES, look.cuts)
-        following = now.advance(plan.spans(wanted, self._written(wanted, look.cuts)), _now_ms(), direct_bytes)
+            extents = look.extents(now)
+            if ends is not None:
+                extents = [
+                    attrs.evolve(log, end=min(log.end, ends[log.name])) for log in extents if log.name in ends
+                ]
+            wanted = plan.targets(now, extents, look.is_another, allow_loss=self.settings.allow_loss)
+            if not wanted:
+                return None
+            there = _bytes(wanted)
+            most = self.settings.round_bytes or self.spark.sparkContext.defaultParallelism * _LARGE_BYTES
+            wanted = plan.limited(wanted, most, look.cuts)
+            written = self._written(wanted, look.cuts)
+        following = now.advance(plan.spans(wanted, written), _now_ms(), direct_bytes)
         self._commit(following)
         return Round(
             following.version,
@@ -159,26 +156,14 @@ class Archiver:
         )
         feed, root, compression = self.feed, self.root, settings.compression
 
-        def write(share: list[TaskPiece]) -> list[tuple[str, ByteRange, Written]]:
-            return [
-                (
-                    piece.work.identity,
-                    piece.work.range,
-                    writer.write(
-                        root,
-                        _attempt(piece.work),
-                        feed.batches(piece.extent, *piece.work.range),
-                        compression,
-                    ),
-                )
-                for piece in share
-            ]
+        def write(share: list[TaskPiece]) -> dict[tuple[str, ByteRange], Written]:
+            found = {}
+            for extent, work in share:
+                batches = feed.batches(extent, *work.range)
+                found[work.identity, work.range] = writer.write(root, _attempt(work), batches, compression)
+            return found
 
-        return {
-            (identity, range_): written
-            for each in self._each(write, shares)
-            for identity, range_, written in each
-        }
+        return {key: written for each in self._each(write, shares) for key, written in each.items()}
 
     def _settled(self, *, everything: bool = False) -> Iterator[Round]:
         """Settle what is ripe, and let go of what nobody reads any more."""

@@ -1,4 +1,4 @@
-"""`brokers pipeline archive` and `archived`: see `brokers.pipeline.archive` for how it is done."""
+"""`brokers pipeline archive` and `archived`: the package says how it is done."""
 
 import signal
 import sys
@@ -9,26 +9,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import attrs
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Refusal
 from brokers.pipeline.jobs.running import check_master, said, started
 from brokers.pipeline.jobs.where import Conf, Master, SourceOption, a_folder, pair
-from brokers.pipeline.spark_settings import of_a_command
+from brokers.pipeline.session import of_a_command
 from brokers.render import CommandResult
 from shared.cli.options import Json, a_path
 from shared.cli.progress import counting
 from shared.errors import BrokerError, UsageError
 
 if TYPE_CHECKING:
-    from brokers.pipeline.archive.feed import ArchiveInput
-    from brokers.pipeline.archive.job import Round
+    from brokers.pipeline.archiving.feed import ArchiveInput
+    from brokers.pipeline.archiving.job import Round, Settings
 
 Compression = Literal["zstd", "snappy", "lz4", "none"]
 
 _OURS = ("path", "servers", "namespace", "subscribe", "assign", "starting", "ending", "max", "min", "failon")
-"""What the names of those options of the source begin with that have flags here, or make no sense."""
+"""How options of the source begin that have flags here, or that make no sense here."""
 
 
 def archive(
@@ -71,7 +70,12 @@ def archive(
     from brokers.pipeline.session import require_spark
 
     require_spark()
-    from brokers.pipeline.archive.feed import ArchiveInput
+    from json import dumps
+
+    from brokers.pipeline.archiving.feed import ArchiveInput
+    from brokers.pipeline.archiving.job import Settings
+    from brokers.pipeline.archiving.manifest import Manifest
+    from brokers.pipeline.archiving.plan import Ripe
     from brokers.pipeline.source.options import parse
     from brokers.server_cli import existing
 
@@ -87,7 +91,9 @@ def archive(
     check_master(master)
     config = of_a_command(dict(pair("--conf", each) for each in conf), master)
     path = tuple(str(a_folder(each, "--path")) for each in path)
-    options = _options(path, servers, topics, pattern, namespace, allow_loss)
+    options = {"failOnDataLoss": "false" if allow_loss else "true"}
+    options |= {"subscribe": topics} if topics is not None else {"subscribePattern": pattern}
+    options |= {"servers": servers} if servers else {"paths": dumps(path), "namespace": namespace}
     for key, value in (pair("--option", each) for each in option):
         if key.lower().startswith(_OURS):
             raise UsageError("--option", f"{key} is the archive's own business")
@@ -96,8 +102,16 @@ def archive(
     for each in path:
         existing(Path(each))
     if once:
-        _require_topics(feed)
-    settings = _settings(trigger, settle_seconds, settle_bytes, compression, allow_loss)
+        with feed.look() as look:
+            there = {log.topic for log in look.extents(Manifest())}
+        if missing := [name for name in feed.options.topics.names if name not in there]:
+            raise Refusal(f"there is no topic {missing[0]}", ExitCode.MISSING)
+    settings = Settings(
+        trigger_seconds=trigger,
+        ripe=Ripe(settle_bytes, seconds=settle_seconds),
+        compression=compression,
+        allow_loss=allow_loss,
+    )
     rounds = _rounds(folder, feed, settings, master, config, once=once)
     return _told(rounds) if json else _summary(rounds)
 
@@ -113,8 +127,8 @@ def archived(
     Offsets are those of the log: everything from "first" up to "end" is there, up
     to "settled" at its final place.
     """
-    from brokers.pipeline.archive.files import LocalFiles
-    from brokers.pipeline.archive.reading import committed, faults
+    from brokers.pipeline.archive import committed, faults
+    from brokers.pipeline.archiving.files import LocalFiles
 
     files = LocalFiles(folder)
     rows = [
@@ -135,55 +149,18 @@ def archived(
     return CommandResult(rows, ExitCode.FAILED) if wrong else rows
 
 
-def _options(
-    path: Sequence[str],
-    servers: str | None,
-    topics: str | None,
-    pattern: str,
-    namespace: str,
-    allow_loss: bool,
-) -> dict[str, str]:
-    import json
-
-    options = {"failOnDataLoss": "false" if allow_loss else "true"}
-    options |= {"subscribe": topics} if topics is not None else {"subscribePattern": pattern}
-    if servers is not None:
-        return options | {"servers": servers}
-    return options | {"paths": json.dumps(list(path)), "namespace": namespace}
-
-
-def _require_topics(feed: "ArchiveInput") -> None:
-    from brokers.pipeline.archive.manifest import Manifest
-
-    with feed.look() as look:
-        there = {log.topic for log in look.extents(Manifest())}
-    missing = [name for name in feed.options.topics.names if name not in there]
-    if missing:
-        raise Refusal(f"there is no topic {missing[0]}", ExitCode.MISSING)
-
-
-def _settings(
-    trigger: float, settle_seconds: float, settle_bytes: int, compression: str, allow_loss: bool
-) -> Any:
-    from brokers.pipeline.archive.job import Settings
-    from brokers.pipeline.archive.plan import Ripe
-
-    default = Settings()
-    return attrs.evolve(
-        default,
-        trigger_seconds=trigger,
-        ripe=Ripe(settle_bytes, default.ripe.files, settle_seconds),
-        compression=compression,
-        allow_loss=allow_loss,
-    )
-
-
 def _rounds(
-    folder: Path, feed: "ArchiveInput", settings: Any, master: str, config: Mapping[str, str], *, once: bool
+    folder: Path,
+    feed: "ArchiveInput",
+    settings: "Settings",
+    master: str,
+    config: Mapping[str, str],
+    *,
+    once: bool,
 ) -> Iterator["Round"]:
-    """The rounds as they are done; the archive's folder is locked, and Spark runs, until the last."""
-    from brokers.pipeline.archive.folder import opened
-    from brokers.pipeline.archive.job import Archiver
+    """Yield each round when it is done. The archive's folder is locked, and Spark runs, until the last."""
+    from brokers.pipeline.archiving.folder import opened
+    from brokers.pipeline.archiving.job import Archiver
 
     folder = folder.absolute()
     with (
@@ -198,9 +175,9 @@ def _rounds(
 
 @contextmanager
 def until_told(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT let the round under way be the last; the second one ends that, too.
+    """Make the round under way the last one after SIGTERM or SIGINT. A second signal ends that round, too.
 
-    A round waits for as long as a cluster has no workers.
+    The second is needed because a round waits for as long as a cluster has no workers.
     """
 
     def tell(*_: object) -> None:
@@ -220,13 +197,13 @@ def until_told(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def _said_plainly() -> Iterator[None]:
-    """What failed in an executor is one line, as if it had failed here."""
+    """Raise a Refusal of one line for what failed in an executor, as if it had failed here."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except (BrokerError, ConnectionRefusedError):  # which say all themselves
+    except (BrokerError, ConnectionRefusedError):  # their texts are for users already
         raise
     except (Py4JError, PySparkException, OSError) as error:
         raise Refusal(said(str(error))) from error
@@ -237,14 +214,14 @@ def _warn(text: str) -> None:
 
 
 def _told(rounds: Iterator["Round"]) -> Iterator["Round"]:
-    """Each at once: somebody may be waiting behind a pipe."""
+    """Flush each round at once, because a program behind a pipe may wait for it."""
     for done in rounds:
         yield done
         sys.stdout.flush()
 
 
 def _summary(rounds: Iterator["Round"]) -> Mapping[str, Any]:
-    """Take them to the last: a running count on a terminal, and what it came to."""
+    """Run all rounds, with a running count on a terminal, and add them up."""
     begun = time.monotonic()
     records = size = commits = 0
     with counting("records archived") as update:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brokers.pipeline.archive import names
-from brokers.pipeline.archive.manifest import ByteRange, NotContinuous, Part
+from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving.manifest import ByteRange, NotContinuous, Part
 from shared.storage.format import LENGTH_BYTES
 
 SCHEMA = pa.schema(

@@ -17,8 +17,6 @@ One process commits: it holds a lock on the folder. Where the file system's lock
 machine, the exclusive creation of each version does: the slower of two finds its version there and stops.
 """
 
-import fcntl
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -28,27 +26,29 @@ from typing import Any
 import attrs
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.archive import manifest as manifests
-from brokers.pipeline.archive import names
-from brokers.pipeline.archive.files import Files, LocalFiles, read_whole, write_new
-from brokers.pipeline.archive.manifest import Manifest
+from brokers.pipeline.archiving import manifest as manifests
+from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving.files import Files, LocalFiles, read_whole, write_new
+from brokers.pipeline.archiving.manifest import Manifest
+from shared.errors import StoreInUse
 from shared.storage import format
+from shared.storage.lock import FolderLock
 
 _KEPT_MANIFESTS = 2
 
 
+@attrs.define(eq=False)
 class ArchiveDamaged(Refusal):
     """The folder does not hold what its manifest says. Nothing was changed."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text, ExitCode.DATA_FOLDER)
+    code: ExitCode = ExitCode.DATA_FOLDER
 
 
+@attrs.define(eq=False)
 class ArchiveInUse(Refusal):
     """Another archiver writes this folder."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text, ExitCode.DATA_FOLDER)
+    code: ExitCode = ExitCode.DATA_FOLDER
 
 
 @contextmanager
@@ -58,21 +58,17 @@ def opened(path: Path, origin: str) -> Iterator["ArchiveFolder"]:
     `origin`: the kind of place that logs are taken from. Raises ArchiveInUse, ArchiveDamaged, and Refusal for
     an archive of another kind.
     """
-    (path / names.HIDDEN).mkdir(parents=True, exist_ok=True)
-    fd = os.open(path / names.LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    hidden = path / names.HIDDEN
+    hidden.mkdir(parents=True, exist_ok=True)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise ArchiveInUse(f"{path} is being written by another archiver (process {holder})") from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        lock = FolderLock.take(hidden, mode=0o666)
+    except StoreInUse as error:
+        holder = str(error).removeprefix(f"{hidden} is in use by ")
+        raise ArchiveInUse(f"{path} is being written by another archiver ({holder})") from None
+    with lock:
         folder = ArchiveFolder(LocalFiles(path), origin)
         folder.recover()
         yield folder
-    finally:
-        os.close(fd)
 
 
 def newest(files: Files) -> Manifest | None:

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.archive.manifest import ArchivedSpan, ByteRange, LogState, Manifest, Part
-from brokers.pipeline.archive.writer import Work, Written
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, LogState, Manifest, Part
+from brokers.pipeline.archiving.writer import Work, Written
 
 
 @attrs.frozen
@@ -94,6 +94,8 @@ def _following(log: LogState) -> str:
     return f"{log.name}#{number + 1}"
 
 
+TaskPiece = tuple[Extent, Work]
+"""Which log a part of a task reads, and what it writes."""
 Cuts = Callable[[Extent, int, int, int], Sequence[int]]
 """`cuts(log, start, stop, bytes_each)`: records' offsets in between that cut it into such pieces, about."""
 
@@ -117,7 +119,7 @@ def limited(wanted: Sequence[RoundTarget], bytes_max: int, cuts: Cuts) -> list[R
 
 def shares(
     wanted: Sequence[RoundTarget], tasks: int, token: str, cuts: Cuts, *, gaps_allowed: bool, bytes_least: int
-) -> list[list["TaskPiece"]]:
+) -> list[list[TaskPiece]]:
     """The work cut into about so many shares of about the same size, in order; small logs share one."""
     total = sum(target.range.end - target.range.start for target in wanted)
     size = max(-(-total // tasks), bytes_least, 1)
@@ -135,16 +137,8 @@ def shares(
                 room = size + size // 8
             room -= high - low
             work = Work(target.identity, target.extent.topic, ByteRange(low, high), token, gaps_allowed)
-            found[-1].append(TaskPiece(target.extent, work))
+            found[-1].append((target.extent, work))
     return found
-
-
-@attrs.frozen
-class TaskPiece:
-    """What a task reads from where, and writes."""
-
-    extent: Extent
-    work: Work
 
 
 def spans(
@@ -170,11 +164,11 @@ def spans(
 
 @attrs.frozen
 class Ripe:
-    """When a log's fresh files are settled: so many bytes, so many files, or so old the oldest of them."""
+    """When a log's fresh files are settled: at so many bytes or files, or when the oldest is so old."""
 
-    file_bytes: int
-    files: int
-    seconds: float
+    file_bytes: int = 128 << 20
+    files: int = 600
+    seconds: float = 300.0
 
 
 def ripe(manifest: Manifest, rule: Ripe, now_ms: int, *, everything: bool = False) -> list[list[Part]]:

@@ -1,7 +1,13 @@
-"""What readers may read: the committed files, as one consistent picture, while an archiver goes on writing.
+"""Logs as Parquet: what readers may read of an archive, while an archiver goes on writing it.
 
-The plain glob `topic=*/date=*/*.parquet` is right at every moment, too: whole files, committed ones, each
-record at most once. What it does not show is what is still fresh, the last minutes of a continuous archive.
+    from brokers.pipeline import archive
+    archive.read(spark, "/srv/archive")      # every committed record, as of now
+    archive.paths("/srv/archive")            # the same as a list of files, for pandas, DuckDB, polars
+    archive.position("/srv/archive")         # up to which offset which log is there
+
+The plain glob `topic=*/date=*/*.parquet` is right at every moment, too: it finds committed files only, each
+record at most once. It does not find fresh files, the last minutes of a continuous archive. `archiving` says
+how files get there.
 """
 
 from collections.abc import Sequence
@@ -11,10 +17,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from brokers.errors import ExitCode, Refusal
-from brokers.pipeline.archive import names
-from brokers.pipeline.archive.files import Files, LocalFiles
-from brokers.pipeline.archive.folder import final_files, newest
-from brokers.pipeline.archive.manifest import ByteRange, LogState, Manifest
+from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving.files import Files, LocalFiles
+from brokers.pipeline.archiving.folder import final_files, newest
+from brokers.pipeline.archiving.manifest import ByteRange, LogState, Manifest
 from shared.local_path import local_path
 
 if TYPE_CHECKING:

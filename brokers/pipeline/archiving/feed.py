@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from brokers.pipeline.archive.manifest import LogState, Manifest
-from brokers.pipeline.archive.plan import Extent
+from brokers.pipeline.archiving.manifest import LogState, Manifest
+from brokers.pipeline.archiving.plan import Extent
 from brokers.pipeline.source.options import Options
 from brokers.pipeline.source.origin import Origin
 from brokers.pipeline.source.planning import open_place

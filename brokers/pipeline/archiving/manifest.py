@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from brokers.pipeline.archive import names
+from brokers.pipeline.archiving import names
 from shared.errors import BrokerError
 from shared.storage import format
 

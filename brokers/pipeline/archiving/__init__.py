@@ -1,0 +1,16 @@
+"""`brokers pipeline archive`: logs as Parquet, partitioned by topic and date, each record exactly once.
+
+What a round does (`job.py`): ask where the logs end; cut what is new into ranges; let Spark's executors read
+each range and write its records with pyarrow (`writer.py`); commit a manifest that names the files
+(`folder.py`). The records go from the log to Parquet in one process, and never through the JVM.
+
+**Why it is exactly once.** The manifest (`manifest.py`) alone says up to which offset a log is in the
+archive, and the write that adds files moves that offset. So no second place, such as a checkpoint, can
+disagree after a crash. A file's name has the range of its offsets. Its writer checks that the records follow
+each other byte by byte from the range's start to its end.
+
+**What readers see.** Files are written in a hidden folder. Once a commit has named them they are renamed to
+`topic=.../date=.../`. A continuous archive commits every second or so, which makes many small files. Until
+enough are there they stay hidden as *fresh* files, which `archive.read` and `archive.paths` know. Then they
+are *settled*: written anew as one.
+"""
