@@ -111,7 +111,7 @@ def test_a_loss_is_told_as_far_as_it_was_asked_for(folder: Path) -> None:
 
 def test_a_log_is_read_in_chunks_of_a_bounded_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 2 * max(mark.length for mark in marks(folder))
-    monkeypatch.setattr("brokers.pipeline.source.folder.CHUNK_BYTES", most)
+    monkeypatch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", most)
     with closing(Folder(str(folder), "logmq")) as place:
         chunks = list(place.chunks(whole(folder), origin.rules(options(folder))))
     assert len(chunks) > 2

@@ -7,7 +7,6 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.pipeline.source import folder
 from brokers.pipeline.source.folder import SpanReader
 from brokers.pipeline.source.options import Unverified
 from brokers.pipeline.source.origin import LossPolicy
@@ -78,7 +77,7 @@ def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> Non
         False,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", chunk_bytes)
         chunks = list(reader.chunks(iter(marks)))
 
     assert [mark for chunk in chunks for mark in chunk.marks] == good

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 
-from brokers.pipeline.source import data_source, servers, stream
+from brokers.pipeline.source import data_source, stream
 from brokers.pipeline.source.options import Reach, TopicChoice, Unverified, parse
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.origin import LossPolicy
@@ -64,7 +64,7 @@ def fresh(other: Server) -> Iterator[Server]:
 def test_what_is_read_is_the_log_byte_for_byte(
     one: Server, chunk_bytes: int, policy: LossPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brokers.pipeline.source.servers.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", chunk_bytes)
     with opened(one) as served:
         spot = served.spots(ORDERS)["orders"]
         assert (spot.first, spot.end) == (0, len(LOG))
@@ -124,7 +124,7 @@ def test_a_server_that_is_down_is_named() -> None:
 def test_a_read_goes_on_when_the_server_is_back(
     new_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brokers.pipeline.source.servers.CHUNK_BYTES", 100_000)
+    monkeypatch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", 100_000)
     server = new_server("--enable", "logmq").start()
     produce(server, "orders", MESSAGES)
     with opened(server, Reach(retry_seconds=60)) as served:
@@ -298,7 +298,7 @@ def test_a_log_is_fetched_in_chunks_of_a_bounded_size(one: Server, monkeypatch: 
         while ends[-1] < len(LOG):
             ends.append(served.entry_end(spot, ends[-1]))
         most = 2 * max(end - start for start, end in pairwise(ends))
-        monkeypatch.setattr(servers, "CHUNK_BYTES", most)
+        monkeypatch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", most)
         chunks = list(served.chunks(whole(served), STRICT))
     assert max(len(chunk.data) for chunk in chunks) <= most
     assert b"".join(bytes(chunk.data) for chunk in chunks) == LOG

@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from brokers.pipeline.source.options import TopicChoice, Unverified
 from brokers.pipeline.source.origin import LossPolicy
-from brokers.pipeline.source.spans import CHUNK_BYTES, Chunk, LogSpot, Span, chunk_of
+from brokers.pipeline.source.spans import Chunk, LogSpot, Span, chunk_groups, sound_chunks
 from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, RecordsAt, Stretch, advance_all
 from shared.storage import catalog, format, index
 from shared.storage.catalog import LogLine
@@ -428,24 +428,21 @@ class SpanReader:
 
     def chunks(self, marks: Iterator[IndexEntry]) -> Iterator[Chunk]:
         """`marks`: the index's entries that touch the span, in order."""
+        for group in chunk_groups(self._readable(marks)):
+            yield from self._read(group)
+        self._tell()
+
+    def _readable(self, marks: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
+        """The entries whose records are to be read. Gaps between entries are noted as lost."""
         position = self._span.start
-        taken: list[IndexEntry] = []
-        length = 0
         for mark in self._whole(marks):
-            if taken and (mark.offset != taken[-1].end or length + mark.length > CHUNK_BYTES):
-                yield from self._read(taken)
-                taken, length = [], 0
             if mark.offset > position:
                 self._gap(position, mark.offset)
             position = mark.end
             if self._wanted(mark):
-                taken.append(mark)
-                length += mark.length
-        if taken:
-            yield from self._read(taken)
+                yield mark
         if position < self._span.stop:
             self._gap(position, self._span.stop)
-        self._tell()
 
     def _whole(self, marks: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
         """The entries, and new ones where one is not good."""
@@ -485,29 +482,22 @@ class SpanReader:
             self._tell()
             yield Chunk(base, b"", marks)
             return
-        data = self._bytes(marks[-1].end - base, base)
-        good: list[IndexEntry] = []
-        for mark in marks:
-            text = self._fault(data, mark, base)
-            if text is None:
-                self._tell()
-                good.append(mark)
-                continue
-            if good:
-                yield chunk_of(base, data, good)
-                good = []
-            self._lose(mark.offset, mark.end, text)
-        if good:
-            yield chunk_of(base, data, good)
+        for chunk in sound_chunks(
+            self._bytes(marks[-1].end - base, base),
+            marks,
+            self._fault,
+            lambda mark, text: self._lose(mark.offset, mark.end, text),
+        ):
+            self._tell()
+            yield chunk
 
-    def _fault(self, data: bytes, mark: IndexEntry, base: int) -> str | None:
-        part = memoryview(data)[mark.offset - base : mark.end - base]
-        if len(part) < mark.length:
+    def _fault(self, mark: IndexEntry, data: memoryview) -> str | None:
+        if len(data) < mark.length:
             return "the file is too short"
         if self._policy.verify_crc:
-            return None if crc32c(part) == mark.crc32c else "these are not the bytes that were written (CRC)"
+            return None if crc32c(data) == mark.crc32c else "these are not the bytes that were written (CRC)"
         # A hole begins before the entry: zeros, which as records would be empty ones, and more of them.
-        if part[: format.LENGTH_BYTES] == _ZERO and format.count_records(bytes(part)) != mark.records:
+        if data[: format.LENGTH_BYTES] == _ZERO and format.count_records(bytes(data)) != mark.records:
             return "no records stand here"
         return None
 

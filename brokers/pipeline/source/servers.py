@@ -21,7 +21,7 @@ from crc32c import crc32c
 from brokers.pipeline.source.link import PIPELINED, Link
 from brokers.pipeline.source.options import Reach, Server, TopicChoice
 from brokers.pipeline.source.origin import LossPolicy
-from brokers.pipeline.source.spans import CHUNK_BYTES, Chunk, LogSpot, Span, chunk_of
+from brokers.pipeline.source.spans import Chunk, LogSpot, Span, chunk_groups, sound_chunks
 from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Need, Stretch, advance_all
 from logmq import connector
 from logmq.connector import LogmqError, Refusal, Topic, name_untrusted
@@ -134,7 +134,7 @@ class Served:
 
     def _bytes(self, topic: str, start: int, stop: int) -> bytes | None:
         """Of a mark or so; None where it cannot be had."""
-        with closing(self._fetched(topic, [(start, stop)])) as fetched:
+        with closing(self.fetched(topic, [(start, stop)])) as fetched:
             (found,) = fetched
         return None if isinstance(found, LogmqError) else found
 
@@ -150,10 +150,10 @@ class Served:
 
     def chunks(self, span: Span, policy: LossPolicy, *, bare: bool = False) -> Iterator[Chunk]:
         """`bare` or not: of what is damaged a server tells only those who ask for the bytes."""
-        yield from self._read(span, policy, list(_groups(self._covered(span, policy))))
+        yield from self._read(span, policy, list(chunk_groups(self._covered(span, policy))))
 
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
-        for marks in _groups(self._covered(span, policy)):
+        for marks in chunk_groups(self._covered(span, policy)):
             is_told = not any(mark.unverified for mark in marks)
             if is_told and span.start <= marks[0].offset and marks[-1].end <= span.stop:
                 yield Chunk(marks[0].offset, b"", marks)
@@ -179,7 +179,7 @@ class Served:
         yield from _covering(marks, first, span)
 
     def _read(self, span: Span, policy: LossPolicy, groups: Sequence[list[IndexEntry]]) -> Iterator[Chunk]:
-        fetched = self._fetched(span.topic, [(marks[0].offset, marks[-1].end) for marks in groups])
+        fetched = self.fetched(span.topic, [(marks[0].offset, marks[-1].end) for marks in groups])
         try:
             for marks, data in zip(groups, fetched, strict=True):
                 if isinstance(data, LogmqError):
@@ -205,23 +205,20 @@ class Served:
     def _checked(
         self, span: Span, policy: LossPolicy, marks: list[IndexEntry], data: bytes
     ) -> Iterator[Chunk]:
-        base = marks[0].offset
-        good: list[IndexEntry] = []
-        for mark in marks:
-            part = memoryview(data)[mark.offset - base : mark.end - base]
-            if mark.unverified:  # ours: see _covering
-                mark = mark._replace(records=format.count_records(bytes(part)) or 0)
-            elif policy.verify_crc and crc32c(part) != mark.crc32c:
-                if good:
-                    yield chunk_of(base, data, good)
-                    good = []
-                self._lose(policy, span, mark.offset, mark.end, "not the bytes that were written (CRC)")
-                continue
-            good.append(mark)
-        if good:
-            yield chunk_of(base, data, good)
+        def fault(mark: IndexEntry, part: memoryview) -> str | None:
+            wrong = policy.verify_crc and not mark.unverified and crc32c(part) != mark.crc32c
+            return "not the bytes that were written (CRC)" if wrong else None
 
-    def _fetched(
+        base = marks[0].offset
+        for number, mark in enumerate(marks):
+            if mark.unverified:  # `_covering` made it up, and did not know how many records it covers
+                records = format.count_records(data[mark.offset - base : mark.end - base])
+                marks[number] = mark._replace(records=records or 0)
+        yield from sound_chunks(
+            data, marks, fault, lambda mark, text: self._lose(policy, span, mark.offset, mark.end, text)
+        )
+
+    def fetched(
         self, topic: str, ranges: Sequence[tuple[int, int]]
     ) -> Generator[bytes | LogmqError, None, None]:
         """The bytes of each range, or why not; the next one is on its way while one is used.
@@ -292,18 +289,6 @@ def _covering(marks: Sequence[IndexEntry], first: int, span: Span) -> Iterator[I
         at = mark.end
     if at < span.stop:
         yield IndexEntry(at, time, time, span.stop - at, 0, 0, EntryFlag.UNVERIFIED)
-
-
-def _groups(marks: Iterator[IndexEntry]) -> Iterator[list[IndexEntry]]:
-    """What is fetched at once."""
-    taken: list[IndexEntry] = []
-    for mark in marks:
-        if taken and (mark.end - taken[0].offset > CHUNK_BYTES or mark.offset != taken[-1].end):
-            yield taken
-            taken = []
-        taken.append(mark)
-    if taken:
-        yield taken
 
 
 def _ends(found: tuple[int, memoryview] | LogmqError | None, stop: int) -> bool:

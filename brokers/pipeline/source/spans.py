@@ -1,6 +1,6 @@
 """Logs as found, spans of them, chunks of records; and how spans are divided into tasks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil
 
 import attrs
@@ -76,6 +76,42 @@ def chunk_of(base: int, data: bytes, marks: Sequence[IndexEntry]) -> Chunk:
     start, stop = marks[0].offset, marks[-1].end
     is_all = start == base and stop - start == len(data)
     return Chunk(start, data if is_all else data[start - base : stop - base], marks)
+
+
+def chunk_groups(marks: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
+    """Index entries in groups of about `CHUNK_BYTES` without gaps. Each group is read at once."""
+    taken: list[IndexEntry] = []
+    for mark in marks:
+        if taken and (mark.end - taken[0].offset > CHUNK_BYTES or mark.offset != taken[-1].end):
+            yield taken
+            taken = []
+        taken.append(mark)
+    if taken:
+        yield taken
+
+
+def sound_chunks(
+    data: bytes,
+    marks: Sequence[IndexEntry],
+    fault: Callable[[IndexEntry, memoryview], str | None],
+    lose: Callable[[IndexEntry, str], None],
+) -> Iterator[Chunk]:
+    """What is in order of `data`, which starts where the first entry does.
+
+    `fault` says what is wrong with an entry's bytes, if anything. `lose` is told of that.
+    """
+    base, good = marks[0].offset, list[IndexEntry]()
+    for mark in marks:
+        text = fault(mark, memoryview(data)[mark.offset - base : mark.end - base])
+        if text is None:
+            good.append(mark)
+            continue
+        if good:
+            yield chunk_of(base, data, good)
+            good = []
+        lose(mark, text)
+    if good:
+        yield chunk_of(base, data, good)
 
 
 Cut = Callable[[Span, int], int]

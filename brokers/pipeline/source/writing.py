@@ -16,6 +16,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from sys import byteorder
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ import pyarrow.compute as pc
 
 from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.options import Reach, Server
+from brokers.pipeline.source.servers import Served
 from logmq import connector
 from logmq.connector import SKIPPED_BODY_BYTES_MAX, LineAnswer, LogmqError, Refusal
 from shared.client.retry import Retry
@@ -246,29 +248,12 @@ class Writer:
         return int(found[1])
 
     def _compare(self, sent: _Sent, offset: int) -> None:
-        """It was written before: hold what is there against it."""
-        size = len(sent.piece.records)
-        beside = Link(self._link.server, self._reach)  # answers are under way on the other
-        retry = Retry(self._reach.retry_seconds)
-        there = bytearray(size)
-        at = 0
-        try:
-            while at < size:
-                try:
-                    beside.send(connector.fetch(sent.piece.topic, offset + at, size - at).request)
-                    found = beside.receive_chunk(lambda length: memoryview(bytearray(length)))
-                except OSError as error:
-                    beside.failed(error, retry)
-                    continue
-                if isinstance(found, LogmqError) and found.code == "OUT_OF_RANGE":
-                    return  # retention has taken it meanwhile
-                if not isinstance(found, tuple) or at + len(found[1]) > size:
-                    raise _other_records(self._link.server, sent, offset)
-                there[at : at + len(found[1])] = found[1]
-                at += len(found[1])
-        finally:
-            beside.close()
-        if there != sent.piece.records:
+        """The server says that the piece was written before: compare with what it has there."""
+        # Over another connection, because answers are under way on this one.
+        with closing(Served(self._link.server, self._reach)) as beside:
+            (found,) = beside.fetched(sent.piece.topic, [(offset, offset + len(sent.piece.records))])
+        is_gone = isinstance(found, LogmqError) and found.code == "OUT_OF_RANGE"  # retention took it
+        if not is_gone and found != sent.piece.records:
             raise _other_records(self._link.server, sent, offset)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from brokers.errors import Refusal
+from brokers.pipeline import archive
 from brokers.pipeline.archive import ArchiveFault, committed, faults
-from brokers.pipeline.archiving import names, reading
+from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.files import Files
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Settlement
@@ -39,7 +40,7 @@ def test_a_reader_sees_each_record_once_though_files_are_settled_meanwhile(
     for start in (120, 130):
         folder.commit(added(folder, start, start + 10, direct_bytes=1 << 30))
     before = folder.manifest
-    monkeypatch.setattr(reading, "newest", lambda files: before)
+    monkeypatch.setattr(archive, "newest", lambda files: before)
     merged = write_fresh(folder.files, "orders", 120, 140, "b")
     folder.commit(before.settle([Settlement([merged], before.hot)], 0, kept_ms=1000))
     found = committed(folder.files)
@@ -50,14 +51,14 @@ def test_a_reader_finds_a_file_that_is_moved_while_it_looks(
     folder: ArchiveFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     following = added(folder, 120, 160, direct_bytes=1)
-    monkeypatch.setattr(reading, "newest", lambda files: following)
+    monkeypatch.setattr(archive, "newest", lambda files: following)
 
     def overtaken(files: Files) -> Iterator[tuple[str, FileName]]:
         found = list(final_files(files))
         folder.commit(following)
         return iter(found)
 
-    monkeypatch.setattr(reading, "final_files", overtaken)
+    monkeypatch.setattr(archive, "final_files", overtaken)
     found = committed(folder.files)
     assert archived(folder.files, [*found.settled, *found.fresh]) == {"orders": list(range(0, 160, 10))}
 
@@ -96,13 +97,13 @@ def test_gaps_are_nothing_that_is_missing_and_a_log_may_begin_later() -> None:
 
 def test_paths_are_of_all_that_is_committed_fresh_or_settled(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="nothing was archived here yet"):
-        reading.paths(tmp_path)
+        archive.paths(tmp_path)
     with opened(tmp_path, "logmq") as folder:
         for start in (0, 40):
             folder.commit(added(folder, start, start + 40, direct_bytes=1 if start == 0 else 1 << 30))
     (settled,), (fresh,) = (tmp_path.glob("topic=*/*/*")), (tmp_path.glob("_archive/fresh/*/*/*"))
-    assert reading.paths(tmp_path) == [str(settled), str(fresh)]
-    assert [(log.end, log.settled) for log in reading.position(tmp_path)] == [(80, 40)]
+    assert archive.paths(tmp_path) == [str(settled), str(fresh)]
+    assert [(log.end, log.settled) for log in archive.position(tmp_path)] == [(80, 40)]
 
 
 def test_a_topics_folder_is_named_as_spark_names_it_and_not_longer_than_can_be() -> None:
