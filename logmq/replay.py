@@ -25,4 +25,7 @@ async def target(
 ) -> AsyncIterator[TopicReplay]:
     """Raises ConnectionRefusedError where nobody answers."""
     async with connect(host, PORT if port is None else port, ssl_context=ssl_context) as client:
+        # Spark may sort for minutes before the first record comes, and keeps this loop busy meanwhile. The
+        # server ends connections that ask for nothing in their first 30 s, and would refuse the first batch.
+        await client.ping()
         yield TopicReplay(client)

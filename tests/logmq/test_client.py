@@ -13,6 +13,7 @@ import trio.testing
 import trustme
 
 from logmq.client import Client, Disconnected, LogmqError, Topic, Unreachable, connect
+from logmq.replay import target
 from logmq.wire import Refusal
 from shared.net.settings import NetSettings, TlsSettings
 from tests.logmq.served import served
@@ -338,3 +339,11 @@ async def test_a_client_that_asks_nothing_for_long_after_it_connected_connects_a
         while server.group.counters.closed != {"silent": 1}:  # noqa: ASYNC110  # a counter: no event
             await trio.sleep(0.01)
         assert await client.produce("orders", b"x") == 0
+
+
+async def test_a_replay_stays_connected_however_late_its_first_records_come(tmp_path: Path) -> None:
+    net = NetSettings(first_request_seconds=0.05)
+    async with served(tmp_path, net=net) as server, target("127.0.0.1", server.port, None) as topics:
+        await trio.sleep(0.2)
+        assert server.group.counters.closed == {}
+        await topics.send("orders", "replay", 1, [b"x"])
