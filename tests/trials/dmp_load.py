@@ -22,7 +22,7 @@ from tests.dmp.amqp_peer import decoded, publish, start_ok
 from tests.dmp.world import PERSISTENT
 from tests.trials.dmp_ledger import EXCHANGE, FANOUT, Copy, DmpBook, digest, key_of
 from tests.trials.payloads import Payloads
-from tests.trials.peers import Asked, PeersLoad, RawPeer
+from tests.trials.peers import Asked, PeersLoad, RawPeer, burst
 
 _HELD_MAX = 200
 _PART_BYTES = 60_000
@@ -131,10 +131,7 @@ class Publisher(AmqpPeer):
         self._source = source
 
     def fill(self, now: float) -> None:
-        room = self._window - len(self._unconfirmed)
-        if room < self._window // 2:
-            return  # more at once: bursts are what batches are made of
-        for _ in range(room):
+        for _ in range(burst(self._window, len(self._unconfirmed))):
             queues = self._source.choice((("orders",), ("mails",), FANOUT))
             self.publish(queues, now)
 

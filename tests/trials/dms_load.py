@@ -15,7 +15,7 @@ import attrs
 from tests.support import dms_spec as spec
 from tests.trials.dms_ledger import DmsBook, Message, QueueBook, Step
 from tests.trials.payloads import Payloads
-from tests.trials.peers import Asked, PeersLoad, RawPeer
+from tests.trials.peers import Asked, PeersLoad, RawPeer, burst
 
 _BODY_BYTES_MAX = 4000
 _HELD_MAX = 400
@@ -133,10 +133,7 @@ class Producer(DmsPeer):
         kept.append(max(message.sent, kept[-1] if kept else message.sent))
 
     def fill(self, now: float) -> None:
-        room = self._mix.window - len(self._waiting)
-        if room < self._mix.window // 2:
-            return  # more at once: bursts are what batches are made of
-        for _ in range(room):
+        for _ in range(burst(self._mix.window, len(self._waiting))):
             if self._source.random() < self._mix.delete:
                 step(self, self._source.choice(self._own), now)
                 continue

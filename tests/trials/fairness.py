@@ -667,34 +667,11 @@ def amqp_a_transaction_of_4096_messages(served: Served) -> None:
         peer.call(commands.Tx.Commit(), commands.Tx.CommitOk)
 
 
-OPERATIONS: Sequence[Callable[[Served], None]] = (
-    pubsub_a_session_of_1000_patterns_comes_and_goes,
-    pubsub_one_datagram_for_2000_subscribers,
-    pubsub_10000_kept_messages_for_one_who_comes_back,
-    pubsub_a_datagram_under_10000_deep_patterns,
-    kqmsgq_10000_subscriptions_come_and_go,
-    kqmsgq_one_message_for_5000_consumers,
-    kqmsgq_a_consumer_that_does_not_read_two_million_small_messages,
-    dms_100000_deliveries_come_back_with_their_connection,
-    dms_100000_are_refused_in_one_go,
-    dms_100000_come_back_for_many_who_wait,
-    dms_a_queue_with_20000_waits_is_deleted,
-    dms_100000_die_and_become_dead_letters,
-    dms_a_purge_of_100000,
-    logmq_20000_topics_are_made,
-    logmq_20000_topics_are_listed,
-    logmq_20000_topics_are_written_and_checkpointed,
-    logmq_5000_topics_are_deleted,
-    amqp_a_purge_of_100000,
-    amqp_100000_are_acknowledged_at_once,
-    amqp_100000_come_back_at_once,
-    amqp_100000_come_back_with_their_connection,
-    amqp_2047_channels_are_opened_and_closed_with_their_connection,
-    amqp_a_message_under_10000_headers_bindings,
-    amqp_a_message_under_10000_topic_bindings_and_their_queues_end,
-    amqp_a_message_for_2000_queues,
-    amqp_a_transaction_of_4096_messages,
-)
+OPERATIONS: Sequence[Callable[[Served], None]] = [
+    operation
+    for name, operation in globals().items()
+    if name.startswith(("pubsub_", "kqmsgq_", "dms_", "logmq_", "amqp_"))
+]
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ import attrs
 
 from tests.trials.logmq_ledger import Book, Commit, Delete, Ledger, Repeat, Write, record
 from tests.trials.payloads import Payloads
-from tests.trials.peers import Asked, PeersLoad, RawPeer
+from tests.trials.peers import Asked, PeersLoad, RawPeer, burst
 
 _BATCH_RECORDS_MAX = 20
 RETENTION_BYTES = 500_000
@@ -73,10 +73,7 @@ class Peer(RawPeer):
         mix = self._mix
         kinds = (self._produce, self._append, self._batch, self._repeat, self._commit, self._delete)
         weights = (mix.produce, mix.append, mix.batch, mix.repeat, mix.commit, mix.delete)
-        room = mix.window - len(self._waiting)
-        if room < mix.window // 2:
-            return  # more at once: bursts are what batches are made of
-        for kind in self._source.choices(kinds, weights, k=room):
+        for kind in self._source.choices(kinds, weights, k=burst(mix.window, len(self._waiting))):
             kind(now)
 
     def account(self, now: float) -> None:

@@ -31,6 +31,12 @@ class Asked:
         return self.answered is not None and not self.refused and self.answered <= until
 
 
+def burst(window: int, waiting: int) -> int:
+    """How many requests to send now: none before half of the window is free, since bursts make batches."""
+    room = window - waiting
+    return room if room >= window // 2 else 0
+
+
 class RawPeer:
     """A connection. `faults`: what may not be; `refusals`: what may, with the time of each."""
 
