@@ -139,11 +139,9 @@ def run(way: Way, window: int, seconds: float) -> Measured:
 
 def _prepared(address: Address, prepare: Callable[[Principal], Awaitable[T]]) -> tuple[T, socket.socket]:
     """What `prepare` returns, done by a principal that is logged in; and its connection, which blocks now."""
-    assert isinstance(address, tuple)
-    host, port = address
 
     async def run() -> tuple[T, socket.socket]:
-        stream = await trio.open_tcp_stream(host, port)
+        stream = await trio.open_tcp_stream(*address)
         principal = Principal(stream)
         await principal.greet()
         await principal.log_in("guest", "guest")

@@ -42,8 +42,7 @@ STAMP_BYTES = 20
 """Digits, for text protocols too."""
 FILLER = b"xxxx"
 """Behind the stamp of every message, so many times at least: what a server says of itself has it nowhere."""
-Address = tuple[str, int] | Path
-"""TCP, or a Unix socket."""
+Address = tuple[str, int]
 
 
 @attrs.frozen
@@ -152,12 +151,8 @@ def histogram() -> HdrHistogram:
 
 def connect(address: Address) -> socket.socket:
     """A blocking connection that sends at once."""
-    if isinstance(address, Path):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.connect(str(address))
-    else:
-        sock = socket.create_connection(address)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock = socket.create_connection(address)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
@@ -168,7 +163,7 @@ def _connected(address: Address, count: int, *, datagrams: bool = False) -> Iter
         for _ in range(count):
             if datagrams:
                 sockets.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-                sockets[-1].connect(address)  # type: ignore[arg-type]
+                sockets[-1].connect(address)
             else:
                 sockets.append(connect(address))
         yield sockets
@@ -496,7 +491,7 @@ class Case:
     """How a protocol is driven. `run(address, data folder, seconds)`: messages a second. `passed`: its
     counter of messages that a recorder is to write; `frame_bytes`: of one of them in a block."""
 
-    run: Callable[[tuple[str, int], Path, float], float]
+    run: Callable[[Address, Path, float], float]
     passed: str
     frame_bytes: int
 

@@ -197,7 +197,6 @@ class Intake:
 
 
 def _intake(address: Address, data: Path, size: int, rate: int, seconds: float, rounds: int) -> Row:
-    assert isinstance(address, tuple)
     datagram = wire.datagram(TOPICS[0], Kind.STRING, b"x" * size)
     ours, bare = [], []
     for _ in range(rounds):

@@ -59,7 +59,7 @@ HEADER_BYTES = 4
 _TOPOLOGY = frozenset((commands.Exchange.frame_id, commands.Queue.frame_id))
 _END = FRAME_END[0]
 _ACK_BYTES = 13
-_LOOPBACK = ("127.", "[::1]", "unix", "memory")
+_LOOPBACK = ("127.", "[::1]", "memory")
 _CAPABILITIES = dict.fromkeys(
     (
         *("publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify"),

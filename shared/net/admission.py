@@ -21,7 +21,7 @@ class Admission:
         self._by_address: dict[str, int] = {}
 
     def admit(self, host: str) -> str | None:
-        """Count a connection from `host` (numeric, or "" for a local socket); or the cap that refuses it."""
+        """Count a connection from `host` (numeric, or "" in memory); or the cap that refuses it."""
         if self.connections >= self.connections_max:
             return "connections_max"
         if key := _address_key(host):

@@ -42,7 +42,7 @@ class Session(Protocol):
 class Connection:
     """One peer, as its session sees it; the drivers supply the transport.
 
-    `peer`: `"127.0.0.1:51234"`, `"[::1]:51234"` or `"unix"`. `closed`: nothing said here reaches anybody any
+    `peer`: `"127.0.0.1:51234"` or `"[::1]:51234"`. `closed`: nothing said here reaches anybody any
     more; all methods may still be called and do nothing. `on_drained` is called when the outbox falls below
     half its bound after having been above the bound, never from inside a call to the connection.
     `held_bytes`: what the session said that it holds.
@@ -112,12 +112,6 @@ class Connection:
 
     def expect(self) -> None:
         """More will be written when this round ends: what is written until then may go along with it."""
-
-    def cork(self) -> None:
-        """What is written until `uncork` goes out together. Both in one synchronous stretch."""
-
-    def uncork(self) -> None:
-        """Flush what was written since `cork`, unless this round will."""
 
     def finish(self) -> None:
         """Nothing more to say: flush the outbox, shut down writing, discard input for up to 1 s, close.

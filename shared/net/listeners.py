@@ -145,7 +145,7 @@ def acknowledge_now(sock: socket.socket | trio.socket.SocketType) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         except OSError:
-            pass  # a local socket, or one that is gone: the next read tells
+            pass  # it is gone: the next read tells
 
 
 INHERITS_OPTIONS = sys.platform == "linux"
@@ -179,12 +179,11 @@ class Acceptor:
         self._admission = admission
         self._counters = counters
         self._log = log
-        self._is_unix = listening.family == socket.AF_UNIX
         self._options: tuple[tuple[int, int, int], ...] = ()
-        if not INHERITS_OPTIONS and not self._is_unix:
-            host = listening.getsockname()[0]
+        host = listening.getsockname()[0]
+        if not INHERITS_OPTIONS:
             self._options = tuple(connection_options(settings, host, pushes=pushes))
-        self._probes = not self._is_unix and not is_loopback(listening.getsockname()[0])
+        self._probes = not is_loopback(host)
         self._spare_fd = _open_spare()
         self._refusals_unlogged: Counter[str] = Counter()  # by reason, as what follows
         self._logged_at: dict[str, float] = {}
@@ -223,7 +222,7 @@ class Acceptor:
                 if error.errno in (*OUT_OF_DESCRIPTORS, errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
                 continue  # accept(2): errors of the network are the connection's, not the listener's
-            host, port = ("", 0) if self._is_unix else address[:2]
+            host, port = address[:2]
             if (cap := self._admission.admit(host)) is not None:
                 sock.close()
                 self._refuse(cap, host)
@@ -238,7 +237,7 @@ class Acceptor:
                 self._admission.leave(host)
                 sock.close()
                 continue
-            self._admitted(sock, "unix" if self._is_unix else format_address(host, port), host)
+            self._admitted(sock, format_address(host, port), host)
             if perf_counter() > ends:
                 return
 

@@ -32,7 +32,7 @@ class Pushed(Protocol):
     """When data was first seen in flight with no acknowledgement since; inf: not so at the last look."""
 
     def tcp_info(self) -> bytes | None:
-        """The first 60 bytes of struct tcp_info; None where there is none (a local socket, a closed one)."""
+        """The first 60 bytes of struct tcp_info; None where there is none (a closed one)."""
 
     def abort(self, reason: str) -> None: ...
 

@@ -53,12 +53,11 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 class DrivenConnection(Connection):
     """A connection under a driver; `send`, `_advance` and `_shut` are the transport's.
 
-    `host`: the peer's numeric address, "" for a local socket.
+    `host`: the peer's numeric address.
     """
 
     __slots__ = (
         "_accounted",
-        "_corked",
         "_eof",
         "_finish_left",
         "_finishing",
@@ -84,7 +83,6 @@ class DrivenConnection(Connection):
         self._eof = False  # the peer has sent all
         self._input_over = False  # the session has been told so, by the peer or for the drain
         self._finishing = False
-        self._corked = False
         self._finish_left = 0  # what was unsent when the time for finishing was last looked at
         self._reason = "finished"
 
@@ -102,16 +100,6 @@ class DrivenConnection(Connection):
 
     def spoke(self) -> None:
         self._loop.spoke(self)
-
-    def cork(self) -> None:
-        if not self._dirty and not self._mute:
-            self._dirty = self._corked = True
-
-    def uncork(self) -> None:
-        if self._corked:
-            self._dirty = self._corked = False
-            if self.outbox.chunks and not self.closed:
-                self._touch()
 
     def resume_reading(self) -> None:
         super().resume_reading()

@@ -16,7 +16,6 @@ import socket
 import ssl
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -29,7 +28,7 @@ from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.datagram_sink import DatagramSink, SlotSink
 from shared.net.datagrams import DatagramEndpoint, allowed_networks, bind_udp
-from shared.net.listeners import Acceptor, Admitted, BoundAddress, CannotListen, bind_tcp, check_exposure
+from shared.net.listeners import Acceptor, Admitted, BoundAddress, bind_tcp, check_exposure
 from shared.net.loop_turn import AfterRound, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs
 from shared.net.settings import NetSettings, TlsSettings
@@ -139,22 +138,6 @@ class Group:
         for sock in sockets:
             self._accept(sock, admitted, pushes=pushes)
         return [sock.getsockname()[:2] for sock in sockets]
-
-    def bind_unix(self, path: Path, open_session: OpenSession) -> None:
-        """Bind a local socket that only this user may connect to. The file must not be there yet."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            before = os.umask(0o177)
-            try:
-                sock.bind(str(path))
-            finally:
-                os.umask(before)
-            sock.listen(self._settings.backlog)
-        except OSError as error:
-            sock.close()
-            raise CannotListen(str(path), error.strerror or str(error)) from error
-        sock.setblocking(False)
-        self._accept(sock, partial(self._add_stream, open_session, None, False), pushes=False)
 
     def bind_udp(
         self, name: str, host: str, port: int, sink: DatagramSink | SlotSink, *, allow: Sequence[str] = ()

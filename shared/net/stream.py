@@ -1,8 +1,8 @@
 """The stream driver: a task for each connection, over any trio stream.
 
-It serves what the poll driver cannot: TLS, Unix sockets, memory streams in tests, and plain TCP where there
-is no epoll. A connection is a reading task and a writing task; the writer ends both once all is said, and
-what follows is the lingering close. The session notices no difference.
+It serves what the poll driver cannot: TLS, memory streams in tests, and plain TCP where there is no epoll. A
+connection is a reading task and a writing task. The writer ends both once all is said; then comes the
+lingering close. The session notices no difference.
 """
 
 import socket
@@ -112,8 +112,6 @@ class StreamConnection(DrivenConnection):
     def tcp_info(self) -> bytes | None:
         transport = self._transport
         if self.closed or not isinstance(transport, trio.SocketStream):
-            return None
-        if transport.socket.family == socket.AF_UNIX:
             return None
         info: bytes = transport.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, liveness.UNACKED.size)
         return info

@@ -13,6 +13,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture
-def serve(request: pytest.FixtureRequest, near_path: Path, certificates: Certificates) -> Serve:
+def serve(request: pytest.FixtureRequest, certificates: Certificates) -> Serve:
     """`serving` over a kind of transport; see `everywhere`."""
-    return partial(serving, request.param, folder=near_path, certificates=certificates)
+    return partial(serving, request.param, certificates=certificates)

@@ -22,13 +22,11 @@ from shared.net.tls import client_context
 
 PATIENCE_SECONDS = 60.0
 """More than any of these tests takes on a busy machine, so that a hang fails and does not stay."""
-KINDS = ("poll", "stream", "unix", "tls")
-HALF_CLOSING = ("poll", "stream", "unix")  # trio's TLS client has no half-close
+PLAIN = ("poll", "stream")  # trio's TLS client has no half-close
 
 # For tests that take the fixture `serve` (conftest.py): the transports that they run over.
-everywhere = pytest.mark.parametrize("serve", KINDS, indirect=True)
-half_closing = pytest.mark.parametrize("serve", HALF_CLOSING, indirect=True)
-over_tcp = pytest.mark.parametrize("serve", ["poll", "stream"], indirect=True)
+everywhere = pytest.mark.parametrize("serve", [*PLAIN, "tls"], indirect=True)
+unencrypted = pytest.mark.parametrize("serve", PLAIN, indirect=True)
 
 
 @attrs.frozen
@@ -68,16 +66,12 @@ class Served:
 
     group: Group
     network: Network
-    address: tuple[str, int] | str
+    address: tuple[str, int]
     client_context: ssl.SSLContext | None
     _clients: list[trio.abc.Stream | socket.socket] = attrs.field(factory=list)
 
     async def connect(self) -> trio.abc.Stream:
-        stream: trio.abc.Stream
-        if isinstance(self.address, str):
-            stream = await trio.open_unix_socket(self.address)
-        else:
-            stream = await trio.open_tcp_stream(*self.address)
+        stream: trio.abc.Stream = await trio.open_tcp_stream(*self.address)
         if self.client_context is not None:
             stream = trio.SSLStream(stream, self.client_context, server_hostname="localhost")
         self._clients.append(stream)
@@ -85,7 +79,7 @@ class Served:
 
     def connect_socket(self) -> socket.socket:
         """A plain nonblocking client, not for TLS."""
-        sock = socket.socket(socket.AF_UNIX if isinstance(self.address, str) else socket.AF_INET)
+        sock = socket.socket()
         self._clients.append(sock)
         sock.connect(self.address)
         sock.setblocking(False)
@@ -107,7 +101,6 @@ async def serving(
     kind: str,
     open_session: OpenSession,
     *,
-    folder: Path | None = None,
     certificates: Certificates | None = None,
     after_round: AfterRound = lambda: None,
     pushes: bool = False,
@@ -118,13 +111,7 @@ async def serving(
     network = Network(net)
     tls = certificates.server if certificates is not None and kind == "tls" else None
     group = network.group("test", after_round=after_round, log=structlog.stdlib.get_logger(), tls=tls)
-    if kind == "unix":
-        assert folder is not None
-        address: tuple[str, int] | str = str(folder / "socket")
-        group.bind_unix(folder / "socket", open_session)
-    else:
-        address = group.bind_tcp("test", "127.0.0.1", 0, open_session, pushes=pushes)[0]
-
+    (address,) = group.bind_tcp("test", "127.0.0.1", 0, open_session, pushes=pushes)
     context = certificates.client_context() if certificates is not None and kind == "tls" else None
     served = Served(group, network, address, context)
     try:

@@ -16,10 +16,9 @@ from tests.shared.net.served import (
     Sessions,
     echo,
     everywhere,
-    half_closing,
-    over_tcp,
     owe_an_answer,
     read_all,
+    unencrypted,
 )
 
 
@@ -29,23 +28,6 @@ async def test_what_is_written_while_receiving_is_sent_when_the_session_returns(
         for number in range(20):
             await client.send_all(b"%d" % number)
             assert await read_all(client, len(b"%d" % number)) == b"%d" % number
-
-
-@everywhere
-async def test_what_is_written_under_a_cork_is_sent_when_it_is_drawn(serve: Serve) -> None:
-    sessions = Sessions(echo)
-    async with serve(sessions) as served:
-        client, session = await sessions.join(served)
-        connection = session.connection
-        connection.cork()
-        connection.write(b"one ")
-        assert connection.outbox.size == 4
-        connection.write(b"two")
-        connection.uncork()
-        connection.uncork()
-        assert await read_all(client, 7) == b"one two"
-        connection.write(b"three")
-        assert await read_all(client, 5) == b"three"
 
 
 @everywhere
@@ -95,7 +77,7 @@ async def test_megabytes_go_through_in_both_directions_at_once(serve: Serve) -> 
         assert await read_all(client, len(text)) == text
 
 
-@half_closing
+@unencrypted
 async def test_a_half_closed_peer_gets_what_it_is_owed_and_then_the_end(serve: Serve) -> None:
     sessions = Sessions(owe_an_answer)
     async with serve(sessions) as served, await served.connect() as client:
@@ -222,7 +204,7 @@ async def test_a_connection_lost_is_told_once_whoever_ends_it(serve: Serve) -> N
     assert served.network.admission.connections == 0
 
 
-@over_tcp
+@unencrypted
 async def test_a_peer_that_resets_amid_a_frame_is_gone_and_no_more(serve: Serve) -> None:
     sessions = Sessions(echo)
     async with serve(sessions) as served:
@@ -355,7 +337,7 @@ async def test_why_a_connection_ended_is_counted(serve: Serve) -> None:
         assert served.group.counters.closed == {"protocol error": 1}
 
 
-@over_tcp
+@unencrypted
 async def test_what_is_cut_short_ends_in_a_reset_and_not_as_if_it_were_whole(serve: Serve) -> None:
     sessions = Sessions()
     async with serve(sessions, outbox_bytes_max=1 << 30) as served:

@@ -7,13 +7,13 @@ from tests.shared.net.served import (
     Serve,
     Sessions,
     echo,
-    half_closing,
     owe_an_answer,
     read_all,
+    unencrypted,
 )
 
 
-@half_closing
+@unencrypted
 async def test_a_drain_ends_every_connection_once_it_has_said_what_it_owes(serve: Serve) -> None:
     sessions = Sessions(echo)
     async with serve(sessions) as served:
@@ -35,7 +35,7 @@ async def test_a_drain_ends_every_connection_once_it_has_said_what_it_owes(serve
         assert owed_session.data == b""
 
 
-@half_closing
+@unencrypted
 async def test_a_drain_waits_for_a_session_that_has_paused(serve: Serve) -> None:
     """It still has requests in hand; the end of its input comes when it reads again."""
     sessions = Sessions(lambda session: session.connection.pause_reading())
@@ -54,7 +54,7 @@ async def test_a_drain_waits_for_a_session_that_has_paused(serve: Serve) -> None
         assert session.calls == ["eof", "lost"]
 
 
-@half_closing
+@unencrypted
 async def test_a_drain_waits_for_a_peer_that_has_yet_to_read(serve: Serve) -> None:
     size = 30_000_000
     sessions = Sessions()

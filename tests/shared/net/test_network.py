@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import trio
 import trio.testing
 
 from shared.errors import ConfigError
-from shared.net.listeners import CannotListen
 from shared.net.network import Group, Network
 from shared.net.settings import NetSettings
 from tests.shared.net.served import Certificates, Recorder, Sessions, echo, read_all, serving
@@ -93,16 +91,6 @@ def test_listening_beyond_loopback_needs_to_know_the_clients_or_consent(certific
     ):
         assert len(group.bind_tcp("test", "0.0.0.0", 0, Sessions())) == 1
         group.close()
-
-
-def test_a_local_socket_is_for_its_owner_alone(near_path: Path) -> None:
-    group = make_group()
-    path = near_path / "control.sock"
-    group.bind_unix(path, Sessions())
-    assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(CannotListen, match=r"control\.sock: Address already in use"):
-        group.bind_unix(path, Sessions())
-    group.close()
 
 
 @DRIVERS

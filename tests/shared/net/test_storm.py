@@ -2,23 +2,20 @@
 
 import random
 import struct
-from pathlib import Path
 
 import pytest
 import trio
 
-from tests.shared.net.served import HALF_CLOSING, Recorder, Sessions, serving
+from tests.shared.net.served import PLAIN, Recorder, Sessions, serving
 
 CLIENTS = 30
 BYTES_MAX = 300_000
 RESET = struct.pack("ii", 1, 0)
 
 
-@pytest.mark.parametrize("kind", HALF_CLOSING)
+@pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_every_peer_gets_its_own_bytes_in_order_or_is_known_to_be_gone(
-    kind: str, seed: int, near_path: Path
-) -> None:
+async def test_every_peer_gets_its_own_bytes_in_order_or_is_known_to_be_gone(kind: str, seed: int) -> None:
     chance = random.Random(seed)
     opened: list[Recorder] = []
 
@@ -73,7 +70,7 @@ async def test_every_peer_gets_its_own_bytes_in_order_or_is_known_to_be_gone(
             client.setsockopt(1, 13, RESET)  # SOL_SOCKET, SO_LINGER
         await trio.aclose_forcefully(client)
 
-    async with serving(kind, Sessions(prepare), folder=near_path) as served:
+    async with serving(kind, Sessions(prepare)) as served:
         async with trio.open_nursery() as nursery:
             for number in range(CLIENTS):
                 client = await served.connect()
